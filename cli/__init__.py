@@ -1,0 +1,1 @@
+"""Commands for people and scripts. Knows nothing of mlx."""

@@ -1,0 +1,1 @@
+"""Models, sessions and the engine. Knows nothing of wire formats or argv."""

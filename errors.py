@@ -1,0 +1,29 @@
+"""The shape that every error of Torpor has, so that one table can carry any of them to a user or over a wire.
+
+Each folder derives one root of its own from `TorporError` (StoreError, SnapshotError, DaemonError, ApiError).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class TorporError(Exception):
+    """An expected failure.
+
+    `code` is stable and names the kind; the message says what is wrong and what to do about it; `details` holds
+    the facts (plain str, int, float, bool, None, and lists or maps of them), which can also be read as attributes.
+    """
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def __getattr__(self, name: str) -> Any:
+        details = self.__dict__.get("details", {})
+        if name in details:
+            return details[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
