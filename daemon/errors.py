@@ -1,0 +1,77 @@
+"""Why the daemon refuses: one root, a stable code each. Texts are written where the error is raised."""
+
+from __future__ import annotations
+
+from ..errors import TorporError
+
+
+class DaemonError(TorporError):
+    """Root of what models, sessions and the engine refuse."""
+
+    code = "daemon_error"
+
+
+class InvalidSampling(DaemonError):
+    """A sampling parameter is out of range."""
+
+    code = "invalid_sampling"
+
+
+class SessionExists(DaemonError):
+    """A session of that name exists already."""
+
+    code = "session_exists"
+
+
+class SessionBusy(DaemonError):
+    """Too many requests wait for one session."""
+
+    code = "session_busy"
+
+
+class UnknownModel(DaemonError):
+    """No model of that name is configured."""
+
+    code = "unknown_model"
+
+
+class ModelUnavailable(DaemonError):
+    """A model cannot be loaded from where it is said to be."""
+
+    code = "model_unavailable"
+
+
+class ContextOverflow(DaemonError):
+    """What is asked for does not fit into the model's context. The session is as it was."""
+
+    code = "context_overflow"
+
+
+class EmptyContext(DaemonError):
+    """A session that has read nothing has no next token."""
+
+    code = "empty_context"
+
+
+class InvalidTokens(DaemonError):
+    """Token ids outside the model's vocabulary, or none at all."""
+
+    code = "invalid_tokens"
+
+
+class TemplateUnusable(DaemonError):
+    """The model has no chat template, or one that cannot be continued token by token."""
+
+    code = "template_unusable"
+
+
+class GenerationFailed(DaemonError):
+    """The model failed; the session is back at its last committed token."""
+
+    code = "generation_failed"
+
+
+class ServiceClosed(DaemonError):
+    """The daemon is stopping and takes no more work."""
+
+    code = "service_closed"

@@ -1,0 +1,185 @@
+"""What the service answers: records of plain data (str, int, float, bool, None, tuples of them), ids as hex.
+
+Knows nothing of how they travel; the wire half has models with the same field names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from .sampling import Sampling
+
+SessionState = Literal["awake", "asleep"]
+FinishReason = Literal["stop", "length", "cancelled"]
+Stage = Literal["prefill", "sleep", "wake"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stage is; `done` and `total` are tokens for prefill and bytes for sleep and wake."""
+
+    stage: Stage
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token that has been committed to the ledger; `text` is what it adds to the text (may be empty)."""
+
+    token: int
+    text: str
+
+
+Event = Progress | Token
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session as a listing shows it."""
+
+    session: str
+    namespace: str
+    name: str
+    state: SessionState
+    model: str
+    token_count: int
+    version: int | None
+    bundle_id: str | None
+    resident_bytes: int
+    stored_bytes: int
+    dirty: bool
+    labels: tuple[str, ...]
+    created_ns: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """One sleep of a session."""
+
+    version: int
+    bundle_id: str
+    parent: str | None
+    token_count: int
+    bundle_bytes: int
+    logical_bytes: int
+    created_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDetail:
+    """Everything that an inspector shows about one session."""
+
+    info: SessionInfo
+    versions: tuple[VersionInfo, ...]
+    tail_text: str
+    layers: tuple[str, ...]
+    lineage: tuple[str, ...]
+    identity: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What reading new text or tokens did."""
+
+    session: str
+    tokens_added: int
+    token_count: int
+    prefilled_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateResult:
+    """What a generation produced. With `prove`, `logits_blake3` has one digest per token: of the float32 logits
+    from which it was drawn; `final_logits_blake3` is that of the logits from which the next one would be."""
+
+    session: str
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    token_count: int
+    prefilled_tokens: int
+    time_to_first_token_s: float | None
+    seconds: float
+    logits_blake3: tuple[str, ...] | None
+    final_logits_blake3: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SleepResult:
+    """The receipt of a sleep: by the time it exists, the state is durable."""
+
+    session: str
+    version: int
+    bundle_id: str
+    parent: str | None
+    token_count: int
+    bytes_written: int
+    logical_bytes: int
+    blocks_new: int
+    blocks_reused: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WakeResult:
+    """The report of a wake."""
+
+    session: str
+    version: int | None
+    bundle_id: str | None
+    token_count: int
+    tokens_prefilled: int
+    bytes_read: int
+    seconds: float
+    already_awake: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    """What a delete removed."""
+
+    session: str
+    versions_deleted: int
+    bundles_deleted: int
+    bytes_freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A resident model."""
+
+    name: str
+    path: str
+    identity: str
+    compute_dtype: str
+    parameters: int
+    resident: bool
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The daemon as a whole."""
+
+    version: str
+    pid: int
+    store: str
+    models: tuple[ModelInfo, ...]
+    sessions_awake: int
+    sessions_asleep: int
+    blas: str
+    uptime_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReport:
+    """What a graceful stop did with the sessions: those put to sleep, and those that could not be, with why."""
+
+    slept: tuple[str, ...]
+    failed: dict[str, str]
