@@ -75,3 +75,9 @@ class ServiceClosed(DaemonError):
     """The daemon is stopping and takes no more work."""
 
     code = "service_closed"
+
+
+class SessionAwake(DaemonError):
+    """An earlier version was asked for while the session is awake with another."""
+
+    code = "session_awake"

@@ -1,1 +1,6 @@
 """Model state to blocks and back: capture, restore, identity. Knows nothing of sockets or processes."""
+
+from .blas import load_fast_blas
+
+# Must happen before the first import of mlx.core, which every other module of this folder does.
+load_fast_blas()

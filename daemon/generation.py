@@ -1,0 +1,201 @@
+"""Reading and writing tokens, as steps for the engine.
+
+Rules:
+- The ledger and the caches always have one length between two steps. A token enters the ledger when its KV is in
+  every layer's cache and its logits are evaluated, not before (QC9).
+- `read` is all or nothing; `write` commits token by token. Whatever raises, or closes the steps, leaves the state
+  at its last committed token.
+- The logits of the last position are kept: the next token can be drawn at any time, after a wake too, with no
+  model call before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+from blake3 import blake3
+
+from ..errors import TorporError
+from ..snapshot import memory
+from ..snapshot.kinds import live_arrays, truncate
+from ..snapshot.state import LiveState
+from .engine import Steps
+from .errors import ContextOverflow, GenerationFailed, InvalidTokens
+from .models import LoadedModel
+from .results import FinishReason
+from .sampler import draw
+from .sampling import Sampling
+from .text import StopStrings, TextStream
+
+# Tokens read between two turns of the engine. Fixed, because results can differ in the last bits when a prompt is
+# fed in other chunk sizes; large enough for the matrix products, small enough that others do not wait long.
+PREFILL_CHUNK_TOKENS = 512
+
+OnTokens = Callable[[int, int], None]
+OnToken = Callable[[int, str], None]
+
+
+def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> None:
+    """Refuse before anything is computed (QC1, QX15).
+
+    Raises:
+        ContextOverflow: with both sizes; the session is as it was.
+    """
+    held = len(state.tokens)
+    if held + wanted_tokens > model.context_tokens:
+        raise ContextOverflow(
+            f"The session holds {held} tokens and {wanted_tokens} more were asked for, but the context of model "
+            f"{model.name!r} ends at {model.context_tokens}. Ask for at most {max(0, model.context_tokens - held)}.",
+            token_count=held,
+            wanted_tokens=wanted_tokens,
+            context_tokens=model.context_tokens,
+        )
+
+
+def require_valid(model: LoadedModel, tokens: Sequence[int]) -> None:
+    """Refuse token ids that the model has no row for (threat 10), and reading nothing at all.
+
+    Raises:
+        InvalidTokens: naming the first such id.
+    """
+    if not tokens:
+        raise InvalidTokens("There is nothing to read: the text has no tokens.")
+    wrong = next((token for token in tokens if not 0 <= token < model.layout.vocabulary), None)
+    if wrong is not None:
+        raise InvalidTokens(
+            f"Token {wrong} is outside the vocabulary of model {model.name!r}, 0 to {model.layout.vocabulary - 1}.",
+            token=wrong,
+            vocabulary=model.layout.vocabulary,
+        )
+
+
+def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens: OnTokens) -> Steps[None]:
+    """Read tokens to the end of the ledger: all of them, or none when it fails or is given up.
+
+    on_tokens: told how many of how many have been read.
+
+    Raises:
+        GenerationFailed: the model failed.
+    """
+    require_valid(model, tokens)
+    require_room(model, state, len(tokens))
+    held = len(state.tokens)
+    try:
+        # The last token is read alone: only its logits are wanted, and those of the others are never computed.
+        body, last = tokens[:-1], tokens[-1:]
+        for start in range(0, len(body), PREFILL_CHUNK_TOKENS):
+            chunk = body[start : start + PREFILL_CHUNK_TOKENS]
+            model.extend(chunk, state.caches)
+            mx.eval([live_arrays(cache) for cache in state.caches])
+            on_tokens(start + len(chunk), len(tokens))
+            yield
+        logits = _logits_after(model, state, last)
+    except BaseException as error:
+        truncate(state.caches, held)
+        raise _as_failure(error, held) from error
+    state.tokens.extend(tokens)
+    state.last_logits = logits
+    on_tokens(len(tokens), len(tokens))
+
+
+@dataclass(slots=True)
+class Written:
+    """What a generation has written so far; true at every moment, also when it is given up.
+
+    proofs: per token the BLAKE3-256 of the float32 logits it was drawn from, when asked for.
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    proofs: list[str] = field(default_factory=list)
+    finish_reason: FinishReason = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """What is asked of a generation. keep_end: whether the end token that closes it goes into the ledger, as it
+    must in a chat, whose template closes each turn with it."""
+
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    prove: bool = False
+    keep_end: bool = False
+
+
+def write(model: LoadedModel, state: LiveState, order: WriteOrder, written: Written, on_token: OnToken) -> Steps[None]:
+    """Draw and commit tokens until an end token, a stop string or the limit.
+
+    Raises:
+        GenerationFailed: the model failed; what was committed before stays.
+    """
+    require_room(model, state, order.max_tokens)
+    text = TextStream(model.tokenizer, state.tokens)
+    stops = StopStrings(order.stop)
+
+    def show(token: int, piece: str) -> None:
+        written.text += piece
+        on_token(token, piece)
+
+    for _ in range(order.max_tokens):
+        proof, token = _draw_and_commit(model, state, order)
+        ended = token in model.end_tokens
+        if ended and not order.keep_end:
+            written.finish_reason = "stop"
+            break
+        written.tokens.append(token)
+        if order.prove:
+            written.proofs.append(proof)
+        show(token, stops.push("" if ended else text.push(token)))
+        if ended or stops.found:
+            written.finish_reason = "stop"
+            break
+        yield
+    else:
+        written.finish_reason = "length"
+    if not stops.found:
+        written.text += stops.push(text.finish()) + stops.finish()
+
+
+def logits_digest(logits: mx.array) -> str:
+    """BLAKE3-256, as hex, of evaluated float32 logits `[vocabulary]`."""
+    bits = memory.contiguous(logits)
+    mx.eval(bits)
+    return blake3(memory.readable(bits)).hexdigest()
+
+
+def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) -> tuple[str, int]:
+    """Draw one token, and commit it unless it is an end token that is not to be kept."""
+    assert state.last_logits is not None
+    held = len(state.tokens)
+    proof = logits_digest(state.last_logits) if order.prove else ""
+    try:
+        drawn = draw(order.sampling, state.last_logits, state.tokens, state.random_key)
+        if drawn.token in model.end_tokens and not order.keep_end:
+            return proof, drawn.token
+        logits = _logits_after(model, state, [drawn.token])
+    except BaseException as error:
+        truncate(state.caches, held)
+        raise _as_failure(error, held) from error
+    state.tokens.append(drawn.token)
+    state.last_logits = logits
+    state.random_key = drawn.next_key
+    return proof, drawn.token
+
+
+def _logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -> mx.array:
+    """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold."""
+    logits = model.extend(tokens, state.caches)[0, -1].astype(mx.float32)
+    mx.eval(logits, [live_arrays(cache) for cache in state.caches])
+    return logits
+
+
+def _as_failure(error: BaseException, position: int) -> BaseException:
+    if isinstance(error, TorporError) or not isinstance(error, Exception):
+        return error
+    return GenerationFailed(
+        f"The model failed after token {position}: {type(error).__name__}: {error}. The session is as it was there.",
+        position=position,
+    )

@@ -1,0 +1,188 @@
+"""Resident models: loaded by mlx-lm, identified by us, with the facts that sessions need.
+
+A model is the bundled demo model, a folder, or a name on a model hub, which mlx-lm downloads. Code that ships with
+a model is never run (threat 57).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import hf_repo_to_path
+
+from ..memvid.identity import Identity
+from ..snapshot.digests import DigestCache
+from ..snapshot.errors import ModelFilesChanging
+from ..snapshot.identity import identify
+from ..snapshot.layout import CacheLayout, layout_of
+from .errors import ModelUnavailable
+from .turns import Render, renderer
+
+DEMO_MODEL_NAME = "demo"
+DEMO_MODEL_FOLDER = Path(__file__).parent / "demo_model"
+# Where configurations keep the longest sequence that the model was made for.
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+# For a configuration that names none: a limit all the same, so that a session cannot grow without bound.
+DEFAULT_CONTEXT_TOKENS = 8192
+_HALF = (mx.float16, mx.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to compute.
+
+    parameters: number of weights; context_tokens: the longest ledger; end_tokens: ids that end a generation.
+    """
+
+    name: str
+    folder: Path
+    network: Any
+    tokenizer: Any
+    identity: Identity
+    layout: CacheLayout
+    compute_dtype: str
+    parameters: int
+    context_tokens: int
+    end_tokens: frozenset[int]
+    render: Render
+
+    def new_caches(self) -> list[Any]:
+        """Empty caches, one a layer."""
+        caches: list[Any] = make_prompt_cache(self.network)
+        return caches
+
+    def extend(self, tokens: Sequence[int], caches: list[Any]) -> mx.array:
+        """Read tokens into the caches; the unevaluated logits `[1, len(tokens), vocabulary]`."""
+        logits: mx.array = self.network(mx.array(list(tokens))[None], cache=caches)
+        return logits
+
+    def encode(self, text: str, *, opening: bool) -> list[int]:
+        """Tokens of a text. opening: whether it begins a ledger, where a tokenizer may put its first token."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=opening)
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def load(name: str, source: str, digests: DigestCache, *, found: Callable[[Path], None] | None = None) -> LoadedModel:
+    """Load a model, evaluate every weight, and find out its identity. Runs on the engine thread.
+
+    source: a folder, or a name on the hub; found: told the folder once it is known.
+
+    Raises:
+        ModelUnavailable: there is no such model, or mlx-lm cannot load it.
+        ModelFilesChanging: the files were written to while they were being loaded.
+        UnsupportedCache: it keeps its context in a kind of cache that cannot be slept.
+    """
+    folder = _folder_of(source)
+    if found is not None:
+        found(folder)
+    before = _weights_digest(folder, digests)
+    network, tokenizer, config = _load(name, source, folder)
+    compute_dtype = _settle_dtype(network)
+    # All of it, now: a lazily loaded weight would be read from a file that may change under the daemon (threat 53).
+    mx.eval(network.parameters())
+    layout = _probe_layout(network)
+    identity = identify(
+        folder,
+        chat_template=getattr(tokenizer, "chat_template", None),
+        compute_dtype=compute_dtype,
+        cache_layout=str(layout),
+        digests=digests,
+    )
+    if _weights_digest(folder, digests) != before:
+        raise ModelFilesChanging(
+            f"The weights in {folder} changed while model {name!r} was being loaded. Start again when they are complete.",
+            path=str(folder),
+        )
+    return LoadedModel(
+        name=name,
+        folder=folder,
+        network=network,
+        tokenizer=tokenizer,
+        identity=identity,
+        layout=layout,
+        compute_dtype=compute_dtype,
+        parameters=sum(int(weight.size) for _, weight in tree_flatten(network.parameters())),
+        context_tokens=_context_tokens(config),
+        end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        render=renderer(tokenizer),
+    )
+
+
+def _folder_of(source: str) -> Path:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1
+    if looks_like_path:
+        raise ModelUnavailable(
+            f"There is no model folder {source!r}. Give an existing folder, or a hub name such as OWNER/NAME.", source=source
+        )
+    try:
+        return _download(source)
+    except Exception as error:  # the hub's client raises errors of many libraries
+        raise ModelUnavailable(
+            f"Model {source!r} is neither a folder here nor to be had from the hub ({_first_line(error)}).", source=source
+        ) from error
+
+
+def _download(repository: str) -> Path:
+    # mlx-lm downloads what is missing while loading lazily; then the folder is known locally.
+    mlx_lm.load(repository, lazy=True)
+    return Path(hf_repo_to_path(repository))
+
+
+def _load(name: str, source: str, folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+    try:
+        network, tokenizer, config = mlx_lm.load(str(folder), lazy=True, return_config=True, trust_remote_code=False)
+    except Exception as error:  # mlx-lm and its tokenizer raise whatever a malformed folder leads to
+        raise ModelUnavailable(
+            f"Model {name!r} cannot be loaded from {source!r}: {_first_line(error)}.", model=name, source=source
+        ) from error
+    return network, tokenizer, config
+
+
+def _settle_dtype(network: Any) -> str:
+    """Compute in float32 on a CPU when the weights are half precision: MLX's half-precision products there run at
+    1 to 3 GFLOP/s, float32 ones at a hundred. The name of the type is part of the identity."""
+    dtypes = {weight.dtype for _, weight in tree_flatten(network.parameters()) if mx.issubdtype(weight.dtype, mx.floating)}
+    if mx.default_device() == mx.Device(mx.cpu) and dtypes & set(_HALF):
+        network.set_dtype(mx.float32)
+        return "float32"
+    return "+".join(sorted(str(dtype).removeprefix("mlx.core.") for dtype in dtypes))
+
+
+def _probe_layout(network: Any) -> CacheLayout:
+    """Read one token, and look at what that made the caches hold; it also warms the model up."""
+    caches = make_prompt_cache(network)
+    logits = network(mx.array([[0]]), cache=caches)
+    mx.eval(logits)
+    return layout_of(caches, int(logits.shape[-1]))
+
+
+def _weights_digest(folder: Path, digests: DigestCache) -> tuple[str, ...]:
+    return tuple(digests.digest(file) for file in sorted(folder.glob("*.safetensors")))
+
+
+def _context_tokens(config: dict[str, Any]) -> int:
+    for settings in (config, config.get("text_config") or {}):
+        for key in _CONTEXT_KEYS:
+            value = settings.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return DEFAULT_CONTEXT_TOKENS
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,464 @@
+"""What the daemon can be asked for: one method a verb, all on the event loop, none of which knows of wires.
+
+Every request for a session takes its turn, so two never see it half changed. A session that sleeps is woken by the
+request that needs it. What has begun to change durable state runs to its end even if the client goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from .. import __version__
+from ..errors import TorporError
+from ..memvid.store import IndexRow, Store
+from ..memvid.uri import DEFAULT_NAMESPACE, SessionUri, resolve
+from ..snapshot.blas import library_in_use
+from ..snapshot.digests import DigestCache, default_cache_path
+from ..snapshot.state import LiveState, token_array
+from . import generation, listing, models, turns
+from .engine import Engine
+from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
+from .generation import WriteOrder, Written
+from .hibernation import Hibernation
+from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
+from .results import (
+    AppendResult,
+    CloseReport,
+    DeleteResult,
+    Emit,
+    GenerateResult,
+    Progress,
+    SessionDetail,
+    SessionInfo,
+    SleepResult,
+    Status,
+    Token,
+    WakeResult,
+)
+from .sampler import initial_key
+from .sampling import Sampling
+from .sessions import Session, Turns
+from .waiting import to_the_end
+
+
+class Service:
+    """The sessions of one store on the models of one process. Build it with `open`, end it with `close`."""
+
+    def __init__(self, store: Store, engine: Engine, loaded: Mapping[str, LoadedModel]) -> None:
+        self._store = store
+        self._engine = engine
+        self._models = dict(loaded)
+        self._hibernation = Hibernation(store, engine)
+        self._turns = Turns()
+        self._awake: dict[SessionUri, Session] = {}
+        self._started = time.monotonic()
+        self._closing = False
+
+    @classmethod
+    async def open(
+        cls,
+        *,
+        store_path: str | os.PathLike[str],
+        models: Mapping[str, str] | None = None,
+        digest_cache: Path | None = None,
+    ) -> Service:
+        """Take the store, start the engine, and load the models: name to folder or hub name, in order; the first is
+        the default. With none, the bundled demo model is loaded under the name "demo".
+
+        Raises:
+            StoreLocked: another daemon has the store.
+            ModelUnavailable: a model cannot be loaded; the store is let go again.
+        """
+        store = await asyncio.to_thread(lambda: Store.open(store_path, writable=True))
+        engine = Engine()
+        try:
+            digests = DigestCache(digest_cache or default_cache_path())
+            loaded = {}
+            for name, source in (models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}).items():
+                loaded[name] = await engine.call(lambda name=name, source=source: _load(name, source, digests))
+            return cls(store, engine, loaded)
+        except BaseException:
+            await asyncio.to_thread(engine.stop)
+            store.close()
+            raise
+
+    async def close(self) -> CloseReport:
+        """Take no more work, put every changed session to sleep, and let the store go. Idempotent.
+
+        Callers cancel what is running first. A session that cannot be kept is in the report, with why.
+        """
+        if self._closing:
+            return CloseReport((), {})
+        self._closing = True
+        slept, failed = [], {}
+        for uri in list(self._awake):
+            async with self._turns.take(uri):
+                session = self._awake.pop(uri, None)
+                if session is None or not session.dirty:
+                    continue
+                try:
+                    await self._put_to_sleep(session, _ignore)
+                    slept.append(str(uri))
+                except TorporError as error:
+                    failed[str(uri)] = f"{error.code}: {error.message}"
+        await asyncio.to_thread(self._hibernation.close)
+        await asyncio.to_thread(self._engine.stop)
+        self._store.close()
+        return CloseReport(tuple(slept), failed)
+
+    async def status(self) -> Status:
+        """The daemon as a whole."""
+        stored = {row.uri for row in self._store.iter_sessions()}
+        return Status(
+            version=__version__,
+            pid=os.getpid(),
+            store=str(self._store.path),
+            models=tuple(listing.model_info(model) for model in self._models.values()),
+            sessions_awake=len(self._awake),
+            sessions_asleep=len(stored - self._awake.keys()),
+            blas=library_in_use() or "the BLAS that MLX ships",
+            uptime_s=time.monotonic() - self._started,
+        )
+
+    async def create(
+        self,
+        *,
+        session: str,
+        model: str | None = None,
+        labels: Sequence[str] = (),
+        sampling: Sampling | None = None,
+        system: str | None = None,
+    ) -> SessionInfo:
+        """A new, empty session. It is in memory only until its first sleep.
+
+        Raises:
+            InvalidUri, SessionExists, UnknownModel.
+        """
+        uri = _uri_of_new(session)
+        chosen = self._model_named(model)
+        settings = sampling or Sampling()
+        async with self._turn(uri):
+            if uri in self._awake or self._store.find_session(uri) is not None:
+                raise SessionExists(
+                    f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri)
+                )
+            state = await self._engine.call(
+                lambda: LiveState(token_array(), chosen.new_caches(), None, initial_key(settings))
+            )
+            created = Session(uri, chosen, state, settings, labels=tuple(labels), system=system)
+            self._awake[uri] = created
+            return listing.info_of_awake(created)
+
+    async def append(
+        self, *, session: str, text: str | None = None, tokens: Sequence[int] | None = None, emit: Emit
+    ) -> AppendResult:
+        """Read text or tokens to the end of the session's ledger: all, or nothing if it fails or is cancelled.
+
+        Raises:
+            InvalidTokens, ContextOverflow, GenerationFailed, and what a wake raises.
+        """
+        if (text is None) == (tokens is None):
+            raise InvalidTokens("Give either text or tokens to append.")
+        started = time.monotonic()
+        async with self._woken(session, emit) as live:
+            ids = list(tokens) if tokens is not None else _encode(live, text or "")
+            await self._read(live, ids, emit)
+            live.turn_open = False
+            return AppendResult(
+                session=str(live.uri),
+                tokens_added=len(ids),
+                token_count=len(live.state.tokens),
+                prefilled_tokens=len(ids),
+                seconds=time.monotonic() - started,
+            )
+
+    async def generate(
+        self,
+        *,
+        session: str,
+        max_tokens: int,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        prove: bool = False,
+        emit: Emit,
+    ) -> GenerateResult:
+        """Go on writing at the end of the ledger, after reading `text` if there is any.
+
+        Raises:
+            EmptyContext, ContextOverflow, GenerationFailed, and what a wake raises.
+        """
+        started = time.monotonic()
+        async with self._woken(session, emit) as live:
+            ids = _encode(live, text) if text else []
+            generation.require_room(live.model, live.state, len(ids) + max_tokens)
+            order = WriteOrder(max_tokens, await self._settle_sampling(live, sampling), tuple(stop), prove)
+            if ids:
+                await self._read(live, ids, emit)
+                live.turn_open = False
+            return await self._write(live, order, emit, prefilled=len(ids), started=started)
+
+    async def chat(
+        self,
+        *,
+        session: str,
+        message: str,
+        role: str = "user",
+        max_tokens: int,
+        sampling: Sampling | None = None,
+        prove: bool = False,
+        emit: Emit,
+    ) -> GenerateResult:
+        """Read a message in the model's chat template, and answer it. Only the new turn is tokenised.
+
+        Raises:
+            TemplateUnusable, ContextOverflow, GenerationFailed, and what a wake raises.
+        """
+        started = time.monotonic()
+        async with self._woken(session, emit) as live:
+            ids = _encode_turn(live, {"role": role, "content": message})
+            generation.require_room(live.model, live.state, len(ids) + max_tokens)
+            order = WriteOrder(max_tokens, await self._settle_sampling(live, sampling), (), prove, keep_end=True)
+            await self._read(live, ids, emit)
+            live.turn_open = True
+            return await self._write(live, order, emit, prefilled=len(ids), started=started)
+
+    async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
+        """Make a session durable and free its memory. Asking again gives the same receipt, with nothing written.
+
+        Raises:
+            EmptyContext, NoSpace and what else a store refuses; the session then stays awake.
+        """
+        return await to_the_end(self._sleep(session, emit))
+
+    async def wake(self, *, session: str, version: int | None = None, emit: Emit) -> WakeResult:
+        """Put a session's state back, at its last version or an earlier one, with nothing prefilled.
+
+        Raises:
+            SessionAwake: another version was asked for while the session is awake.
+            IdentityMismatch, OwnerMismatch, CorruptBlock, ...: why it was refused; nothing live has changed.
+        """
+        return await to_the_end(self._wake(session, version, emit))
+
+    async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
+        """All sessions, or those of one namespace, by name."""
+        rows = {row.uri: row for row in self._store.iter_sessions()}
+        found = [
+            listing.info_of_awake(self._awake[uri], rows.get(uri))
+            if uri in self._awake
+            else listing.info_of_asleep(rows[uri])
+            for uri in sorted(self._awake.keys() | rows.keys())
+        ]
+        return [info for info in found if namespace is None or info.namespace == namespace]
+
+    async def show(self, *, session: str) -> SessionDetail:
+        """One session in full; a sleeping one is read from its bundle and stays asleep.
+
+        Raises:
+            SessionNotFound, AmbiguousName, and what a damaged bundle raises.
+        """
+        async with self._turn(self._resolve(session)) as uri:
+            versions = self._store.versions(uri)
+            live = self._awake.get(uri)
+            if live is not None:
+                return listing.detail_of_awake(live, versions)
+            row = self._require_row(uri)
+            model = self._models.get(row.model)
+            return await self._hibernation.on_io(
+                lambda: listing.detail_of_asleep(self._store, row, versions, model)
+            )
+
+    async def delete(self, *, session: str) -> DeleteResult:
+        """Remove a session and all its versions, from memory and from disk. Bytes that others share stay.
+
+        Raises:
+            SessionNotFound, AmbiguousName.
+        """
+        return await to_the_end(self._delete(session))
+
+    async def _sleep(self, name: str, emit: Emit) -> SleepResult:
+        started = time.monotonic()
+        async with self._turn(self._resolve(name)) as uri:
+            live = self._awake.get(uri)
+            if live is None:
+                return listing.receipt_of_asleep(self._require_row(uri))
+            if live.durable is not None and not live.dirty:
+                del self._awake[uri]
+                return listing.receipt_of_clean(live.durable, uri)
+            result = await self._put_to_sleep(live, emit)
+            del self._awake[uri]
+            return listing.receipt_of_sleep(result, seconds=time.monotonic() - started)
+
+    async def _put_to_sleep(self, live: Session, emit: Emit) -> listing.Receipt:
+        if not live.state.tokens:
+            raise EmptyContext(
+                f"{live.uri} has read nothing, so there is nothing to keep; append to it first.", session=str(live.uri)
+            )
+        return await self._hibernation.sleep(live, emit)
+
+    async def _wake(self, name: str, version: int | None, emit: Emit) -> WakeResult:
+        started = time.monotonic()
+        async with self._turn(self._resolve(name)) as uri:
+            live = self._awake.get(uri)
+            if live is not None:
+                at = live.durable.version if live.durable else None
+                if version is not None and (version != at or live.dirty):
+                    raise SessionAwake(
+                        f"{uri} is awake{' and has changed' if live.dirty else f' at version {at}'}; "
+                        f"put it to sleep before waking version {version}.",
+                        session=str(uri),
+                        version=version,
+                    )
+                return listing.wake_result(live, bytes_read=0, seconds=time.monotonic() - started, already_awake=True)
+            woken = await self._hibernation.wake(uri, version, self._model_named, emit)
+            self._awake[uri] = woken.session
+            return listing.wake_result(
+                woken.session,
+                bytes_read=woken.bytes_read,
+                seconds=time.monotonic() - started,
+                already_awake=False,
+            )
+
+    async def _delete(self, name: str) -> DeleteResult:
+        async with self._turn(self._resolve(name)) as uri:
+            was_awake = self._awake.pop(uri, None) is not None
+            if self._store.find_session(uri) is None:
+                if not was_awake:
+                    self._require_row(uri)
+                return DeleteResult(str(uri), 0, 0, 0)
+            report = await self._hibernation.on_io(lambda: self._store.delete_session(uri))
+            return DeleteResult(str(uri), report.versions_deleted, report.bundles_deleted, report.bytes_freed)
+
+    async def _read(self, live: Session, ids: Sequence[int], emit: Emit) -> None:
+        loop = asyncio.get_running_loop()
+
+        def on_tokens(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(emit, Progress("prefill", done, total))
+
+        await self._engine.run(generation.read(live.model, live.state, ids, on_tokens))
+        live.dirty = True
+
+    async def _write(
+        self, live: Session, order: WriteOrder, emit: Emit, *, prefilled: int, started: float
+    ) -> GenerateResult:
+        if live.state.last_logits is None:
+            raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
+        loop = asyncio.get_running_loop()
+        first_token_s: list[float] = []
+        written = Written()
+
+        def on_token(token: int, text: str) -> None:
+            if not first_token_s:
+                first_token_s.append(time.monotonic() - started)
+            live.dirty = True
+            loop.call_soon_threadsafe(emit, Token(token, text))
+
+        await self._engine.run(generation.write(live.model, live.state, order, written, on_token))
+        final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
+        return GenerateResult(
+            session=str(live.uri),
+            text=written.text,
+            tokens=tuple(written.tokens),
+            finish_reason=written.finish_reason,
+            token_count=len(live.state.tokens),
+            prefilled_tokens=prefilled,
+            time_to_first_token_s=first_token_s[0] if first_token_s else None,
+            seconds=time.monotonic() - started,
+            logits_blake3=tuple(written.proofs) if order.prove else None,
+            final_logits_blake3=final,
+        )
+
+    async def _settle_sampling(self, live: Session, wanted: Sampling | None) -> Sampling:
+        """Make the wanted parameters the session's. The random key starts anew only with another seed (BR22)."""
+        if wanted is not None and wanted != live.sampling:
+            if wanted.seed != live.sampling.seed:
+                live.state.random_key = await self._engine.call(lambda: initial_key(wanted))
+            live.sampling = wanted
+            live.dirty = True
+        return live.sampling
+
+    @asynccontextmanager
+    async def _woken(self, name: str, emit: Emit) -> AsyncIterator[Session]:
+        """The session, awake, alone."""
+        async with self._turn(self._resolve(name)) as uri:
+            if uri not in self._awake:
+                self._require_row(uri)
+                woken = await to_the_end(self._hibernation.wake(uri, None, self._model_named, emit))
+                self._awake[uri] = woken.session
+            yield self._awake[uri]
+
+    @asynccontextmanager
+    async def _turn(self, uri: SessionUri) -> AsyncIterator[SessionUri]:
+        self._require_open()
+        async with self._turns.take(uri):
+            self._require_open()
+            yield uri
+
+    def _require_open(self) -> None:
+        if self._closing:
+            raise ServiceClosed("The daemon is stopping; try again when it is back.")
+
+    def _resolve(self, name: str) -> SessionUri:
+        return resolve(name, self._awake.keys() | {row.uri for row in self._store.iter_sessions()})
+
+    def _require_row(self, uri: SessionUri) -> IndexRow:
+        row = self._store.find_session(uri)
+        if row is None:
+            resolve(str(uri), ())  # raises SessionNotFound: it went while this request waited for its turn
+            raise AssertionError("unreachable")
+        return row
+
+    def _model_named(self, name: str | None) -> LoadedModel:
+        if name is None:
+            return next(iter(self._models.values()))
+        if name not in self._models:
+            raise UnknownModel(
+                f"No model is loaded as {name!r}; there is {', '.join(map(repr, self._models))}. "
+                f"Start the daemon with --model {name}=FOLDER.",
+                model=name,
+                loaded=list(self._models),
+            )
+        return self._models[name]
+
+
+def _load(name: str, source: str, digests: DigestCache) -> LoadedModel:
+    return models.load(name, source, digests)
+
+
+def _uri_of_new(session: str) -> SessionUri:
+    """The URI that a new session's name stands for: a bare name is in the default namespace."""
+    if "://" in session:
+        return SessionUri.parse(session)
+    namespace, slash, name = session.rpartition("/")
+    return SessionUri.parse(f"torpor://{namespace if slash else DEFAULT_NAMESPACE}/{name}")
+
+
+def _encode(live: Session, text: str) -> list[int]:
+    return live.model.encode(text, opening=not live.state.tokens)
+
+
+def _encode_turn(live: Session, message: Mapping[str, str]) -> list[int]:
+    """The tokens of a new turn alone; those of earlier turns are in the ledger as they were read and sampled."""
+    ledger, model = live.state.tokens, live.model
+    if not ledger:
+        text = turns.first_turn(model.render, message, system=live.system)
+    else:
+        ended = ledger[-1] in model.end_tokens
+        end_text = str(model.tokenizer.decode([ledger[-1]])) if ended else ""
+        text = turns.next_turn(model.render, message, turn_open=live.turn_open, end_text=end_text)
+    # A template writes the first token itself, so none is added.
+    return model.encode(text, opening=False)
+
+
+def _final_digest(state: LiveState) -> str:
+    assert state.last_logits is not None
+    return generation.logits_digest(state.last_logits)
+
+
+def _ignore(_event: object) -> None:
+    """For work that nobody watches."""

@@ -1,0 +1,34 @@
+"""Waiting that outlasts a cancellation.
+
+A request whose client goes away is cancelled, but work that others' state depends on (a step on the engine thread,
+a bundle that is being written) must be seen to its end before the session is let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+async def settled(future: asyncio.Future[Any]) -> None:
+    """Wait until the future is done, however often the waiting task is cancelled meanwhile; its error is dropped."""
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            continue
+    if not future.cancelled():
+        future.exception()  # seen, so that asyncio does not report it as never retrieved
+
+
+async def to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of work that runs to its end even when the caller is cancelled, which is then told afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await settled(task)
+        raise

@@ -1,0 +1,53 @@
+"""Why a snapshot cannot be taken or given back: one root, a stable code each."""
+
+from __future__ import annotations
+
+from ..errors import TorporError
+
+
+class SnapshotError(TorporError):
+    """Root of what capture, restore and identity refuse."""
+
+    code = "snapshot_error"
+
+
+class UnsupportedCache(SnapshotError):
+    """A cache of a kind that has no adapter; it is named, never guessed at."""
+
+    code = "unsupported_cache"
+
+
+class IdentityMismatch(SnapshotError):
+    """The snapshot belongs to another model, tokenizer, template or precision than the resident one."""
+
+    code = "identity_mismatch"
+
+
+class LayoutMismatch(SnapshotError):
+    """A stored block does not have the slots that the resident model's cache has."""
+
+    code = "layout_mismatch"
+
+
+class InconsistentState(SnapshotError):
+    """Ledger and cache do not describe one span; taking a snapshot of them would keep a lie."""
+
+    code = "inconsistent_state"
+
+
+class MalformedSnapshot(SnapshotError):
+    """A verified bundle holds something that this version does not write: a foreign or hand-made snapshot."""
+
+    code = "malformed_snapshot"
+
+
+class ModelFilesMissing(SnapshotError):
+    """A model folder lacks the files that its identity is made of."""
+
+    code = "model_files_missing"
+
+
+class ModelFilesChanging(SnapshotError):
+    """Model files changed while they were being read."""
+
+    code = "model_files_changing"
