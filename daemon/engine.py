@@ -89,7 +89,7 @@ class Engine:
         job = _Job(steps, asyncio.get_running_loop())
         self._inbox.put(job)
         try:
-            return await asyncio.shield(job.future)  # type: ignore[no-any-return]
+            return await asyncio.shield(job.future)
         except asyncio.CancelledError:
             job.cancelled = True
             await settled(job.future)
@@ -99,8 +99,8 @@ class Engine:
         """The result of one short function, run on the engine thread between the steps of others."""
 
         def steps() -> Steps[Result]:
+            yield from ()  # makes this a generator, of one piece
             return function()
-            yield  # makes this a generator: one piece, no yield reached
 
         return await self.run(steps())
 
@@ -134,4 +134,3 @@ class Engine:
                 return False
             jobs.append(job)
         return accepting
-

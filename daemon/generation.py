@@ -87,14 +87,15 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
         body, last = tokens[:-1], tokens[-1:]
         for start in range(0, len(body), PREFILL_CHUNK_TOKENS):
             chunk = body[start : start + PREFILL_CHUNK_TOKENS]
-            model.extend(chunk, state.caches)
+            model.extend(chunk, state)
             mx.eval([live_arrays(cache) for cache in state.caches])
             on_tokens(start + len(chunk), len(tokens))
             yield
         logits = _logits_after(model, state, last)
     except BaseException as error:
         truncate(state.caches, held)
-        raise _as_failure(error, held) from error
+        _raise_as_failure(error, held)
+        raise
     state.tokens.extend(tokens)
     state.last_logits = logits
     on_tokens(len(tokens), len(tokens))
@@ -178,7 +179,8 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) ->
         logits = _logits_after(model, state, [drawn.token])
     except BaseException as error:
         truncate(state.caches, held)
-        raise _as_failure(error, held) from error
+        _raise_as_failure(error, held)
+        raise
     state.tokens.append(drawn.token)
     state.last_logits = logits
     state.random_key = drawn.next_key
@@ -187,15 +189,15 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) ->
 
 def _logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -> mx.array:
     """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold."""
-    logits = model.extend(tokens, state.caches)[0, -1].astype(mx.float32)
+    logits = model.extend(tokens, state)[0, -1].astype(mx.float32)
     mx.eval(logits, [live_arrays(cache) for cache in state.caches])
     return logits
 
 
-def _as_failure(error: BaseException, position: int) -> BaseException:
-    if isinstance(error, TorporError) or not isinstance(error, Exception):
-        return error
-    return GenerationFailed(
-        f"The model failed after token {position}: {type(error).__name__}: {error}. The session is as it was there.",
-        position=position,
-    )
+def _raise_as_failure(error: BaseException, position: int) -> None:
+    """Give what a model raised a name and a code; let our own errors and a closing of the steps pass."""
+    if isinstance(error, Exception) and not isinstance(error, TorporError):
+        raise GenerationFailed(
+            f"The model failed after token {position}: {type(error).__name__}: {error}. The session is as it was.",
+            position=position,
+        ) from error

@@ -101,9 +101,7 @@ class Hibernation:
         try:
             kept = reader.manifest.session
             model = model_named(str(kept.get("model")))
-            plan = await self.on_io(
-                lambda: restore.plan_wake(reader, model.identity, model.layout, model=model.name)
-            )
+            plan = await self.on_io(lambda: restore.plan_wake(reader, model.identity, model.layout, model=model.name))
             filling = await self._engine.call(lambda: restore.allocate(plan))
             on_progress = _reporter("wake", emit)
             await self.on_io(lambda: filling.run(reader, self._fill, on_progress))

@@ -51,7 +51,8 @@ def info_of_awake(live: Session, row: IndexRow | None = None) -> SessionInfo:
 
 
 def info_of_asleep(row: IndexRow, sampling: Sampling | None = None) -> SessionInfo:
-    """A session on disk, as the index knows it; its sampling parameters are in the bundle."""
+    """A session on disk, as the index knows it; its sampling parameters are in the bundle, and are
+    given only by those who have read it."""
     return SessionInfo(
         session=str(row.uri),
         namespace=row.uri.namespace,
@@ -66,7 +67,7 @@ def info_of_asleep(row: IndexRow, sampling: Sampling | None = None) -> SessionIn
         dirty=False,
         labels=row.labels,
         created_ns=row.created_ns,
-        sampling=sampling or Sampling(),
+        sampling=sampling,
     )
 
 
@@ -165,14 +166,16 @@ def receipt_of_asleep(row: IndexRow) -> SleepResult:
     )
 
 
-def wake_result(live: Session, *, bytes_read: int, seconds: float, already_awake: bool) -> WakeResult:
-    """The report of a wake. Nothing is ever prefilled by one, and the figure is there to be checked."""
+def wake_result(
+    live: Session, *, bytes_read: int, tokens_prefilled: int, seconds: float, already_awake: bool
+) -> WakeResult:
+    """The report of a wake; `tokens_prefilled` is what the model computed on the way."""
     return WakeResult(
         session=str(live.uri),
         version=live.durable.version if live.durable else None,
         bundle_id=live.durable.bundle_id.hex() if live.durable else None,
         token_count=len(live.state.tokens),
-        tokens_prefilled=0,
+        tokens_prefilled=tokens_prefilled,
         bytes_read=bytes_read,
         seconds=seconds,
         already_awake=already_awake,

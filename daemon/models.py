@@ -6,7 +6,7 @@ a model is never run (threat 57).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ..snapshot.digests import DigestCache
 from ..snapshot.errors import ModelFilesChanging
 from ..snapshot.identity import identify
 from ..snapshot.layout import CacheLayout, layout_of
+from ..snapshot.state import LiveState
 from .errors import ModelUnavailable
 from .turns import Render, renderer
 
@@ -58,9 +59,13 @@ class LoadedModel:
         caches: list[Any] = make_prompt_cache(self.network)
         return caches
 
-    def extend(self, tokens: Sequence[int], caches: list[Any]) -> mx.array:
-        """Read tokens into the caches; the unevaluated logits `[1, len(tokens), vocabulary]`."""
-        logits: mx.array = self.network(mx.array(list(tokens))[None], cache=caches)
+    def extend(self, tokens: Sequence[int], state: LiveState) -> mx.array:
+        """Read tokens into the state's caches; the unevaluated logits `[1, len(tokens), vocabulary]`.
+
+        The only way in which a state's caches grow, so it is here that computed tokens are counted.
+        """
+        state.computed_tokens += len(tokens)
+        logits: mx.array = self.network(mx.array(list(tokens))[None], cache=state.caches)
         return logits
 
     def encode(self, text: str, *, opening: bool) -> list[int]:
@@ -73,10 +78,10 @@ class LoadedModel:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
-def load(name: str, source: str, digests: DigestCache, *, found: Callable[[Path], None] | None = None) -> LoadedModel:
+def load_model(name: str, source: str, digests: DigestCache) -> LoadedModel:
     """Load a model, evaluate every weight, and find out its identity. Runs on the engine thread.
 
-    source: a folder, or a name on the hub; found: told the folder once it is known.
+    source: a folder, or a name on the hub.
 
     Raises:
         ModelUnavailable: there is no such model, or mlx-lm cannot load it.
@@ -84,8 +89,6 @@ def load(name: str, source: str, digests: DigestCache, *, found: Callable[[Path]
         UnsupportedCache: it keeps its context in a kind of cache that cannot be slept.
     """
     folder = _folder_of(source)
-    if found is not None:
-        found(folder)
     before = _weights_digest(folder, digests)
     network, tokenizer, config = _load(name, source, folder)
     compute_dtype = _settle_dtype(network)
@@ -101,7 +104,7 @@ def load(name: str, source: str, digests: DigestCache, *, found: Callable[[Path]
     )
     if _weights_digest(folder, digests) != before:
         raise ModelFilesChanging(
-            f"The weights in {folder} changed while model {name!r} was being loaded. Start again when they are complete.",
+            f"The weights in {folder} changed while {name!r} was being loaded. Start again when they are complete.",
             path=str(folder),
         )
     return LoadedModel(
@@ -126,13 +129,15 @@ def _folder_of(source: str) -> Path:
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1
     if looks_like_path:
         raise ModelUnavailable(
-            f"There is no model folder {source!r}. Give an existing folder, or a hub name such as OWNER/NAME.", source=source
+            f"There is no model folder {source!r}. Give an existing folder, or a hub name such as OWNER/NAME.",
+            source=source,
         )
     try:
         return _download(source)
     except Exception as error:  # the hub's client raises errors of many libraries
         raise ModelUnavailable(
-            f"Model {source!r} is neither a folder here nor to be had from the hub ({_first_line(error)}).", source=source
+            f"Model {source!r} is neither a folder here nor to be had from the hub ({_first_line(error)}).",
+            source=source,
         ) from error
 
 
@@ -155,7 +160,9 @@ def _load(name: str, source: str, folder: Path) -> tuple[Any, Any, dict[str, Any
 def _settle_dtype(network: Any) -> str:
     """Compute in float32 on a CPU when the weights are half precision: MLX's half-precision products there run at
     1 to 3 GFLOP/s, float32 ones at a hundred. The name of the type is part of the identity."""
-    dtypes = {weight.dtype for _, weight in tree_flatten(network.parameters()) if mx.issubdtype(weight.dtype, mx.floating)}
+    dtypes = {
+        weight.dtype for _, weight in tree_flatten(network.parameters()) if mx.issubdtype(weight.dtype, mx.floating)
+    }
     if mx.default_device() == mx.Device(mx.cpu) and dtypes & set(_HALF):
         network.set_dtype(mx.float32)
         return "float32"

@@ -39,7 +39,7 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session as a listing shows it."""
+    """A session as a listing shows it; `sampling` is None for one that sleeps, whose bundle was not read for it."""
 
     session: str
     namespace: str
@@ -54,7 +54,7 @@ class SessionInfo:
     dirty: bool
     labels: tuple[str, ...]
     created_ns: int
-    sampling: Sampling
+    sampling: Sampling | None
 
 
 @dataclass(frozen=True, slots=True)

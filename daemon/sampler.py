@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
@@ -33,7 +34,7 @@ class Draw:
 
 def initial_key(sampling: Sampling) -> mx.array:
     """The random key, uint32 `[2]`, that a session starts from."""
-    key = mx.random.key(sampling.seed)
+    key: mx.array = mx.random.key(sampling.seed)
     mx.eval(key)
     return key
 
@@ -57,8 +58,10 @@ def draw(sampling: Sampling, logits: mx.array, ledger: array[int], key: mx.array
     is_broken = mx.any(mx.isnan(logits))
     mx.eval(choice, next_key, is_broken)
     if is_broken.item():
-        raise GenerationFailed("The model's logits contain NaN; its state is damaged or the weights are.", position=len(ledger))
-    return Draw(int(choice.item()), next_key)
+        raise GenerationFailed(
+            "The model's logits contain NaN; its state is damaged or the weights are.", position=len(ledger)
+        )
+    return Draw(int(cast(int, choice.item())), next_key)
 
 
 def _penalised(sampling: Sampling, logits: mx.array, ledger: array[int]) -> mx.array:

@@ -11,21 +11,22 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from .. import __version__
 from ..errors import TorporError
-from ..memvid.store import IndexRow, Store
+from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import DEFAULT_NAMESPACE, SessionUri, resolve
 from ..snapshot.blas import library_in_use
 from ..snapshot.digests import DigestCache, default_cache_path
 from ..snapshot.state import LiveState, token_array
-from . import generation, listing, models, turns
+from . import generation, listing, turns
 from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
 from .generation import WriteOrder, Written
 from .hibernation import Hibernation
-from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
+from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel, load_model
 from .results import (
     AppendResult,
     CloseReport,
@@ -80,7 +81,7 @@ class Service:
             digests = DigestCache(digest_cache or default_cache_path())
             loaded = {}
             for name, source in (models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}).items():
-                loaded[name] = await engine.call(lambda name=name, source=source: _load(name, source, digests))
+                loaded[name] = await engine.call(partial(load_model, name, source, digests))
             return cls(store, engine, loaded)
         except BaseException:
             await asyncio.to_thread(engine.stop)
@@ -269,9 +270,7 @@ class Service:
                 return listing.detail_of_awake(live, versions)
             row = self._require_row(uri)
             model = self._models.get(row.model)
-            return await self._hibernation.on_io(
-                lambda: listing.detail_of_asleep(self._store, row, versions, model)
-            )
+            return await self._hibernation.on_io(lambda: listing.detail_of_asleep(self._store, row, versions, model))
 
     async def delete(self, *, session: str) -> DeleteResult:
         """Remove a session and all its versions, from memory and from disk. Bytes that others share stay.
@@ -294,7 +293,7 @@ class Service:
             del self._awake[uri]
             return listing.receipt_of_sleep(result, seconds=time.monotonic() - started)
 
-    async def _put_to_sleep(self, live: Session, emit: Emit) -> listing.Receipt:
+    async def _put_to_sleep(self, live: Session, emit: Emit) -> Receipt:
         if not live.state.tokens:
             raise EmptyContext(
                 f"{live.uri} has read nothing, so there is nothing to keep; append to it first.", session=str(live.uri)
@@ -314,12 +313,19 @@ class Service:
                         session=str(uri),
                         version=version,
                     )
-                return listing.wake_result(live, bytes_read=0, seconds=time.monotonic() - started, already_awake=True)
+                return listing.wake_result(
+                    live,
+                    bytes_read=0,
+                    tokens_prefilled=0,
+                    seconds=time.monotonic() - started,
+                    already_awake=True,
+                )
             woken = await self._hibernation.wake(uri, version, self._model_named, emit)
             self._awake[uri] = woken.session
             return listing.wake_result(
                 woken.session,
                 bytes_read=woken.bytes_read,
+                tokens_prefilled=woken.session.state.computed_tokens,
                 seconds=time.monotonic() - started,
                 already_awake=False,
             )
@@ -424,10 +430,6 @@ class Service:
                 loaded=list(self._models),
             )
         return self._models[name]
-
-
-def _load(name: str, source: str, digests: DigestCache) -> LoadedModel:
-    return models.load(name, source, digests)
 
 
 def _uri_of_new(session: str) -> SessionUri:

@@ -32,7 +32,7 @@ def renderer(tokenizer: Any) -> Render:
             raise TemplateUnusable("This model has no chat template; use append and generate instead.")
         try:
             text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=open_turn)
-        except Exception as error:  # noqa: BLE001 - a template is a program of the model's author
+        except Exception as error:
             raise TemplateUnusable(f"The model's chat template refused the message: {error}.") from error
         return str(text)
 
@@ -66,7 +66,9 @@ def next_turn(render: Render, message: Message, *, turn_open: bool, end_text: st
 def _after_placeholder(text: str) -> str:
     _, found, rest = text.rpartition(_ASSISTANT)
     if not found:
-        raise TemplateUnusable("The model's chat template does not show the assistant's words; use append and generate.")
+        raise TemplateUnusable(
+            "The model's chat template does not show the assistant's words; use append and generate."
+        )
     return rest
 
 

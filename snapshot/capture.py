@@ -53,7 +53,7 @@ class Cut:
         slots = []
         for index, spec in enumerate(self.layout.span_slots(count)):
             keys, values, capacity = self.layers[index // 2]
-            heads, _, dim = spec.shape
+            heads = spec.shape[0]
             row_bytes = spec.size_bytes // (heads * count)
             source = values if index % 2 else keys
             slots.append(SlotDraft(spec, memory.head_runs(source, heads, capacity, row_bytes, start, count)))

@@ -7,6 +7,8 @@ as it was even when the cache goes on growing.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import mlx.core as mx
 import numpy as np
 
@@ -21,7 +23,7 @@ def contiguous(array: mx.array) -> mx.array:
 
 def readable(array: mx.array) -> memoryview:
     """The bytes of an evaluated array from `contiguous`."""
-    return memoryview(array).cast("B")
+    return memoryview(cast(Any, array)).cast("B")
 
 
 def allocate(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
@@ -33,7 +35,7 @@ def allocate(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 def writable(array: mx.array) -> memoryview:
     """The bytes of an evaluated array from `allocate`; what is written is seen by MLX."""
-    return memoryview(np.asarray(array)).cast("B")
+    return memoryview(cast(Any, np.asarray(array))).cast("B")
 
 
 def as_dtype(array: mx.array, dtype: mx.Dtype) -> mx.array:

@@ -94,9 +94,7 @@ class Filling:
         Raises:
             StoreError: a byte is not what its block id says; nothing live has been touched.
         """
-        jobs = [
-            pool.submit(self._fill_slot, reader, index) for index in range(2 * len(self.plan.layout.layers))
-        ]
+        jobs = [pool.submit(self._fill_slot, reader, index) for index in range(2 * len(self.plan.layout.layers))]
         try:
             for done, job in enumerate(jobs, start=1):
                 job.result()
@@ -117,9 +115,7 @@ class Filling:
         caches = []
         for layer, (keys, values) in zip(self.plan.layout.layers, self.arrays, strict=True):
             dtype = dtype_named(layer.dtype)
-            caches.append(
-                rebuilt(memory.as_dtype(keys, dtype), memory.as_dtype(values, dtype), self.plan.token_count)
-            )
+            caches.append(rebuilt(memory.as_dtype(keys, dtype), memory.as_dtype(values, dtype), self.plan.token_count))
         return LiveState(
             tokens=token_array(self.plan.tokens),
             caches=caches,
@@ -131,7 +127,7 @@ class Filling:
         target = memory.writable(self.arrays[index // 2][index % 2])
         for entry in self.plan.spans:
             spec = self.plan.layout.span_slots(entry.token_count)[index]
-            heads, count, _ = spec.shape
+            heads, count = spec.shape[:2]
             row_bytes = spec.size_bytes // (heads * count)
             runs = memory.head_runs(target, heads, self.capacity, row_bytes, entry.start, count)
             reader.read_slot_into(entry, index, runs)

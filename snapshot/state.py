@@ -10,12 +10,10 @@ import mlx.core as mx
 
 from .kinds import length
 
-TOKEN_TYPECODE = "I"  # uint32, the width in which token ids are stored
-
 
 def token_array(tokens: bytes = b"") -> array[int]:
     """A ledger from stored bytes (uint32, little-endian)."""
-    ledger = array(TOKEN_TYPECODE)
+    ledger = array("I")  # uint32, the width in which token ids are stored
     ledger.frombytes(tokens)
     return ledger
 
@@ -28,12 +26,15 @@ class LiveState:
     caches: one cache per layer, all of the length of the ledger.
     last_logits: float32 `[vocabulary]`, those that the next token is drawn from; None before the first token.
     random_key: uint32 `[2]`, the key that draws it.
+    computed_tokens: how many tokens the model has computed for this state since it came into memory; a state that
+        was put back from a snapshot starts at 0.
     """
 
     tokens: array[int]
     caches: list[Any]
     last_logits: mx.array | None
     random_key: mx.array
+    computed_tokens: int = 0
 
     @property
     def is_consistent(self) -> bool:

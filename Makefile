@@ -1,0 +1,48 @@
+# Every target sets up what it needs: a virtual environment in .venv, and on Linux a fast BLAS for MLX.
+# PYTHON chooses the interpreter (3.11 or later).
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+# Tools that read the tree need the package under its name; the root folder of a clone may have any.
+TYPING := $(VENV)/typing
+
+.PHONY: demo test test-all check bench install blas clean help
+
+help: ## say what the targets are
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+demo: install ## an agent reads, sleeps, loses its process to SIGKILL, wakes, and goes on
+	@$(BIN)/torpor demo
+
+test: install check ## style, types and the tests, with a bounded share of each heavy sweep
+	@$(BIN)/python -m pytest -q -m "not heavy"
+
+test-all: install check ## the tests with every heavy sweep in full
+	@$(BIN)/python -m pytest -q
+
+check: install ## style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@MYPYPATH=$(TYPING) $(BIN)/mypy -p torpor
+
+bench: install ## measure what the documents claim, with the figures of the peers beside them
+	@$(BIN)/python bench/run.py
+
+install: $(VENV)/.installed blas ## the virtual environment
+
+$(VENV)/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "torpor needs Python 3.11 or later; none was found. Set PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+	@echo "installing torpor and its tools into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@mkdir -p $(TYPING) && ln -sfn "$(CURDIR)" $(TYPING)/torpor
+	@touch $@
+
+blas: ## a fast BLAS for MLX on Linux, from the system's package manager
+	@sh scripts/install-blas
+
+clean: ## remove what make has built
+	rm -rf $(VENV) build dist *.egg-info

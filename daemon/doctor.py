@@ -1,0 +1,89 @@
+"""`python -m torpor.daemon.doctor`: what this machine gives MLX, as one JSON object on standard output.
+
+A process of its own, so that the command line, which shows the answer, never imports MLX.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import time
+from typing import Any
+
+import mlx.core as mx
+
+from .. import __version__
+from ..snapshot import blas
+
+PRODUCT_SIZE = 512
+_PRODUCTS = 15
+# The reference BLAS reaches about 2 GFLOP/s on any machine, every tuned one far more than this.
+FAST_GFLOPS = 20.0
+_PACKAGES = ("mlx", "mlx-lm", "numpy", "blake3", "msgpack", "zstandard", "pydantic")
+
+
+def examine() -> dict[str, Any]:
+    """The facts: versions, device, BLAS with its measured speed, and how to get a faster one where that helps."""
+    choice = blas.load_fast_blas()
+    device, rates = _measure()
+    gflops = statistics.median(rates)
+    on_linux_cpu = sys.platform == "linux" and "cpu" in device
+    fast = gflops >= FAST_GFLOPS
+    return {
+        "torpor": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "device": device,
+        "blas": {
+            "library": blas.library_in_use() if on_linux_cpu else None,
+            "reason": choice.reason,
+            "fast": fast,
+            "gflops": round(gflops, 1),
+            "gflops_lowest": round(min(rates), 1),
+            "gflops_highest": round(max(rates), 1),
+            "product": f"{PRODUCT_SIZE}x{PRODUCT_SIZE}x{PRODUCT_SIZE} float32",
+            "advice": None if fast or not on_linux_cpu else _advice(),
+        },
+    }
+
+
+def main() -> None:
+    """Print the facts."""
+    print(json.dumps(examine(), indent=2))
+
+
+def _measure() -> tuple[str, list[float]]:
+    """The default device, and the rates of single products in GFLOP/s after a warm-up."""
+    left, right = (mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE)) for _ in range(2))
+    mx.eval(left, right, left @ right)
+    rates = []
+    for _ in range(_PRODUCTS):
+        started = time.perf_counter()
+        mx.eval(left @ right)
+        rates.append(2 * PRODUCT_SIZE**3 / (time.perf_counter() - started) / 1e9)
+    return str(mx.default_device()), rates
+
+
+def _advice() -> str:
+    manager = next((name for name in blas.HOW_TO_GET_IT if shutil.which(name)), None)
+    command = blas.HOW_TO_GET_IT[manager] if manager else "install OpenBLAS with your package manager"
+    return f"MLX runs on its slow reference BLAS. Get the fast one: {command}. Then start torpor again."
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    main()
