@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
+from ..snapshot.layout import layers_of
 from ..snapshot.state import token_array
 from .models import LoadedModel
 from .results import ModelInfo, SessionDetail, SessionInfo, SleepResult, VersionInfo, WakeResult
@@ -91,15 +92,13 @@ def detail_of_asleep(
         manifest = reader.manifest
         identity = dict(manifest.identity.parts)
         tail = _tail(model, token_array(reader.tokens())) if model is not None else ""
-        layers = tuple(
-            f"{spec.name} {spec.kind} {spec.dtype}" for spec, _ in reader.read_header(reader.entries[0]).slots
-        )
+        slots = [spec for spec, _ in reader.read_header(reader.entries[0]).slots]
         sampling = Sampling.from_map(manifest.session["sampling"])
     return SessionDetail(
         info=info_of_asleep(row, sampling),
         versions=tuple(version_info(each) for each in versions),
         tail_text=tail,
-        layers=layers,
+        layers=tuple(str(layer) for layer in layers_of(slots)),
         lineage=_lineage(versions),
         identity=identity,
     )

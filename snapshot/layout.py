@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from ..memvid.blocks import SlotSpec
-from .kinds import LayerLayout, layer_layout
+from .kinds import KV_KIND, LayerLayout, layer_layout
 
 # Slot kinds: keys and values of a plain cache; the records that make up the state at one position.
 KEYS_KIND = "kv.k/1"
@@ -46,6 +46,15 @@ class CacheLayout:
             SlotSpec("logits", LOGITS_KIND, "float32", (self.vocabulary,)),
             SlotSpec("random_key", RANDOM_KEY_KIND, "uint32", (2,)),
         )
+
+
+def layers_of(slots: Sequence[SlotSpec]) -> tuple[LayerLayout, ...]:
+    """The layers that the slots of a stored span are of, for those who look at a bundle without its model."""
+    layers = []
+    for keys, values in zip(slots[::2], slots[1::2], strict=True):
+        heads, _, key_dim = keys.shape
+        layers.append(LayerLayout(KV_KIND, heads, key_dim, values.shape[2], keys.dtype))
+    return tuple(layers)
 
 
 def layout_of(caches: Sequence[Any], vocabulary: int) -> CacheLayout:
