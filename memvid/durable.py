@@ -1,0 +1,181 @@
+"""The one place that writes durably: complete writes, flushes, renames, and what their failures mean.
+
+Owns temporary files and the order write → flush → rename → flush folder. Knows nothing of what is written.
+
+Rules: a file once published is never changed. A failed write leaves nothing but a temporary file, which is removed.
+After a failed flush nobody knows what the disk holds, so it is never tried again: DurabilityLost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from .errors import DurabilityLost, NoSpace, StoreError
+from .limits import MAX_IOVECS
+from .paths import FILE_MODE, io_error
+
+TEMP_SUFFIX: Final = ".tmp"
+NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_TEMP_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write_error(error: OSError, action: str, path: str) -> StoreError:
+    """The typed error for a write that failed, without a flush being involved."""
+    if error.errno in NO_SPACE_ERRNOS:
+        return NoSpace(
+            f"No room to {action} {path}: {os.strerror(error.errno or 0)}. Free some space (`torpor rm` works on a "
+            "full disk) and try again; the store is as it was.",
+            path=path,
+            action=action,
+            errno=error.errno,
+        )
+    return io_error(error, action, path)
+
+
+def sync_file(fd: int, path: str) -> None:
+    """Flush a file to the disk itself. Raises DurabilityLost."""
+    _sync(fd, path)
+
+
+def sync_folder(fd: int, path: str) -> None:
+    """Flush a folder, so that the names in it survive. Raises DurabilityLost."""
+    _sync(fd, path)
+
+
+def _sync(fd: int, path: str) -> None:
+    try:
+        if sys.platform == "darwin":
+            import fcntl
+
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync on macOS stops at the drive's cache
+        else:
+            os.fsync(fd)
+    except OSError as error:
+        raise DurabilityLost(
+            f"Flushing {path} to the disk failed: {os.strerror(error.errno or 0)}. What the disk holds of it is "
+            "unknown; nothing more is written until the store is opened again. Check the disk first.",
+            path=path,
+            errno=error.errno,
+        ) from error
+
+
+class TempFile:
+    """A file being written, private until `publish`. One thread at a time."""
+
+    def __init__(self, folder_fd: int, folder_path: str) -> None:
+        self._folder_fd = folder_fd
+        self._folder_path = folder_path
+        self._name = f"{secrets.token_hex(8)}{TEMP_SUFFIX}"
+        self.path = f"{folder_path}/{self._name}"
+        self.size_bytes = 0
+        try:
+            self.fd = os.open(self._name, _TEMP_FLAGS, FILE_MODE, dir_fd=folder_fd)
+        except OSError as error:
+            raise write_error(error, "create", self.path) from error
+        self._published = False
+
+    def append(self, buffers: Sequence[memoryview | bytes]) -> None:
+        """Write all buffers at the end, however often the system takes only a part. Raises NoSpace, StoreIoError."""
+        waiting = [view.cast("B") for view in map(memoryview, buffers) if view.nbytes]
+        done = 0  # buffers written in full; the one after them may have been cut
+        while done < len(waiting):
+            try:
+                written = os.writev(self.fd, waiting[done : done + MAX_IOVECS])
+            except OSError as error:
+                raise write_error(error, "write", self.path) from error
+            self.size_bytes += written
+            while done < len(waiting) and written >= waiting[done].nbytes:
+                written -= waiting[done].nbytes
+                done += 1
+            if written:
+                waiting[done] = waiting[done][written:]
+
+    def rewrite_start(self, data: bytes) -> None:
+        """Overwrite the first bytes: the header is known last, and a torn file must not look whole."""
+        position = 0
+        while position < len(data):
+            try:
+                position += os.pwrite(self.fd, data[position:], position)
+            except OSError as error:
+                raise write_error(error, "write", self.path) from error
+
+    def sync(self) -> None:
+        sync_file(self.fd, self.path)
+
+    def publish(self, folder_fd: int, name: str, folder_path: str) -> None:
+        """Give the flushed file its name and flush both folders. After it returns the file survives power loss.
+
+        Raises:
+            DurabilityLost: a folder could not be flushed; the name is taken back as far as possible.
+        """
+        try:
+            os.rename(self._name, name, src_dir_fd=self._folder_fd, dst_dir_fd=folder_fd)
+        except OSError as error:
+            raise write_error(error, "rename", f"{folder_path}/{name}") from error
+        self._published = True
+        try:
+            sync_folder(folder_fd, folder_path)
+            if folder_fd != self._folder_fd:
+                sync_folder(self._folder_fd, self._folder_path)
+        except DurabilityLost:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder_fd)
+            raise
+
+    def close(self) -> None:
+        """Close, and remove the file unless it was published. Never raises; leftovers are removed at the next open."""
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+        if not self._published:
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=self._folder_fd)
+
+
+def write_file(folder_fd: int, name: str, data: bytes, folder_path: str) -> None:
+    """Write a small file durably and atomically."""
+    temp = TempFile(folder_fd, folder_path)
+    try:
+        temp.append([data])
+        temp.sync()
+        temp.publish(folder_fd, name, folder_path)
+    finally:
+        temp.close()
+
+
+def make_folder(parent_fd: int, name: str, parent_path: str, mode: int) -> None:
+    """Create a folder durably; one that is there is left alone."""
+    try:
+        os.mkdir(name, mode, dir_fd=parent_fd)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise write_error(error, "create", f"{parent_path}/{name}") from error
+    sync_folder(parent_fd, parent_path)
+
+
+def rename(folder_fd: int, old: str, new: str, folder_path: str) -> None:
+    """Rename within one folder; durable after the next `sync_folder`. Raises FileNotFoundError as it is."""
+    try:
+        os.rename(old, new, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise write_error(error, "rename", f"{folder_path}/{old}") from error
+
+
+def remove(folder_fd: int, name: str, folder_path: str) -> bool:
+    """Remove a name, if it is there; durable after the next `sync_folder`. Says whether it was."""
+    try:
+        os.unlink(name, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_error(error, "remove", f"{folder_path}/{name}") from error
+    return True

@@ -1,0 +1,192 @@
+"""Every way the store refuses, one class and one stable `code` each.
+
+The text is written where an error is raised, because only that place knows what is wrong and what helps.
+`Corruption` groups all that says "these bytes are not what was written"; nothing here is raised for a cache miss.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..errors import TorporError
+
+
+class StoreError(TorporError):
+    """Root of all errors of the store."""
+
+    code: ClassVar[str] = "store_error"
+
+
+# --- names
+
+
+class InvalidUri(StoreError):
+    code: ClassVar[str] = "invalid_uri"
+
+
+class AmbiguousName(StoreError):
+    """A bare name that more than one namespace has; `candidates` lists their URIs."""
+
+    code: ClassVar[str] = "ambiguous_name"
+
+
+class SessionNotFound(StoreError):
+    """No such session, or not in that version; `suggestions` lists close names."""
+
+    code: ClassVar[str] = "session_not_found"
+
+
+# --- the store as a whole
+
+
+class NoStore(StoreError):
+    code: ClassVar[str] = "no_store"
+
+
+class NotAStore(StoreError):
+    """The folder holds something else; nothing in it is touched."""
+
+    code: ClassVar[str] = "not_a_store"
+
+
+class UnsupportedFormat(StoreError):
+    """Written by a newer format version; the file stays untouched."""
+
+    code: ClassVar[str] = "unsupported_format"
+
+
+class UnsafePath(StoreError):
+    """A link, a device, a FIFO, a second hard link, a foreign owner, or a folder that others may write."""
+
+    code: ClassVar[str] = "unsafe_path"
+
+
+class StoreLocked(StoreError):
+    """Another process writes this store; `holder_pid` is information only, the flock decides."""
+
+    code: ClassVar[str] = "store_locked"
+
+
+class LockLost(StoreError):
+    """The lock file was replaced under us; this store object writes no more."""
+
+    code: ClassVar[str] = "lock_lost"
+
+
+class ReadOnlyStore(StoreError):
+    code: ClassVar[str] = "store_read_only"
+
+
+class StoreClosed(StoreError):
+    code: ClassVar[str] = "store_closed"
+
+
+class NoSpace(StoreError):
+    """Disk, quota or file size limit reached; the store is as it was before."""
+
+    code: ClassVar[str] = "no_space"
+
+
+class DurabilityLost(StoreError):
+    """A flush failed. What the kernel kept is unknown, so nothing is written until the store is opened again."""
+
+    code: ClassVar[str] = "durability_lost"
+
+
+class StoreIoError(StoreError):
+    """Any other failure of the operating system; `errno`, `action` and `path` say which."""
+
+    code: ClassVar[str] = "store_io"
+
+
+# --- what callers hand in
+
+
+class InvalidDraft(StoreError):
+    """What was handed in to be written contradicts itself; nothing was written."""
+
+    code: ClassVar[str] = "invalid_draft"
+
+
+class LimitExceeded(StoreError):
+    """A size above a named limit of `limits.py`; refused before anything is allocated."""
+
+    code: ClassVar[str] = "limit_exceeded"
+
+
+# --- bytes that are not what was written
+
+
+class Corruption(StoreError):
+    """Root of all findings of damage."""
+
+    code: ClassVar[str] = "corruption"
+
+
+class Truncated(Corruption):
+    code: ClassVar[str] = "truncated"
+
+
+class TrailingData(Corruption):
+    code: ClassVar[str] = "trailing_data"
+
+
+class CorruptBundle(Corruption):
+    """Damage in a bundle's header, frame heads, manifest or trailer; `part` says where."""
+
+    code: ClassVar[str] = "corrupt_bundle"
+
+
+class CorruptBlock(Corruption):
+    """Damage in a block's payload; `block_id`, `slot` and `path` say where."""
+
+    code: ClassVar[str] = "corrupt_block"
+
+
+class ReadBackFailed(Corruption):
+    """What was written did not read back as it was meant; it was not published."""
+
+    code: ClassVar[str] = "read_back_failed"
+
+
+class BundleMissing(Corruption):
+    code: ClassVar[str] = "bundle_missing"
+
+
+class BlockMissing(Corruption):
+    """A bundle does not hold the block that a manifest or a caller says it holds."""
+
+    code: ClassVar[str] = "block_missing"
+
+
+# --- a sound bundle that is not the one that was promised
+
+
+class BundleMismatch(Corruption):
+    """A file's content has another bundle id than its name."""
+
+    code: ClassVar[str] = "bundle_mismatch"
+
+
+class OwnerMismatch(Corruption):
+    code: ClassVar[str] = "owner_mismatch"
+
+
+class VersionMismatch(Corruption):
+    code: ClassVar[str] = "version_mismatch"
+
+
+class ParentMismatch(Corruption):
+    code: ClassVar[str] = "parent_mismatch"
+
+
+class IndexMismatch(Corruption):
+    """Another fact of the index (identity, token count, …) differs from the bundle; `field` says which."""
+
+    code: ClassVar[str] = "index_mismatch"
+
+
+class IdentityMismatch(StoreError):
+    """The state belongs to another model than the live one; `mismatched_fields` says what differs."""
+
+    code: ClassVar[str] = "identity_mismatch"

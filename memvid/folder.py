@@ -1,0 +1,247 @@
+"""The store's folder: which files there are, under which names, and how each comes and goes.
+
+Owns store.json, the names of bundle files and the meaning of their endings. Knows nothing of their contents.
+
+    bundles/ab/<64 hex>.mvb   a version of a session
+    bundles/ab/<64 hex>.mvr   retired: its session is deleted, but other bundles may still need its blocks
+    bundles/*.tmp             an unfinished sleep; removed at the next open for writing
+
+Retiring is one rename, so it takes no disk space and a crash leaves a bundle in one state or the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Final
+
+from . import durable
+from .errors import BundleMissing, NoStore, NotAStore, UnsupportedFormat
+from .limits import MAX_STORE_JSON_BYTES
+from .lock import LOCK_NAME
+from .paths import FOLDER_MODE, io_error, open_file, open_folder, open_root
+
+STORE_VERSION: Final = 1
+STORE_FILE: Final = "store.json"
+BUNDLES: Final = "bundles"
+QUARANTINE: Final = "quarantine"
+LIVE_SUFFIX: Final = ".mvb"
+RETIRED_SUFFIX: Final = ".mvr"
+
+_FORMAT_NAME: Final = "torpor.store"
+_BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)
+_PREFIX_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
+
+
+class StoreFolder:
+    """Open descriptors of a store's folders. Safe from several threads; writes need the store's lock."""
+
+    def __init__(self, path: str, root_fd: int, store_uuid: str) -> None:
+        self.path = path
+        self.root_fd = root_fd
+        self.uuid = store_uuid
+        self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+
+    def close(self) -> None:
+        for fd in (self.bundles_fd, self.root_fd):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    # --- bundle files
+
+    def bundle_path(self, bundle_id: bytes, suffix: str = LIVE_SUFFIX) -> str:
+        """For messages only; files are opened by descriptor."""
+        name = bundle_id.hex()
+        return f"{self.path}/{BUNDLES}/{name[:2]}/{name}{suffix}"
+
+    def open_bundle(self, bundle_id: bytes) -> tuple[int, str]:
+        """Open a bundle's file, live or retired: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
+        name = bundle_id.hex()
+        for _ in range(2):  # twice: it may be retired between the two attempts
+            for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+                path = self.bundle_path(bundle_id, suffix)
+                with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                    return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
+        raise BundleMissing(
+            f"The bundle {self.bundle_path(bundle_id)} is missing. Put it back from a backup, or delete its session.",
+            bundle_id=name,
+            path=self.bundle_path(bundle_id),
+        )
+
+    def list_bundles(self) -> dict[bytes, str]:
+        """All bundle files by id, with their ending. A bundle with both endings counts as live."""
+        found: dict[bytes, str] = {}
+        for prefix in sorted(os.listdir(self.bundles_fd)):
+            if not _PREFIX_NAME.fullmatch(prefix):
+                continue
+            with self._prefix_folder(prefix) as folder_fd:
+                for name in sorted(os.listdir(folder_fd), reverse=True):
+                    match = _BUNDLE_NAME.fullmatch(name)
+                    if match and match[1].startswith(prefix):
+                        found[bytes.fromhex(match[1])] = match[2]
+        return found
+
+    def list_strangers(self) -> list[str]:
+        """Paths of what does not belong under bundles/: for verify, which only reports it."""
+        strangers = []
+        for prefix in sorted(os.listdir(self.bundles_fd)):
+            path = f"{self.path}/{BUNDLES}/{prefix}"
+            if not _PREFIX_NAME.fullmatch(prefix):
+                strangers += [] if prefix.endswith(durable.TEMP_SUFFIX) else [path]
+                continue
+            with self._prefix_folder(prefix) as folder_fd:
+                for name in sorted(os.listdir(folder_fd)):
+                    match = _BUNDLE_NAME.fullmatch(name)
+                    if not match or not name.startswith(prefix):
+                        strangers.append(f"{path}/{name}")
+        return strangers
+
+    def publish(self, temp: durable.TempFile, bundle_id: bytes) -> str:
+        """Give a flushed temporary file its name, durably. Returns the path."""
+        name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
+        with self._prefix_folder(name[:2]) as folder_fd:
+            temp.publish(folder_fd, name + LIVE_SUFFIX, path)
+        return f"{path}/{name}{LIVE_SUFFIX}"
+
+    def retire(self, bundle_id: bytes) -> None:
+        """Durably turn a version of a session into a mere holder of blocks; a file that is gone needs no turning."""
+        name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            durable.rename(folder_fd, name + LIVE_SUFFIX, name + RETIRED_SUFFIX, path)
+            durable.sync_folder(folder_fd, path)
+
+    def remove(self, bundle_id: bytes, suffix: str) -> int:
+        """Durably remove a bundle's file; the bytes that this frees, 0 if it was not there."""
+        name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            size_bytes = os.stat(name + suffix, dir_fd=folder_fd, follow_symlinks=False).st_size
+            durable.remove(folder_fd, name + suffix, path)
+            durable.sync_folder(folder_fd, path)
+            return size_bytes
+        return 0
+
+    def new_temp(self) -> durable.TempFile:
+        return durable.TempFile(self.bundles_fd, f"{self.path}/{BUNDLES}")
+
+    def remove_temps(self) -> int:
+        """Remove what unfinished writes left behind; how many there were. Only under the store's lock."""
+        count = 0
+        for folder_fd, path in ((self.root_fd, self.path), (self.bundles_fd, f"{self.path}/{BUNDLES}")):
+            for name in os.listdir(folder_fd):
+                if name.endswith(durable.TEMP_SUFFIX):
+                    count += durable.remove(folder_fd, name, path)
+        return count
+
+    @contextlib.contextmanager
+    def _prefix_folder(self, prefix: str) -> Iterator[int]:
+        fd = open_folder(self.bundles_fd, prefix, f"{self.path}/{BUNDLES}/{prefix}")
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+# --- store.json
+
+
+def load_store_uuid(root_fd: int, path: str) -> str:
+    """Read store.json. Raises NoStore if there is none, UnsupportedFormat for a later version, NotAStore if malformed."""
+    file_path = f"{path}/{STORE_FILE}"
+    try:
+        fd = open_file(root_fd, STORE_FILE, os.O_RDONLY, file_path)
+    except FileNotFoundError as error:
+        raise _no_store(path) from error
+    try:
+        data = os.read(fd, MAX_STORE_JSON_BYTES + 1)
+    except OSError as error:
+        raise io_error(error, "read", file_path) from error
+    finally:
+        os.close(fd)
+    try:
+        if len(data) > MAX_STORE_JSON_BYTES:
+            raise ValueError("it is too long")
+        document = json.loads(data)
+        if not isinstance(document, dict) or document.get("format") != _FORMAT_NAME:
+            raise ValueError("it does not say that this is a store")
+        version = document.get("version")
+        if isinstance(version, int) and version > STORE_VERSION:
+            raise UnsupportedFormat(
+                f"{path} has store format version {version}; this program reads version {STORE_VERSION}. "
+                "Use the Torpor that wrote it. Nothing was touched.",
+                path=path,
+                found=version,
+                supported=STORE_VERSION,
+            )
+        if type(version) is not int or version != STORE_VERSION:
+            raise ValueError("its version is not valid")
+        return str(uuid.UUID(document["uuid"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NotAStore(f"{file_path} is not valid: {error}. Put it back from a backup.", path=file_path) from error
+
+
+def create_store(root_fd: int, path: str) -> str:
+    """Make an empty folder a store, under its lock; store.json comes last, so a crash before it leaves no half store."""
+    for name in (BUNDLES, QUARANTINE):
+        durable.make_folder(root_fd, name, path, FOLDER_MODE)
+    store_uuid = str(uuid.uuid4())
+    document = {"format": _FORMAT_NAME, "version": STORE_VERSION, "uuid": store_uuid}
+    durable.write_file(root_fd, STORE_FILE, (json.dumps(document) + "\n").encode(), path)
+    return store_uuid
+
+
+def require_creatable(root_fd: int, path: str) -> None:
+    """Refuse to turn a folder that holds something else into a store."""
+    for name in sorted(os.listdir(root_fd)):
+        if name == LOCK_NAME or name.endswith(durable.TEMP_SUFFIX):
+            continue
+        if name in (BUNDLES, QUARANTINE):
+            fd = open_folder(root_fd, name, f"{path}/{name}")
+            try:
+                empty = not os.listdir(fd)
+            finally:
+                os.close(fd)
+            if empty:
+                continue
+        raise NotAStore(
+            f"{path} is not a store and holds other things ({name[:80]!a}). Choose another folder, or put its "
+            f"{STORE_FILE} back.",
+            path=path,
+        )
+
+
+def open_or_make_root(path: str) -> int:
+    """Open the store's folder for writing, creating it (0700) with what is missing above it."""
+    try:
+        os.makedirs(path, FOLDER_MODE, exist_ok=True)
+        fd = open_root(path)
+    except OSError as error:
+        raise durable.write_error(error, "create", path) from error
+    parent_fd = os.open(os.path.join(os.path.realpath(path), os.pardir), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent_fd)
+    except OSError:
+        pass  # a parent that cannot be flushed (another user's) does not hold our data
+    finally:
+        os.close(parent_fd)
+    return fd
+
+
+def open_existing_root(path: str) -> int:
+    try:
+        return open_root(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _no_store(path) from error
+    except OSError as error:
+        raise io_error(error, "open", path) from error
+
+
+def _no_store(path: str) -> NoStore:
+    return NoStore(f"There is no store at {path}. Name another, or let `torpor serve` make one.", path=path)

@@ -1,0 +1,106 @@
+"""Every bound on what is read from a file or accepted from a caller: name, unit, reason.
+
+A limit is checked before memory is allocated or a loop is entered for what it bounds. Raising one is a compatible
+change; lowering one needs a new format version, for a bundle that was valid must stay so.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+# --- bundles
+
+MAX_TOKENS: Final = 16 * MIB
+"""Tokens of one session. Sixteen times the longest context that any model is sold with."""
+
+MAX_BLOCKS: Final = 128 * KIB
+"""Lines of a block list: MAX_TOKENS in spans of 256, and as many whole-state records."""
+
+MAX_BUNDLE_REFS: Final = MAX_BLOCKS
+"""Other bundles that one manifest names: at most one for each block."""
+
+MAX_MANIFEST_BYTES: Final = 32 * MIB
+"""A manifest with MAX_BLOCKS lines of 80 bytes, as many references, and the largest session map, fits."""
+
+MAX_SESSION_MAP_BYTES: Final = 4 * MIB
+"""Packed size of what the layers above keep with a session. Bulk belongs in blocks."""
+
+MAX_ENVIRONMENT_ENTRIES: Final = 64
+MAX_ENVIRONMENT_CHARS: Final = 1024
+"""Length of one key or value; it is information for people."""
+
+MAX_BUNDLE_BYTES: Final = 1 << 50
+"""One bundle file, 1 PiB: keeps every offset sum far below 2^63, which SQLite and off_t can hold."""
+
+MAX_VERSION: Final = (1 << 53) - 1
+"""Versions are counted from 1; 2^53 - 1 survives JSON readers."""
+
+# --- blocks
+
+MAX_BLOCK_HEADER_BYTES: Final = 512 * KIB
+"""Canonical block header: 256 tokens and MAX_SLOTS slots of ordinary names fit."""
+
+MAX_SLOTS: Final = 4096
+"""Slots of one block: K and V of a thousand layers, twice."""
+
+MAX_SLOT_DIMS: Final = 8
+MAX_DIM: Final = 1 << 32
+"""One dimension of a slot's shape."""
+
+MAX_SLOT_BYTES: Final = 4 * GIB
+"""Raw bytes of one slot. A recurrent state of the largest open models is under 1 GiB."""
+
+MAX_FRAME_BYTES: Final = 1 << 44
+"""One block's frame: MAX_SLOTS x MAX_SLOT_BYTES."""
+
+MAX_SLOT_NAME_CHARS: Final = 64
+MAX_SLOT_KIND_CHARS: Final = 64
+
+# --- identity
+
+MAX_IDENTITY_PARTS: Final = 64
+MAX_IDENTITY_NAME_CHARS: Final = 128
+MAX_IDENTITY_VALUE_BYTES: Final = 4 * KIB
+"""Values are digests and short settings; a value of many KiB is a mistake."""
+
+# --- names
+
+MAX_NAME_CHARS: Final = 128
+"""Namespace or name, each: leaves room in any listing, and in file names if ever one is made of it."""
+
+# --- msgpack
+
+MAX_DEPTH: Final = 32
+"""Nesting of maps and lists. Ours use 4; the session map of other layers may use more."""
+
+MAX_UNSCANNED_BYTES: Final = 512 * KIB
+"""Packed data up to this size may be unpacked at once: it cannot hold more than half a million values (32 MiB)."""
+
+MAX_NODES: Final = 512 * KIB
+"""Values in one packed document above that size, counted before it is unpacked."""
+
+# --- codecs
+
+MAX_ZSTD_LEVEL: Final = 19
+"""Above it the window grows past MAX_ZSTD_WINDOW_BYTES."""
+
+MAX_ZSTD_WINDOW_BYTES: Final = 8 * MIB
+"""Memory that a decoder holds for one frame; level 19 needs 8 MiB."""
+
+# --- small files and input/output
+
+MAX_STORE_JSON_BYTES: Final = 4 * KIB
+MAX_LABELS: Final = 256
+MAX_LABEL_CHARS: Final = 256
+MAX_IOVECS: Final = 512
+"""Buffers in one readv or writev. POSIX systems take 1024; half leaves room and costs nothing."""
+
+CHUNK_BYTES: Final = 1 * MIB
+"""Step of streamed hashing and decompression: larger gains nothing, smaller costs calls."""
+
+MAX_OPEN_ANCESTORS: Final = 48
+"""Ancestor bundles that one reader keeps open at a time; macOS starts a process with 256 descriptors."""

@@ -1,0 +1,16 @@
+"""Where the store is when nobody says: one answer for the daemon and for every tool that inspects."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+STORE_VARIABLE = "TORPOR_STORE"
+
+
+def default_store_path() -> Path:
+    """$TORPOR_STORE if it is set, else the user's data folder of this platform. Creates nothing."""
+    chosen = os.environ.get(STORE_VARIABLE)
+    return Path(chosen).expanduser() if chosen else user_data_path("torpor") / "store"

@@ -1,0 +1,82 @@
+"""One writer for each store: a flock on STORE/lock, and the check that the lock file is still the one we locked.
+
+The kernel frees the lock when its owner dies, however it dies, so there is no stale lock; the pid in the file only
+helps a person. A file unlinked and made anew could be locked by a second owner: the inode is compared after locking
+and again before each write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import Final
+
+from .errors import LockLost, StoreLocked
+from .paths import open_file
+
+LOCK_NAME: Final = "lock"
+_ATTEMPTS: Final = 16
+_MAX_PID_BYTES: Final = 32
+
+
+class StoreLock:
+    """Held from construction until `close`. Raises StoreLocked if another process, or another Store, has it."""
+
+    def __init__(self, root_fd: int, store_path: str) -> None:
+        self._root_fd = root_fd
+        self._path = f"{store_path}/{LOCK_NAME}"
+        self._fd = self._acquire()
+        self._write_pid()
+
+    def _acquire(self) -> int:
+        for _ in range(_ATTEMPTS):
+            fd = open_file(self._root_fd, LOCK_NAME, os.O_RDWR | os.O_CREAT, self._path)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = _read_pid(fd)
+                os.close(fd)
+                who = f"process {holder}" if holder else "another process"
+                raise StoreLocked(
+                    f"The store is in use by {who}: {self._path} is locked. Stop that daemon, or talk to it.",
+                    path=self._path,
+                    holder_pid=holder,
+                ) from error
+            if self._is_current(fd):
+                return fd
+            os.close(fd)
+        raise LockLost(f"{self._path} keeps being replaced. Stop whatever removes it.", path=self._path)
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            named = os.stat(LOCK_NAME, dir_fd=self._root_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        ours = os.fstat(fd)
+        return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def _write_pid(self) -> None:
+        with contextlib.suppress(OSError):  # information only; on a full disk the lock still holds
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def require_held(self) -> None:
+        """Raise LockLost unless the file that we locked is still the store's lock."""
+        if self._fd < 0 or not self._is_current(self._fd):
+            raise LockLost(
+                f"{self._path} was removed or replaced while it was locked. This store writes no more; stop the "
+                "daemon, see that no other one runs, and start it again.",
+                path=self._path,
+            )
+
+    def close(self) -> None:
+        """Let go. The file stays: unlinking a lock file is how two owners come about."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _read_pid(fd: int) -> int | None:
+    text = os.pread(fd, _MAX_PID_BYTES, 0).strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,258 @@
+"""What a bundle says of itself, as a value, and its canonical encoding.
+
+Owns the manifest's fields and their checks. Knows nothing of files; what the session map means is for other layers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from .blocks import ID_BYTES, BlockEntry, kind_code, kind_of_code, require_chain
+from .errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
+from .identity import Identity
+from .layout import ALIGNMENT, HEADER_BYTES, PREFIX_BYTES
+from .limits import (
+    MAX_BLOCKS,
+    MAX_BUNDLE_BYTES,
+    MAX_BUNDLE_REFS,
+    MAX_ENVIRONMENT_CHARS,
+    MAX_ENVIRONMENT_ENTRIES,
+    MAX_FRAME_BYTES,
+    MAX_LABEL_CHARS,
+    MAX_LABELS,
+    MAX_MANIFEST_BYTES,
+    MAX_SESSION_MAP_BYTES,
+    MAX_TOKENS,
+    MAX_VERSION,
+)
+from .packing import pack, unpack
+from .uri import SessionUri
+
+_DOMAIN: Final = "torpor.manifest/1"
+_KEYS: Final = {
+    "blocks", "created_ns", "environment", "identity", "parent", "refs", "session", "token_count", "uri", "version",
+}  # fmt: skip
+_LINE: Final = struct.Struct("<32sIHHQQQQII")
+# block id, reference (0: this bundle, n: n-th of refs), kind, tokens, start, offset, frame bytes, raw bytes,
+# head bytes, zero
+LINE_BYTES: Final = _LINE.size
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`parent` is the session's previous bundle; `refs` are the other bundles that hold some of the blocks."""
+
+    uri: SessionUri
+    version: int
+    parent: bytes | None
+    identity: Identity
+    token_count: int
+    created_ns: int
+    blocks: tuple[BlockEntry, ...]
+    session: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+    @property
+    def refs(self) -> tuple[bytes, ...]:
+        """Other bundles that hold blocks of this one, in the order of first use."""
+        return tuple(dict.fromkeys(entry.bundle_id for entry in self.blocks if entry.bundle_id is not None))
+
+    @property
+    def own_blocks(self) -> tuple[BlockEntry, ...]:
+        """The blocks whose frames are in this bundle, in file order."""
+        return tuple(entry for entry in self.blocks if entry.bundle_id is None)
+
+    @property
+    def logical_bytes(self) -> int:
+        """Raw bytes of the whole state, wherever its blocks lie."""
+        return sum(entry.raw_bytes for entry in self.blocks)
+
+    @property
+    def model(self) -> str:
+        """The model's short name as the session map tells it; "" if it does not."""
+        name = self.session.get("model")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        labels = self.session.get("labels")
+        return tuple(label for label in labels if isinstance(label, str)) if isinstance(labels, list | tuple) else ()
+
+    def encode(self) -> bytes:
+        """The canonical bytes. Raises InvalidDraft or LimitExceeded for what may not be written."""
+        require_session_map(self.session)
+        refs = self.refs
+        numbers = {bundle_id: number for number, bundle_id in enumerate(refs, start=1)}
+        document = {
+            "uri": str(self.uri),
+            "version": self.version,
+            "parent": self.parent,
+            "identity": [[part, value] for part, value in self.identity.parts],
+            "token_count": self.token_count,
+            "created_ns": self.created_ns,
+            "refs": b"".join(refs),
+            "blocks": b"".join(_encode_line(entry, numbers) for entry in self.blocks),
+            "session": dict(self.session),
+            "environment": dict(self.environment),
+        }
+        data = pack([_DOMAIN, document], "manifest")
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise LimitExceeded(
+                f"the manifest would have {len(data)} bytes, the limit is {MAX_MANIFEST_BYTES}.",
+                size_bytes=len(data),
+                limit=MAX_MANIFEST_BYTES,
+            )
+        return data
+
+
+def require_session_map(session: Mapping[str, Any]) -> None:
+    """Refuse a session map that no manifest may hold; nothing has been written when this raises."""
+    size_bytes = len(pack(dict(session), "the session map"))
+    if size_bytes > MAX_SESSION_MAP_BYTES:
+        raise LimitExceeded(
+            f"the session map has {size_bytes} packed bytes, the limit is {MAX_SESSION_MAP_BYTES}.",
+            size_bytes=size_bytes,
+            limit=MAX_SESSION_MAP_BYTES,
+        )
+    labels = session.get("labels", ())
+    if not isinstance(labels, list | tuple) or len(labels) > MAX_LABELS:
+        raise InvalidDraft(f"labels must be a list of at most {MAX_LABELS}.", field="labels")
+    if not all(isinstance(label, str) and 1 <= len(label) <= MAX_LABEL_CHARS for label in labels):
+        raise InvalidDraft(f"a label is text of 1 to {MAX_LABEL_CHARS} characters.", field="labels")
+
+
+def _encode_line(entry: BlockEntry, numbers: Mapping[bytes, int]) -> bytes:
+    number = 0 if entry.bundle_id is None else numbers[entry.bundle_id]
+    return _LINE.pack(
+        entry.id,
+        number,
+        kind_code(entry.kind),
+        entry.token_count,
+        entry.start,
+        entry.offset,
+        entry.frame_bytes,
+        entry.raw_bytes,
+        entry.head_bytes,
+        0,
+    )
+
+
+def decode_manifest(data: bytes, path: str) -> Manifest:
+    """Read a manifest, refusing whatever `encode` would not have written.
+
+    Raises:
+        CorruptBundle, LimitExceeded
+    """
+    document = unpack(data, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
+    if not isinstance(document, list) or len(document) != 2 or document[0] != _DOMAIN:
+        _refuse(path, "it is not a manifest of this format version")
+    fields = document[1]
+    if not isinstance(fields, dict) or fields.keys() != _KEYS:
+        _refuse(path, "its fields are not those of this format version")
+    try:
+        manifest = Manifest(
+            uri=SessionUri.parse(fields["uri"]),
+            version=_integer(fields["version"], 1, MAX_VERSION),
+            parent=None if fields["parent"] is None else _bytes(fields["parent"], ID_BYTES),
+            identity=Identity(tuple((part, value) for part, value in _list(fields["identity"]))),
+            token_count=_integer(fields["token_count"], 0, MAX_TOKENS),
+            created_ns=_integer(fields["created_ns"], 0, (1 << 63) - 1),
+            blocks=_decode_blocks(fields["blocks"], fields["refs"]),
+            session=_map(fields["session"]),
+            environment=_environment(fields["environment"]),
+        )
+        require_session_map(manifest.session)
+        if manifest.encode() != data:
+            raise ValueError("it is not in canonical form")
+    except (StoreError, ValueError, TypeError) as error:
+        _refuse(path, str(error).rstrip("."))
+    problem = require_chain(manifest.blocks, manifest.token_count)
+    if problem:
+        _refuse(path, problem)
+    return manifest
+
+
+def require_gapless(entries: Sequence[BlockEntry], manifest_offset: int, path: str) -> None:
+    """Refuse a block list whose own frames do not fill the file from the header to the manifest, in order."""
+    offset = HEADER_BYTES
+    for entry in entries:
+        if entry.bundle_id is not None:
+            continue
+        if entry.offset != offset:
+            _refuse(path, f"a frame is said to be at {entry.offset} instead of {offset}")
+        offset += entry.frame_bytes
+    if offset != manifest_offset:
+        _refuse(path, f"the frames end at {offset}, but the manifest begins at {manifest_offset}")
+
+
+def _decode_blocks(lines: Any, refs: Any) -> tuple[BlockEntry, ...]:
+    if not isinstance(lines, bytes) or len(lines) % LINE_BYTES or len(lines) > MAX_BLOCKS * LINE_BYTES:
+        raise ValueError("its block list has a wrong length")
+    if not isinstance(refs, bytes) or len(refs) % ID_BYTES or len(refs) > MAX_BUNDLE_REFS * ID_BYTES:
+        raise ValueError("its list of other bundles has a wrong length")
+    bundles: list[bytes | None] = [None, *(refs[at : at + ID_BYTES] for at in range(0, len(refs), ID_BYTES))]
+    return tuple(_decode_line(fields, bundles) for fields in _LINE.iter_unpack(lines))
+
+
+def _decode_line(fields: tuple[Any, ...], bundles: Sequence[bytes | None]) -> BlockEntry:
+    block_id, number, kind, token_count, start, offset, frame_bytes, raw_bytes, head_bytes, zero = fields
+    if number >= len(bundles):
+        raise ValueError("a line of its block list names a bundle that is not in its list")
+    if zero or start > MAX_TOKENS or frame_bytes > MAX_FRAME_BYTES or raw_bytes > MAX_FRAME_BYTES:
+        raise ValueError("a line of its block list is outside its limits")
+    if offset > MAX_BUNDLE_BYTES or any(size % ALIGNMENT for size in (offset, frame_bytes, head_bytes)):
+        raise ValueError("a line of its block list is not aligned")
+    if offset < HEADER_BYTES or not PREFIX_BYTES <= head_bytes <= frame_bytes:
+        raise ValueError("a line of its block list does not hold a frame")
+    return BlockEntry(
+        id=block_id,
+        bundle_id=bundles[number],
+        offset=offset,
+        head_bytes=head_bytes,
+        frame_bytes=frame_bytes,
+        raw_bytes=raw_bytes,
+        kind=kind_of_code(kind),
+        start=start,
+        token_count=token_count,
+    )
+
+
+def _integer(value: Any, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"a number is not within {low} to {high}")
+    return value
+
+
+def _bytes(value: Any, size_bytes: int) -> bytes:
+    if not isinstance(value, bytes) or len(value) != size_bytes:
+        raise ValueError(f"an id does not have {size_bytes} bytes")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("a list is missing")  # noqa: TRY004 - one kind of refusal, turned into CorruptBundle above
+    return value
+
+
+def _map(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("a map is missing")  # noqa: TRY004
+    return value
+
+
+def _environment(value: Any) -> dict[str, str]:
+    environment = _map(value)
+    if len(environment) > MAX_ENVIRONMENT_ENTRIES:
+        raise ValueError("its environment has too many entries")
+    for key, text in environment.items():
+        if not isinstance(text, str) or max(len(key), len(text)) > MAX_ENVIRONMENT_CHARS:
+            raise ValueError("its environment holds something else than short text")
+    return environment
+
+
+def _refuse(path: str, why: str) -> NoReturn:
+    raise CorruptBundle(f"{path}: the manifest is not valid: {why}.", path=path, part="manifest")

@@ -1,0 +1,96 @@
+"""Opens what is in a store without leaving it: one component at a time, never through a link, never by a client's text.
+
+Owns the refusal of links, FIFOs, devices, second hard links and foreign owners. Knows nothing of what files hold.
+
+Rules: every open is relative to an open folder and carries O_NOFOLLOW and O_CLOEXEC; files also O_NONBLOCK, for a
+FIFO would block forever. The store's own path is the user's choice and is resolved once; inside it no link is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final
+
+from .errors import StoreIoError, UnsafePath
+
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def open_root(path: str) -> int:
+    """Open the store's own folder. Raises FileNotFoundError if it is absent; links above it are the user's choice."""
+    fd = os.open(os.path.realpath(path), _FOLDER_FLAGS)
+    return _require_private_folder(fd, path)
+
+
+def open_folder(parent_fd: int, name: str, path: str) -> int:
+    """Open a folder inside the store. Raises FileNotFoundError, UnsafePath."""
+    try:
+        fd = os.open(name, _FOLDER_FLAGS, dir_fd=parent_fd)
+    except OSError as error:
+        raise _unsafe_or_same(error, path) from error
+    return _require_private_folder(fd, path)
+
+
+def open_file(parent_fd: int, name: str, flags: int, path: str) -> int:
+    """Open a regular file of our own with a single name. Raises FileNotFoundError, UnsafePath, StoreIoError."""
+    try:
+        fd = os.open(name, flags | _FILE_FLAGS, FILE_MODE, dir_fd=parent_fd)
+    except OSError as error:
+        raise _unsafe_or_same(error, path) from error
+    try:
+        require_own_regular(os.fstat(fd), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def require_own_regular(status: os.stat_result, path: str) -> None:
+    """Raise UnsafePath unless this is a regular file of our own that has no second name."""
+    if not stat.S_ISREG(status.st_mode):
+        raise _unsafe(path, "it is not a regular file")
+    if status.st_uid != os.geteuid():
+        raise _unsafe(path, f"it belongs to user {status.st_uid}")
+    if status.st_nlink > 1:  # 0 is a file that was deleted after we opened it
+        raise _unsafe(path, f"it has {status.st_nlink} hard links")
+
+
+def _require_private_folder(fd: int, path: str) -> int:
+    status = os.fstat(fd)
+    try:
+        if status.st_uid != os.geteuid():
+            raise _unsafe(path, f"it belongs to user {status.st_uid}")
+        if status.st_mode & _OTHERS_MAY_WRITE:
+            raise _unsafe(path, "others may write in it; take that away with `chmod go-w`")
+    except UnsafePath:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _unsafe_or_same(error: OSError, path: str) -> Exception:
+    """What an open that was refused means: a link or a wrong kind of file is unsafe, absence stays absence."""
+    if isinstance(error, FileNotFoundError):
+        return error
+    if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+        return _unsafe(path, "it is a link, or not the kind of file that belongs there")
+    return io_error(error, "open", path)
+
+
+def io_error(error: OSError, action: str, path: str) -> StoreIoError:
+    """An operating system's failure with what was being done and where."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return StoreIoError(
+        f"Cannot {action} {path}: {reason}.", path=path, action=action, errno=error.errno or 0, reason=reason
+    )
+
+
+def _unsafe(path: str, why: str) -> UnsafePath:
+    return UnsafePath(f"{path} is refused: {why}. Move it away and try again.", path=path, reason=why)

@@ -1,0 +1,479 @@
+"""The store: sessions' versions put to sleep, opened again, deleted. The only door to what is on disk.
+
+Owns the order of steps in a sleep, a wake and a delete, the pins, and who may write. Knows nothing of models.
+
+Rules:
+- Sleep: temporary file → flush → read back → rename → flush folder → index row → receipt.
+- Wake: index row → bundle file → bundle id → owner, version, parent and identity as the row says → reader.
+- Delete: retire the files, oldest version first (the last rename is the point of no return) → index rows → remove
+  what nothing refers to and nobody has open.
+- One writer at a time, by the store's lock between processes and by `_writing` between threads. Readers never wait
+  for a writer.
+- After a failed flush, or when the lock file was replaced, this object writes no more until the store is reopened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from .. import __version__
+from .blocks import BlockDraft, BlockEntry, require_chain
+from .bundle import BundleFile, BundleReader
+from .codecs import RAW, Codec
+from .durable import TempFile
+from .errors import (
+    DurabilityLost,
+    InvalidDraft,
+    LimitExceeded,
+    LockLost,
+    NoSpace,
+    ReadOnlyStore,
+    SessionNotFound,
+    StoreClosed,
+    StoreError,
+)
+from .folder import (
+    LIVE_SUFFIX,
+    RETIRED_SUFFIX,
+    StoreFolder,
+    create_store,
+    load_store_uuid,
+    open_existing_root,
+    open_or_make_root,
+    require_creatable,
+)
+from .identity import Identity
+from .index import LIVE, Index, IndexedBundle, row_of
+from .limits import MAX_BLOCKS, MAX_BUNDLE_REFS, MAX_TOKENS
+from .lock import StoreLock
+from .manifest import Manifest, require_session_map
+from .opening import load_index
+from .records import DeleteReport, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
+from .uri import SessionUri, not_found
+from .verify import require_same_as_row, verify_store
+from .writer import BundleWriter
+
+Progress = Callable[[int, int], None]
+
+
+class Store:
+    """An open store. Use `Store.open`; close it when done. All methods may be called from several threads."""
+
+    def __init__(self, folder: StoreFolder, lock: StoreLock | None, index: Index, opening: OpenReport) -> None:
+        self.path = folder.path
+        self.uuid = folder.uuid
+        self.writable = lock is not None
+        self.index = index
+        self.opening = opening
+        self._folder = folder
+        self._lock = lock
+        self._writing = threading.RLock()
+        self._pins: Counter[bytes] = Counter()
+        self._pins_lock = threading.Lock()
+        self._condemned: set[bytes] = set()
+        self._poison: StoreError | None = None
+        self._closed = False
+
+    # --- opening and closing
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, writable: bool) -> Store:
+        """Open a store.
+
+        To write: creates it if it is missing, takes its lock, removes what unfinished sleeps and deletes left, and
+        makes the index anew where it is missing, foreign, stale or damaged. To read: takes no lock, writes nothing,
+        and sees the sessions that were there when it was opened; works beside a live daemon.
+
+        Raises:
+            NoStore, NotAStore, UnsupportedFormat, StoreLocked, UnsafePath, NoSpace, StoreIoError, DurabilityLost
+        """
+        store_path = os.path.abspath(os.fspath(path))
+        root_fd = open_or_make_root(store_path) if writable else open_existing_root(store_path)
+        lock: StoreLock | None = None
+        try:
+            if writable:
+                lock, store_uuid = _claim(root_fd, store_path)
+            else:
+                store_uuid = load_store_uuid(root_fd, store_path)
+            folder = StoreFolder(store_path, root_fd, store_uuid)
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            os.close(root_fd)
+            raise
+        try:
+            index, opening = load_index(folder, writable=writable)
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            folder.close()
+            raise
+        return cls(folder, lock, index, opening)
+
+    def close(self) -> None:
+        """Let go of files and lock. Open readers stay usable for what they have open. Idempotent."""
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+            self.index.close()
+            if self._lock is not None:
+                self._lock.close()
+            self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # --- sleep
+
+    def write_bundle(
+        self,
+        *,
+        uri: SessionUri,
+        identity: Identity,
+        parent: bytes | None,
+        reused: Sequence[BlockEntry],
+        blocks: Iterable[BlockDraft],
+        session: Mapping[str, Any],
+        token_count: int,
+        codec: Codec = RAW,
+        on_progress: Progress | None = None,
+    ) -> Receipt:
+        """Make a session's state durable as its next version, then return the receipt.
+
+        `reused` come first in the chain and name the bundles that hold them; `blocks` continue it. The drafts' buffers
+        are borrowed until this returns. `on_progress` is told (tokens written, tokens to write).
+
+        Raises:
+            InvalidDraft, LimitExceeded, BlockMissing, BundleMissing: what was handed in; nothing was written.
+            NoSpace, StoreIoError, ReadBackFailed: the store is as it was before.
+            DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
+            ReadOnlyStore, StoreClosed
+        """
+        with self._writing, self._poisoning():
+            self._require_writable()
+            require_session_map(session)
+            if not 0 <= token_count <= MAX_TOKENS:
+                raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {token_count}.", limit=MAX_TOKENS)
+            self._require_reusable(reused, identity)
+            latest = self.index.find(uri)
+            manifest = Manifest(
+                uri=uri,
+                version=1 if latest is None else latest.version + 1,
+                parent=parent,
+                identity=identity,
+                token_count=token_count,
+                created_ns=time.time_ns(),
+                blocks=tuple(reused),
+                session=session,
+                environment=_environment(),
+            )
+            temp = self._folder.new_temp()
+            try:
+                return self._write(temp, manifest, blocks, codec, on_progress)
+            finally:
+                temp.close()
+
+    def _write(
+        self,
+        temp: TempFile,
+        draft: Manifest,
+        blocks: Iterable[BlockDraft],
+        codec: Codec,
+        on_progress: Progress | None,
+    ) -> Receipt:
+        writer = BundleWriter(temp, draft.identity.digest, codec)
+        entries = list(draft.blocks)
+        span = next((entry for entry in reversed(entries) if entry.kind == "span"), None)
+        done, total = 0, draft.token_count - (span.end if span else 0)
+        for block in blocks:
+            entry = writer.add_block(block, span.id if span else None)
+            entries.append(entry)
+            if len(entries) > MAX_BLOCKS:
+                raise LimitExceeded(f"a session has at most {MAX_BLOCKS} blocks.", limit=MAX_BLOCKS)
+            if entry.kind == "span":
+                span = entry
+                done += entry.token_count
+                if on_progress is not None:
+                    on_progress(done, total)
+        problem = require_chain(entries, draft.token_count)
+        if problem:
+            raise InvalidDraft(f"The blocks of {draft.uri} are not one chain: {problem}.", session=str(draft.uri))
+        manifest = dataclasses.replace(draft, blocks=tuple(entries))
+        bundle_id = writer.finish(manifest)
+        self._commit(temp, manifest, bundle_id)
+        return Receipt(
+            uri=manifest.uri,
+            version=manifest.version,
+            bundle_id=bundle_id,
+            parent=manifest.parent,
+            token_count=manifest.token_count,
+            bytes_written=temp.size_bytes,
+            logical_bytes=manifest.logical_bytes,
+            blocks_new=len(manifest.own_blocks),
+            blocks_reused=len(draft.blocks),
+            entries=tuple(entry.in_bundle(bundle_id) for entry in entries),
+        )
+
+    def _commit(self, temp: TempFile, manifest: Manifest, bundle_id: bytes) -> None:
+        """Publish the flushed and checked file, then enter it in the index; undo the first if the second fails."""
+        self._require_lock()
+        self._folder.publish(temp, bundle_id)
+        row = row_of(manifest, bundle_id, temp.size_bytes)
+        try:
+            self.index.add(IndexedBundle(bundle_id, LIVE, row, manifest.refs))
+        except StoreError:
+            self._folder.remove(bundle_id, LIVE_SUFFIX)
+            raise
+
+    def _require_reusable(self, reused: Sequence[BlockEntry], identity: Identity) -> None:
+        """Every reused block must be where its entry says, in a bundle of the same identity."""
+        files: dict[bytes, list[BlockEntry]] = {}
+        for entry in reused:
+            if entry.bundle_id is None:
+                raise InvalidDraft("a reused block must name the bundle that holds it.", block_id=entry.id.hex())
+            files.setdefault(entry.bundle_id, []).append(entry)
+        if len(files) > MAX_BUNDLE_REFS:
+            raise LimitExceeded(f"a bundle refers to at most {MAX_BUNDLE_REFS} others.", limit=MAX_BUNDLE_REFS)
+        for bundle_id, entries in files.items():
+            with contextlib.closing(self._open_file(bundle_id)) as file:
+                if file.manifest.identity.digest != identity.digest:
+                    raise InvalidDraft(
+                        f"blocks of {file.path} were made under another identity and cannot be reused.",
+                        mismatched_fields=file.manifest.identity.mismatched_fields(identity),
+                    )
+                for entry in entries:
+                    file.require_block(entry)
+
+    # --- wake and inspection
+
+    def open_session(self, uri: SessionUri, version: int | None = None) -> BundleReader:
+        """Open a version of a session, the latest if none is named, once its bundle is proven to be the one promised.
+
+        Raises:
+            SessionNotFound, BundleMissing, Truncated, TrailingData, CorruptBundle, BundleMismatch, OwnerMismatch,
+            VersionMismatch, ParentMismatch, IndexMismatch, UnsupportedFormat, UnsafePath
+        """
+        self._require_open()
+        row = self.find_session(uri, version)
+        if row is None:
+            raise self._not_found(uri, version)
+        reader = self.open_bundle(row.bundle_id)
+        try:
+            require_same_as_row(row, uri, reader.manifest, reader.file_bytes, reader.path)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    def open_bundle(self, bundle_id: bytes) -> BundleReader:
+        """Open a bundle by its id, whoever owns it: for inspection. The bundle id is still recomputed."""
+        self._require_open()
+        with self._pins_lock:
+            self._pins[bundle_id] += 1
+        try:
+            file = self._open_file(bundle_id)
+        except BaseException:
+            self._unpin([bundle_id])
+            raise
+        refs = file.manifest.refs
+        with self._pins_lock:
+            self._pins.update(refs)
+        return BundleReader(file, self._open_file, lambda: self._unpin([bundle_id, *refs]))
+
+    def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
+        self._require_open()
+        return self.index.find(uri, version)
+
+    def versions(self, uri: SessionUri) -> list[IndexRow]:
+        """All versions of a session, oldest first."""
+        self._require_open()
+        return self.index.versions(uri)
+
+    def iter_sessions(self) -> Iterator[IndexRow]:
+        """The latest version of each session, by URI."""
+        self._require_open()
+        yield from self.index.latest()
+
+    def verify(self, uri: SessionUri | None = None, *, deep: bool, on_progress: Progress | None = None) -> VerifyReport:
+        """Check one session, or everything: frames of reference only, or (deep) every byte. Changes nothing.
+
+        Damage is reported, not raised. `on_progress` is told (bytes done, bytes in all) of the bundle files.
+
+        Raises:
+            SessionNotFound
+        """
+        self._require_open()
+        if uri is not None and self.find_session(uri) is None:
+            raise self._not_found(uri, None)
+        return verify_store(self._folder, self.index, self.opening, uri, deep=deep, on_progress=on_progress)
+
+    def statistics(self) -> StoreStatistics:
+        self._require_open()
+        rows = self.index.all_rows()
+        with self._pins_lock:
+            pinned = len(+self._pins)
+        return StoreStatistics(
+            sessions=len({row.uri for row in rows}),
+            versions=len(rows),
+            bundle_files=len(self._folder.list_bundles()),
+            file_bytes=sum(row.bundle_bytes for row in rows),
+            bundles_pinned=pinned,
+            writable=self.writable and self._poison is None,
+        )
+
+    # --- delete
+
+    def delete_session(self, uri: SessionUri) -> DeleteReport:
+        """Forget a session, all versions of it. Needs no disk space.
+
+        A crash leaves the session as it was, or without its oldest versions, or gone. Bundles that other sessions
+        refer to keep their files, but are never listed as this session's again.
+
+        Raises:
+            SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
+        """
+        with self._writing, self._poisoning():
+            self._require_writable()
+            rows = self.index.versions(uri)
+            if not rows:
+                raise self._not_found(uri, None)
+            bundle_ids = [row.bundle_id for row in rows]
+            for bundle_id in bundle_ids:
+                self._folder.retire(bundle_id)
+            freed = 0
+            try:
+                self.index.drop(bundle_ids)
+                needed = self.index.referenced()
+            except NoSpace:  # a full disk must not stop a delete: make room first, with the references still known
+                needed = self.index.referenced()
+                freed = self._remove_retired(bundle_ids, needed)
+                self.index.drop(bundle_ids)
+                needed = self.index.referenced()
+            freed += self._remove_retired(bundle_ids, needed)
+            files = self._folder.list_bundles()
+            kept = sum(1 for bundle_id in bundle_ids if bundle_id in files)
+            return DeleteReport(uri, len(rows), len(rows) - kept, kept, freed)
+
+    def _remove_retired(self, bundle_ids: Iterable[bytes], needed: set[bytes]) -> int:
+        """Remove retired files that nothing refers to; those that are open wait for their last reader."""
+        freed = 0
+        for bundle_id in bundle_ids:
+            if bundle_id in needed:
+                continue
+            with self._pins_lock:
+                if self._pins[bundle_id] > 0:
+                    self._condemned.add(bundle_id)
+                    continue
+            freed += self._folder.remove(bundle_id, RETIRED_SUFFIX)
+        return freed
+
+    # --- pins
+
+    def _unpin(self, bundle_ids: Iterable[bytes]) -> None:
+        ready = []
+        with self._pins_lock:
+            for bundle_id in bundle_ids:
+                self._pins[bundle_id] -= 1
+                if self._pins[bundle_id] <= 0:
+                    del self._pins[bundle_id]
+                    if bundle_id in self._condemned:
+                        self._condemned.discard(bundle_id)
+                        ready.append(bundle_id)
+        if ready:
+            self._remove_condemned(ready)
+
+    def _remove_condemned(self, bundle_ids: Iterable[bytes]) -> None:
+        """What a delete left for us. A failure leaves a retired file, which the next open for writing removes."""
+        with self._writing, contextlib.suppress(StoreError, OSError):
+            if not self._closed and self._poison is None:
+                self._remove_retired(bundle_ids, self.index.referenced())
+
+    # --- guards
+
+    def _open_file(self, bundle_id: bytes) -> BundleFile:
+        fd, path = self._folder.open_bundle(bundle_id)
+        return BundleFile(fd, path, bundle_id)
+
+    def _not_found(self, uri: SessionUri, version: int | None) -> SessionNotFound:
+        versions = [row.version for row in self.index.versions(uri)]
+        if not versions:
+            return not_found(str(uri), (row.uri for row in self.index.latest()))
+        return SessionNotFound(
+            f"{uri} has no version {version}; it has {versions[0]} to {versions[-1]}.",
+            session=str(uri),
+            version=version,
+            suggestions=[str(uri)],
+        )
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"The store {self.path} was closed.", path=self.path)
+
+    def _require_writable(self) -> None:
+        self._require_open()
+        if self._lock is None:
+            raise ReadOnlyStore(f"The store {self.path} was opened for reading only.", path=self.path)
+        if self._poison is not None:
+            raise type(self._poison)(
+                f"The store {self.path} writes no more since an earlier failure: {self._poison.message}",
+                **self._poison.details,
+            )
+        self._require_lock()
+
+    def _require_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.require_held()
+
+    @contextlib.contextmanager
+    def _poisoning(self) -> Iterator[None]:
+        """Remember a failure after which this object must not write again."""
+        try:
+            yield
+        except (DurabilityLost, LockLost) as error:
+            self._poison = self._poison or error
+            raise
+
+
+def _claim(root_fd: int, path: str) -> tuple[StoreLock, str]:
+    """Take the lock of a store that this program understands; make the store if the folder is empty.
+
+    Looks before it writes: a store of a later version, or a folder with other things in it, is left as it is.
+    """
+    if _has_store_file(root_fd):
+        load_store_uuid(root_fd, path)
+    else:
+        require_creatable(root_fd, path)
+    lock = StoreLock(root_fd, path)
+    try:
+        if not _has_store_file(root_fd):
+            return lock, create_store(root_fd, path)
+        return lock, load_store_uuid(root_fd, path)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _has_store_file(root_fd: int) -> bool:
+    return "store.json" in os.listdir(root_fd)
+
+
+def _environment() -> dict[str, str]:
+    """What wrote the bundle, for people who look into it later. No reader acts on it."""
+    return {
+        "torpor": __version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+    }
