@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn, cast
+from typing import Any, Final, Literal, NoReturn
 
 import msgpack
 from blake3 import blake3
@@ -288,4 +288,4 @@ def kind_code(kind: BlockKind) -> int:
 def kind_of_code(code: int) -> BlockKind:
     if code >= len(BLOCK_KINDS):
         raise CorruptBundle(f"the block list names an unknown block kind {code}.", part="manifest")
-    return cast(BlockKind, BLOCK_KINDS[code])
+    return BLOCK_KINDS[code]

@@ -320,7 +320,7 @@ class BundleReader:
         ledger = b"".join(self.read_header(entry).tokens for entry in self.entries if entry.kind == "span")
         if len(ledger) != 4 * self.manifest.token_count:
             raise CorruptBundle(
-                f"{self.path}: the blocks hold {len(ledger) // 4} tokens, the manifest says {self.manifest.token_count}.",
+                f"{self.path}: the blocks hold {len(ledger) // 4} tokens, not {self.manifest.token_count}.",
                 path=self.path,
                 part="manifest",
             )
@@ -340,7 +340,7 @@ class BundleReader:
         promised = (self._parents.get(entry.id), self.manifest.identity.digest)
         if (header.parent, header.identity_digest) != promised:
             raise CorruptBundle(
-                f"{self.path}: block {entry.id.hex()[:16]} at token {entry.start} belongs to another chain or identity.",
+                f"{self.path}: the block at token {entry.start} belongs to another chain or identity.",
                 path=self.path,
                 part="manifest",
                 block_id=entry.id.hex(),

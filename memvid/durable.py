@@ -83,7 +83,7 @@ class TempFile:
 
     def append(self, buffers: Sequence[memoryview | bytes]) -> None:
         """Write all buffers at the end, however often the system takes only a part. Raises NoSpace, StoreIoError."""
-        waiting = [view.cast("B") for view in map(memoryview, buffers) if view.nbytes]
+        waiting = [memoryview(buffer).cast("B") for buffer in buffers if memoryview(buffer).nbytes]
         done = 0  # buffers written in full; the one after them may have been cut
         while done < len(waiting):
             try:

@@ -153,7 +153,7 @@ class StoreFolder:
 
 
 def load_store_uuid(root_fd: int, path: str) -> str:
-    """Read store.json. Raises NoStore if there is none, UnsupportedFormat for a later version, NotAStore if malformed."""
+    """Read store.json. Raises NoStore (there is none), UnsupportedFormat (a later version), NotAStore (malformed)."""
     file_path = f"{path}/{STORE_FILE}"
     try:
         fd = open_file(root_fd, STORE_FILE, os.O_RDONLY, file_path)
@@ -188,7 +188,7 @@ def load_store_uuid(root_fd: int, path: str) -> str:
 
 
 def create_store(root_fd: int, path: str) -> str:
-    """Make an empty folder a store, under its lock; store.json comes last, so a crash before it leaves no half store."""
+    """Make an empty folder a store, under its lock; store.json comes last, so that a crash leaves no half store."""
     for name in (BUNDLES, QUARANTINE):
         durable.make_folder(root_fd, name, path, FOLDER_MODE)
     store_uuid = str(uuid.uuid4())

@@ -140,7 +140,9 @@ class Index:
             connection = _connect(path)
             try:
                 _configure(connection)
-                return cls._filled(connection, path, store_uuid, bundles)
+                index = cls._filled(connection, path, store_uuid, bundles)
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # so that read-only stores find the schema
+                return index
             except BaseException:
                 connection.close()
                 raise

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from blake3 import blake3
 
@@ -204,7 +204,7 @@ def decode_frame_head(data: bytes, path: str) -> FrameHead:
         _corrupt(path, "frame", "its lengths do not add up")
     block_header, table_and_zeros = rest[:header_bytes], rest[header_bytes:]
     table_bytes = slot_count * STORED_BYTES
-    stored = tuple(_stored_slot(*fields, path) for fields in _STORED.iter_unpack(table_and_zeros[:table_bytes]))
+    stored = tuple(_stored_slot(fields, path) for fields in _STORED.iter_unpack(table_and_zeros[:table_bytes]))
     if any(table_and_zeros[table_bytes:]) or any(data[_PREFIX.size - 8 : _PREFIX.size]):
         _corrupt(path, "frame", "its unused bytes are not zero")
     if frame_bytes_for(len(data), stored) != frame_bytes:
@@ -212,7 +212,8 @@ def decode_frame_head(data: bytes, path: str) -> FrameHead:
     return FrameHead(block_header, stored, frame_bytes)
 
 
-def _stored_slot(codec: int, zero: int, stored_bytes: int, digest: bytes, path: str) -> StoredSlot:
+def _stored_slot(fields: tuple[Any, ...], path: str) -> StoredSlot:
+    codec, zero, stored_bytes, digest = fields
     if zero or stored_bytes > MAX_SLOT_BYTES:
         _corrupt(path, "frame", "a line of its storage table is outside its limits")
     return StoredSlot(codec, stored_bytes, digest)
