@@ -47,9 +47,11 @@ class StoreFolder:
         self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
 
     def close(self) -> None:
+        """Close the folders. A later use fails instead of meeting a descriptor that means something else by then."""
         for fd in (self.bundles_fd, self.root_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
+        self.bundles_fd = self.root_fd = -1
 
     # --- bundle files
 

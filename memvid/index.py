@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
+from .durable import write_error
 from .errors import NoSpace, StoreError, StoreIoError
 from .manifest import Manifest
 from .paths import require_own_regular
@@ -132,10 +133,13 @@ class Index:
     def create(cls, store_path: str, root_fd: int, store_uuid: str, bundles: Iterable[IndexedBundle]) -> Index:
         """Make the index file anew. One transaction: a crash leaves a file that is not ours, so it is made again."""
         path = f"{store_path}/{INDEX_FILE}"
-        for suffix in _SIDE_FILES:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(INDEX_FILE + suffix, dir_fd=root_fd)
-        os.close(os.open(INDEX_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=root_fd))
+        try:
+            for suffix in _SIDE_FILES:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(INDEX_FILE + suffix, dir_fd=root_fd)
+            os.close(os.open(INDEX_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=root_fd))
+        except OSError as error:
+            raise write_error(error, "create", path) from error
         with _translated(path):
             connection = _connect(path)
             try:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .bundle import BundleFile
-from .errors import StoreError
+from .errors import BundleMissing, NoSpace, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import LIVE, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, row_of
 from .records import Finding, OpenReport
@@ -70,10 +70,15 @@ def _open_and_reconcile(folder: StoreFolder, live: set[bytes], writable: bool) -
 def _make_anew(folder: StoreFolder, live: set[bytes], writable: bool, reason: str) -> tuple[Index, OpenReport]:
     scan = _read_bundles(folder, live)
     bundles = _without_rivals(scan.bundles)
-    if writable:
-        index = Index.create(folder.path, folder.root_fd, folder.uuid, bundles)
-    else:
+    if not writable:
         index = Index.create_in_memory(folder.path, folder.uuid, bundles)
+    else:
+        try:
+            index = Index.create(folder.path, folder.root_fd, folder.uuid, bundles)
+        except (NoSpace, StoreIoError) as error:
+            # on a full disk the store must still open, for a delete is the way out; the next open makes the file
+            index = Index.create_in_memory(folder.path, folder.uuid, bundles)
+            reason = f"{reason}; it is kept in memory because {error.message}"
     return index, OpenReport(reason, len(live), 0, 0, tuple(scan.unreadable))
 
 
@@ -85,6 +90,8 @@ def _read_bundles(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> _Scan:
             with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
                 row = row_of(file.manifest, bundle_id, file.file_bytes)
                 scan.bundles.append(IndexedBundle(bundle_id, LIVE, row, file.manifest.refs))
+        except BundleMissing:
+            continue  # deleted by the daemon beside us since the folder was listed
         except StoreError as error:
             scan.unreadable.append(Finding(folder.bundle_path(bundle_id), error.code, error.message))
             scan.bundles.append(IndexedBundle(bundle_id, UNREADABLE, None, ()))

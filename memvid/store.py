@@ -20,7 +20,6 @@ import os
 import platform
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -30,6 +29,7 @@ from .bundle import BundleFile, BundleReader
 from .codecs import RAW, Codec
 from .durable import TempFile
 from .errors import (
+    BundleMissing,
     DurabilityLost,
     InvalidDraft,
     LimitExceeded,
@@ -56,10 +56,22 @@ from .limits import MAX_BLOCKS, MAX_BUNDLE_REFS, MAX_TOKENS
 from .lock import StoreLock
 from .manifest import Manifest, require_session_map
 from .opening import load_index
+from .pins import Pins
 from .records import DeleteReport, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
 from .uri import SessionUri, not_found
 from .verify import require_same_as_row, verify_store
 from .writer import BundleWriter
+
+__all__ = [
+    "DeleteReport",
+    "IndexRow",
+    "OpenReport",
+    "Progress",
+    "Receipt",
+    "Store",
+    "StoreStatistics",
+    "VerifyReport",
+]
 
 Progress = Callable[[int, int], None]
 
@@ -76,9 +88,7 @@ class Store:
         self._folder = folder
         self._lock = lock
         self._writing = threading.RLock()
-        self._pins: Counter[bytes] = Counter()
-        self._pins_lock = threading.Lock()
-        self._condemned: set[bytes] = set()
+        self._pins = Pins()
         self._poison: StoreError | None = None
         self._closed = False
 
@@ -233,7 +243,7 @@ class Store:
         row = row_of(manifest, bundle_id, temp.size_bytes)
         try:
             self.index.add(IndexedBundle(bundle_id, LIVE, row, manifest.refs))
-        except StoreError:
+        except BaseException:  # whatever stopped it, a version that was not acknowledged must not stay
             self._folder.remove(bundle_id, LIVE_SUFFIX)
             raise
 
@@ -269,7 +279,12 @@ class Store:
         row = self.find_session(uri, version)
         if row is None:
             raise self._not_found(uri, version)
-        reader = self.open_bundle(row.bundle_id)
+        try:
+            reader = self.open_bundle(row.bundle_id)
+        except BundleMissing:
+            if self.find_session(uri, row.version) != row:  # deleted meanwhile
+                raise self._not_found(uri, version) from None
+            raise
         try:
             require_same_as_row(row, uri, reader.manifest, reader.file_bytes, reader.path)
         except BaseException:
@@ -280,16 +295,14 @@ class Store:
     def open_bundle(self, bundle_id: bytes) -> BundleReader:
         """Open a bundle by its id, whoever owns it: for inspection. The bundle id is still recomputed."""
         self._require_open()
-        with self._pins_lock:
-            self._pins[bundle_id] += 1
+        self._pins.add([bundle_id])
         try:
             file = self._open_file(bundle_id)
         except BaseException:
             self._unpin([bundle_id])
             raise
         refs = file.manifest.refs
-        with self._pins_lock:
-            self._pins.update(refs)
+        self._pins.add(refs)
         return BundleReader(file, self._open_file, lambda: self._unpin([bundle_id, *refs]))
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
@@ -322,14 +335,12 @@ class Store:
     def statistics(self) -> StoreStatistics:
         self._require_open()
         rows = self.index.all_rows()
-        with self._pins_lock:
-            pinned = len(+self._pins)
         return StoreStatistics(
             sessions=len({row.uri for row in rows}),
             versions=len(rows),
             bundle_files=len(self._folder.list_bundles()),
             file_bytes=sum(row.bundle_bytes for row in rows),
-            bundles_pinned=pinned,
+            bundles_pinned=len(self._pins),
             writable=self.writable and self._poison is None,
         )
 
@@ -368,37 +379,19 @@ class Store:
 
     def _remove_retired(self, bundle_ids: Iterable[bytes], needed: set[bytes]) -> int:
         """Remove retired files that nothing refers to; those that are open wait for their last reader."""
-        freed = 0
-        for bundle_id in bundle_ids:
-            if bundle_id in needed:
-                continue
-            with self._pins_lock:
-                if self._pins[bundle_id] > 0:
-                    self._condemned.add(bundle_id)
-                    continue
-            freed += self._folder.remove(bundle_id, RETIRED_SUFFIX)
-        return freed
+        free = self._pins.wait_or_free(bundle_id for bundle_id in bundle_ids if bundle_id not in needed)
+        return sum(self._folder.remove(bundle_id, RETIRED_SUFFIX) for bundle_id in free if bundle_id not in needed)
 
-    # --- pins
-
-    def _unpin(self, bundle_ids: Iterable[bytes]) -> None:
-        ready = []
-        with self._pins_lock:
-            for bundle_id in bundle_ids:
-                self._pins[bundle_id] -= 1
-                if self._pins[bundle_id] <= 0:
-                    del self._pins[bundle_id]
-                    if bundle_id in self._condemned:
-                        self._condemned.discard(bundle_id)
-                        ready.append(bundle_id)
-        if ready:
-            self._remove_condemned(ready)
-
-    def _remove_condemned(self, bundle_ids: Iterable[bytes]) -> None:
-        """What a delete left for us. A failure leaves a retired file, which the next open for writing removes."""
-        with self._writing, contextlib.suppress(StoreError, OSError):
-            if not self._closed and self._poison is None:
-                self._remove_retired(bundle_ids, self.index.referenced())
+    def _unpin(self, bundle_ids: Sequence[bytes]) -> None:
+        """A reader closed. Never waits for a writer: what is left then goes with the next delete, or the next open."""
+        self._pins.release(bundle_ids)
+        if self._pins.waiting and self._writing.acquire(blocking=False):
+            try:
+                if not self._closed and self._poison is None:
+                    with contextlib.suppress(StoreError, OSError):
+                        self._remove_retired((), self.index.referenced())
+            finally:
+                self._writing.release()
 
     # --- guards
 
