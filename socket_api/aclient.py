@@ -1,0 +1,294 @@
+"""The asynchronous client: the same verbs as `client.py`, for many requests at once on one connection.
+
+Owns nothing but the verbs and the stream of a generation; the connection is `alink.py`'s. Imports neither MLX nor the
+daemon (tests/socket_api/test_imports.py).
+
+Rules: as for the synchronous client, nothing is ever sent twice. A request whose awaiting task is cancelled is
+cancelled in the daemon. An instance belongs to the event loop on which it was connected.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from . import calls, results
+from .address import default_socket_path
+from .alink import AsyncLink
+from .calls import Call, R, remote_error
+from .client import OnEvent
+from .errors import ApiError, LocalProtocolError
+from .link import DEFAULT_TIMEOUT_S
+from .messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
+from .results import GenerateResult, Sampling, TokenEvent
+
+
+class AsyncClient:
+    """A connection to the daemon: `async with AsyncClient() as torpor`, or `connect` and `close`.
+
+    Args and errors are those of `Client`; the connection is made by `connect`.
+    """
+
+    def __init__(
+        self, socket_path: str | os.PathLike[str] | None = None, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self.socket_path = Path(default_socket_path() if socket_path is None else socket_path)
+        self._link = AsyncLink(self.socket_path, timeout_s=timeout_s)
+
+    # --- verbs
+
+    async def status(self) -> results.StatusResult:
+        """The daemon as a whole."""
+        return await self._run(calls.status())
+
+    async def create(
+        self,
+        session: str,
+        *,
+        model: str | None = None,
+        labels: Sequence[str] = (),
+        sampling: Sampling | None = None,
+        system: str | None = None,
+    ) -> results.SessionInfo:
+        """Make a session. `system` opens its chat."""
+        call = calls.create(session, model=model, labels=labels, sampling=sampling, system=system)
+        return await self._run(call)
+
+    async def append(
+        self,
+        session: str,
+        *,
+        text: str | None = None,
+        tokens: Sequence[int] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> results.AppendResult:
+        """Let the session read text, or token ids. Never sent twice, whatever fails."""
+        return await self._run(calls.append(session, text=text, tokens=tokens), on_event)
+
+    async def generate(
+        self,
+        session: str,
+        *,
+        max_tokens: int,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        prove: bool = False,
+        on_event: OnEvent | None = None,
+    ) -> GenerateResult:
+        """Continue the session's text, after reading `text` if there is some."""
+        call = calls.generate(session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove)
+        return await self._run(call, on_event)
+
+    def stream_generate(
+        self,
+        session: str,
+        *,
+        max_tokens: int,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        prove: bool = False,
+        on_event: OnEvent | None = None,
+    ) -> AsyncTextStream:
+        """As `generate`, piece by piece; asked for when the stream is first iterated or entered."""
+        call = calls.generate(session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove)
+        return AsyncTextStream(self._link, call, on_event)
+
+    async def chat(
+        self,
+        session: str,
+        message: str,
+        *,
+        max_tokens: int,
+        role: str = "user",
+        sampling: Sampling | None = None,
+        prove: bool = False,
+        on_event: OnEvent | None = None,
+    ) -> GenerateResult:
+        """One turn of a chat."""
+        call = calls.chat(session, message, max_tokens=max_tokens, role=role, sampling=sampling, prove=prove)
+        return await self._run(call, on_event)
+
+    def stream_chat(
+        self,
+        session: str,
+        message: str,
+        *,
+        max_tokens: int,
+        role: str = "user",
+        sampling: Sampling | None = None,
+        prove: bool = False,
+        on_event: OnEvent | None = None,
+    ) -> AsyncTextStream:
+        """As `chat`, piece by piece; asked for when the stream is first iterated or entered."""
+        call = calls.chat(session, message, max_tokens=max_tokens, role=role, sampling=sampling, prove=prove)
+        return AsyncTextStream(self._link, call, on_event)
+
+    async def sleep(self, session: str, *, on_event: OnEvent | None = None) -> results.SleepResult:
+        """Put the session to sleep. When this returns, its state is durable."""
+        return await self._run(calls.sleep(session), on_event)
+
+    async def wake(
+        self, session: str, *, version: int | None = None, on_event: OnEvent | None = None
+    ) -> results.WakeResult:
+        """Wake the session; nothing is prefilled again."""
+        return await self._run(calls.wake(session, version=version), on_event)
+
+    async def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
+        """All sessions, or those of one namespace."""
+        return (await self._run(calls.list_sessions(namespace))).sessions
+
+    async def show(self, session: str) -> results.SessionDetail:
+        """Everything that can be seen of one session."""
+        return await self._run(calls.show(session))
+
+    async def delete(self, session: str) -> results.DeleteResult:
+        """Remove the session and all its versions."""
+        return await self._run(calls.delete(session))
+
+    # --- life
+
+    @property
+    def hello(self) -> HelloReply:
+        """What the daemon said of itself. Raises LocalProtocolError before `connect`."""
+        return self._link.hello
+
+    async def connect(self) -> Self:
+        """Connect and wait to be greeted; once for each client.
+
+        Raises:
+            DaemonUnreachable: nobody answers there.
+            RemoteError: the daemon refused the connection.
+        """
+        await self._link.connect()
+        return self
+
+    async def close(self) -> None:
+        """Close the connection; the daemon stops the generations that were asked for on it. Idempotent."""
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.connect()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, call: Call[R], on_event: OnEvent | None = None) -> R:
+        request_id = self._link.begin(call)
+        try:
+            await self._link.flush()
+            while True:
+                message = await self._link.wait_for(request_id)
+                if isinstance(message, EventMessage):
+                    if on_event is not None:
+                        on_event(message.event)
+                elif isinstance(message, ResultMessage):
+                    return call.load_result(message.result)
+                else:
+                    assert isinstance(message, ErrorMessage)
+                    raise remote_error(message.error)
+        finally:
+            self._link.abandon(request_id)
+
+
+class AsyncTextStream:
+    """A generation as it happens: `async for` pieces of text, then read `result`. See `TextStream`."""
+
+    def __init__(self, link: AsyncLink, call: Call[GenerateResult], on_event: OnEvent | None) -> None:
+        self._link = link
+        self._call = call
+        self._on_event = on_event
+        self._result: GenerateResult | None = None
+        self._id: int | None = None
+        self._ended = False
+        self._cancelled = False
+
+    @property
+    def result(self) -> GenerateResult:
+        """The whole generation, once the stream has ended. Raises LocalProtocolError before."""
+        if self._result is None:
+            raise LocalProtocolError(
+                "This stream was cancelled before it had a result."
+                if self._ended
+                else "This stream has not ended. Iterate to its end, or call cancel and iterate on."
+            )
+        return self._result
+
+    def cancel(self) -> None:
+        """Ask the daemon to stop. Iteration goes on until it has: a few more pieces may come. Idempotent."""
+        if self._ended or self._cancelled:
+            return
+        self._cancelled = True
+        if self._id is None:
+            self._ended = True
+        else:
+            self._link.cancel(self._id)
+
+    async def close(self) -> None:
+        """Cancel if unfinished, and wait for the end. `result` may then say what was generated. Idempotent."""
+        if self._ended:
+            return
+        try:
+            self.cancel()
+            async for _ in self:
+                pass
+        except ApiError:
+            pass  # the generation is over either way, and its failure was not waited for
+        finally:
+            self._end()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        while not self._ended:
+            message = await self._next_message()
+            if isinstance(message, EventMessage):
+                if self._on_event is not None:
+                    self._on_event(message.event)
+                if isinstance(message.event, TokenEvent) and message.event.text:
+                    return message.event.text
+            else:
+                self._finish(message)
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _begin(self) -> int:
+        if self._id is None:
+            self._id = self._link.begin(self._call)
+        return self._id
+
+    async def _next_message(self) -> ServerMessage:
+        try:
+            request_id = self._begin()
+            await self._link.flush()
+            return await self._link.wait_for(request_id)
+        except BaseException:
+            self._end()  # cancelled while waiting, too: the daemon stops with its reader
+            raise
+
+    def _finish(self, message: ServerMessage) -> None:
+        self._end()
+        if isinstance(message, ResultMessage):
+            self._result = self._call.load_result(message.result)
+        elif isinstance(message, ErrorMessage) and not (self._cancelled and message.error.code == "cancelled"):
+            raise remote_error(message.error)
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._id is not None:
+            self._link.abandon(self._id)

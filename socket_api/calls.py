@@ -1,0 +1,139 @@
+"""The verbs that both clients offer, as values: a method, its checked parameters, and the type of its result.
+
+Owns the translation from Python arguments to a request and from a reply to a typed result or an error, so that the two
+clients differ only in how they wait. Does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from . import results
+from .errors import InvalidRequest, MalformedMessage, RemoteError
+from .messages import ErrorBody
+from .methods import METHODS
+from .results import Reply, Sampling
+
+R = TypeVar("R", bound=Reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R]):
+    """One request that is ready to be sent."""
+
+    method: str
+    params: Mapping[str, Any]
+    result: type[R]
+
+    def load_result(self, raw: Mapping[str, Any]) -> R:
+        """Type a result.
+
+        Raises:
+            MalformedMessage: the daemon answered with something else.
+        """
+        try:
+            return self.result.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise MalformedMessage(
+                f"The daemon's result of {self.method} is not what this client knows: {field}: {first['msg']}.",
+                field=field,
+            ) from None
+
+
+def remote_error(body: ErrorBody) -> RemoteError:
+    """The daemon's failure as an exception of this side."""
+    return RemoteError(body.code, body.message, **body.details)
+
+
+def status() -> Call[results.StatusResult]:
+    return _call("status", results.StatusResult)
+
+
+def create(
+    session: str, *, model: str | None, labels: Sequence[str], sampling: Sampling | None, system: str | None
+) -> Call[results.SessionInfo]:
+    if isinstance(labels, str):
+        raise InvalidRequest("create: labels: give a list of labels, not one text.", field="labels")
+    return _call(
+        "create",
+        results.SessionInfo,
+        session=session,
+        model=model,
+        labels=tuple(labels),
+        sampling=sampling,
+        system=system,
+    )
+
+
+def append(session: str, *, text: str | None, tokens: Sequence[int] | None) -> Call[results.AppendResult]:
+    ids = None if tokens is None else tuple(tokens)
+    return _call("append", results.AppendResult, session=session, text=text, tokens=ids)
+
+
+def generate(
+    session: str,
+    *,
+    max_tokens: int,
+    text: str | None,
+    sampling: Sampling | None,
+    stop: Sequence[str],
+    prove: bool,
+) -> Call[results.GenerateResult]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    return _call(
+        "generate",
+        results.GenerateResult,
+        session=session,
+        max_tokens=max_tokens,
+        text=text,
+        sampling=sampling,
+        stop=stops,
+        prove=prove,
+    )
+
+
+def chat(
+    session: str, message: str, *, max_tokens: int, role: str, sampling: Sampling | None, prove: bool
+) -> Call[results.GenerateResult]:
+    return _call(
+        "chat",
+        results.GenerateResult,
+        session=session,
+        message=message,
+        max_tokens=max_tokens,
+        role=role,
+        sampling=sampling,
+        prove=prove,
+    )
+
+
+def sleep(session: str) -> Call[results.SleepResult]:
+    return _call("sleep", results.SleepResult, session=session)
+
+
+def wake(session: str, *, version: int | None) -> Call[results.WakeResult]:
+    return _call("wake", results.WakeResult, session=session, version=version)
+
+
+def list_sessions(namespace: str | None) -> Call[results.ListResult]:
+    return _call("list", results.ListResult, namespace=namespace)
+
+
+def show(session: str) -> Call[results.SessionDetail]:
+    return _call("show", results.SessionDetail, session=session)
+
+
+def delete(session: str) -> Call[results.DeleteResult]:
+    return _call("delete", results.DeleteResult, session=session)
+
+
+def _call(method: str, result: type[R], **params: Any) -> Call[R]:
+    """Check parameters on this side first: the same rules, and the error comes before anything is sent."""
+    checked = METHODS[method].load_params(params)
+    return Call(method, checked.model_dump(exclude_defaults=True), result)

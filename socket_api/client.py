@@ -1,0 +1,282 @@
+"""The synchronous client: the verbs of the daemon as blocking methods.
+
+Owns nothing but the verbs and the stream of a generation; the connection is `link.py`'s. Imports neither MLX nor the
+daemon (tests/socket_api/test_imports.py).
+
+Rules: nothing is ever sent twice. If a connection ends while a request is in flight, whether the daemon carried it out
+is unknown, and the caller is told so (`ConnectionLost`). A client is for one thread; requests on it may overlap only in
+that a stream is open while others are made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from . import calls, results
+from .address import default_socket_path
+from .calls import Call, R, remote_error
+from .errors import ApiError, LocalProtocolError
+from .link import DEFAULT_TIMEOUT_S, Link
+from .messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
+from .results import GenerateResult, ProgressEvent, Sampling, TokenEvent
+
+OnEvent = Callable[[ProgressEvent | TokenEvent], None]
+
+
+class Client:
+    """A connection to the daemon.
+
+    Args:
+        socket_path: as the daemon was told; the default is `default_socket_path()`.
+        timeout_s: the longest time without a message of the daemon about a request; None waits forever.
+
+    Raises:
+        DaemonUnreachable: nobody answers there.
+        RemoteError: the daemon refused the connection (`code` says why).
+    """
+
+    def __init__(
+        self, socket_path: str | os.PathLike[str] | None = None, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self.socket_path = Path(default_socket_path() if socket_path is None else socket_path)
+        self._link = Link(self.socket_path, timeout_s=timeout_s)
+
+    # --- verbs
+
+    def status(self) -> results.StatusResult:
+        """The daemon as a whole."""
+        return self._run(calls.status())
+
+    def create(
+        self,
+        session: str,
+        *,
+        model: str | None = None,
+        labels: Sequence[str] = (),
+        sampling: Sampling | None = None,
+        system: str | None = None,
+    ) -> results.SessionInfo:
+        """Make a session. `system` opens its chat."""
+        return self._run(calls.create(session, model=model, labels=labels, sampling=sampling, system=system))
+
+    def append(
+        self,
+        session: str,
+        *,
+        text: str | None = None,
+        tokens: Sequence[int] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> results.AppendResult:
+        """Let the session read text, or token ids. Never sent twice, whatever fails."""
+        return self._run(calls.append(session, text=text, tokens=tokens), on_event)
+
+    def generate(
+        self,
+        session: str,
+        *,
+        max_tokens: int,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        prove: bool = False,
+        on_event: OnEvent | None = None,
+    ) -> GenerateResult:
+        """Continue the session's text, after reading `text` if there is some."""
+        call = calls.generate(session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove)
+        return self._run(call, on_event)
+
+    def stream_generate(
+        self,
+        session: str,
+        *,
+        max_tokens: int,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        prove: bool = False,
+        on_event: OnEvent | None = None,
+    ) -> TextStream:
+        """As `generate`, piece by piece."""
+        call = calls.generate(session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove)
+        return TextStream(self._link, call, on_event)
+
+    def chat(
+        self,
+        session: str,
+        message: str,
+        *,
+        max_tokens: int,
+        role: str = "user",
+        sampling: Sampling | None = None,
+        prove: bool = False,
+        on_event: OnEvent | None = None,
+    ) -> GenerateResult:
+        """One turn of a chat."""
+        call = calls.chat(session, message, max_tokens=max_tokens, role=role, sampling=sampling, prove=prove)
+        return self._run(call, on_event)
+
+    def stream_chat(
+        self,
+        session: str,
+        message: str,
+        *,
+        max_tokens: int,
+        role: str = "user",
+        sampling: Sampling | None = None,
+        prove: bool = False,
+        on_event: OnEvent | None = None,
+    ) -> TextStream:
+        """As `chat`, piece by piece."""
+        call = calls.chat(session, message, max_tokens=max_tokens, role=role, sampling=sampling, prove=prove)
+        return TextStream(self._link, call, on_event)
+
+    def sleep(self, session: str, *, on_event: OnEvent | None = None) -> results.SleepResult:
+        """Put the session to sleep. When this returns, its state is durable."""
+        return self._run(calls.sleep(session), on_event)
+
+    def wake(self, session: str, *, version: int | None = None, on_event: OnEvent | None = None) -> results.WakeResult:
+        """Wake the session; nothing is prefilled again."""
+        return self._run(calls.wake(session, version=version), on_event)
+
+    def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
+        """All sessions, or those of one namespace."""
+        return self._run(calls.list_sessions(namespace)).sessions
+
+    def show(self, session: str) -> results.SessionDetail:
+        """Everything that can be seen of one session."""
+        return self._run(calls.show(session))
+
+    def delete(self, session: str) -> results.DeleteResult:
+        """Remove the session and all its versions."""
+        return self._run(calls.delete(session))
+
+    # --- life
+
+    @property
+    def hello(self) -> HelloReply:
+        """What the daemon said of itself when the connection began."""
+        return self._link.hello
+
+    def close(self) -> None:
+        """Close the connection; the daemon stops the generations that were asked for on it. Idempotent."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, call: Call[R], on_event: OnEvent | None = None) -> R:
+        request_id = self._link.begin(call)
+        try:
+            while True:
+                message = self._link.wait_for(request_id)
+                if isinstance(message, EventMessage):
+                    if on_event is not None:
+                        on_event(message.event)
+                elif isinstance(message, ResultMessage):
+                    return call.load_result(message.result)
+                else:
+                    assert isinstance(message, ErrorMessage)
+                    raise remote_error(message.error)
+        finally:
+            self._link.abandon(request_id)
+
+
+class TextStream:
+    """A generation as it happens: iterate for pieces of text, then read `result`.
+
+    As a context manager it cancels what is unfinished on the way out. Without one, a stream that is left early goes on
+    in the daemon until it is cancelled or the client closed.
+    """
+
+    def __init__(self, link: Link, call: Call[GenerateResult], on_event: OnEvent | None) -> None:
+        self._link = link
+        self._call = call
+        self._on_event = on_event
+        self._result: GenerateResult | None = None
+        self._ended = False
+        self._cancelled = False
+        self._id = link.begin(call)
+
+    @property
+    def result(self) -> GenerateResult:
+        """The whole generation, once the stream has ended.
+
+        Raises:
+            LocalProtocolError: it has not ended, or was cancelled before it had a result.
+        """
+        if self._result is None:
+            raise LocalProtocolError(
+                "This stream was cancelled before it had a result."
+                if self._ended
+                else "This stream has not ended. Iterate to its end, or call cancel and iterate on."
+            )
+        return self._result
+
+    def cancel(self) -> None:
+        """Ask the daemon to stop. Iteration goes on until it has: a few more pieces may come. Idempotent."""
+        if not self._ended and not self._cancelled:
+            self._cancelled = True
+            self._link.cancel(self._id)
+
+    def close(self) -> None:
+        """Cancel if unfinished, and wait for the end. `result` may then say what was generated. Idempotent."""
+        if self._ended:
+            return
+        try:
+            self.cancel()
+            for _ in self:
+                pass
+        except ApiError:
+            pass  # the generation is over either way, and its failure was not waited for
+        finally:
+            self._end()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while not self._ended:
+            message = self._wait()
+            if isinstance(message, EventMessage):
+                if self._on_event is not None:
+                    self._on_event(message.event)
+                if isinstance(message.event, TokenEvent) and message.event.text:
+                    return message.event.text
+            else:
+                self._finish(message)
+        raise StopIteration
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self) -> ServerMessage:
+        try:
+            return self._link.wait_for(self._id)
+        except ApiError:
+            self._end()
+            raise
+
+    def _finish(self, message: ServerMessage) -> None:
+        self._end()
+        if isinstance(message, ResultMessage):
+            self._result = self._call.load_result(message.result)
+        elif isinstance(message, ErrorMessage) and not (self._cancelled and message.error.code == "cancelled"):
+            raise remote_error(message.error)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._link.abandon(self._id)

@@ -1,0 +1,179 @@
+"""From a checked request to a call of the service, and from its answer to the map that crosses the wire.
+
+Owns the one table from method name to call. Server half: it knows the daemon's records, through the `Backend` shape
+that a service has, and so can be driven by a double. Does not know frames or sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ..daemon import results as daemon
+from ..daemon.sampling import Sampling as DaemonSampling
+from . import methods
+from .methods import METHODS, Method, Params
+from .results import Sampling
+
+
+class Backend(Protocol):
+    """What the server needs of a service; `torpor.daemon.service.Service` has this shape.
+
+    Every call raises TorporError for expected failures. `emit` is called on the event loop. Cancelling the task that
+    awaits append, generate or chat stops the work within one token and undoes nothing that was committed.
+    """
+
+    async def status(self) -> daemon.Status: ...
+
+    async def create(
+        self,
+        *,
+        session: str,
+        model: str | None = None,
+        labels: Sequence[str] = (),
+        sampling: DaemonSampling | None = None,
+        system: str | None = None,
+    ) -> daemon.SessionInfo: ...
+
+    async def append(
+        self, *, session: str, text: str | None = None, tokens: Sequence[int] | None = None, emit: daemon.Emit
+    ) -> daemon.AppendResult: ...
+
+    async def generate(
+        self,
+        *,
+        session: str,
+        max_tokens: int,
+        text: str | None = None,
+        sampling: DaemonSampling | None = None,
+        stop: Sequence[str] = (),
+        prove: bool = False,
+        emit: daemon.Emit,
+    ) -> daemon.GenerateResult: ...
+
+    async def chat(
+        self,
+        *,
+        session: str,
+        message: str,
+        role: str = "user",
+        max_tokens: int,
+        sampling: DaemonSampling | None = None,
+        prove: bool = False,
+        emit: daemon.Emit,
+    ) -> daemon.GenerateResult: ...
+
+    async def sleep(self, *, session: str, emit: daemon.Emit) -> daemon.SleepResult: ...
+
+    async def wake(self, *, session: str, version: int | None = None, emit: daemon.Emit) -> daemon.WakeResult: ...
+
+    async def list_sessions(self, *, namespace: str | None = None) -> list[daemon.SessionInfo]: ...
+
+    async def show(self, *, session: str) -> daemon.SessionDetail: ...
+
+    async def delete(self, *, session: str) -> daemon.DeleteResult: ...
+
+
+async def call(backend: Backend, method: Method, params: Params, emit: daemon.Emit) -> dict[str, Any]:
+    """Carry out a request and return its result's wire map.
+
+    Raises:
+        TorporError: whatever the service raises.
+    """
+    result = await _CALLS[method.name](backend, params, emit)
+    fields = asdict(result) if is_dataclass(result) and not isinstance(result, type) else result
+    # Our own result is checked too: a client would take a drift of fields for a breach of the protocol.
+    return method.result.model_validate(fields, strict=False).model_dump()
+
+
+def event_map(event: daemon.Event) -> dict[str, Any]:
+    """Return the wire map of an event."""
+    if isinstance(event, daemon.Token):
+        return {"kind": "token", "token": event.token, "text": event.text}
+    return {"kind": "progress", "stage": event.stage, "done": event.done, "total": event.total}
+
+
+async def _status(backend: Backend, params: methods.StatusParams, emit: daemon.Emit) -> object:
+    return await backend.status()
+
+
+async def _create(backend: Backend, params: methods.CreateParams, emit: daemon.Emit) -> object:
+    return await backend.create(
+        session=params.session,
+        model=params.model,
+        labels=params.labels,
+        sampling=_sampling(params.sampling),
+        system=params.system,
+    )
+
+
+async def _append(backend: Backend, params: methods.AppendParams, emit: daemon.Emit) -> object:
+    return await backend.append(session=params.session, text=params.text, tokens=params.tokens, emit=emit)
+
+
+async def _generate(backend: Backend, params: methods.GenerateParams, emit: daemon.Emit) -> object:
+    return await backend.generate(
+        session=params.session,
+        max_tokens=params.max_tokens,
+        text=params.text,
+        sampling=_sampling(params.sampling),
+        stop=params.stop,
+        prove=params.prove,
+        emit=emit,
+    )
+
+
+async def _chat(backend: Backend, params: methods.ChatParams, emit: daemon.Emit) -> object:
+    return await backend.chat(
+        session=params.session,
+        message=params.message,
+        role=params.role,
+        max_tokens=params.max_tokens,
+        sampling=_sampling(params.sampling),
+        prove=params.prove,
+        emit=emit,
+    )
+
+
+async def _sleep(backend: Backend, params: methods.SessionParams, emit: daemon.Emit) -> object:
+    return await backend.sleep(session=params.session, emit=emit)
+
+
+async def _wake(backend: Backend, params: methods.WakeParams, emit: daemon.Emit) -> object:
+    return await backend.wake(session=params.session, version=params.version, emit=emit)
+
+
+async def _list(backend: Backend, params: methods.ListParams, emit: daemon.Emit) -> object:
+    return {"sessions": [asdict(info) for info in await backend.list_sessions(namespace=params.namespace)]}
+
+
+async def _show(backend: Backend, params: methods.SessionParams, emit: daemon.Emit) -> object:
+    return await backend.show(session=params.session)
+
+
+async def _delete(backend: Backend, params: methods.SessionParams, emit: daemon.Emit) -> object:
+    return await backend.delete(session=params.session)
+
+
+_Call = Callable[[Backend, Any, daemon.Emit], Awaitable[object]]
+_CALLS: Mapping[str, _Call] = MappingProxyType(
+    {
+        "status": _status,
+        "create": _create,
+        "append": _append,
+        "generate": _generate,
+        "chat": _chat,
+        "sleep": _sleep,
+        "wake": _wake,
+        "list": _list,
+        "show": _show,
+        "delete": _delete,
+    }
+)
+assert _CALLS.keys() == METHODS.keys(), "every method of the protocol has exactly one call"
+
+
+def _sampling(wire: Sampling | None) -> DaemonSampling | None:
+    return None if wire is None else DaemonSampling(**wire.model_dump())

@@ -1,0 +1,139 @@
+"""Frames: a length of four bytes, little-endian, and one msgpack map of that many bytes.
+
+Owns the cut of a byte stream into maps and back, with every limit checked before memory is spent. Does no I/O and does
+not know what the maps mean.
+
+Rules: a prefix above the limit is refused by its four bytes alone. After any error the decoder is dead: the stream has
+no later point at which it could be trusted again. Frames that were complete before the fault are still handed out.
+Arrays come out as tuples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from .errors import FrameTooLarge, LocalProtocolError, MalformedFrame, TruncatedFrame
+from .limits import MAX_ARRAY_ITEMS, FrameLimits
+from .shape import require_bounded
+
+PREFIX_BYTES = 4
+
+Frame = dict[str, Any]
+
+
+def encode_frame(message: Frame, *, max_frame_bytes: int) -> bytes:
+    """Return prefix and payload.
+
+    Raises:
+        LocalProtocolError: the message cannot be expressed, or is larger than the peer accepts (`size_bytes`).
+    """
+    try:
+        payload: bytes = msgpack.packb(message, use_bin_type=True)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise LocalProtocolError(f"This message cannot be sent: {error}.") from error
+    if len(payload) > max_frame_bytes:
+        raise LocalProtocolError(
+            f"This message has {len(payload)} bytes; a frame holds {max_frame_bytes}. Send it in smaller parts.",
+            size_bytes=len(payload),
+            limit_bytes=max_frame_bytes,
+        )
+    return len(payload).to_bytes(PREFIX_BYTES, "little") + payload
+
+
+class FrameDecoder:
+    """Turns the bytes of one direction into maps.
+
+    Call `feed` with whatever arrived, then `next_frame` until it returns None. What is held is at most the bytes of one
+    incomplete frame and the last chunk fed.
+    """
+
+    def __init__(self, limits: FrameLimits) -> None:
+        self._limits = limits
+        self._buffer = bytearray()
+        self._dead = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes held that are not yet a frame: above zero, a frame has begun."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes; they are copied. Does nothing after an error."""
+        if not self._dead:
+            self._buffer += data
+
+    def next_frame(self) -> Frame | None:
+        """Return the next map, or None until more bytes are fed.
+
+        Raises:
+            FrameTooLarge, MalformedFrame: the stream is broken; so does every later call.
+        """
+        if self._dead:
+            raise MalformedFrame("This stream was given up after a broken frame. Open a new connection.")
+        try:
+            return self._cut()
+        except (FrameTooLarge, MalformedFrame):
+            self._dead = True
+            self._buffer = bytearray()
+            raise
+
+    def require_empty(self) -> None:
+        """Check, at the end of the stream, that it did not end inside a frame.
+
+        Raises:
+            TruncatedFrame: with `received_bytes`.
+        """
+        if self._buffer:
+            raise TruncatedFrame(
+                f"The connection ended inside a frame, after {len(self._buffer)} bytes of it.",
+                received_bytes=len(self._buffer),
+            )
+
+    def _cut(self) -> Frame | None:
+        if len(self._buffer) < PREFIX_BYTES:
+            return None
+        size = int.from_bytes(self._buffer[:PREFIX_BYTES], "little")
+        if size > self._limits.max_frame_bytes:
+            raise FrameTooLarge(
+                f"A frame announces {size} bytes; at most {self._limits.max_frame_bytes} are taken."
+                " Send the work in smaller parts.",
+                size_bytes=size,
+                limit_bytes=self._limits.max_frame_bytes,
+            )
+        end = PREFIX_BYTES + size
+        if len(self._buffer) < end:
+            return None
+        payload = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
+        del self._buffer[:end]
+        return _decode(payload, self._limits.max_values)
+
+
+def _decode(payload: bytes, max_values: int) -> Frame:
+    require_bounded(payload, max_values=max_values)
+    try:
+        message = msgpack.unpackb(
+            payload,
+            raw=False,
+            use_list=False,
+            strict_map_key=True,
+            object_pairs_hook=_require_plain_map,
+            max_array_len=MAX_ARRAY_ITEMS,
+            max_map_len=MAX_ARRAY_ITEMS,
+        )
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedFrame(f"A frame's bytes are not msgpack as this protocol uses it: {error}.") from error
+    if not isinstance(message, dict):
+        raise MalformedFrame("A frame holds something other than a map. Send one msgpack map for each frame.")
+    return message
+
+
+def _require_plain_map(pairs: list[tuple[Any, Any]]) -> Frame:
+    """Build a map; with a repeated key, two readers of one frame could see two messages (msgpack keeps the last)."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a map repeats a key")
+    if not all(isinstance(key, str) for key in result):
+        raise ValueError("a map has a key that is not text")
+    return result

@@ -1,0 +1,90 @@
+"""Every bound that the wire keeps, with its unit and its reason.
+
+Owns numbers only. What is done when one is passed stands where it is checked; `docs/protocol.md` lists them for
+authors of other clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROTOCOL_VERSION = 1
+"""Raised by any change that an older peer would misread; not the version of the package."""
+
+MAX_REQUEST_FRAME_BYTES = 16 * 1024 * 1024
+"""Client to server: the text of some four million tokens, far beyond any context that is served."""
+
+MAX_REPLY_FRAME_BYTES = 64 * 1024 * 1024
+"""Server to client: about 850,000 generated tokens with one logits digest each."""
+
+MAX_DEPTH = 16
+"""Levels of maps and arrays in a frame. The deepest message has six; the rest is room for error details."""
+
+MAX_ARRAY_ITEMS = 1_048_576
+"""Items of one array, and integers of one frame: one token list of the longest context in use."""
+
+MAX_REQUEST_VALUES = 131_072
+"""Values of a request outside runs of integers; bounds the memory of a decoded frame (docs/protocol.md)."""
+
+MAX_REPLY_VALUES = 4 * 1_048_576
+"""Values of a reply, as above: a digest for each generated token is a value of its own."""
+
+MAX_REQUEST_ID = 2**63 - 1
+MAX_GENERATED_TOKENS = 1_000_000
+MAX_TOKEN_ID = 2**32 - 1
+MAX_SEED = 2**64 - 1
+
+MAX_SESSION_CHARS = 512
+"""A session URI has at most 267; the daemon says what is wrong with a name, so this only bounds what it is shown."""
+
+MAX_MODEL_CHARS = 256
+MAX_CLIENT_NAME_CHARS = 256
+MAX_LABELS = 64
+MAX_LABEL_CHARS = 256
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+
+MAX_ERROR_MESSAGE_CHARS = 4096
+MAX_ERROR_FRAME_BYTES = 256 * 1024
+"""An error whose frame would be larger goes without its details, so that a failure always arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """What one direction of the wire accepts."""
+
+    max_frame_bytes: int
+    max_values: int
+
+
+REQUEST_LIMITS = FrameLimits(MAX_REQUEST_FRAME_BYTES, MAX_REQUEST_VALUES)
+REPLY_LIMITS = FrameLimits(MAX_REPLY_FRAME_BYTES, MAX_REPLY_VALUES)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What the server allows; a constructor argument so that tests need not wait for the real deadlines."""
+
+    max_connections: int = 64
+    """Fewer than the default limit of 256 open files on macOS."""
+
+    max_in_flight: int = 32
+    """Requests of one connection. One engine serves them all, so more would only queue."""
+
+    hello_timeout_s: float = 10.0
+    """From accept to a complete hello; bounds idle strangers."""
+
+    frame_timeout_s: float = 30.0
+    """From a frame's first byte to its last; a local peer needs milliseconds for 16 MiB."""
+
+    stall_timeout_s: float = 30.0
+    """The longest time that bytes may wait without the client taking any."""
+
+    max_waiting_event_bytes: int = 8 * 1024 * 1024
+    """Events that wait for a slow client; some 100,000 tokens."""
+
+    max_waiting_reply_bytes: int = MAX_REPLY_FRAME_BYTES
+    """Results that wait for a slow client; a further one is not encoded until there is room."""
+
+    goodbye_timeout_s: float = 2.0
+    """How long a stopping server waits for a client to take what it is still owed."""

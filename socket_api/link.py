@@ -1,0 +1,218 @@
+"""The blocking shell around the protocol core: one connection of the synchronous client, and the waiting.
+
+Owns the socket and an inbox for each request in flight. Does not know the verbs (`client.py`).
+
+Rules: nothing is ever sent twice. The first failure of the connection ends it; later calls name that failure as cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from .address import require_path_fits
+from .calls import Call, remote_error
+from .connection import ClientConnection
+from .errors import (
+    ApiError,
+    ClientClosed,
+    ConnectionLost,
+    DaemonUnreachable,
+    ProtocolError,
+    RemoteError,
+    RequestTimeout,
+)
+from .messages import HelloReply, ServerMessage
+from .peer import peer_uid, require_own_peer
+
+CONNECT_TIMEOUT_S = 10.0
+"""To connect and to be greeted: a daemon that is there answers within milliseconds."""
+
+DEFAULT_TIMEOUT_S = 600.0
+"""The longest silence: long work reports progress, so this is for a daemon that hangs or a long queue."""
+
+_READ_BYTES = 256 * 1024
+
+
+class Link:
+    """A greeted connection. Raises what `Client` says; `timeout_s` is the longest silence about one request."""
+
+    def __init__(self, socket_path: Path, *, timeout_s: float | None) -> None:
+        self.socket_path = socket_path
+        self._timeout_s = timeout_s
+        self._connection = ClientConnection(client_name="torpor-python")
+        self._inboxes: dict[int, deque[ServerMessage]] = {}
+        self._failure: ApiError | None = None
+        self._socket = _connect(socket_path)
+        try:
+            self._greet()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def hello(self) -> HelloReply:
+        """What the daemon said of itself."""
+        assert self._connection.hello is not None, "the constructor waits for it"
+        return self._connection.hello
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._failure = ClientClosed("This client was closed. Make a new one.")
+        self._inboxes.clear()
+        self._socket.close()
+
+    def begin(self, call: Call[Any]) -> int:
+        """Send a request; returns its id."""
+        self._require_open()
+        request_id, data = self._connection.send_request(call.method, call.params)
+        self._inboxes[request_id] = deque()
+        self._send(data)
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """Ask the daemon to stop a request; its answer still comes."""
+        if self._failure is None:
+            self._send(self._connection.send_cancel(request_id))
+
+    def abandon(self, request_id: int) -> None:
+        """Forget a request; if it is still in flight, ask the daemon to stop it. What comes late is dropped."""
+        if self._inboxes.pop(request_id, None) is not None and self._failure is None:
+            with contextlib.suppress(ApiError):  # a lost connection stops it, too
+                self.cancel(request_id)
+
+    def wait_for(self, request_id: int) -> ServerMessage:
+        """Return the next message about a request. Raises ApiError if there will be none."""
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        inbox = self._inboxes.get(request_id)
+        while not inbox:
+            self._require_open()
+            assert inbox is not None, "an open client keeps the inbox of a request that is waited for"
+            try:
+                self._read(deadline)
+            except TimeoutError:
+                raise RequestTimeout(
+                    f"The daemon was silent for {self._timeout_s:g} s. The request is cancelled; look at the session"
+                    " with show before asking again, or make the client with a longer timeout_s.",
+                    timeout_s=self._timeout_s,
+                ) from None
+        return inbox.popleft()
+
+    # --- the socket
+
+    def _greet(self) -> None:
+        self._send(self._connection.send_hello())
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while self._connection.hello is None:
+            try:
+                self._read(deadline)
+            except TimeoutError:
+                raise DaemonUnreachable(
+                    f"A process listens on {self.socket_path} and did not greet within {CONNECT_TIMEOUT_S:g} s."
+                    " Is it a Torpor daemon, and is it alive?",
+                    path=str(self.socket_path),
+                ) from None
+
+    def _read(self, deadline: float | None) -> None:
+        """Take what the daemon sent to its inboxes, waiting for at least a byte. Raises TimeoutError."""
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise self._lose(connection_lost(str(error))) from error
+        try:
+            if not data:
+                self._connection.require_clean_end()
+                raise self._lose(connection_lost("the daemon closed it"))
+            self._connection.feed(data)
+            self._sort_messages()
+        except ProtocolError as error:
+            self._lose(error)
+            raise
+
+    def _sort_messages(self) -> None:
+        while (message := self._connection.next_message()) is not None:
+            if isinstance(message, HelloReply):
+                continue
+            if message.id is None:
+                raise self._lose(remote_error(message.error))
+            if message.id in self._inboxes:
+                self._inboxes[message.id].append(message)
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.settimeout(self._timeout_s)
+            self._socket.sendall(data)
+        except OSError as error:
+            self._read_farewell()
+            raise self._lose(connection_lost(str(error))) from error
+        except BaseException:
+            self._lose(connection_lost("sending was interrupted"))  # half a frame may be out
+            raise
+
+    def _read_farewell(self) -> None:
+        """A daemon that hangs up says why first; its last frame may be waiting behind our failed write."""
+        try:
+            while self._failure is None:
+                self._read(time.monotonic() + 1.0)
+        except RemoteError:
+            raise
+        except (ApiError, TimeoutError):
+            return
+
+    def _lose(self, failure: ApiError) -> ApiError:
+        """Give the connection up; the first reason is kept for later calls."""
+        if self._failure is None:
+            self._failure = failure
+            self._socket.close()
+        return failure
+
+    def _require_open(self) -> None:
+        if self._failure is None:
+            return
+        if isinstance(self._failure, ClientClosed):
+            raise self._failure
+        raise ConnectionLost(
+            f"This client's connection has ended: {self._failure.message} Make a new client.", cause=self._failure.code
+        ) from self._failure
+
+
+def _connect(path: Path) -> socket.socket:
+    absolute = require_path_fits(path)
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(CONNECT_TIMEOUT_S)
+        connected.connect(absolute)
+        require_own_peer(connected, absolute, peer_uid)
+    except OSError as error:
+        connected.close()
+        raise unreachable(absolute, error) from error
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def unreachable(path: str, error: OSError) -> DaemonUnreachable:
+    """Why a connection could not be made, and what to do."""
+    absent = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
+    advice = "Start a daemon with: torpor serve" if absent else "Check who may use the socket."
+    return DaemonUnreachable(f"No daemon answers on {path} ({error.strerror or error}). {advice}", path=path)
+
+
+def connection_lost(reason: str) -> ConnectionLost:
+    """The end of a connection, said in a way that nobody repeats an append blindly."""
+    return ConnectionLost(
+        f"The connection to the daemon ended ({reason}). Whether a request in flight was carried out is unknown:"
+        " look at the session with show before asking again."
+    )

@@ -1,0 +1,100 @@
+"""The server's entry point: `python -m torpor.socket_api.main`, and what `torpor serve` hands over to.
+
+Owns the arguments and what is printed. The one module of this folder that makes a service. It raises TorporError from
+`run`; a caller that has a table of exit codes maps it, `main` knows only 0 and 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..daemon.results import CloseReport
+from ..daemon.service import Service
+from ..errors import TorporError
+from ..memvid.location import default_store_path
+from .address import default_socket_path
+from .serving import serve_until_signal
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to serve. No models means the demo model that Torpor ships. `json` prints one JSON object a line."""
+
+    store: Path = field(default_factory=default_store_path)
+    socket: Path = field(default_factory=default_socket_path)
+    models: Mapping[str, str] = field(default_factory=dict)
+    json: bool = False
+
+
+def run(options: ServeOptions) -> None:
+    """Serve until SIGTERM or SIGINT, in this process and thread.
+
+    Raises:
+        TorporError: why it could not start, or that it stopped with sessions it could not put to sleep.
+    """
+
+    async def open_service() -> Service:
+        return await Service.open(store_path=options.store, models=options.models)
+
+    def on_ready(socket: str) -> None:
+        sentence = f"torpor serves {options.store} on {socket} (pid {os.getpid()}); stop it with Ctrl-C"
+        _print(options, sentence, {"event": "ready", "socket": socket, "pid": os.getpid()})
+
+    def on_stopped(report: CloseReport) -> None:
+        sentence = f"torpor stopped; {len(report.slept)} sessions were put to sleep"
+        _print(options, sentence, {"event": "stopped", **asdict(report)})
+
+    serve_until_signal(open_service, options.socket, on_ready=on_ready, on_stopped=on_stopped)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
+    """Read the command line; leaves with status 2 and a usage line if it is wrong."""
+    parser = argparse.ArgumentParser(prog="torpor serve", description="Serve sessions on a Unix socket.")
+    parser.add_argument("--store", type=Path, default=None, help="folder of the store")
+    parser.add_argument("--socket", type=Path, default=None, help="path of the socket")
+    parser.add_argument(
+        "--model", action="append", default=[], type=_named_model, metavar="NAME=PATH", help="a model to serve"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parsed = parser.parse_args(arguments)
+    names = [name for name, _ in parsed.model]
+    if len(set(names)) != len(names):
+        parser.error("--model: each name can be given once")
+    return ServeOptions(
+        store=parsed.store or default_store_path(),
+        socket=parsed.socket or default_socket_path(),
+        models=dict(parsed.model),
+        json=parsed.json,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve as a process of its own; returns its exit status."""
+    options = parse_arguments(arguments)
+    try:
+        run(options)
+    except TorporError as error:
+        print(f"torpor serve: {error.code}: {error.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _named_model(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH")
+    return name, path
+
+
+def _print(options: ServeOptions, sentence: str, document: Mapping[str, object]) -> None:
+    print(json.dumps(document) if options.json else sentence, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The methods of the protocol: the parameters each takes, the result it gives, and whether a client may stop it.
+
+Owns the table `METHODS`, the one place where a method is declared for server, clients and documentation. Parameters are
+strict: no unknown field, no conversion, no NaN, every length bounded (threat 48). Does not know who carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from . import limits, results
+from .errors import InvalidRequest
+from .results import Sampling, TokenId
+
+SessionText = Annotated[str, Field(min_length=1, max_length=limits.MAX_SESSION_CHARS)]
+ModelName = Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_CHARS)]
+Label = Annotated[str, Field(min_length=1, max_length=limits.MAX_LABEL_CHARS)]
+Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+Text = Annotated[str, Field(min_length=1)]
+MaxTokens = Annotated[int, Field(ge=1, le=limits.MAX_GENERATED_TOKENS)]
+Role = Literal["user", "system", "tool"]
+
+
+class Params(BaseModel):
+    """Base of everything that a client asks."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class StatusParams(Params):
+    """`status` takes nothing."""
+
+
+class CreateParams(Params):
+    """A new, empty session; `system` opens its chat."""
+
+    session: SessionText
+    model: ModelName | None = None
+    labels: Annotated[tuple[Label, ...], Field(max_length=limits.MAX_LABELS)] = ()
+    sampling: Sampling | None = None
+    system: Text | None = None
+
+
+class AppendParams(Params):
+    """Text or token ids that the session reads."""
+
+    session: SessionText
+    text: Text | None = None
+    tokens: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=limits.MAX_ARRAY_ITEMS)] | None = None
+
+    @model_validator(mode="after")
+    def _require_one_source(self) -> Self:
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError("give either text or tokens, not both and not neither")
+        return self
+
+
+class GenerateParams(Params):
+    """Continue the session's text; `text` is appended first, `sampling` replaces the session's."""
+
+    session: SessionText
+    max_tokens: MaxTokens
+    text: Text | None = None
+    sampling: Sampling | None = None
+    stop: Annotated[tuple[Stop, ...], Field(max_length=limits.MAX_STOPS)] = ()
+    prove: bool = False
+
+
+class ChatParams(Params):
+    """One turn of a chat; the daemon renders the template."""
+
+    session: SessionText
+    message: Text
+    max_tokens: MaxTokens
+    role: Role = "user"
+    sampling: Sampling | None = None
+    prove: bool = False
+
+
+class SessionParams(Params):
+    """A session and nothing else: `sleep`, `show`, `delete`."""
+
+    session: SessionText
+
+
+class WakeParams(Params):
+    """A session and, if not the latest, which version of it."""
+
+    session: SessionText
+    version: Annotated[int, Field(ge=0, le=limits.MAX_REQUEST_ID)] | None = None
+
+
+class ListParams(Params):
+    """All sessions, or those of one namespace."""
+
+    namespace: SessionText | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One line of the table.
+
+    `cancellable`: a cancel message or the end of the connection stops the work. The others are short or must not be
+    left half done, and run to their end.
+    """
+
+    name: str
+    params: type[Params]
+    result: type[results.Reply]
+    cancellable: bool = False
+
+    def load_params(self, raw: Mapping[str, Any]) -> Params:
+        """Check raw parameters.
+
+        Raises:
+            InvalidRequest: with `field`, the first field at fault.
+        """
+        try:
+            return self.params.model_validate(raw)
+        except ValidationError as error:
+            raise invalid_request(self.name, error) from None  # the cause would carry the client's text into logs
+
+
+_TABLE = (
+    Method("status", StatusParams, results.StatusResult),
+    Method("create", CreateParams, results.SessionInfo),
+    Method("append", AppendParams, results.AppendResult, cancellable=True),
+    Method("generate", GenerateParams, results.GenerateResult, cancellable=True),
+    Method("chat", ChatParams, results.GenerateResult, cancellable=True),
+    Method("sleep", SessionParams, results.SleepResult),
+    Method("wake", WakeParams, results.WakeResult),
+    Method("list", ListParams, results.ListResult),
+    Method("show", SessionParams, results.SessionDetail),
+    Method("delete", SessionParams, results.DeleteResult),
+)
+METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _TABLE})
+
+
+def invalid_request(method: str, error: ValidationError) -> InvalidRequest:
+    """Say which field of a method's parameters is at fault, without repeating what the client sent (threat 60)."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    field = ".".join(str(part) for part in first["loc"])[:256] or "params"
+    return InvalidRequest(
+        f"{method}: {field}: {first['msg']}. See docs/protocol.md for what {method} takes.",
+        method=method,
+        field=field,
+        problems=error.error_count(),
+    )

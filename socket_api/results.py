@@ -1,0 +1,191 @@
+"""What the daemon answers, as typed, frozen models with the field names of the wire.
+
+Owns the shapes of results and events. Does not know how they travel nor what computed them. Fields that a newer daemon
+adds are ignored, so that an older client goes on; a missing or mistyped field is a breach.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .limits import MAX_SEED, MAX_TOKEN_ID
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+class Reply(BaseModel):
+    """Base of everything that comes from the daemon."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class Sampling(BaseModel):
+    """How the next token is drawn. The defaults are greedy; the same seed draws the same tokens."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Count = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+
+
+class ProgressEvent(Reply):
+    """How far a stage is: tokens for prefill, bytes for sleep and wake."""
+
+    kind: Literal["progress"] = "progress"
+    stage: Literal["prefill", "sleep", "wake"]
+    done: Count
+    total: Count
+
+
+class TokenEvent(Reply):
+    """One token that has been committed; `text` is what it adds to the text, and may be empty."""
+
+    kind: Literal["token"] = "token"
+    token: TokenId
+    text: str
+
+
+Event = Annotated[ProgressEvent | TokenEvent, Field(discriminator="kind")]
+
+
+class ModelInfo(Reply):
+    """A model that the daemon serves."""
+
+    name: str
+    path: str
+    identity: str
+    compute_dtype: str
+    parameters: Count
+    resident: bool
+    context_tokens: Count
+
+
+class StatusResult(Reply):
+    """The daemon as a whole."""
+
+    version: str
+    pid: int
+    store: str
+    models: tuple[ModelInfo, ...]
+    sessions_awake: Count
+    sessions_asleep: Count
+    blas: str
+    uptime_s: Seconds
+
+
+class SessionInfo(Reply):
+    """A session as a listing shows it; `session` is its URI."""
+
+    session: str
+    namespace: str
+    name: str
+    state: Literal["awake", "asleep"]
+    model: str
+    token_count: Count
+    version: int | None
+    bundle_id: str | None
+    resident_bytes: Count
+    stored_bytes: Count
+    dirty: bool
+    labels: tuple[str, ...]
+    created_ns: int
+    sampling: Sampling
+
+
+class VersionInfo(Reply):
+    """One sleep of a session."""
+
+    version: int
+    bundle_id: str
+    parent: str | None
+    token_count: Count
+    bundle_bytes: Count
+    logical_bytes: Count
+    created_ns: int
+
+
+class SessionDetail(Reply):
+    """Everything that `show` knows of one session."""
+
+    info: SessionInfo
+    versions: tuple[VersionInfo, ...]
+    tail_text: str
+    layers: tuple[str, ...]
+    lineage: tuple[str, ...]
+    identity: dict[str, str]
+
+
+class ListResult(Reply):
+    """The sessions of a namespace, or all."""
+
+    sessions: tuple[SessionInfo, ...]
+
+
+class AppendResult(Reply):
+    """What reading new text or tokens did."""
+
+    session: str
+    tokens_added: Count
+    token_count: Count
+    prefilled_tokens: Count
+    seconds: Seconds
+
+
+class GenerateResult(Reply):
+    """What a generation produced, whole. `logits_blake3` is there when `prove` was asked for."""
+
+    session: str
+    text: str
+    tokens: tuple[TokenId, ...]
+    finish_reason: Literal["stop", "length", "cancelled"]
+    token_count: Count
+    prefilled_tokens: Count
+    time_to_first_token_s: Seconds | None
+    seconds: Seconds
+    logits_blake3: tuple[str, ...] | None = None
+    final_logits_blake3: str | None = None
+
+
+class SleepResult(Reply):
+    """The receipt of a sleep: it exists only once the state is durable."""
+
+    session: str
+    version: int
+    bundle_id: str
+    parent: str | None
+    token_count: Count
+    bytes_written: Count
+    logical_bytes: Count
+    blocks_new: Count
+    blocks_reused: Count
+    seconds: Seconds
+
+
+class WakeResult(Reply):
+    """The report of a wake. `tokens_prefilled` is zero: nothing is read again."""
+
+    session: str
+    version: int | None
+    bundle_id: str | None
+    token_count: Count
+    tokens_prefilled: Count
+    bytes_read: Count
+    seconds: Seconds
+    already_awake: bool
+
+
+class DeleteResult(Reply):
+    """What a delete removed."""
+
+    session: str
+    versions_deleted: Count
+    bundles_deleted: Count
+    bytes_freed: Count

@@ -1,0 +1,93 @@
+"""The life of the daemon's process around a service: harden, open, serve, wait for a signal, stop in order.
+
+Owns the order of start and stop and the signals. Does not know how a service is made: `main.py` passes that in.
+
+Stop order: no new connections → generations cancelled, answers sent → socket removed → the service puts its sessions to
+sleep. A second signal ends the process at once; the store is made for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from ..daemon.results import CloseReport
+from .dispatch import Backend
+from .errors import StopIncomplete
+from .listener import require_free
+from .server import ApiServer
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class ClosableBackend(Backend, Protocol):
+    """A service that whoever opened it closes."""
+
+    async def close(self) -> CloseReport: ...
+
+
+OpenBackend = Callable[[], Awaitable[ClosableBackend]]
+OnReady = Callable[[str], None]
+OnStopped = Callable[[CloseReport], None]
+
+
+def serve_until_signal(
+    open_backend: OpenBackend, socket_path: str | os.PathLike[str], *, on_ready: OnReady, on_stopped: OnStopped
+) -> None:
+    """Run the daemon in this process until SIGTERM or SIGINT.
+
+    Raises:
+        SocketInUse, UnsafeSocketPath, SocketPathTooLong: before anything is loaded.
+        StopIncomplete: stopped, but a session could not be put to sleep.
+        TorporError: what opening the service raises.
+    """
+    harden_process()
+    asyncio.run(_serve(open_backend, socket_path, on_ready, on_stopped))
+
+
+def harden_process() -> None:
+    """Keep what the daemon holds from other users: no core dumps, no file of ours readable by them (threat 60)."""
+    os.umask(0o077)
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+async def _serve(
+    open_backend: OpenBackend, socket_path: str | os.PathLike[str], on_ready: OnReady, on_stopped: OnStopped
+) -> None:
+    stop = asyncio.Event()
+    _on_first_signal(stop.set)
+    require_free(socket_path)
+    backend = await open_backend()
+    try:
+        if not stop.is_set():
+            async with ApiServer(backend, socket_path):
+                on_ready(os.path.abspath(socket_path))
+                await stop.wait()
+    finally:
+        report = await backend.close()
+    on_stopped(report)
+    if report.failed:
+        reasons = "; ".join(f"{session}: {reason}" for session, reason in report.failed.items())
+        raise StopIncomplete(
+            f"{len(report.failed)} sessions could not be put to sleep, and what they did since their last sleep is"
+            f" lost: {reasons}",
+            failed=report.failed,
+        )
+
+
+def _on_first_signal(stop: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def handle() -> None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not Python's: an interrupt must not unwind a sleep half-way
+        stop()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, handle)

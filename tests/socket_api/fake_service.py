@@ -1,0 +1,244 @@
+"""A service without a model, true to the contract of `torpor.daemon.service.Service`.
+
+A token of its language is a number whose text is `t<number> `; what a session generates next follows from its length, so
+answers can be predicted. Generation goes on in steps that tests can hold (`hold`) and watch; nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torpor.daemon.results import (
+    AppendResult,
+    CloseReport,
+    DeleteResult,
+    Emit,
+    GenerateResult,
+    ModelInfo,
+    Progress,
+    SessionDetail,
+    SessionInfo,
+    SleepResult,
+    Status,
+    Token,
+    VersionInfo,
+    WakeResult,
+)
+from torpor.daemon.sampling import Sampling
+from torpor.errors import TorporError
+
+
+class FakeNotFound(TorporError):
+    code = "session_not_found"
+
+
+class FakeBusy(TorporError):
+    code = "session_exists"
+
+
+@dataclass
+class FakeSession:
+    info: SessionInfo
+    tokens: list[int] = field(default_factory=list)
+    versions: list[VersionInfo] = field(default_factory=list)
+
+
+class FakeService:
+    """Sessions in memory. `calls` records what was asked; `running` counts generations that have not ended."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, FakeSession] = {}
+        self.calls: list[tuple[str, dict[str, object]]] = []
+        self.running = 0
+        self.cancelled = 0
+        self.closed = False
+        self.open_gate = asyncio.Event()
+        self.open_gate.set()
+        self.fault: BaseException | None = None
+        self.piece = ""  # text of each token, instead of its own
+        self.fail_sleep: dict[str, str] = {}
+
+    def hold(self) -> None:
+        """Stop all work before its next step, until `release`."""
+        self.open_gate.clear()
+
+    def release(self) -> None:
+        self.open_gate.set()
+
+    async def status(self) -> Status:
+        self._record("status")
+        model = ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
+        awake = sum(session.info.state == "awake" for session in self.sessions.values())
+        return Status("0.1.0", 1, "/store", (model,), awake, len(self.sessions) - awake, "none", 0.5)
+
+    async def create(
+        self,
+        *,
+        session: str,
+        model: str | None = None,
+        labels: Sequence[str] = (),
+        sampling: Sampling | None = None,
+        system: str | None = None,
+    ) -> SessionInfo:
+        self._record("create", session=session, model=model, labels=labels, sampling=sampling, system=system)
+        if session in self.sessions:
+            raise FakeBusy(f"{session} exists. Choose another name.", session=session)
+        info = SessionInfo(
+            session=f"torpor://default/{session}",
+            namespace="default",
+            name=session,
+            state="awake",
+            model=model or "fake",
+            token_count=0,
+            version=None,
+            bundle_id=None,
+            resident_bytes=0,
+            stored_bytes=0,
+            dirty=True,
+            labels=tuple(labels),
+            created_ns=1,
+            sampling=sampling or Sampling(),
+        )
+        self.sessions[session] = FakeSession(info)
+        return info
+
+    async def append(
+        self, *, session: str, text: str | None = None, tokens: Sequence[int] | None = None, emit: Emit
+    ) -> AppendResult:
+        self._record("append", session=session, text=text, tokens=tokens)
+        found = self._find(session)
+        added = list(tokens) if tokens is not None else [len(word) for word in (text or "").split()]
+        for done in range(0, len(added), 2):
+            await self._step()
+            emit(Progress("prefill", min(done + 2, len(added)), len(added)))
+        found.tokens += added
+        return AppendResult(found.info.session, len(added), len(found.tokens), len(added), 0.25)
+
+    async def generate(
+        self,
+        *,
+        session: str,
+        max_tokens: int,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        prove: bool = False,
+        emit: Emit,
+    ) -> GenerateResult:
+        self._record(
+            "generate", session=session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove
+        )
+        found = self._find(session)
+        if text is not None:
+            found.tokens += [len(word) for word in text.split()]
+        return await self._write(found, max_tokens, prove, emit)
+
+    async def chat(
+        self,
+        *,
+        session: str,
+        message: str,
+        role: str = "user",
+        max_tokens: int,
+        sampling: Sampling | None = None,
+        prove: bool = False,
+        emit: Emit,
+    ) -> GenerateResult:
+        self._record(
+            "chat", session=session, message=message, role=role, max_tokens=max_tokens, sampling=sampling, prove=prove
+        )
+        found = self._find(session)
+        emit(Progress("prefill", 1, 1))
+        found.tokens.append(len(message))
+        return await self._write(found, max_tokens, prove, emit)
+
+    async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
+        self._record("sleep", session=session)
+        found = self._find(session)
+        await self._step()
+        size = 4 * len(found.tokens)
+        emit(Progress("sleep", size, size))
+        version = len(found.versions) + 1
+        parent = found.versions[-1].bundle_id if found.versions else None
+        made = VersionInfo(version, f"{version:064x}", parent, len(found.tokens), size, size, version)
+        found.versions.append(made)
+        found.info = replace(found.info, state="asleep", version=version, bundle_id=made.bundle_id, dirty=False)
+        return SleepResult(
+            found.info.session, version, made.bundle_id, parent, len(found.tokens), size, size, 1, version - 1, 0.25
+        )
+
+    async def wake(self, *, session: str, version: int | None = None, emit: Emit) -> WakeResult:
+        self._record("wake", session=session, version=version)
+        found = self._find(session)
+        emit(Progress("wake", 1, 1))
+        already = found.info.state == "awake"
+        found.info = replace(found.info, state="awake")
+        made = found.versions[(version or len(found.versions)) - 1]
+        return WakeResult(found.info.session, made.version, made.bundle_id, made.token_count, 0, 8, 0.25, already)
+
+    async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
+        self._record("list", namespace=namespace)
+        return [session.info for session in self.sessions.values()]
+
+    async def show(self, *, session: str) -> SessionDetail:
+        self._record("show", session=session)
+        found = self._find(session)
+        return SessionDetail(found.info, tuple(found.versions), "…tail", ("kv 2x8x32",), (), {"weights": "ab"})
+
+    async def delete(self, *, session: str) -> DeleteResult:
+        self._record("delete", session=session)
+        found = self._find(session)
+        await self._step()
+        del self.sessions[session]
+        return DeleteResult(found.info.session, len(found.versions), len(found.versions), 4 * len(found.tokens))
+
+    async def close(self) -> CloseReport:
+        self.closed = True
+        slept = tuple(s.info.session for s in self.sessions.values() if s.info.name not in self.fail_sleep)
+        return CloseReport(slept, dict(self.fail_sleep))
+
+    async def _write(self, found: FakeSession, max_tokens: int, prove: bool, emit: Emit) -> GenerateResult:
+        self.running += 1
+        written: list[int] = []
+        texts: list[str] = []
+        try:
+            for _ in range(max_tokens):
+                await self._step()
+                token = len(found.tokens)
+                found.tokens.append(token)
+                written.append(token)
+                texts.append(self.piece or f"t{token} ")
+                emit(Token(token, texts[-1]))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        return GenerateResult(
+            session=found.info.session,
+            text="".join(texts),
+            tokens=tuple(written),
+            finish_reason="length",
+            token_count=len(found.tokens),
+            prefilled_tokens=0,
+            time_to_first_token_s=0.125,
+            seconds=0.25,
+            logits_blake3=tuple("cd" * 32 for _ in written) if prove else None,
+            final_logits_blake3="ef" * 32 if prove else None,
+        )
+
+    async def _step(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+        await asyncio.sleep(0)  # not a wait: other tasks get their turn, as between the engine's steps
+        await self.open_gate.wait()
+
+    def _find(self, session: str) -> FakeSession:
+        if session not in self.sessions:
+            raise FakeNotFound(f"There is no session {session!r}. See: torpor ls", session=session)
+        return self.sessions[session]
+
+    def _record(self, method: str, **arguments: object) -> None:
+        self.calls.append((method, arguments))

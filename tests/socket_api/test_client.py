@@ -1,0 +1,304 @@
+"""The blocking client against a real server over a real socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torpor.socket_api import Client, Sampling, TokenEvent
+from torpor.socket_api.errors import (
+    ApiError,
+    ClientClosed,
+    ConnectionLost,
+    DaemonUnreachable,
+    InvalidRequest,
+    LocalProtocolError,
+    PeerRefused,
+    RemoteError,
+    RequestTimeout,
+    SocketPathTooLong,
+    UnsupportedProtocol,
+)
+from torpor.socket_api.framing import encode_frame
+from torpor.socket_api.results import ProgressEvent
+
+from .conftest import ServerThread
+
+
+@pytest.fixture
+def client(server_thread: ServerThread) -> Iterator[Client]:
+    with Client(server_thread.socket_path, timeout_s=20) as connected:
+        yield connected
+
+
+def test_the_conversation_of_the_readme_works(client: Client) -> None:
+    agent = client.create("notes", labels=["a"], sampling=Sampling(temperature=0.5, seed=2**64 - 1))
+    assert (agent.session, agent.labels, agent.sampling.seed) == ("torpor://default/notes", ("a",), 2**64 - 1)
+    assert client.append("notes", text="one three five").tokens_added == 3
+    pieces = list(client.stream_chat("notes", "hello", max_tokens=3))
+    assert pieces == ["t4 ", "t5 ", "t6 "]
+    receipt = client.sleep("notes")
+    assert receipt.version == 1
+    woken = client.wake("notes")
+    assert (woken.tokens_prefilled, woken.bundle_id) == (0, receipt.bundle_id)
+    assert [info.name for info in client.list_sessions()] == ["notes"]
+    assert client.show("notes").versions[0].bundle_id == receipt.bundle_id
+    assert client.status().models[0].name == "fake"
+    assert client.delete("notes").versions_deleted == 1
+
+
+def test_arguments_reach_the_service_as_they_were_given(client: Client, server_thread: ServerThread) -> None:
+    client.create("s", system="be brief")
+    client.append("s", tokens=[0, 7, 2**32 - 1])
+    client.generate("s", max_tokens=1, text="x", stop=["END"], prove=True, sampling=Sampling(top_k=3))
+    client.chat("s", "hi", max_tokens=1, role="tool")
+    calls = dict(server_thread.service.calls)
+    assert calls["create"]["system"] == "be brief"
+    assert calls["append"] == {"session": "s", "text": None, "tokens": (0, 7, 2**32 - 1)}
+    assert calls["generate"]["stop"] == ("END",)
+    assert calls["generate"]["prove"] is True
+    assert calls["generate"]["sampling"].top_k == 3  # type: ignore[attr-defined]
+    assert calls["chat"]["role"] == "tool"
+
+
+def test_results_carry_the_proof_when_asked(client: Client) -> None:
+    client.create("s")
+    assert client.generate("s", max_tokens=2).logits_blake3 is None
+    assert len(client.generate("s", max_tokens=2, prove=True).logits_blake3 or ()) == 2
+
+
+def test_progress_reaches_the_callback(client: Client) -> None:
+    client.create("s")
+    seen: list[ProgressEvent | TokenEvent] = []
+    client.append("s", tokens=[1, 2, 3], on_event=seen.append)
+    client.sleep("s", on_event=seen.append)
+    client.wake("s", on_event=seen.append)
+    assert [(event.stage, event.done) for event in seen if isinstance(event, ProgressEvent)] == [
+        ("prefill", 2),
+        ("prefill", 3),
+        ("sleep", 12),
+        ("wake", 1),
+    ]
+
+
+def test_a_stream_keeps_its_result(client: Client) -> None:
+    client.create("s")
+    stream = client.stream_generate("s", max_tokens=3)
+    with pytest.raises(LocalProtocolError):
+        _ = stream.result
+    assert "".join(stream) == stream.result.text == "t0 t1 t2 "
+    assert list(stream) == []
+
+
+def test_results_are_frozen(client: Client) -> None:
+    info = client.create("s")
+    with pytest.raises(ValueError, match="frozen"):
+        info.name = "other"  # type: ignore[misc]
+
+
+def test_requests_can_be_made_while_a_stream_is_open(client: Client) -> None:
+    client.create("s")
+    stream = client.stream_generate("s", max_tokens=5)
+    first = next(stream)
+    assert client.show("s").info.name == "s"
+    assert first + "".join(stream) == stream.result.text
+
+
+def test_a_stream_left_early_is_cancelled(client: Client, server_thread: ServerThread) -> None:
+    """Threat 45, from the client's side; the connection goes on."""
+    client.create("s")
+    with client.stream_generate("s", max_tokens=1_000_000) as stream:
+        next(stream)
+    server_thread.wait_until(lambda: server_thread.service.running == 0)
+    assert server_thread.service.cancelled == 1
+    with pytest.raises(LocalProtocolError, match="cancelled"):
+        _ = stream.result
+    assert client.status().sessions_awake == 1
+
+
+def test_the_daemons_failure_is_a_remote_error_with_its_code(client: Client) -> None:
+    with pytest.raises(RemoteError, match="no session 'ghost'") as caught:
+        client.show("ghost")
+    assert caught.value.code == "session_not_found"
+    assert caught.value.details == {"session": "ghost"}
+    client.create("alive")  # the connection goes on
+
+
+@pytest.mark.parametrize(
+    ("field", "ask"),
+    [
+        ("params", lambda c: c.append("s", text="a", tokens=[1])),
+        ("params", lambda c: c.append("s")),
+        ("tokens.1", lambda c: c.append("s", tokens=[1, -1])),
+        ("max_tokens", lambda c: c.generate("s", max_tokens=2**63)),
+        ("labels", lambda c: c.create("s", labels="abc")),
+        ("role", lambda c: c.chat("s", "x", max_tokens=1, role="emperor")),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(
+    client: Client, server_thread: ServerThread, field: str, ask: object
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask(client)  # type: ignore[operator]
+    assert caught.value.field == field
+    assert server_thread.service.calls == []
+
+
+def test_silence_beyond_the_timeout_is_an_error_and_cancels(server_thread: ServerThread) -> None:
+    with Client(server_thread.socket_path, timeout_s=0.05) as client:
+        client.create("s")
+        server_thread.do(server_thread.service.hold)
+        with pytest.raises(RequestTimeout):
+            client.generate("s", max_tokens=5)
+        server_thread.wait_until(lambda: server_thread.service.running == 0)
+        server_thread.do(server_thread.service.release)
+        assert client.generate("s", max_tokens=1).text == "t0 "  # late answers are not taken for this one's
+
+
+def test_an_interrupted_request_is_cancelled_and_the_client_goes_on(
+    client: Client, server_thread: ServerThread
+) -> None:
+    client.create("s")
+
+    def interrupt(event: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        client.generate("s", max_tokens=1_000_000, on_event=interrupt)
+    server_thread.wait_until(lambda: server_thread.service.running == 0)
+    assert client.show("s").info.name == "s"
+
+
+def test_a_closed_client_says_so(client: Client) -> None:
+    client.close()
+    client.close()
+    with pytest.raises(ClientClosed):
+        client.status()
+
+
+def test_closing_in_the_middle_of_a_stream_ends_the_stream_and_the_generation(
+    client: Client, server_thread: ServerThread
+) -> None:
+    client.create("s")
+    stream = client.stream_generate("s", max_tokens=1_000_000)
+    next(stream)
+    client.close()
+    with pytest.raises(ClientClosed):
+        for _ in stream:
+            pass
+    server_thread.wait_until(lambda: server_thread.service.running == 0)
+
+
+def test_a_stopping_daemon_ends_requests_with_its_reason(short_path: Path) -> None:
+    running = ServerThread(short_path / "t.sock")
+    client = Client(running.socket_path)
+    client.create("s")
+    stream = client.stream_generate("s", max_tokens=1_000_000)
+    next(stream)
+    running.stop()
+    with pytest.raises(RemoteError) as caught:
+        for _ in stream:
+            pass
+    assert caught.value.code == "shutting_down"
+    with pytest.raises((ConnectionLost, RemoteError)):
+        client.status()
+    with pytest.raises(ConnectionLost, match="new client"):
+        client.status()
+    client.close()
+
+
+def test_nobody_there_is_unreachable_and_says_what_to_start(short_path: Path) -> None:
+    with pytest.raises(DaemonUnreachable, match="torpor serve") as caught:
+        Client(short_path / "none.sock")
+    assert caught.value.path == str(short_path / "none.sock")
+
+
+def test_a_path_too_long_is_refused_before_connecting() -> None:
+    with pytest.raises(SocketPathTooLong):
+        Client("/tmp/" + "x" * 200)
+
+
+def test_a_daemon_of_another_user_is_not_talked_to(
+    server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threat 39, the other way round: prompts must not go to whoever made a socket at our path."""
+    monkeypatch.setattr("torpor.socket_api.link.peer_uid", lambda connected: 4_000_000)
+    with pytest.raises(PeerRefused):
+        Client(server_thread.socket_path)
+
+
+HELLO = {
+    "type": "hello",
+    "protocol": 1,
+    "server": "x",
+    "pid": 1,
+    "limits": {"max_request_frame_bytes": 1000, "max_reply_frame_bytes": 1000, "max_in_flight": 1},
+}
+
+
+class Impostor:
+    """A listening socket that answers one connection with given bytes, then closes or holds it."""
+
+    def __init__(self, path: Path, *answers: bytes) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(1)
+        self._answers = answers
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        connected, _ = self._listener.accept()
+        with connected:
+            for answer in self._answers:
+                connected.recv(65536)
+                connected.sendall(answer)
+
+    def end(self) -> None:
+        self._thread.join(timeout=10)
+        self._listener.close()
+
+
+def frame(message: dict[str, object]) -> bytes:
+    return encode_frame(message, max_frame_bytes=2**20)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (b"", "connection_lost"),
+        (frame({"type": "result", "id": 1, "result": {}})[:5], "truncated_frame"),
+        (b"\xff\xff\xff\xff", "frame_too_large"),
+        (b"\x01\x00\x00\x00\xc1", "malformed_frame"),
+        (frame({"type": "result", "id": 9, "result": {}}), "malformed_message"),
+        (frame({"type": "result", "id": 1, "result": {"version": 5}}), "malformed_message"),
+        (frame({"type": "surprise"}), "malformed_message"),
+        (frame(HELLO), "malformed_message"),
+    ],
+)
+def test_a_connection_that_dies_or_lies_mid_request_is_a_typed_error(
+    short_path: Path, answer: bytes, code: str
+) -> None:
+    impostor = Impostor(short_path / "i.sock", frame(HELLO), answer)
+    with Client(short_path / "i.sock", timeout_s=10) as client:
+        with pytest.raises(ApiError) as caught:
+            client.status()
+        assert caught.value.code == code
+    impostor.end()
+
+
+def test_a_request_larger_than_the_daemon_takes_is_not_sent(short_path: Path) -> None:
+    impostor = Impostor(short_path / "i.sock", frame(HELLO))
+    with Client(short_path / "i.sock", timeout_s=10) as client, pytest.raises(LocalProtocolError, match="smaller"):
+        client.append("s", text="x" * 2000)
+    impostor.end()
+
+
+def test_a_daemon_of_another_protocol_is_refused(short_path: Path) -> None:
+    impostor = Impostor(short_path / "i.sock", frame({**HELLO, "protocol": 2, "new": True}))
+    with pytest.raises(UnsupportedProtocol, match="speaks protocol 2"):
+        Client(short_path / "i.sock")
+    impostor.end()
