@@ -32,6 +32,8 @@ DEMO_MODEL_FOLDER = Path(__file__).parent / "demo_model"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 # For a configuration that names none: a limit all the same, so that a session cannot grow without bound.
 DEFAULT_CONTEXT_TOKENS = 8192
+# The tokenizer would warn of texts longer than this; what does not fit is refused by us, with both sizes.
+_TOKENIZER_SETTINGS = {"model_max_length": 10**9}
 _HALF = (mx.float16, mx.bfloat16)
 
 
@@ -149,7 +151,9 @@ def _download(repository: str) -> Path:
 
 def _load(name: str, source: str, folder: Path) -> tuple[Any, Any, dict[str, Any]]:
     try:
-        network, tokenizer, config = mlx_lm.load(str(folder), lazy=True, return_config=True, trust_remote_code=False)
+        network, tokenizer, config = mlx_lm.load(
+            str(folder), tokenizer_config=_TOKENIZER_SETTINGS, lazy=True, return_config=True, trust_remote_code=False
+        )
     except Exception as error:  # mlx-lm and its tokenizer raise whatever a malformed folder leads to
         raise ModelUnavailable(
             f"Model {name!r} cannot be loaded from {source!r}: {_first_line(error)}.", model=name, source=source

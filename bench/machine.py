@@ -1,0 +1,44 @@
+"""What every figure is printed with: the machine, the versions, and the spread of the runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torpor", "mlx", "mlx-lm", "numpy", "blake3", "msgpack", "zstandard")
+
+
+def describe() -> dict[str, Any]:
+    """The machine and the versions, as plain data."""
+    return {
+        "processor": _processor(),
+        "cpu_count": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float | int]:
+    """Median, lowest and highest of repeated runs."""
+    return {
+        "median": statistics.median(values),
+        "lowest": min(values),
+        "highest": max(values),
+        "runs": len(values),
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

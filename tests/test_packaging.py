@@ -1,0 +1,54 @@
+"""The built wheel: one name at the top level, and everything that the tree has (QC4)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("memvid", "snapshot", "daemon", "socket_api", "cli")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Built from a copy, because setuptools leaves its build folder in the source tree.
+    source = tmp_path_factory.mktemp("source")
+    for folder in FOLDERS:
+        subprocess.run(["cp", "-r", str(ROOT / folder), str(source / folder)], check=True)
+    for name in ("__init__.py", "errors.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"):
+        subprocess.run(["cp", str(ROOT / name), str(source / name)], check=True)
+    out = tmp_path_factory.mktemp("dist")
+    # With the setuptools of this environment: a test fetches nothing.
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def test_the_wheel_puts_nothing_but_torpor_at_the_top_level(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        top = {name.split("/")[0] for name in archive.namelist()}
+    assert top == {"torpor", "torpor-0.1.0.dist-info"}
+
+
+def test_the_wheel_holds_every_module_and_the_demo_model_qc4(wheel: Path) -> None:
+    expected = {
+        f"torpor/{path.relative_to(ROOT)}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    } | {"torpor/__init__.py", "torpor/errors.py", "torpor/py.typed"}
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("torpor/")}
+    assert packed == expected
+    assert "torpor/daemon/demo_model/model.safetensors" in packed
+
+
+def test_shipped_weights_are_at_most_12_mb(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.getinfo("torpor/daemon/demo_model/model.safetensors").file_size <= 12_000_000
