@@ -29,9 +29,10 @@ from .sampler import draw
 from .sampling import Sampling
 from .text import StopStrings, TextStream
 
-# Tokens read between two turns of the engine. Fixed, because results can differ in the last bits when a prompt is
-# fed in other chunk sizes; large enough for the matrix products, small enough that others do not wait long.
-PREFILL_CHUNK_TOKENS = 512
+# Tokens read between two turns of the engine. Fixed for a device, because results can differ in the last bits when a
+# prompt is fed in other chunk sizes. On a CPU attention computes what the mask then hides, so short chunks are faster
+# (7,168 tokens of the demo model: 9.3 s in chunks of 256, 13.6 of 512, 19.6 of 2,048); a GPU wants long ones.
+PREFILL_CHUNK_TOKENS = 256 if mx.default_device() == mx.Device(mx.cpu) else 2048
 
 OnTokens = Callable[[int, int], None]
 OnToken = Callable[[int, str], None]
