@@ -1,0 +1,51 @@
+"""`torpor append`: have a session read a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .daemon_link import connect, progress_of, with_session
+from .formatting import format_count, format_rate, format_seconds
+from .inputs import load_text
+from .options import JsonOption, ModelOption, SessionArgument, SocketOption
+from .output import Output
+
+FileOption = Annotated[
+    Path | None, typer.Option("--file", "-f", metavar="PATH", show_default=False, help="Read this file; - is stdin.")
+]
+
+
+def append(
+    session: SessionArgument,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", show_default=False, help="What to read.")] = None,
+    file: FileOption = None,
+    model: ModelOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a session read a text: it becomes part of the context, and nothing is written.
+
+    The session is made if there is none of that name. Reading is the slow part of a conversation; after
+    [cyan]torpor sleep[/] it never has to be done again.
+
+    [bold]Examples[/]
+
+    [cyan]torpor append notes --file report.md[/]
+    [cyan]git diff | torpor append review[/]
+    """
+    output = Output(as_json=as_json)
+    content = load_text(text, file, what="text")
+    with connect(socket) as client, progress_of(output, "prefill") as on_event:
+        result = with_session(
+            output, client, session, model, lambda: client.append(session, text=content, on_event=on_event)
+        )
+    if as_json:
+        output.document("append", result.model_dump(mode="json"))
+        return
+    output.stdout.print(
+        f"{result.session}  read {format_count(result.tokens_added)} tokens in {format_seconds(result.seconds)}"
+        f" ({format_rate(result.prefilled_tokens, result.seconds)}), now {format_count(result.token_count)}"
+    )

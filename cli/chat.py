@@ -1,0 +1,125 @@
+"""`torpor chat`: a conversation, one message or a whole evening."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..errors import TorporError
+from ..socket_api.client import Client, TextStream
+from ..socket_api.results import GenerateResult, Sampling
+from .daemon_link import OnEvent, connect, with_session
+from .errors import InvalidUsage
+from .exit_codes import INTERRUPTED, OK
+from .inputs import load_text
+from .options import (
+    JsonOption,
+    MaxTokensOption,
+    ModelOption,
+    SeedOption,
+    SessionArgument,
+    SocketOption,
+    TemperatureOption,
+    TopPOption,
+    sampling_of,
+)
+from .output import Output, report_error
+from .streaming import finish_generation, stream_to_end
+
+PROMPT = "[bold cyan]you ›[/] "
+# A conversation is over when no request can succeed any more; anything else is one failed turn.
+_FATAL_CODES = frozenset({"daemon_unreachable", "connection_lost", "protocol_error", "shutting_down", "service_closed"})
+
+
+def chat(
+    session: SessionArgument,
+    message: Annotated[
+        str | None, typer.Argument(metavar="MESSAGE", show_default=False, help="One message; without it, a dialogue.")
+    ] = None,
+    max_tokens: MaxTokensOption = 512,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
+    model: ModelOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Talk with a session; it remembers, also after it slept.
+
+    With a MESSAGE, or with text on standard input, it answers once. On a terminal without either it is a dialogue:
+    Ctrl-C stops an answer, Ctrl-D ends the dialogue. The session is made if there is none of that name.
+
+    [bold]Examples[/]
+
+    [cyan]torpor chat helper[/]
+    [cyan]torpor chat helper "What does os.fsync promise?"[/]
+    [cyan]torpor chat helper --json < question.txt | jq -r .text[/]
+    """
+    output = Output(as_json=as_json)
+    sampling = sampling_of(temperature, top_p, seed)
+    with connect(socket) as client:
+        turn = _Turn(output, client, session, model, max_tokens, sampling)
+        if message is None and sys.stdin.isatty():
+            if as_json:
+                raise InvalidUsage("With --json, give the MESSAGE as an argument or on standard input.")
+            return _dialogue(output, turn)
+        return finish_generation(output, "chat", turn.answer(load_text(message, None, what="message")))
+
+
+class _Turn:
+    """Asks one thing of one session, as often as it is called."""
+
+    def __init__(
+        self,
+        output: Output,
+        client: Client,
+        session: str,
+        model: str | None,
+        max_tokens: int,
+        sampling: Sampling | None,
+    ) -> None:
+        self._output = output
+        self._client = client
+        self._session = session
+        self._model = model
+        self._max_tokens = max_tokens
+        self._sampling = sampling
+
+    def answer(self, message: str) -> GenerateResult:
+        """Send a message and stream the answer; give its result."""
+
+        def begin(on_event: OnEvent) -> TextStream:
+            return self._client.stream_chat(
+                self._session, message, max_tokens=self._max_tokens, sampling=self._sampling, on_event=on_event
+            )
+
+        def act() -> GenerateResult:
+            return stream_to_end(self._output, begin)
+
+        return with_session(self._output, self._client, self._session, self._model, act)
+
+
+def _dialogue(output: Output, turn: _Turn) -> int:
+    """Read lines and answer them until the input ends. Ctrl-C at the prompt leaves with the interrupted status."""
+    output.remark("[dim]Ctrl-C stops an answer, Ctrl-D ends the dialogue.[/]")
+    while True:
+        try:
+            message = output.stderr.input(PROMPT)
+        except EOFError:
+            output.remark("")
+            return OK.number
+        except KeyboardInterrupt:
+            output.remark("")
+            return INTERRUPTED.number
+        if not message.strip():
+            continue
+        try:
+            finish_generation(output, "chat", turn.answer(message))
+        except KeyboardInterrupt:
+            output.remark("\n[dim]stopped[/]")
+        except TorporError as error:
+            if error.code in _FATAL_CODES:
+                raise
+            report_error(error, as_json=False)

@@ -1,0 +1,136 @@
+"""`torpor doctor`: what this machine, its BLAS, the socket and the store are like."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from .. import __version__
+from ..errors import TorporError
+from ..memvid.location import default_store_path
+from ..socket_api.address import default_socket_path
+from .daemon_link import find_daemon
+from .errors import DoctorFailed
+from .formatting import format_count, format_seconds
+from .options import JsonOption, SocketOption, StoreOption
+from .output import Output, facts_table
+from .store_view import open_store
+
+EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take seconds even on a slow machine
+MAX_STDERR_CHARS = 600  # of a failed examination's last words that are shown
+
+
+def doctor(socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Say what Torpor finds here: versions, device, which BLAS computes and how fast, the daemon and the store.
+
+    The BLAS matters on Linux without a GPU: the one that MLX ships there is many times slower than OpenBLAS.
+    The examination runs in a process of its own and takes some seconds.
+
+    [bold]Examples[/]
+
+    [cyan]torpor doctor[/]
+    [cyan]torpor doctor --json | jq .machine.blas[/]
+    """
+    output = Output(as_json=as_json)
+    with output.progress("examining"):
+        machine = examine_machine()
+    daemon = _examine_daemon(socket)
+    files = _examine_store(store or Path(daemon["store"] if daemon["answers"] else default_store_path()))
+    if as_json:
+        output.document("doctor", {"torpor": __version__, "machine": machine, "daemon": daemon, "store": files})
+        return
+    output.stdout.print(_render(machine, daemon, files))
+    advice = machine.get("blas", {}).get("advice")
+    if advice:
+        output.stdout.print(f"\n[yellow]{escape(advice)}[/]")
+
+
+def examine_machine() -> dict[str, Any]:
+    """Run the examination, which imports MLX, in a process of its own, and give its report.
+
+    Raises:
+        DoctorFailed: it did not come back with one.
+    """
+    command = [sys.executable, "-m", "torpor.daemon.doctor"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=EXAMINATION_TIMEOUT_S, check=False)
+        report = json.loads(done.stdout)
+    except subprocess.TimeoutExpired as error:
+        raise DoctorFailed(f"The examination took more than {EXAMINATION_TIMEOUT_S:.0f} s and was ended.") from error
+    except ValueError as error:
+        words = done.stderr.strip()[-MAX_STDERR_CHARS:]
+        raise DoctorFailed(
+            f"The examination ended with status {done.returncode} and no report: {words}", status=done.returncode
+        ) from error
+    if not isinstance(report, dict):
+        raise DoctorFailed("The examination's report is not one JSON object.")
+    return report
+
+
+def _examine_daemon(socket: Path | None) -> dict[str, Any]:
+    place = str(socket or default_socket_path())
+    try:
+        client = find_daemon(socket)
+    except TorporError as error:
+        return {"answers": False, "socket": place, "problem": f"{error.code}: {error.message}"}
+    if client is None:
+        return {"answers": False, "socket": place, "problem": None}
+    with client:
+        return {"answers": True, "socket": place, "problem": None, **client.status().model_dump(mode="json")}
+
+
+def _examine_store(path: Path) -> dict[str, Any]:
+    try:
+        with open_store(path) as store:
+            sessions = sum(1 for _ in store.iter_sessions())
+            return {"path": str(path), "readable": True, "problem": None, "sessions": sessions}
+    except TorporError as error:
+        return {"path": str(path), "readable": False, "problem": error.code, "sessions": 0}
+
+
+def _render(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, Any]) -> Any:
+    blas = machine.get("blas", {})
+    facts = facts_table()
+    facts.add_row("torpor", f"{__version__} on Python {machine.get('python')}")
+    facts.add_row("machine", f"{escape(str(machine.get('platform')))}, {machine.get('cpu_count')} cores")
+    packages = [f"{name} {version or 'missing'}" for name, version in machine.get("packages", {}).items()]
+    facts.add_row("packages", ", ".join(packages))
+    facts.add_row("device", escape(str(machine.get("device"))))
+    facts.add_row("BLAS", describe_blas(machine))
+    if blas.get("reason"):
+        facts.add_row("", f"[dim]{escape(str(blas['reason']))}[/]")
+    facts.add_row("daemon", _describe_daemon(daemon))
+    facts.add_row("store", _describe_store(files))
+    return facts
+
+
+def describe_blas(machine: dict[str, Any]) -> str:
+    """Say in one line which BLAS computes and how fast it was measured to be."""
+    blas = machine.get("blas", {})
+    verdict = "[green]fast[/]" if blas.get("fast") else "[yellow]slow[/]"
+    library = escape(str(blas.get("library") or "the one that MLX ships"))
+    return f"{verdict}  {blas.get('gflops')} GFLOP/s ({blas.get('product')}), {library}"
+
+
+def _describe_daemon(daemon: dict[str, Any]) -> str:
+    if daemon["problem"]:
+        return f"[yellow]{escape(daemon['problem'])}[/]"
+    if not daemon["answers"]:
+        return f"none on {escape(daemon['socket'])}; start one with [cyan]torpor serve[/]"
+    models = ", ".join(model["name"] for model in daemon["models"])
+    return (
+        f"[green]answers[/] on {escape(daemon['socket'])}"
+        f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
+        f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {escape(models)}"
+    )
+
+
+def _describe_store(files: dict[str, Any]) -> str:
+    if files["readable"]:
+        return f"{escape(files['path'])}: {format_count(files['sessions'])} sessions"
+    return f"{escape(files['path'])}: {files['problem']}"

@@ -1,0 +1,53 @@
+"""What the command line itself refuses. Everything else that it reports was raised in another layer."""
+
+from __future__ import annotations
+
+from ..errors import TorporError
+
+
+class CliError(TorporError):
+    """Root of what the command line refuses on its own."""
+
+    code = "cli_error"
+
+
+class InvalidUsage(CliError):
+    """Arguments that parse one by one but do not make sense together."""
+
+    code = "invalid_usage"
+
+
+class NothingToDo(CliError):
+    """A command that needs something to work on was given nothing."""
+
+    code = "nothing_to_do"
+
+
+class UnreadableInput(CliError):
+    """A file or standard input that cannot be read as text."""
+
+    code = "unreadable_input"
+
+
+class DoctorFailed(CliError):
+    """The inspection of the machine did not come back with a report."""
+
+    code = "doctor_failed"
+
+
+class DemoDaemonFailed(CliError):
+    """A daemon of the demo did not start, or ended when it should not have."""
+
+    code = "demo_daemon_failed"
+
+
+class DemoUnfit(CliError):
+    """The document or the model does not fit what the demo wants to show."""
+
+    code = "demo_unfit"
+
+
+class DemoDisproved(CliError):
+    """The demo ran to its end, and something that should have been equal was not."""
+
+    code = "demo_disproved"

@@ -1,0 +1,112 @@
+"""The one table that turns an error code into an exit status.
+
+Scripts depend on it: a status keeps its meaning for ever, and a code that the table does not know is a plain error (1).
+`docs/cli.md` and the end of `torpor --help` show the same table; a test compares them, and another one checks that
+every error class of every layer stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """One exit status: its number, its short name, and what it tells a script."""
+
+    number: int
+    name: str
+    meaning: str
+
+
+OK = ExitStatus(0, "ok", "it worked")
+ERROR = ExitStatus(1, "error", "it failed for a reason without a status of its own")
+USAGE = ExitStatus(2, "usage", "the command line, a parameter or a request is not valid")
+PARTIAL = ExitStatus(3, "partial", "done for some of the sessions named, not for all")
+NOT_FOUND = ExitStatus(4, "not found", "no such session, model or file, or the name is ambiguous")
+INTEGRITY = ExitStatus(6, "integrity", "stored bytes are not what they were promised to be, or the demo disproved it")
+INCOMPATIBLE = ExitStatus(7, "incompatible", "another model, or a format that this version does not read")
+BUSY = ExitStatus(8, "busy", "it is in use or at its limit; try again later")
+NO_SPACE = ExitStatus(9, "no space", "no room on the disk; the store is as it was")
+NO_STORE = ExitStatus(10, "no store", "there is no store at that path")
+LOCKED = ExitStatus(11, "locked", "another daemon owns the store or the socket")
+UNREACHABLE = ExitStatus(12, "unreachable", "no daemon answers on the socket")
+INTERRUPTED = ExitStatus(130, "interrupted", "Ctrl-C; the session is at its last committed token")
+
+STATUSES: tuple[ExitStatus, ...] = (
+    OK, ERROR, USAGE, PARTIAL, NOT_FOUND, INTEGRITY, INCOMPATIBLE, BUSY, NO_SPACE, NO_STORE, LOCKED, UNREACHABLE,
+    INTERRUPTED,
+)  # fmt: skip
+
+_CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
+    (
+        ERROR,
+        (
+            "error", "api_error", "cli_error", "daemon_error", "snapshot_error", "store_error",
+            "client_closed", "demo_daemon_failed", "demo_unfit", "doctor_failed", "duplicate_id", "durability_lost",
+            "frame_timeout", "frame_too_large", "generation_failed", "hello_timeout", "inconsistent_state",
+            "internal_error", "invalid_draft", "limit_exceeded", "local_protocol_error", "lock_lost",
+            "malformed_frame", "malformed_message", "peer_refused", "protocol_error", "remote_error",
+            "reply_too_large", "store_closed", "store_io", "store_read_only", "truncated_frame", "unsafe_path",
+            "unsafe_socket_path",
+        ),
+    ),
+    (
+        USAGE,
+        (
+            "context_overflow", "empty_context", "invalid_request", "invalid_sampling", "invalid_tokens",
+            "invalid_uri", "invalid_usage", "nothing_to_do", "session_exists", "socket_path_too_long",
+            "unknown_method",
+        ),
+    ),
+    (
+        NOT_FOUND,
+        (
+            "ambiguous_name", "model_files_missing", "model_unavailable", "session_not_found", "unknown_model",
+            "unreadable_input",
+        ),
+    ),
+    (
+        INTEGRITY,
+        (
+            "block_missing", "bundle_mismatch", "bundle_missing", "corrupt_block", "corrupt_bundle", "corruption",
+            "demo_disproved", "index_mismatch", "malformed_snapshot", "owner_mismatch", "parent_mismatch",
+            "read_back_failed", "trailing_data", "truncated", "version_mismatch",
+        ),
+    ),
+    (
+        INCOMPATIBLE,
+        (
+            "identity_mismatch", "layout_mismatch", "template_unusable", "unsupported_cache", "unsupported_format",
+            "unsupported_protocol",
+        ),
+    ),
+    (
+        BUSY,
+        (
+            "model_files_changing", "request_timeout", "service_closed", "session_awake", "session_busy",
+            "shutting_down", "too_many_connections", "too_many_requests",
+        ),
+    ),
+    (NO_SPACE, ("no_space",)),
+    (NO_STORE, ("no_store", "not_a_store")),
+    (LOCKED, ("socket_in_use", "store_locked")),
+    (UNREACHABLE, ("connection_lost", "daemon_unreachable")),
+    (INTERRUPTED, ("cancelled",)),
+)  # fmt: skip
+
+STATUS_OF_CODE: Mapping[str, ExitStatus] = MappingProxyType(
+    {code: status for status, codes in _CODES for code in codes}
+)
+
+
+def exit_status_of(code: str) -> int:
+    """Give the exit status of an error code; a code that the table does not know is a plain error."""
+    return STATUS_OF_CODE.get(code, ERROR).number
+
+
+def describe_exit_codes() -> str:
+    """Write the statuses as lines of text, one each, for the end of `torpor --help`."""
+    return "\n".join(f"{status.number:>3}  {status.name}: {status.meaning}" for status in STATUSES)

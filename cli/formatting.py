@@ -1,0 +1,61 @@
+"""How figures are written for people: bytes, seconds, counts, ids, ages. Pure functions; JSON never uses them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+SHORT_ID_DIGITS = 12  # hex digits of an id that a table shows: 48 bits, enough to tell bundles of one store apart
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Write a size with a binary unit and three significant digits: `41.2 MiB`."""
+    if size_bytes < 1024:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1000:
+            return f"{size:.{_decimals(size)}f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration in the unit that suits it: `340 µs`, `12.3 ms`, `3.21 s`, `2 min 05 s`."""
+    if seconds < 0.0009995:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        milliseconds = seconds * 1e3
+        return f"{milliseconds:.{_decimals(milliseconds)}f} ms"
+    if seconds < 120:
+        return f"{seconds:.{_decimals(seconds)}f} s"
+    whole = round(seconds)
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_count(count: int) -> str:
+    """Write a count with thousands set apart: `6,912`."""
+    return f"{count:,}"
+
+
+def format_rate(count: int, seconds: float) -> str:
+    """Write a rate per second: `1,115/s`; nothing sensible for no time at all."""
+    return f"{count / seconds:,.0f}/s" if seconds > 0 else "–"
+
+
+def format_id(hex_id: str | None) -> str:
+    """Shorten an id for a table; a missing one is a dash."""
+    return hex_id[:SHORT_ID_DIGITS] if hex_id else "–"
+
+
+def format_time(created_ns: int) -> str:
+    """Write a wall-clock instant in local time, to the minute."""
+    return datetime.fromtimestamp(created_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _decimals(figure: float) -> int:
+    """Give the decimals that leave three significant digits of a figure of at least one, none past 100."""
+    if figure < 9.995:
+        return 2
+    return 1 if figure < 99.95 else 0

@@ -1,0 +1,93 @@
+"""`torpor ls`: the sessions there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..memvid.location import default_store_path
+from .daemon_link import find_daemon
+from .formatting import format_bytes, format_count, format_id, format_time
+from .options import JsonOption, SocketOption, StoreOption
+from .output import Output, neutralise, rows_table
+from .store_view import list_store, open_store
+
+WIDE_COLUMNS = 100  # from this terminal width on, bundle ids, times and labels are shown too
+
+NamespaceArgument = Annotated[
+    str | None, typer.Argument(metavar="NAMESPACE", show_default=False, help="Only the sessions of this namespace.")
+]
+STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
+
+
+def ls(
+    namespace: NamespaceArgument = None,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List sessions, with their tokens and bytes.
+
+    Asks the daemon if one runs, so that awake sessions are listed too. With no daemon, or with --store, it reads the
+    store's files; whether a session is awake cannot be seen there, and its state is then [cyan]stored[/].
+
+    [bold]Examples[/]
+
+    [cyan]torpor ls[/]
+    [cyan]torpor ls --json | jq -r '.sessions[].session'[/]
+    [cyan]torpor ls --store /backup/store[/]
+    """
+    output = Output(as_json=as_json)
+    source, place, sessions = _load_sessions(namespace, socket, store)
+    if as_json:
+        output.document("ls", {"source": source, "store": place, "sessions": sessions})
+        return
+    if source == "store":
+        output.remark(f"[dim]no daemon asked: these are the files of[/] {place}")
+    if sessions:
+        output.stdout.print(render_sessions(sessions, wide=output.stdout.width >= WIDE_COLUMNS))
+    else:
+        output.remark('No sessions yet. Begin one: [cyan]torpor chat NAME "Hello"[/]')
+
+
+def _load_sessions(
+    namespace: str | None, socket: Path | None, store: Path | None
+) -> tuple[str, str, list[dict[str, Any]]]:
+    """Give where the listing comes from (daemon or store), the store's path, and the sessions."""
+    daemon = find_daemon(socket) if store is None else None
+    if daemon is not None:
+        with daemon:
+            listed = daemon.list_sessions(namespace)
+            return "daemon", daemon.status().store, [info.model_dump(mode="json") for info in listed]
+    path = store or default_store_path()
+    with open_store(path) as opened:
+        return "store", str(path), list_store(opened, namespace)
+
+
+def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
+    """Draw the listing; the narrow one fits 80 columns."""
+    names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL"]
+    if wide:
+        names += ["SLEPT AS", "SINCE", "LABELS"]
+    table = rows_table(*names, right=("TOKENS", "VERSION", "STORED", "RESIDENT"))
+    for info in sessions:
+        style = STATE_STYLES.get(info["state"], "")
+        row = [
+            f"{info['namespace']}/{info['name']}",
+            f"[{style}]{info['state']}[/]" + ("*" if info["dirty"] else ""),
+            format_count(info["token_count"]),
+            str(info["version"] or "–"),
+            format_bytes(info["stored_bytes"]) if info["stored_bytes"] else "–",
+            format_bytes(info["resident_bytes"]) if info["resident_bytes"] else "–",
+            neutralise(info["model"]),
+        ]
+        if wide:
+            labels = neutralise(" ".join(info["labels"])) or "–"
+            row += [format_id(info["bundle_id"]), format_time(info["created_ns"]), labels]
+        table.add_row(*row)
+    if any(info["dirty"] for info in sessions):
+        table.caption = "* changed since it last slept"
+        table.caption_justify = "left"
+    return table

@@ -1,0 +1,74 @@
+"""The arguments and options that several commands share, declared once so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from ..socket_api.results import Sampling
+from .errors import InvalidUsage
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Write one JSON document (with schema_version) to stdout.", show_default=False)
+]
+SocketOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--socket", metavar="PATH", show_default=False, help="The daemon's Unix socket, if not $TORPOR_SOCKET."
+    ),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="PATH",
+        show_default=False,
+        help="Read this store's files directly, whether or not a daemon runs.",
+    ),
+]
+SessionArgument = Annotated[
+    str, typer.Argument(metavar="SESSION", show_default=False, help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.")
+]
+SessionsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="SESSION...", show_default=False, help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME."),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", show_default=False, help="The model of a session that does not exist yet."),
+]
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", "-n", min=1, max=1_000_000, metavar="N", help="Write at most N tokens.")
+]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option("--temperature", "-t", min=0, metavar="X", show_default=False, help="0 takes the likeliest token."),
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option("--top-p", min=0, max=1, metavar="X", show_default=False, help="Draw from the likeliest X of 1."),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, metavar="N", show_default=False, help="Start of the random numbers.")
+]
+
+
+def sampling_of(temperature: float | None, top_p: float | None, seed: int | None) -> Sampling | None:
+    """Gather the sampling options that were given; None if none was, so that the session keeps its own.
+
+    Raises:
+        InvalidUsage: a value that no sampler takes.
+    """
+    given = {"temperature": temperature, "top_p": top_p, "seed": seed}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if not chosen:
+        return None
+    try:
+        return Sampling.model_validate(chosen)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        raise InvalidUsage(f"--{option}: {first['msg']}.", option=f"--{option}") from None

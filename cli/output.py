@@ -1,0 +1,137 @@
+"""Where a command's words go: data to stdout, progress and remarks to stderr, one JSON document with `--json`.
+
+Rules:
+- stdout holds what was asked for and nothing else; piped, it is plain text without colours or cut columns.
+- stderr holds what happens meanwhile: drawn live on a terminal, silent with `--json`.
+- Every JSON document and error object carries `schema_version`; ids are never shortened there.
+
+Knows nothing of sessions, stores or sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..errors import TorporError
+from .exit_codes import exit_status_of
+
+SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
+PIPED_WIDTH = 120  # columns of text that goes to a file or a pipe; no terminal there to ask
+
+OnProgress = Callable[[int, int], None]
+
+
+class Output:
+    """What one run of a command writes, in the one form that was asked for."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.stdout = _console(sys.stdout)
+        self.stderr = _console(sys.stderr)
+
+    def document(self, command: str, body: Mapping[str, Any]) -> None:
+        """Write the one JSON document of a command, whole, on one line."""
+        document = {"schema_version": SCHEMA_VERSION, "command": command, **body}
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+        sys.stdout.flush()
+
+    def remark(self, markup: str) -> None:
+        """Say something beside the data, on stderr; nothing with `--json`."""
+        if not self.as_json:
+            self.stderr.print(markup, highlight=False)
+
+    def stream(self, text: str) -> None:
+        """Write a piece of generated text as it comes, unchanged but for terminal control characters."""
+        sys.stdout.write(neutralise(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+
+    @contextmanager
+    def progress(self, what: str, *, unit: str = "") -> Iterator[OnProgress]:
+        """Show a bar on stderr while a piece of long work runs; nothing where nobody watches.
+
+        The bar appears with the first report, so that quick work leaves no trace.
+        """
+        if self.as_json or not self.stderr.is_terminal:
+            yield _ignore_progress
+            return
+        columns = (
+            TextColumn("[dim]{task.description}"),
+            BarColumn(bar_width=28),
+            TaskProgressColumn(),
+            TextColumn("[dim]{task.fields[unit]}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.stderr, transient=True) as bar:
+            task = bar.add_task(what, total=None, unit=unit)
+
+            def report(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total or None)
+
+            yield report
+
+
+def report_error(error: TorporError, *, as_json: bool) -> int:
+    """Write an expected failure as one line (or one JSON object) on stderr, and give its exit status."""
+    status = exit_status_of(error.code)
+    if as_json:
+        write_error_object(error.code, error.message, status, error.details)
+    else:
+        lines = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        lines.print(f"[bold red]error[/] [dim]{escape(error.code)}[/]  {escape(neutralise(error.message))}")
+    return status
+
+
+def write_error_object(code: str, message: str, status: int, details: Mapping[str, Any]) -> None:
+    """Write the JSON object that ends a failed run with `--json`."""
+    error = {"code": code, "message": message, "details": dict(details)}
+    document = {"schema_version": SCHEMA_VERSION, "error": error, "exit_status": status}
+    sys.stderr.write(json.dumps(document, ensure_ascii=False, default=str) + "\n")
+
+
+def facts_table() -> Table:
+    """Make the two-column table in which one thing's facts are shown: names dim, values as they are."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def rows_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Make the plain table in which several things are listed, a row each."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def neutralise(text: str) -> str:
+    """Show control characters as symbols, so that stored or generated text cannot steer a terminal (threat 46)."""
+    return "".join(_visible(character) for character in text)
+
+
+def _visible(character: str) -> str:
+    point = ord(character)
+    if point < 0x20 and character not in "\n\t":
+        return chr(0x2400 + point)
+    return "\N{REPLACEMENT CHARACTER}" if 0x7F <= point < 0xA0 else character
+
+
+def _console(file: Any) -> Console:
+    """Make a console that is as wide as the terminal, and wide enough where there is none."""
+    piped = not file.isatty()
+    width = PIPED_WIDTH if piped and not os.environ.get("COLUMNS", "").isdigit() else None
+    return Console(file=file, width=width, highlight=False)
+
+
+def _ignore_progress(done: int, total: int) -> None:
+    """Take a report where nobody watches."""

@@ -1,0 +1,138 @@
+"""`torpor show`: everything about one session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from ..memvid.location import default_store_path
+from .daemon_link import find_daemon
+from .formatting import format_bytes, format_count, format_id, format_time
+from .options import JsonOption, SessionArgument, SocketOption, StoreOption
+from .output import Output, facts_table, neutralise, rows_table
+from .store_view import load_detail, open_store
+
+LAYERS_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them all
+
+
+def show(
+    session: SessionArgument, socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Show one session: its state, its versions, the model it belongs to, and the end of its text.
+
+    Asks the daemon if one runs. With no daemon, or with --store, it reads the store's files, which tell everything
+    but the text: that needs the model's tokenizer.
+
+    [bold]Examples[/]
+
+    [cyan]torpor show notes[/]
+    [cyan]torpor show torpor://default/notes --json | jq .versions[/]
+    """
+    output = Output(as_json=as_json)
+    source, detail = _load(session, socket, store)
+    if as_json:
+        output.document("show", {"source": source, **detail})
+        return
+    output.stdout.print(render_detail(detail))
+
+
+def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, dict[str, Any]]:
+    daemon = find_daemon(socket) if store is None else None
+    if daemon is not None:
+        with daemon:
+            return "daemon", daemon.show(session).model_dump(mode="json")
+    with open_store(store or default_store_path()) as opened:
+        found = load_detail(opened, session)
+    return "store", {
+        "info": found.info,
+        "versions": found.versions,
+        "tail_text": None,
+        "layers": found.layers,
+        "lineage": found.lineage,
+        "identity": found.identity,
+        "environment": found.environment,
+    }
+
+
+def render_detail(detail: dict[str, Any]) -> RenderableType:
+    """Draw what `show` found out, section by section."""
+    info = detail["info"]
+    parts: list[RenderableType] = [Text(info["session"], style="bold"), _facts(info)]
+    if detail["versions"]:
+        parts += [_heading("versions"), _versions(detail["versions"])]
+    if detail["lineage"]:
+        parts += [_heading("lineage"), Text("  " + " → ".join(map(_short, detail["lineage"])))]
+    parts += [_heading("identity"), _pairs(detail["identity"])]
+    if detail.get("environment"):
+        parts += [_heading("environment"), _pairs(detail["environment"])]
+    if detail["layers"]:
+        parts += [_heading(f"layers ({len(detail['layers'])})"), _layers(detail["layers"])]
+    if detail["tail_text"]:
+        parts += [_heading("ends with"), Text(_indented(neutralise(detail["tail_text"])), style="italic")]
+    elif detail["tail_text"] is None:
+        parts += [_heading("ends with"), Text("  (needs a running daemon: its model has the tokenizer)", style="dim")]
+    return Group(*parts)
+
+
+def _facts(info: dict[str, Any]) -> RenderableType:
+    facts = facts_table()
+    changed = ", changed since it last slept" if info["dirty"] else ""
+    facts.add_row("  state", info["state"] + changed)
+    facts.add_row("  model", escape(neutralise(info["model"])))
+    facts.add_row("  tokens", format_count(info["token_count"]))
+    resident, stored = format_bytes(info["resident_bytes"]), format_bytes(info["stored_bytes"])
+    facts.add_row("  bytes", f"{resident} resident, {stored} stored")
+    facts.add_row("  bundle", info["bundle_id"] or "– (never slept)")
+    facts.add_row("  since", format_time(info["created_ns"]))
+    if info["labels"]:
+        facts.add_row("  labels", escape(neutralise(" ".join(info["labels"]))))
+    if info["sampling"]:
+        facts.add_row("  sampling", ", ".join(f"{name} {value:g}" for name, value in info["sampling"].items()))
+    return facts
+
+
+def _versions(versions: list[dict[str, Any]]) -> RenderableType:
+    names = ("  VERSION", "BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT")
+    table = rows_table(*names, right=("TOKENS", "WRITTEN", "STATE"))
+    for version in versions:
+        table.add_row(
+            f"  {version['version']}",
+            format_id(version["bundle_id"]),
+            format_id(version["parent"]),
+            format_count(version["token_count"]),
+            format_bytes(version["bundle_bytes"]),
+            format_bytes(version["logical_bytes"]),
+            format_time(version["created_ns"]),
+        )
+    return table
+
+
+def _pairs(pairs: dict[str, str]) -> RenderableType:
+    facts = facts_table()
+    for name, value in sorted(pairs.items()):
+        facts.add_row(f"  {escape(neutralise(name))}", escape(neutralise(value)))
+    return facts
+
+
+def _layers(layers: list[str]) -> RenderableType:
+    shown = [f"  {neutralise(layer)}" for layer in layers[:LAYERS_SHOWN]]
+    if len(layers) > LAYERS_SHOWN:
+        shown.append(f"  … and {len(layers) - LAYERS_SHOWN} more (--json has them all)")
+    return Text("\n".join(shown))
+
+
+def _heading(text: str) -> RenderableType:
+    return Text(f"\n{text}", style="dim bold")
+
+
+def _short(line: str) -> str:
+    is_id = len(line) == 64 and all(digit in "0123456789abcdef" for digit in line)
+    return format_id(line) if is_id else neutralise(line)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

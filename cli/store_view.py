@@ -1,0 +1,115 @@
+"""What the commands that inspect see of a store's files, with no daemon: read-only, and beside a live one.
+
+Owns the choice of the store and the shapes that stand in for the daemon's answers. Knows nothing of rendering.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..memvid.location import default_store_path
+from ..memvid.store import IndexRow, Store
+from ..memvid.uri import SessionUri, resolve
+from ..socket_api.errors import ApiError
+from .daemon_link import find_daemon
+
+STORED = "stored"  # a session's state as a store alone can tell it: whether it is awake, only its daemon knows
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What the files say of one session: its last sleep in full, its versions, and how much text there is."""
+
+    info: dict[str, Any]
+    versions: list[dict[str, Any]]
+    layers: list[str]
+    lineage: list[str]
+    identity: dict[str, str]
+    environment: dict[str, str]
+
+
+def choose_store(store: Path | None, socket: Path | None) -> Path:
+    """Give the store to inspect: the one asked for, else the running daemon's, else the default one."""
+    if store is not None:
+        return store
+    daemon = find_daemon(socket)
+    if daemon is None:
+        return default_store_path()
+    with daemon:
+        try:
+            return Path(daemon.status().store)
+        except ApiError:
+            return default_store_path()
+
+
+def open_store(path: Path) -> Store:
+    """Open a store to look at it. Raises NoStore and what else memvid refuses."""
+    return Store.open(path, writable=False)
+
+
+def list_store(store: Store, namespace: str | None) -> list[dict[str, Any]]:
+    """List the last version of each session, by URI."""
+    rows = sorted(store.iter_sessions(), key=lambda row: row.uri)
+    return [info_of_row(row) for row in rows if namespace in (None, row.uri.namespace)]
+
+
+def load_detail(store: Store, session: str) -> Detail:
+    """Read one session's manifest.
+
+    Raises:
+        SessionNotFound, AmbiguousName, and what a damaged bundle raises.
+    """
+    uri = load_uri(store, session)
+    versions = sorted(store.versions(uri), key=lambda row: row.version)
+    with store.open_session(uri) as reader:
+        header = reader.read_header(reader.entries[0]) if reader.entries else None
+        slots = [spec for spec, _ in header.slots] if header else []
+        layers = [f"{spec.name} {spec.kind} {spec.dtype} {list(spec.shape)}" for spec in slots]
+        manifest = reader.manifest
+    return Detail(
+        info=info_of_row(versions[-1]),
+        versions=[_version_of_row(row) for row in versions],
+        layers=layers,
+        lineage=[row.bundle_id.hex() for row in versions],
+        identity=dict(manifest.identity.parts),
+        environment=dict(manifest.environment),
+    )
+
+
+def load_uri(store: Store, session: str) -> SessionUri:
+    """Find what a person's name for a session means in this store."""
+    return resolve(session, (row.uri for row in store.iter_sessions()))
+
+
+def info_of_row(row: IndexRow) -> dict[str, Any]:
+    """Shape an index row like the daemon's SessionInfo, as far as a store can know it."""
+    return {
+        "session": str(row.uri),
+        "namespace": row.uri.namespace,
+        "name": row.uri.name,
+        "state": STORED,
+        "model": row.model,
+        "token_count": row.token_count,
+        "version": row.version,
+        "bundle_id": row.bundle_id.hex(),
+        "resident_bytes": 0,
+        "stored_bytes": row.bundle_bytes,
+        "dirty": False,
+        "labels": list(row.labels),
+        "created_ns": row.created_ns,
+        "sampling": None,
+    }
+
+
+def _version_of_row(row: IndexRow) -> dict[str, Any]:
+    return {
+        "version": row.version,
+        "bundle_id": row.bundle_id.hex(),
+        "parent": row.parent.hex() if row.parent else None,
+        "token_count": row.token_count,
+        "bundle_bytes": row.bundle_bytes,
+        "logical_bytes": row.logical_bytes,
+        "created_ns": row.created_ns,
+    }

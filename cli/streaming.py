@@ -1,0 +1,102 @@
+"""A generation on the terminal: a bar while it reads or wakes, then the text as it comes, and Ctrl-C that stops it.
+
+Owns what `generate` and `chat` have in common. Does not know which of the two it is.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType, TracebackType
+from typing import Self
+
+from ..socket_api.client import TextStream
+from ..socket_api.errors import LocalProtocolError
+from ..socket_api.results import GenerateResult, ProgressEvent, TokenEvent
+from .daemon_link import STAGE_NAMES, OnEvent
+from .exit_codes import INTERRUPTED, OK
+from .formatting import format_count, format_rate, format_seconds
+from .output import OnProgress, Output
+
+
+def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateResult:
+    """Run a generation, showing what it does, and give its result; one that Ctrl-C stopped says `cancelled`.
+
+    Raises:
+        KeyboardInterrupt: it was stopped before it had written anything.
+        TorporError: the daemon refused or failed it.
+    """
+    with _Screen(output) as screen, begin(screen.on_event) as stream, _cancelling(stream):
+        for _ in stream:
+            pass  # the screen shows the pieces as their events come
+        try:
+            return stream.result
+        except LocalProtocolError:
+            raise KeyboardInterrupt from None
+
+
+def finish_generation(output: Output, command: str, result: GenerateResult) -> int:
+    """Write what remains to be said once the text is out, and give the exit status."""
+    status = INTERRUPTED if result.finish_reason == "cancelled" else OK
+    if output.as_json:
+        output.document(command, result.model_dump(mode="json"))
+        return status.number
+    if not result.text.endswith("\n"):
+        output.stream("\n")
+    written = len(result.tokens)
+    output.remark(
+        f"[dim]{format_count(written)} tokens in {format_seconds(result.seconds)}"
+        f" ({format_rate(written, result.seconds)}), {result.finish_reason};"
+        f" {result.session} has {format_count(result.token_count)}[/]"
+    )
+    return status.number
+
+
+class _Screen:
+    """Shows the events of one generation."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._stage: str | None = None
+        self._bar = ExitStack()
+        self._report: OnProgress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def on_event(self, event: ProgressEvent | TokenEvent) -> None:
+        """Take one event of the daemon."""
+        if isinstance(event, TokenEvent):
+            self._bar.close()
+            if not self._output.as_json:
+                self._output.stream(event.text)
+            return
+        if event.stage != self._stage or self._report is None:
+            self._bar.close()
+            what, unit = STAGE_NAMES[event.stage]
+            self._stage, self._report = event.stage, self._bar.enter_context(self._output.progress(what, unit=unit))
+        self._report(event.done, event.total)
+
+
+@contextmanager
+def _cancelling(stream: TextStream) -> Iterator[None]:
+    """Turn the first Ctrl-C into a cancel message, so that the answer still comes; a second one interrupts.
+
+    The request is out by now, so the cancel cannot cut a frame in two.
+    """
+
+    def on_interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stream.cancel()
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
