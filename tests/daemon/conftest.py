@@ -1,0 +1,50 @@
+"""Coroutines as tests, and a service on a tiny model for each."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share session_rig.py
+
+from session_rig import MODEL, Rigged, open_rigged
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function on a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+OpenRig = Callable[..., AbstractAsyncContextManager[Rigged]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture(scope="session")
+def digest_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("digests") / "digests.json"
+
+
+@pytest.fixture
+def open_rig(store: Path, tiny_model: Path, digest_cache: Path) -> OpenRig:
+    """Opens a service on this test's store: `async with open_rig() as rig`. model: another folder for the model."""
+
+    def opener(model: Path = tiny_model, store: Path = store, **options: Any) -> AbstractAsyncContextManager[Rigged]:
+        return open_rigged(store, {MODEL: str(model)}, digest_cache, **options)
+
+    return opener
