@@ -46,6 +46,8 @@ SHIPPED = ROOT / "daemon" / "demo_model"
 WINDOWS = (512, 2048, 8192)
 # Two evaluations of the same weights on other hardware differ by less than this many bits per byte.
 TOLERANCE = 0.002
+# Builds of zlib differ in how hard they search.
+COMPRESSOR_TOLERANCE = 0.05
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -162,7 +164,7 @@ class Run:
         if best.exists():
             self.trainer.model.load_weights(str(best))
         export.export_model(folder, self.recipe, export.weights_of(self.trainer.model), self.tokenizer)
-        told = self.told(folder)
+        told = json.loads(json.dumps(self.told(folder)))  # as the file will say it
         export.write_json(folder / "training.json", told)
         export.write_card(folder, told)
         export.plot_losses(folder / "loss.png", self.record["steps"], self.record["held_out"], self.recipe.length)
@@ -264,11 +266,7 @@ def reevaluate(folder: Path, console: Console) -> int:
     documents = data.tokenise(tokenizer, data.training_texts(corpus, told["recipe"]["seed"]))
     counted = byte_counts(tokenizer, np.bincount(documents.flat, minlength=tokenizer.get_vocab_size()))
     found = figures(folder, list(corpus.held_out), documents, counted, console)
-    agrees = all(
-        abs(found[part][name] - told["figures"][part][name]) <= TOLERANCE
-        for part, names in (("model", ["bits_per_byte"]), ("baselines", list(found["baselines"])))
-        for name in names
-    )
+    agrees = agree(found, told["figures"])
     report = {"figures": found, "card": told["figures"], "same_data_as_card": same, "agrees_with_card": agrees}
     if not same:
         report["note"] = (
@@ -278,6 +276,16 @@ def reevaluate(folder: Path, console: Console) -> int:
     report["data"] = corpus.description
     print(json.dumps(report, indent=2))
     return 0 if agrees or not same else 1
+
+
+def agree(found: dict[str, Any], card: dict[str, Any]) -> bool:
+    """Whether the figures are those of the card, up to what other hardware and another zlib may change."""
+    if abs(found["model"]["bits_per_byte"] - card["model"]["bits_per_byte"]) > TOLERANCE:
+        return False
+    return all(
+        abs(value - card["baselines"][name]) <= (TOLERANCE if name.startswith("unigram") else COMPRESSOR_TOLERANCE)
+        for name, value in found["baselines"].items()
+    )
 
 
 def progress_bar(console: Console) -> Progress:

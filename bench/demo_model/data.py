@@ -13,6 +13,7 @@ import inspect
 import json
 import platform
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,7 +210,8 @@ def topic_pairs(topics: list[tuple[str, str]]) -> list[tuple[str, str]]:
 def docstring_pairs(file: SourceFile) -> list[tuple[str, str]]:
     """(qualified name, answer) for the public things of a file that have a docstring."""
     try:
-        tree = ast.parse(file.text)
+        with warnings.catch_warnings(action="ignore"):  # of odd escapes in strings
+            tree = ast.parse(file.text)
     except SyntaxError:
         return []
     pairs = [(f"the {file.module} module", shorten(doc))] if (doc := ast.get_docstring(tree)) else []
@@ -309,6 +311,8 @@ def prepare(folder: Path, seed: int, vocab_size: int, library: Path | None = Non
     told = folder / "data.json"
     if told.exists():
         description: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+        if (description["seed"], description["vocab_size"]) != (seed, vocab_size):
+            raise ValueError(f"{folder} was prepared for another seed or vocabulary: choose another folder")
         return description
     corpus = collect(seed, library)
     texts = training_texts(corpus, seed)
@@ -319,7 +323,8 @@ def prepare(folder: Path, seed: int, vocab_size: int, library: Path | None = Non
     np.savez(folder / "training.npz", flat=documents.flat, ends=np.cumsum([len(p) for p in documents.parts]))
     held_out = [{"module": file.module, "path": file.path, "text": file.text} for file in corpus.held_out]
     (folder / "held_out.json").write_text(json.dumps(held_out), encoding="utf-8")
-    description = corpus.description | {"training_documents": len(texts), "training_tokens": documents.tokens}
+    counts = {"training_documents": len(texts), "training_tokens": documents.tokens}
+    description = corpus.description | counts | {"seed": seed, "vocab_size": vocab_size}
     told.write_text(json.dumps(description, indent=2), encoding="utf-8")
     return description
 

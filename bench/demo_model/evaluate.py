@@ -14,26 +14,31 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .data import END_OF_TEXT, SourceFile, total_bytes
+from .train import working_streams
 
 Progress = Callable[[int, int], None]
 # The position, in tokens, at which each bucket of the report begins.
 BUCKETS = (0, 128, 512, 1024, 2048, 4096, 6144)
 
 
-def file_losses(model: Any, ids: Sequence[int], separator: int, window: int) -> np.ndarray[Any, Any]:
+def file_losses(
+    model: Any, ids: Sequence[int], separator: int, window: int, streams: Sequence[mx.Stream]
+) -> np.ndarray[Any, Any]:
     """Nats of every token of a file and of the end-of-text token behind it; (len(ids) + 1,).
 
     The file is read in windows of ``window`` tokens without overlap; each begins with the token before it
-    (the first with end-of-text), so that every token is paid for exactly once.
+    (the first with end-of-text), so that every token is paid for exactly once. The windows are spread over ``streams``.
     """
     tokens = np.array([separator, *ids, separator], dtype=np.int32)
     losses = []
-    for start in range(0, len(tokens) - 1, window):
-        piece = mx.array(tokens[start : start + window + 1])
-        logits = model(piece[None, :-1])[0].astype(mx.float32)
-        chosen = mx.take_along_axis(logits, piece[1:, None], axis=-1)[:, 0]
-        losses.append(np.array(mx.logsumexp(logits, axis=-1) - chosen))
-    return np.concatenate(losses)
+    for index, start in enumerate(range(0, len(tokens) - 1, window)):
+        with mx.stream(streams[index % len(streams)]):
+            piece = mx.array(tokens[start : start + window + 1])
+            logits = model(piece[None, :-1])[0].astype(mx.float32)
+            chosen = mx.take_along_axis(logits, piece[1:, None], axis=-1)[:, 0]
+            losses.append(mx.logsumexp(logits, axis=-1) - chosen)
+    mx.eval(losses)
+    return np.concatenate([np.array(part) for part in losses])
 
 
 def model_bits(
@@ -41,11 +46,12 @@ def model_bits(
 ) -> dict[str, Any]:
     """Bits per byte over all ``files``, and by the position of the token in its window."""
     separator = int(tokenizer.token_to_id(END_OF_TEXT) or 0)
+    streams = working_streams()
     nats, size = 0.0, total_bytes(list(files))
     by_position: list[list[float]] = [[0.0, 0.0] for _ in BUCKETS]
     for index, file in enumerate(files):
         ids = tokenizer.encode(file.text).ids
-        losses = file_losses(model, ids, separator, window)
+        losses = file_losses(model, ids, separator, window, streams)
         nats += float(losses.sum())
         lengths = np.array([*token_bytes(tokenizer, ids), 0])
         places = np.searchsorted(BUCKETS, np.arange(len(losses)) % window, side="right") - 1

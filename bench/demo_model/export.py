@@ -125,7 +125,9 @@ def card(told: dict[str, Any]) -> str:
     table = "\n".join(f"| {name} | {value:.4f} |" for name, value in rows)
     windows = "\n".join(f"| {name} | {value:.4f} |" for name, value in model["by_window"].items())
     positions = "\n".join(f"| {name} | {value:.4f} |" for name, value in model["by_position"].items())
+    lengths = ", ".join(f"{length:,} every {every} steps" for every, length in recipe["long_lengths"])
     return CARD.format(
+        lengths=lengths,
         table=table,
         windows=windows,
         positions=positions,
@@ -192,9 +194,9 @@ as strictly as the windows are):
 
 ## Model
 
-mlx-lm's `qwen3` class: {recipe[layers]} layers, width {recipe[hidden_size]}, inner width
-{recipe[intermediate_size]}, {recipe[heads]} query heads and {recipe[kv_heads]} key/value heads of
-{recipe[head_dim]}, tied embedding, rotary base {recipe[rope_theta]:g}, context {recipe[context]:,} tokens.
+mlx-lm's `qwen3` class: {recipe[layers]} layers, width {recipe[hidden_size]}, inner width {recipe[intermediate_size]},
+{recipe[heads]} query heads and {recipe[kv_heads]} key/value heads of {recipe[head_dim]}, tied embedding, rotary base
+{recipe[rope_theta]:g}, context {recipe[context]:,} tokens.
 Weights {weights_bytes:,} bytes, bfloat16. Byte-level BPE of {recipe[vocab_size]:,} entries, fitted on the
 training text. Chat template in ChatML's manner; `<|im_end|>` ends a turn, `<|endoftext|>` a document, and both
 end generation.
@@ -219,8 +221,8 @@ Digest of the held-out files: `{data[held_out_digest]}`
 {steps:,} steps, {tokens:,} tokens ({epochs:.2f} epochs) in {minutes:.0f} minutes on {device}, in float32.
 Muon for the matrices of the blocks, AdamW for the embedding and the norms; the rate rises over
 {recipe[warmup]} steps, stays, and falls along half a cosine over the last {recipe[decay]:.0%} of the steps.
-Sequences of {recipe[length]} tokens, with longer ones among them while the rate falls: {recipe[long_lengths]}
-as (every so many steps, length). Seed {recipe[seed]}. {versions}.
+Sequences of {recipe[length]} tokens, with longer ones among them while the rate falls: {lengths}.
+Seed {recipe[seed]}. {versions}.
 
 ![loss curve](loss.png)
 

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,8 @@ class Recipe:
     other_rate: float = 3e-3  # AdamW's, for the embedding and the norms
     weight_decay: float = 0.1  # AdamW's
     clip: float = 1.0
-    long_lengths: tuple[tuple[int, int], ...] = field(
-        default=((4, 2048), (16, 4096), (64, 8192))
-    )  # (every n steps, length)
+    # (every n steps, length), while the rate falls; a later pair goes before an earlier one.
+    long_lengths: tuple[tuple[int, int], ...] = ((4, 2048), (16, 4096), (64, 8192))
 
 
 def build_model(recipe: Recipe) -> qwen3.Model:
@@ -158,8 +157,7 @@ class Trainer:
         self.recipe = recipe
         self.model = build_model(recipe)
         self.on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        # Two streams keep two cores busy: mlx runs each CPU stream in a thread of its own.
-        self.streams = [mx.new_stream(mx.default_device()) for _ in range(2 if self.on_cpu else 1)]
+        self.streams = working_streams()
         self.optimizer = build_optimizer(recipe)
         self.optimizer.init(self.model.trainable_parameters())
         self.done = 0
@@ -252,6 +250,14 @@ class Trainer:
         wrong = sorted(key for key in ours if key not in free and ours[key] != saved.get(key))
         if wrong:
             raise ValueError(f"the checkpoint was made with other settings of {', '.join(wrong)}")
+
+
+def working_streams() -> list[mx.Stream]:
+    """Two streams on the CPU, where mlx runs each in a thread of its own; elsewhere the device's own."""
+    device = mx.default_device()
+    if device == mx.Device(mx.cpu):
+        return [mx.new_stream(device) for _ in range(2)]
+    return [mx.default_stream(device)]
 
 
 def number(scalar: mx.array) -> float:
