@@ -57,13 +57,17 @@ def plan_wake(reader: BundleReader, identity: Identity, layout: CacheLayout, *, 
         StoreError: a header is damaged.
     """
     require_same(reader.manifest.identity, identity, model=model)
-    *spans, state = reader.entries
-    token_count = reader.manifest.token_count
-    is_chain = state.kind == "state" and state.start == token_count and all(entry.kind == "span" for entry in spans)
+    entries, token_count = reader.entries, reader.manifest.token_count
+    is_chain = (
+        token_count > 0
+        and (entries[-1].kind, entries[-1].start) == ("state", token_count)
+        and all(entry.kind == "span" for entry in entries[:-1])
+    )
     if not is_chain:
         raise MalformedSnapshot(
             "The bundle is not a chain of spans with one state record at its end.", bundle_id=reader.bundle_id.hex()
         )
+    *spans, state = entries
     for entry in spans:
         _require_slots(reader, entry, layout.span_slots(entry.token_count))
     _require_slots(reader, state, layout.state_slots())

@@ -1,0 +1,648 @@
+"""What a wake or a sleep must refuse, with a typed error that names it, and with store and live sessions as they were.
+
+Every refusal of a wake is followed by the question of T12 and #27068: does a session beside it go on bit for bit?
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import session_rig
+from session_rig import MODEL, Rigged, ignore, tokens_of
+from torpor.daemon.errors import ModelUnavailable, UnknownModel
+from torpor.daemon.service import Service
+from torpor.errors import TorporError
+from torpor.memvid import BlockDraft, Identity, SessionUri, SlotDraft, Store
+from torpor.memvid.blocks import SlotSpec
+from torpor.memvid.errors import AmbiguousName, NoSpace, SessionNotFound, StoreLocked
+from torpor.snapshot.errors import IdentityMismatch, MalformedSnapshot
+
+URI_A = SessionUri("default", "a")
+
+
+def bundles(store: Path) -> list[Path]:
+    return sorted((store / "bundles").rglob("*.mvb"))
+
+
+def contents(store: Path) -> dict[Path, bytes]:
+    """Every bundle of the store, and what there is beside them under bundles/."""
+    return {path: path.read_bytes() for path in (store / "bundles").rglob("*") if path.is_file()}
+
+
+@contextlib.asynccontextmanager
+async def unharmed(rig: Rigged, store: Path) -> AsyncIterator[None]:
+    """Neither the bundles nor a session that is awake change while the body runs."""
+    for name in ("bystander", "twin"):
+        await rig.read(name, tokens_of(77, 300), sampling=session_rig.SAMPLED)
+        await rig.write(name, 5)
+    before, files = await rig.fingerprint("bystander"), contents(store)
+    yield
+    assert contents(store) == files
+    assert await rig.fingerprint("bystander") == before
+    assert await rig.write("bystander", 20) == await rig.write("twin", 20)
+    for name in ("bystander", "twin"):
+        await rig.service.delete(session=name)
+
+
+async def refused(rig: Rigged, store: Path, name: str = "a") -> TorporError:
+    """The error of a wake that is refused; the session stays asleep and everything else as it was."""
+    async with unharmed(rig, store):
+        with pytest.raises(TorporError) as refusal:
+            await rig.wake(name)
+        assert not rig.is_awake(name)
+        with pytest.raises(TorporError) as again:
+            await rig.service.generate(session=name, max_tokens=1, emit=ignore)
+        assert again.value.code == refusal.value.code
+    return refusal.value
+
+
+async def sleeping(rig: Rigged, name: str = "a", *, count: int = 600, seed: int = 1) -> None:
+    await rig.read(name, tokens_of(seed, count))
+    await rig.sleep(name)
+
+
+# --- a bundle that is not the one that was promised
+
+
+async def test_a_bundle_repointed_to_another_sessions_is_refused_gm2_gm3_threat_7(open_rig: Any, store: Path) -> None:
+    """Two sessions of one model and one length: only the owner tells them apart, and the index is bent to lie."""
+    import sqlite3
+
+    async with open_rig() as rig:
+        await sleeping(rig, "a", seed=1)
+        await sleeping(rig, "b", seed=2)
+    with contextlib.closing(sqlite3.connect(store / "index.sqlite", isolation_level=None)) as index:
+        rows = dict(index.execute("SELECT name, bundle_id FROM bundles"))
+        index.execute("UPDATE bundles SET name = 'tmp' WHERE name = 'a'")
+        index.execute("UPDATE bundles SET name = 'a' WHERE name = 'b'")
+        index.execute("UPDATE bundles SET name = 'b' WHERE name = 'tmp'")
+        assert len(rows) == 2
+    async with open_rig() as rig:
+        assert (await refused(rig, store)).code == "owner_mismatch"
+        assert (await refused(rig, store, "b")).code == "owner_mismatch"
+
+
+async def test_a_bundle_file_replaced_by_another_sessions_is_refused_gm2(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await sleeping(rig, "a", seed=1)
+        mine = bundles(store)[0]
+        await sleeping(rig, "b", seed=2)
+        (other,) = set(bundles(store)) - {mine}
+        shutil.copyfile(other, mine)
+        error = await refused(rig, store)
+        assert error.code == "bundle_mismatch"
+        assert str(mine) in error.message
+        await rig.wake("b")
+
+
+# --- damage
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def regions(path: Path) -> dict[str, int]:
+    """An offset within each part of a bundle file (docs/format.md)."""
+    size = path.stat().st_size
+    trailer = size - 96
+    manifest = int.from_bytes(path.read_bytes()[trailer + 8 : trailer + 16], "little")
+    return {
+        "header": 20,
+        "block head": 64 + 70,
+        "first slot": 64 + 4096,
+        "last slot": manifest - 62,
+        "manifest": manifest + 40,
+        "trailer": trailer + 30,
+    }
+
+
+@pytest.mark.parametrize("part", ["header", "block head", "first slot", "last slot", "manifest", "trailer"])
+async def test_one_flipped_bit_is_refused_t12(open_rig: Any, store: Path, part: str) -> None:
+    async with open_rig() as rig:
+        await sleeping(rig)
+        (path,) = bundles(store)
+        flip(path, regions(path)[part])
+        error = await refused(rig, store)
+        assert error.code in {"corrupt_bundle", "corrupt_block", "bundle_mismatch"}
+        assert str(path) in error.message
+        flip(path, regions(path)[part] if part != "trailer" else path.stat().st_size - 66)
+        await rig.wake("a")
+
+
+@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("slot", range(6))
+async def test_a_flipped_bit_in_any_slot_of_any_block_is_refused_t12(
+    open_rig: Any, store: Path, block: int, slot: int
+) -> None:
+    async with open_rig() as rig:
+        await sleeping(rig)
+        (path,) = bundles(store)
+        with rig.service._store.open_session(URI_A) as reader:
+            raw = bytes(reader.read_slot(reader.entries[block], slot))
+        offset = path.read_bytes().index(raw[-64:]) + 60
+        flip(path, offset)
+        error = await refused(rig, store)
+        assert error.code == "corrupt_block"
+        assert error.details["slot"] == f"{slot // 2}.{'kv'[slot % 2]}"
+
+
+async def test_a_bad_block_of_an_ancestor_is_refused_and_named(open_rig: Any, store: Path) -> None:
+    """A delta bundle is only as good as the blocks that it refers to."""
+    async with open_rig() as rig:
+        await sleeping(rig)
+        (ancestor,) = bundles(store)
+        await rig.write("a", 3)
+        await rig.sleep("a")
+        flip(ancestor, regions(ancestor)["first slot"])
+        error = await refused(rig, store)
+        assert error.code == "corrupt_block"
+        assert str(ancestor) in error.message
+
+
+@pytest.mark.parametrize("kept", [0, 10, 70, 5000, -1, -96, -97])
+async def test_a_truncated_bundle_is_refused_threat_1(open_rig: Any, store: Path, kept: int) -> None:
+    async with open_rig() as rig:
+        await sleeping(rig)
+        (path,) = bundles(store)
+        os.truncate(path, kept if kept >= 0 else path.stat().st_size + kept)
+        assert (await refused(rig, store)).code == "truncated"
+
+
+async def test_a_missing_bundle_is_refused(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await sleeping(rig)
+        bundles(store)[0].unlink()
+        assert (await refused(rig, store)).code == "bundle_missing"
+
+
+async def test_bytes_that_rot_between_the_check_of_heads_and_the_reading_are_refused(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T12: the failure comes when memory is half filled, and nothing of it is ever seen."""
+    from torpor.snapshot import restore
+
+    async with open_rig() as rig:
+        await sleeping(rig)
+        (path,) = bundles(store)
+        allocate = restore.allocate
+
+        def rot_then_allocate(plan: Any) -> Any:
+            data = path.read_bytes()
+            if data[64 + 4096] == sound:
+                flip(path, 64 + 4096)
+            return allocate(plan)
+
+        sound = path.read_bytes()[64 + 4096]
+        async with unharmed_but(rig, {path}):
+            monkeypatch.setattr(restore, "allocate", rot_then_allocate)
+            with pytest.raises(TorporError) as refusal:
+                await rig.wake("a")
+            monkeypatch.undo()
+        assert refusal.value.code == "corrupt_block"
+
+
+@contextlib.asynccontextmanager
+async def unharmed_but(rig: Rigged, _changed: set[Path]) -> AsyncIterator[None]:
+    """A session that is awake does not change while the body runs."""
+    for name in ("bystander", "twin"):
+        await rig.read(name, tokens_of(77, 300))
+    yield
+    assert await rig.write("bystander", 20) == await rig.write("twin", 20)
+
+
+# --- another model
+
+
+def rewrite_json(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    flip(path, path.stat().st_size - 6)
+
+
+def change_weights_and_hide_it(folder: Path) -> None:
+    """Same size, same modification time: only the change time tells."""
+    path = folder / "model.safetensors"
+    status = path.stat()
+    change_weights(folder)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+
+
+def change_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    loaded = json.loads(path.read_text())
+    vocabulary = loaded["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(loaded))
+
+
+def change_tokenizer_settings(folder: Path) -> None:
+    rewrite_json(folder / "tokenizer_config.json", padding_side="left")
+
+
+def change_template(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    rewrite_json(path, chat_template=json.loads(path.read_text())["chat_template"] + " ")
+
+
+def move_template_to_its_own_file_and_change_it(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+
+
+def change_config(folder: Path) -> None:
+    rewrite_json(folder / "config.json", rope_theta=20000.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (change_weights, "weights"),
+        (change_weights_and_hide_it, "weights"),
+        (change_tokenizer, "tokenizer"),
+        (change_tokenizer_settings, "tokenizer"),
+        (change_template, "template"),
+        (move_template_to_its_own_file_and_change_it, "template"),
+        (change_config, "config"),
+    ],
+)
+async def test_a_model_changed_since_sleep_is_refused_and_the_part_named_threats_53_to_56(
+    open_rig: Any, store: Path, own_tiny_model: Path, change: Any, field: str
+) -> None:
+    async with open_rig(own_tiny_model) as rig:
+        await sleeping(rig)
+        stored = dict(rig.model.identity.parts)
+    change(own_tiny_model)
+    async with open_rig(own_tiny_model) as rig:
+        live = dict(rig.model.identity.parts)
+        error = await refused(rig, store)
+    assert isinstance(error, IdentityMismatch)
+    assert error.code == "identity_mismatch"
+    assert error.mismatched_fields == [{"field": field, "stored": stored[field], "live": live[field]}]
+    assert field in error.message
+    assert stored[field] != live[field]
+
+
+async def test_a_model_put_back_as_it_was_wakes_again(open_rig: Any, own_tiny_model: Path) -> None:
+    path = own_tiny_model / "tokenizer_config.json"
+    original = path.read_bytes()
+    async with open_rig(own_tiny_model) as rig:
+        await sleeping(rig)
+    change_template(own_tiny_model)
+    async with open_rig(own_tiny_model) as rig:
+        with pytest.raises(IdentityMismatch):
+            await rig.wake("a")
+    path.write_bytes(original)
+    async with open_rig(own_tiny_model) as rig:
+        assert (await rig.wake("a")).token_count == 600
+
+
+async def test_weights_rewritten_under_the_daemon_leave_the_loaded_model_and_its_identity_alone_threat_53(
+    open_rig: Any, own_tiny_model: Path
+) -> None:
+    """All weights are in memory, and a sleep carries the identity of what is loaded, not of what is in the folder."""
+    async with open_rig(own_tiny_model) as rig:
+        await sleeping(rig)
+        await rig.read("control", tokens_of(1, 600))
+        change_weights(own_tiny_model)
+        (own_tiny_model / "model.safetensors").write_bytes(b"")
+        await rig.wake("a")
+        assert await rig.write("a", 20) == await rig.write("control", 20)
+
+
+async def test_every_part_that_differs_is_named(open_rig: Any, store: Path, own_tiny_model: Path) -> None:
+    async with open_rig(own_tiny_model) as rig:
+        await sleeping(rig)
+    change_weights(own_tiny_model)
+    change_config(own_tiny_model)
+    async with open_rig(own_tiny_model) as rig:
+        error = await refused(rig, store)
+    assert [part["field"] for part in error.mismatched_fields] == ["config", "weights"]
+
+
+async def test_a_session_of_a_model_that_is_not_loaded_is_refused_by_its_name(
+    open_rig: Any, store: Path, tiny_model: Path, digest_cache: Path
+) -> None:
+    async with open_rig() as rig:
+        await sleeping(rig)
+    service = await Service.open(store_path=store, models={"other": str(tiny_model)}, digest_cache=digest_cache)
+    with pytest.raises(UnknownModel, match="'tiny'"):
+        await service.wake(session="a", emit=ignore)
+    await service.close()
+
+
+# --- a sound bundle that this version did not write
+
+
+def hand_made(rig: Rigged, session: dict[str, Any], blocks: list[BlockDraft], token_count: int) -> None:
+    store: Store = rig.service._store
+    store.write_bundle(
+        uri=URI_A,
+        identity=rig.model.identity,
+        parent=None,
+        reused=(),
+        blocks=blocks,
+        session=session,
+        token_count=token_count,
+    )
+
+
+def drafts(rig: Rigged, token: int = 5, *, dtype: str = "float32", state: bool = True) -> list[BlockDraft]:
+    """One token's blocks of zeros, as the tiny model lays them out."""
+
+    def zeros(specs: Any) -> list[SlotDraft]:
+        return [SlotDraft(spec, [memoryview(bytes(spec.size_bytes))]) for spec in specs]
+
+    specs = [SlotSpec(spec.name, spec.kind, dtype, spec.shape) for spec in rig.model.layout.span_slots(1)]
+    span = BlockDraft(kind="span", start=0, tokens=token.to_bytes(4, "little"), slots=zeros(specs))
+    record = BlockDraft(kind="state", start=1, tokens=b"", slots=zeros(rig.model.layout.state_slots()))
+    return [span, record] if state else [span]
+
+
+GOOD_MAP = {
+    "model": MODEL,
+    "labels": [],
+    "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": 0},
+    "system": None,
+    "turn_open": False,
+    "created_ns": 1,
+}
+
+
+async def test_a_hand_made_snapshot_that_is_right_in_every_part_wakes(open_rig: Any) -> None:
+    """So that the refusals below are for the one thing that each of them does wrong."""
+    async with open_rig() as rig:
+        hand_made(rig, GOOD_MAP, drafts(rig), 1)
+        assert (await rig.wake("a")).token_count == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"model": "absent"}, "unknown_model"),
+        ({"sampling": None}, "malformed_snapshot"),
+        ({"sampling": {"temperature": 0.0}}, "invalid_sampling"),
+        ({"sampling": {**GOOD_MAP["sampling"], "temperature": -1.0}}, "invalid_sampling"),
+        ({"sampling": {**GOOD_MAP["sampling"], "seed": "0"}}, "invalid_sampling"),
+        ({"created_ns": "yesterday"}, "malformed_snapshot"),
+    ],
+)
+async def test_a_session_map_that_this_version_does_not_write_is_refused_gm11(
+    open_rig: Any, store: Path, changes: dict[str, Any], code: str
+) -> None:
+    async with open_rig() as rig:
+        hand_made(rig, GOOD_MAP | changes, drafts(rig), 1)
+        assert (await refused(rig, store)).code == code
+
+
+@pytest.mark.parametrize("missing", sorted(GOOD_MAP))
+async def test_a_session_map_without_one_of_its_parts_is_refused_gm11(open_rig: Any, store: Path, missing: str) -> None:
+    async with open_rig() as rig:
+        hand_made(rig, {key: value for key, value in GOOD_MAP.items() if key != missing}, drafts(rig), 1)
+        assert (await refused(rig, store)).code == ("unknown_model" if missing == "model" else "malformed_snapshot")
+
+
+async def test_a_token_outside_the_vocabulary_is_refused_threat_10(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        hand_made(rig, GOOD_MAP, drafts(rig, token=259), 1)
+        error = await refused(rig, store)
+        assert (error.code, error.token, error.vocabulary) == ("malformed_snapshot", 259, 259)
+
+
+async def test_slots_of_another_type_are_refused_threat_14(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        hand_made(rig, GOOD_MAP, drafts(rig, dtype="int32"), 1)
+        assert (await refused(rig, store)).code == "layout_mismatch"
+
+
+async def test_a_chain_without_a_state_record_is_refused(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        hand_made(rig, GOOD_MAP, drafts(rig, state=False), 1)
+        assert (await refused(rig, store)).code == "malformed_snapshot"
+
+
+async def test_a_snapshot_of_nothing_is_refused_gm4(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        hand_made(rig, GOOD_MAP, [], 0)
+        assert isinstance(await refused(rig, store), MalformedSnapshot)
+
+
+async def test_a_state_record_without_tokens_is_refused_gm4(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        record = drafts(rig)[1]
+        hand_made(rig, GOOD_MAP, [BlockDraft(kind="state", start=0, tokens=b"", slots=record.slots)], 0)
+        assert isinstance(await refused(rig, store), MalformedSnapshot)
+
+
+async def test_an_identity_of_other_parts_is_refused(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        rig.service._store.write_bundle(
+            uri=URI_A,
+            identity=Identity((("colour", "blue"),)),
+            parent=None,
+            reused=(),
+            blocks=drafts(rig),
+            session=GOOD_MAP,
+            token_count=1,
+        )
+        error = await refused(rig, store)
+        assert error.code == "identity_mismatch"
+        assert "colour" in [part["field"] for part in error.mismatched_fields]
+
+
+# --- names and locks
+
+
+async def test_an_unknown_session_is_named_and_close_names_are_suggested(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("archivist", [1])
+        for verb in (rig.wake, rig.sleep):
+            with pytest.raises(SessionNotFound, match="archivist"):
+                await verb("archivits")
+        with pytest.raises(SessionNotFound):
+            await rig.service.generate(session="archivits", max_tokens=1, emit=ignore)
+        with pytest.raises(SessionNotFound):
+            await rig.service.append(session="archivits", text="x", emit=ignore)
+        with pytest.raises(SessionNotFound):
+            await rig.service.show(session="archivits")
+        with pytest.raises(SessionNotFound):
+            await rig.service.delete(session="archivits")
+
+
+async def test_an_ambiguous_name_lists_its_candidates_gm5(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("one/agent", "two/agent"):
+            await rig.read(name, [1, 2])
+        await rig.sleep("two/agent")
+        with pytest.raises(AmbiguousName) as refusal:
+            await rig.wake("agent")
+        assert refusal.value.candidates == ["torpor://one/agent", "torpor://two/agent"]
+        assert (await rig.wake("two/agent")).session == "torpor://two/agent"
+
+
+async def test_a_second_service_on_the_store_is_refused_and_the_first_goes_on_threat_34(
+    open_rig: Any, store: Path, tiny_model: Path, digest_cache: Path
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2, 3])
+        with pytest.raises(StoreLocked):
+            await Service.open(store_path=store, models={MODEL: str(tiny_model)}, digest_cache=digest_cache)
+        await rig.write("a", 3)
+        await rig.sleep("a")
+
+
+async def test_a_service_whose_model_is_missing_lets_the_store_go_again(open_rig: Any, store: Path) -> None:
+    with pytest.raises(ModelUnavailable):
+        await Service.open(store_path=store, models={MODEL: "/no/such/model"})
+    async with open_rig() as rig:
+        await rig.read("a", [1])
+
+
+# --- no room, and disks that fail
+
+
+class Disk:
+    """Does to the writes and flushes of the store what a full or failing disk does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writev, self.fsync = os.writev, os.fsync
+        self.room: int | None = None
+        self.broken = False
+        monkeypatch.setattr(os, "writev", self._writev)
+        monkeypatch.setattr(os, "fsync", self._fsync)
+
+    def _writev(self, fd: int, buffers: list[memoryview]) -> int:
+        if self.room is None:
+            return self.writev(fd, buffers)
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        # A disk that fills up writes less than it is asked to, before it refuses.
+        written = self.writev(fd, [memoryview(b"".join(buffers))[: self.room]])
+        self.room -= written
+        return written
+
+    def _fsync(self, fd: int) -> None:
+        if self.broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.fsync(fd)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    yield Disk(monkeypatch)
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("room", [0, 1, 5000, 100_000])
+async def test_no_room_for_a_sleep_leaves_session_and_store_as_they_were_threat_30(
+    open_rig: Any, store: Path, disk: Disk, room: int
+) -> None:
+    async with open_rig() as rig:
+        await sleeping(rig, "old")
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(4, 300))
+        before, files = await rig.fingerprint("a"), contents(store)
+        disk.room = room
+        with pytest.raises(NoSpace):
+            await rig.sleep("a")
+        disk.room = None
+        assert contents(store) == files
+        assert rig.is_awake("a")
+        assert await rig.fingerprint("a") == before
+        assert rig.live("a").dirty
+        assert await rig.write("a", 20) == await rig.write("control", 20)
+        assert (await rig.sleep("a")).version == 1
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_no_room_for_a_second_sleep_keeps_the_first_version(open_rig: Any, store: Path, disk: Disk) -> None:
+    async with open_rig() as rig:
+        await sleeping(rig)
+        files = contents(store)
+        await rig.write("a", 5)
+        disk.room = 700
+        with pytest.raises(NoSpace):
+            await rig.sleep("a")
+        disk.room = None
+        assert contents(store) == files
+        second = await rig.sleep("a")
+        assert (second.version, second.blocks_reused) == (2, 2)
+
+
+async def test_a_session_can_be_deleted_when_the_disk_is_full(open_rig: Any, store: Path, disk: Disk) -> None:
+    async with open_rig() as rig:
+        await sleeping(rig)
+        disk.room = 0
+        await rig.service.delete(session="a")
+        assert bundles(store) == []
+
+
+async def test_a_failed_flush_is_never_acknowledged_and_the_session_lives_on_threat_31(
+    open_rig: Any, store: Path, disk: Disk
+) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(4, 300))
+        disk.broken = True
+        with pytest.raises(TorporError) as refusal:
+            await rig.sleep("a")
+        assert refusal.value.code == "durability_lost"
+        disk.broken = False
+        with pytest.raises(TorporError) as again:
+            await rig.sleep("a")
+        assert again.value.code == "durability_lost", "what the kernel kept is unknown until the store is opened again"
+        assert bundles(store) == []
+        assert await rig.write("a", 20) == await rig.write("control", 20)
+        report = await rig.service.close()
+        assert set(report.failed) == {"torpor://default/a", "torpor://default/control"}
+    async with open_rig() as rig:
+        await sleeping(rig)
+
+
+async def test_no_room_for_real_under_a_file_size_limit_threat_30(
+    store: Path, tiny_model: Path, digest_cache: Path
+) -> None:
+    script = """
+import asyncio, json, resource, sys
+sys.path.insert(0, sys.argv[1])
+from session_rig import *
+
+async def main():
+    store, model, digests = map(Path, sys.argv[2:5])
+    async with open_rigged(store, {MODEL: str(model)}, digests) as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(4, 600))
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+        try:
+            await rig.sleep("a")
+        except Exception as error:
+            code = error.code
+        left = [path.name for path in (store / "bundles").rglob("*") if path.is_file()]
+        same = await rig.write("a", 20) == await rig.write("control", 20)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        version = (await rig.sleep("a")).version
+        print(json.dumps([code, left, same, version]))
+
+asyncio.run(main())
+"""
+    arguments = [str(Path(session_rig.__file__).parent), str(store), str(tiny_model), str(digest_cache)]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["no_space", [], True, 1]
