@@ -38,7 +38,15 @@ CountOption = Annotated[
     int, typer.Option("--max-tokens", "-n", min=64, max=512, metavar="N", help="Tokens before the sleep, and after.")
 ]
 RepeatsOption = Annotated[
-    int, typer.Option("--repeats", min=1, max=9, metavar="N", help="Deaths and wakes, each with a cold run; odd.")
+    int | None,
+    typer.Option(
+        "--repeats",
+        min=1,
+        max=9,
+        metavar="N",
+        show_default=False,
+        help="Deaths and wakes, each with a cold run; odd. Default: 3, or 1 where reading is slow.",
+    ),
 ]
 KeepOption = Annotated[
     bool, typer.Option("--keep", help="Keep the demo's folder: store and daemon logs.", show_default=False)
@@ -48,7 +56,7 @@ KeepOption = Annotated[
 def demo(
     document: DocumentOption = None,
     max_tokens: CountOption = 64,
-    repeats: RepeatsOption = 3,
+    repeats: RepeatsOption = None,
     keep: KeepOption = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -66,7 +74,7 @@ def demo(
     [cyan]torpor demo --json | jq .figures.ratio[/]
     [cyan]torpor demo --keep[/]
     """
-    if repeats % 2 == 0:
+    if repeats is not None and repeats % 2 == 0:
         raise InvalidUsage("--repeats must be odd, so that one run is the median.", option="--repeats")
     output = Output(as_json=as_json)
     text = load_document(document)

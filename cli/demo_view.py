@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .demo_report import Check, DemoReport, Spread, Writing, first_difference
-from .doctor import describe_blas
+from .doctor import describe_blas, describe_device
 from .formatting import format_bytes, format_count, format_seconds
 from .output import facts_table, neutralise
 
@@ -45,7 +45,7 @@ def _machine(report: DemoReport) -> RenderableType:
     facts = facts_table()
     facts.add_row("machine", f"{escape(str(machine.get('platform')))}, {machine.get('cpu_count')} cores")
     facts.add_row("versions", escape(_versions(machine, packages)))
-    facts.add_row("device", escape(str(machine.get("device"))))
+    facts.add_row("device", describe_device(machine))
     facts.add_row("BLAS", describe_blas(machine))
     size = format_count(model["parameters"])
     facts.add_row("model", f"{escape(model['name'])}, {size} parameters, computed in {model['compute_dtype']}")

@@ -100,13 +100,19 @@ def _render(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, An
     facts.add_row("machine", f"{escape(str(machine.get('platform')))}, {machine.get('cpu_count')} cores")
     packages = [f"{name} {version or 'missing'}" for name, version in machine.get("packages", {}).items()]
     facts.add_row("packages", ", ".join(packages))
-    facts.add_row("device", escape(str(machine.get("device"))))
+    facts.add_row("device", describe_device(machine))
     facts.add_row("BLAS", describe_blas(machine))
     if blas.get("reason"):
         facts.add_row("", f"[dim]{escape(str(blas['reason']))}[/]")
     facts.add_row("daemon", _describe_daemon(daemon))
     facts.add_row("store", _describe_store(files))
     return facts
+
+
+def describe_device(machine: dict[str, Any]) -> str:
+    """Say on what MLX computes: `Device(gpu, 0)` is `gpu 0`."""
+    device = str(machine.get("device")).removeprefix("Device(").removesuffix(")")
+    return escape(device.replace(",", ""))
 
 
 def describe_blas(machine: dict[str, Any]) -> str:

@@ -61,6 +61,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "unknown_method",
         ),
     ),
+    (PARTIAL, ("stop_incomplete",)),
     (
         NOT_FOUND,
         (

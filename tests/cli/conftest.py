@@ -1,0 +1,66 @@
+"""Fixtures of the command line's tests."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share cli_rig.py
+
+from cli_rig import FakeDaemon, MadeStore, Ran, Torpor, load_module
+from torpor.cli.main import run
+from torpor.memvid.store import Store
+
+
+@pytest.fixture
+def torpor(capsys: pytest.CaptureFixture[str]) -> Torpor:
+    """Runs a command line in this process: `torpor("ls", "--json")`."""
+
+    def runner(*arguments: object) -> Ran:
+        capsys.readouterr()
+        status = run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return Ran(status, out, err)
+
+    return runner
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name leaves room for a socket's."""
+    folder = Path(tempfile.mkdtemp(prefix="tc"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_this_user(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+    """No test may see the store or the daemon of whoever runs it."""
+    monkeypatch.setenv("TORPOR_STORE", str(short_path / "no-store"))
+    monkeypatch.setenv("TORPOR_SOCKET", str(short_path / "run" / "t.sock"))
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def daemon(short_path: Path) -> Iterator[FakeDaemon]:
+    """A daemon on the default socket of this test."""
+    running = FakeDaemon(short_path / "run" / "t.sock")
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def made_store(short_path: Path) -> MadeStore:
+    making = load_module("memvid/store_making.py")
+    path = short_path / "store"
+    with Store.open(path, writable=True) as store:
+        first = making.sleep(store, 300)
+        second = making.sleep(store, 600, before=first)
+        other = making.sleep(store, 5, uri=making.OTHER_URI, seed=1)
+        bundles = tuple(making.bundle_path(store, receipt.bundle_id) for receipt in (first, second, other))
+    return MadeStore(path, bundles)

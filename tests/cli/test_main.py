@@ -1,0 +1,123 @@
+"""The command line as a whole: help that teaches, usage errors, and what failures look like."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cli_rig import Ran, Torpor
+from torpor.cli.exit_codes import STATUSES
+from torpor.cli.main import COMMANDS
+
+NAMES = [name for name, _, _ in COMMANDS]
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+NEEDING_A_DAEMON = [
+    ("append", "x", "text"),
+    ("chat", "x", "hello"),
+    ("generate", "x"),
+    ("sleep", "x"),
+    ("wake", "x"),
+    ("rm", "x", "--yes"),
+]
+
+
+def test_all_commands_of_the_issue_are_there() -> None:
+    of_the_issue = {"serve", "chat", "sleep", "wake", "ls", "show", "verify", "rm", "doctor", "demo"}
+    assert set(NAMES) == of_the_issue | {"append", "generate"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_each_command_teaches_by_example_and_offers_json(torpor: Torpor, name: str) -> None:
+    ran = torpor(name, "--help")
+    assert ran.status == 0
+    assert "Example" in ran.out
+    assert re.search(rf"^ torpor {name}\b", ran.out, re.MULTILINE), "an example begins a line"
+    assert "--json" in ran.out
+
+
+def test_help_lists_commands_and_exit_statuses(torpor: Torpor) -> None:
+    ran = torpor("--help")
+    assert ran.status == 0
+    for name in NAMES:
+        assert f" {name} " in ran.out
+    for status in STATUSES:
+        assert f"{status.number:>3}  {status.name}: {status.meaning}" in ran.out
+
+
+def test_without_arguments_it_shows_its_help(torpor: Torpor) -> None:
+    ran = torpor()
+    assert ran.status == 0
+    assert "First steps" in ran.out
+
+
+def test_version(torpor: Torpor) -> None:
+    from torpor import __version__
+
+    assert torpor("--version").out == f"torpor {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("no-such-command",),
+        ("ls", "--no-such-option"),
+        ("sleep",),
+        ("generate", "x", "--max-tokens", "0"),
+        ("generate", "x", "--max-tokens", "many"),
+        ("serve", "--model", "no-equals-sign"),
+        ("serve", "--model", "a=1", "--model", "a=2"),
+        ("demo", "--repeats", "2"),
+        ("demo", "--max-tokens", "63"),
+    ],
+)
+def test_wrong_usage_ends_with_status_2_and_says_what_is_wrong(torpor: Torpor, arguments: tuple[str, ...]) -> None:
+    ran = torpor(*arguments)
+    assert ran.status == 2
+    assert ran.out == ""
+    assert "error" in ran.err
+    as_json = torpor(*arguments, "--json")
+    assert as_json.status == 2
+    assert as_json.error["exit_status"] == 2
+    assert as_json.error["schema_version"] == 1
+
+
+def test_a_mistyped_command_is_answered_with_the_right_one(torpor: Torpor) -> None:
+    assert "verify" in torpor("verfiy").err
+
+
+@pytest.mark.parametrize("arguments", NEEDING_A_DAEMON)
+def test_an_unreachable_daemon_is_status_12_with_a_hint(torpor: Torpor, arguments: tuple[str, ...]) -> None:
+    ran = torpor(*arguments)
+    assert ran.status == 12
+    assert "daemon_unreachable" in ran.err
+    assert "torpor serve" in ran.err
+    assert ran.out == ""
+
+
+def test_a_failure_with_json_is_one_object_on_stderr(torpor: Torpor) -> None:
+    ran = torpor("wake", "x", "--json")
+    assert ran.out == ""
+    assert ran.error["error"]["code"] == "daemon_unreachable"
+    assert ran.error["exit_status"] == 12
+    assert "path" in ran.error["error"]["details"]
+
+
+def test_a_plain_failure_is_one_line(torpor: Torpor) -> None:
+    ran: Ran = torpor("wake", "x")
+    assert ran.err.count("\n") == 1
+
+
+def test_an_interrupt_is_status_130(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torpor.cli.wake.connect", interrupted)
+    assert torpor("wake", "x").status == 130
+
+
+def test_documents_show_every_command_with_an_example() -> None:
+    text = DOCS.read_text()
+    for name in NAMES:
+        assert re.search(rf"^## `torpor {name}", text, re.MULTILINE), name
+        assert re.search(rf"^torpor {name}|\| torpor {name}", text, re.MULTILINE), name
