@@ -8,6 +8,7 @@ Rules: nothing is ever sent twice. The first failure of the connection ends it; 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ class AsyncLink:
             await asyncio.wait({self._reading})
         if self._writer is not None:
             self._writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
 
     def begin(self, call: Call[Any]) -> int:
         """Begin a request without waiting: a frame is queued whole, so a cancelled task never leaves half of one."""

@@ -232,6 +232,8 @@ class ServedConnection:
         sender.cancel()
         await asyncio.wait({sender})
         self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
 
 def _cancelled(request: AcceptedRequest) -> RequestCancelled:

@@ -7,8 +7,10 @@ the service does (it takes any `Backend`), and never closes it: who made it clos
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import socket
 
 from .. import __version__
 from .connection import ServerConnection
@@ -21,6 +23,10 @@ from .served import ServedConnection
 
 _LOG = logging.getLogger(__name__)
 _STREAM_BUFFER_BYTES = 64 * 1024
+_ACCEPTS_PER_TURN = 16
+"""So that a crowd at the door does not keep the loop from those inside."""
+_ACCEPT_PAUSE_S = 0.5
+"""After accept failed, as it does when the process has no file descriptors left."""
 
 
 class ApiServer:
@@ -38,40 +44,39 @@ class ApiServer:
         self._socket_path = socket_path
         self._limits = limits or ServerLimits()
         self._find_peer_uid = find_peer_uid
-        self._served: dict[ServedConnection, asyncio.Task[None]] = {}
         self._listener: Listener | None = None
-        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._served: set[ServedConnection] = set()
+        self._stopping = False
 
     @property
     def connections(self) -> int:
         """Connections that are open, or gone with work of theirs still running."""
-        return len(self._served)
+        return len(self._tasks)
 
     async def start(self) -> None:
-        """Make the socket and accept.
+        """Make the socket and accept; once for each server.
 
         Raises:
             SocketPathTooLong, UnsafeSocketPath, SocketInUse: see `listener.py`.
         """
         self._listener = open_listener(self._socket_path)
-        self._server = await asyncio.start_unix_server(
-            self._accept, sock=self._listener.socket, limit=_STREAM_BUFFER_BYTES
-        )
+        self._watch(self._listener)
 
     async def stop(self) -> None:
         """Accept no more, remove the socket, cancel generations, answer what is in flight, close. Idempotent.
 
         The socket goes first: a client that comes now is told at once that nobody is there.
         """
-        if self._server is not None:
-            self._server.close()
+        self._stopping = True
         if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.socket)
             self._listener.remove()
-        for served in list(self._served):
+            self._listener = None
+        for served in self._served:
             served.shut_down()
-        while self._served:
-            await asyncio.wait(set(self._served.values()))
-        self._server = self._listener = None
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
 
     async def __aenter__(self) -> ApiServer:
         await self.start()
@@ -80,37 +85,71 @@ class ApiServer:
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        refusal = self._find_refusal(writer)
-        if refusal is not None:
-            _LOG.warning("connection refused: %s", refusal.code)
-            writer.write(ServerConnection(max_in_flight=0).send_fatal(refusal))
-            writer.close()
-            return
-        served = ServedConnection(
-            self._backend, reader, writer, server_name=f"torpor {__version__}", limits=self._limits
-        )
-        task = asyncio.create_task(served.serve())
-        self._served[served] = task
-        task.add_done_callback(lambda done: self._forget(served, done))
-        if self._server is None or not self._server.is_serving():
-            served.shut_down()  # accepted by the loop while it was stopping
+    # Accepting is done here and not by asyncio's server: that one loses a connection which it has accepted when it is
+    # closed in the same turn of the loop, and has no place to look at the peer before buffers are made for it.
 
-    def _find_refusal(self, writer: asyncio.StreamWriter) -> ProtocolError | None:
+    def _watch(self, listener: Listener) -> None:
+        if not self._stopping:
+            asyncio.get_running_loop().add_reader(listener.socket, self._accept, listener)
+
+    def _accept(self, listener: Listener) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                connected, _address = listener.socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _LOG.error("cannot accept connections: %s", error.strerror)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener.socket)
+                loop.call_later(_ACCEPT_PAUSE_S, self._watch, listener)
+                return
+            self._admit(connected)
+
+    def _admit(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        refusal = self._find_refusal(connected)
+        if refusal is None:
+            task = asyncio.create_task(self._serve(connected))
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
+            return
+        _LOG.warning("connection refused: %s", refusal.code)
+        with connected, contextlib.suppress(OSError):  # one small frame fits into the socket's empty buffer
+            connected.send(ServerConnection(max_in_flight=0).send_fatal(refusal))
+
+    def _find_refusal(self, connected: socket.socket) -> ProtocolError | None:
         try:
-            uid = self._find_peer_uid(writer.get_extra_info("socket"))
+            uid = self._find_peer_uid(connected)
         except OSError:
             return PeerRefused("The system does not say who connects. Nobody is served without that.")
         if uid != os.geteuid():
             return PeerRefused(f"This daemon serves user {os.geteuid()} only, and you are {uid}. Start your own.")
-        if len(self._served) >= self._limits.max_connections:
+        if len(self._tasks) >= self._limits.max_connections:
             return TooManyConnections(
                 f"{self._limits.max_connections} connections are open. Close or share one: requests can overlap on it.",
                 limit=self._limits.max_connections,
             )
         return None
 
-    def _forget(self, served: ServedConnection, done: asyncio.Task[None]) -> None:
-        del self._served[served]
+    async def _serve(self, connected: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_STREAM_BUFFER_BYTES, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connected)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        served = ServedConnection(
+            self._backend, reader, writer, server_name=f"torpor {__version__}", limits=self._limits
+        )
+        self._served.add(served)
+        if self._stopping:
+            served.shut_down()
+        try:
+            await served.serve()
+        finally:
+            self._served.discard(served)
+
+    def _forget(self, done: asyncio.Task[None]) -> None:
+        self._tasks.discard(done)
         if not done.cancelled() and (fault := done.exception()) is not None:
             _LOG.error("fault in a connection", exc_info=fault)

@@ -1,7 +1,7 @@
 """A service without a model, true to the contract of `torpor.daemon.service.Service`.
 
-A token of its language is a number whose text is `t<number> `; what a session generates next follows from its length, so
-answers can be predicted. Generation goes on in steps that tests can hold (`hold`) and watch; nothing sleeps.
+A token of its language is a number whose text is `t<number> `; what a session generates next follows from its length,
+so answers can be predicted. Generation goes on in steps that tests can hold (`hold`) and watch; nothing sleeps.
 """
 
 from __future__ import annotations
