@@ -1,0 +1,105 @@
+"""docs/protocol.md is true: every method, parameter, result field, message, error code and limit is in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from pathlib import Path
+
+import msgpack
+import pytest
+from pydantic import BaseModel
+from torpor.daemon import results as daemon
+from torpor.socket_api import errors, limits, messages, results
+from torpor.socket_api.limits import ServerLimits
+from torpor.socket_api.methods import METHODS
+
+TEXT = Path(__file__).parents[2].joinpath("docs", "protocol.md").read_text()
+
+
+def section(heading: str) -> str:
+    return re.split(r"\n#+ ", TEXT.split(f"{heading}\n", 1)[1], maxsplit=1)[0]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_described_with_all_its_parameters_and_result_fields(name: str) -> None:
+    text = section(f"### `{name}`")
+    for field in METHODS[name].params.model_fields:
+        assert f"`{field}`" in text, field
+    result = METHODS[name].result
+    assert f"`{result.__name__}`" in text or all(f"`{field}`" in text for field in result.model_fields)
+
+
+@pytest.mark.parametrize("model", [m for _, m in inspect.getmembers(results, inspect.isclass) if m is not BaseModel])
+def test_every_field_of_every_result_is_described(model: type) -> None:
+    for field in getattr(model, "model_fields", {}):
+        assert f"`{field}`" in TEXT, f"{model.__name__}.{field}"
+
+
+def test_every_error_code_is_listed() -> None:
+    codes = {
+        value.code
+        for _, value in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(value, errors.ApiError) and value is not errors.RemoteError
+    }
+    for code in codes:
+        assert f"| `{code}` |" in TEXT, code
+
+
+def test_every_message_type_is_listed() -> None:
+    for kind in ("hello", "request", "cancel", "event", "result", "error"):
+        assert f'"type": "{kind}"' in TEXT
+    assert f"version {limits.PROTOCOL_VERSION}" in TEXT.splitlines()[0]
+
+
+def test_the_stated_limits_are_those_of_the_code() -> None:
+    stated = section("## Limits")
+    defaults = ServerLimits()
+    for value in (
+        limits.MAX_REQUEST_FRAME_BYTES // 2**20,
+        limits.MAX_REPLY_FRAME_BYTES // 2**20,
+        limits.MAX_DEPTH,
+        f"{limits.MAX_ARRAY_ITEMS:,}",
+        f"{limits.MAX_REQUEST_VALUES:,}",
+        f"{limits.MAX_REPLY_VALUES:,}",
+        defaults.max_connections,
+        defaults.max_in_flight,
+        f"{defaults.hello_timeout_s:g}",
+        f"{defaults.frame_timeout_s:g}",
+        f"{defaults.max_waiting_event_bytes // 2**20}",
+    ):
+        assert re.search(rf"(?<![\d,]){value}(?![\d,])", stated), value
+
+
+def test_the_example_in_hex_is_the_message_beside_it() -> None:
+    pairs = re.findall(r"```hex\n(.*?)```\n+```json\n(.*?)```", TEXT, re.DOTALL)
+    assert pairs
+    for hexes, shown in pairs:
+        data = bytes.fromhex("".join(hexes.split()))
+        assert int.from_bytes(data[:4], "little") == len(data) - 4
+        assert msgpack.unpackb(data[4:]) == json.loads(shown)
+
+
+def test_the_wire_has_exactly_the_fields_of_the_daemons_records() -> None:
+    """A drift between the two would be an internal error on every answer."""
+    same = {
+        daemon.SessionInfo: results.SessionInfo,
+        daemon.VersionInfo: results.VersionInfo,
+        daemon.SessionDetail: results.SessionDetail,
+        daemon.AppendResult: results.AppendResult,
+        daemon.GenerateResult: results.GenerateResult,
+        daemon.SleepResult: results.SleepResult,
+        daemon.WakeResult: results.WakeResult,
+        daemon.DeleteResult: results.DeleteResult,
+        daemon.ModelInfo: results.ModelInfo,
+        daemon.Status: results.StatusResult,
+        daemon.Sampling: results.Sampling,
+    }
+    for record, model in same.items():
+        assert {field.name for field in dataclasses.fields(record)} == set(model.model_fields), record
+
+
+def test_a_version_is_stated_by_hello() -> None:
+    assert messages.Hello(protocol=limits.PROTOCOL_VERSION).protocol == 1
