@@ -1,0 +1,545 @@
+"""What a reader does with damage: every flipped bit, every cut, every swap (threats 1 to 9, 15, 23; GM2, GM3, QX14)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+from store_making import (
+    IDENTITY,
+    OTHER_URI,
+    URI,
+    bundle_path,
+    contents,
+    expected,
+    require_awake,
+    sleep,
+    sleep_compressed,
+    span,
+)
+from torpor.memvid import Identity, Store, zstd
+from torpor.memvid.bundle import BundleFile
+from torpor.memvid.errors import (
+    BlockMissing,
+    BundleMismatch,
+    BundleMissing,
+    CorruptBlock,
+    CorruptBundle,
+    Corruption,
+    IndexMismatch,
+    OwnerMismatch,
+    ParentMismatch,
+    StoreError,
+    TrailingData,
+    Truncated,
+    UnsupportedFormat,
+    VersionMismatch,
+)
+from torpor.memvid.layout import HEADER_BYTES, TRAILER_BYTES, bundle_id_of, encode_header
+from torpor.memvid.manifest import decode_manifest
+
+
+def read_all(path: Path, bundle_id: bytes) -> list[list[bytes]]:
+    """What a wake reads of a bundle that needs no other."""
+    with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id)) as file:
+        blocks = []
+        for entry in file.manifest.own_blocks:
+            header, head = file.read_head(entry)
+            slots = []
+            for number, (spec, _) in enumerate(header.slots):
+                slot = bytearray(spec.size_bytes)
+                file.read_slot_into(entry, header, head, number, [memoryview(slot)])
+                slots.append(bytes(slot))
+            blocks.append(slots)
+        return blocks
+
+
+def check_all(path: Path, bundle_id: bytes) -> None:
+    """What a deep verify reads of it."""
+    with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id)) as file:
+        for entry in file.manifest.own_blocks:
+            file.check_block(entry)
+
+
+def flip(path: Path, byte: int, bit: int = 0) -> None:
+    with path.open("r+b") as file:
+        file.seek(byte)
+        value = file.read(1)[0]
+        file.seek(byte)
+        file.write(bytes([value ^ 1 << bit]))
+
+
+@pytest.fixture
+def wake_twice(store: Store) -> Iterator[tuple[Store, Path]]:
+    """A sleeping session, and its file to damage; afterwards the other session must be as it was."""
+    sleep(store, 200, uri=OTHER_URI, seed=9)
+    receipt = sleep(store, 300)
+    yield store, bundle_path(store, receipt.bundle_id)
+    require_awake(store, 200, uri=OTHER_URI, seed=9)
+
+
+def wake(store: Store) -> list[list[bytes]]:
+    with store.open_session(URI) as reader:
+        reader.tokens()
+        return contents(reader)
+
+
+# --- one flipped bit
+
+
+def place(file: Path, part: str) -> int:
+    """A byte of each part of a bundle whose first frame has four slots."""
+    data = file.read_bytes()
+    manifest_offset = int.from_bytes(data[-TRAILER_BYTES + 8 :][:8], "little")
+    header_bytes = int.from_bytes(data[HEADER_BYTES + 8 :][:4], "little")
+    return {
+        "header digest": 40,
+        "header length": 17,
+        "frame prefix": HEADER_BYTES + 16,
+        "frame prefix zeros": HEADER_BYTES + 30,
+        "frame digest": HEADER_BYTES + 33,
+        "block header": HEADER_BYTES + 64 + header_bytes // 2,
+        "storage table codec": HEADER_BYTES + 64 + header_bytes,
+        "storage table zeros": HEADER_BYTES + 64 + header_bytes + 4,
+        "storage table length": HEADER_BYTES + 64 + header_bytes + 8,
+        "storage table digest": HEADER_BYTES + 64 + header_bytes + 20,
+        "payload": manifest_offset // 2,
+        "manifest": manifest_offset + 50,
+        "block list": data.index(b"\xa6blocks") + 30,
+        "trailer magic": len(data) - TRAILER_BYTES,
+        "trailer offset": len(data) - TRAILER_BYTES + 8,
+        "trailer id": len(data) - TRAILER_BYTES + 40,
+        "trailer digest": len(data) - 1,
+    }[part]
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ("header digest", CorruptBundle),
+        ("header length", CorruptBundle),
+        ("frame prefix", CorruptBundle),
+        ("frame prefix zeros", CorruptBundle),
+        ("frame digest", CorruptBundle),
+        ("block header", CorruptBundle),
+        ("storage table codec", CorruptBundle),
+        ("storage table zeros", CorruptBundle),
+        ("storage table length", CorruptBundle),
+        ("storage table digest", CorruptBundle),
+        ("payload", CorruptBlock),
+        ("manifest", CorruptBundle),
+        ("block list", CorruptBundle),
+        ("trailer magic", CorruptBundle),
+        ("trailer offset", CorruptBundle),
+        ("trailer id", CorruptBundle),
+        ("trailer digest", CorruptBundle),
+    ],
+)
+def test_threat_2_one_flipped_bit_is_refused_by_a_wake(
+    wake_twice: tuple[Store, Path], part: str, kind: type[StoreError]
+) -> None:
+    store, file = wake_twice
+    flip(file, place(file, part))
+    with pytest.raises(kind) as refusal:
+        wake(store)
+    assert str(file) in refusal.value.message
+    report = store.verify(deep=True)
+    assert [finding.path for finding in report.findings] == [str(file)]
+    flip(file, place(file, part))
+    require_awake(store, 300)
+
+
+def sweep(store: Store, bundle_id: bytes) -> int:
+    """Flip each bit of a bundle in turn: a deep check must refuse, a wake must refuse or give the exact bytes."""
+    file = bundle_path(store, bundle_id)
+    original = file.read_bytes()
+    intact = read_all(file, bundle_id)
+    missed = []
+    fd = os.open(file, os.O_RDWR)
+    for byte, value in enumerate(original):
+        for bit in range(8):
+            os.pwrite(fd, bytes([value ^ 1 << bit]), byte)
+            try:
+                check_all(file, bundle_id)
+                missed.append((byte, bit))
+            except StoreError:
+                pass
+            if bit == byte % 8:  # the wake path on every byte, one bit each
+                with contextlib.suppress(StoreError):
+                    assert read_all(file, bundle_id) == intact
+        os.pwrite(fd, bytes([value]), byte)
+    os.close(fd)
+    assert not missed
+    check_all(file, bundle_id)
+    return len(original) * 8
+
+
+def test_t5_every_single_bit_flip_of_a_small_bundle_is_found(store: Store) -> None:
+    receipt = sleep(store, 14, layers=2, dim=14)
+    assert sweep(store, receipt.bundle_id) > 32_000
+
+
+def test_t5_every_single_bit_flip_of_a_compressed_bundle_is_found(store: Store) -> None:
+    receipt = sleep_compressed(store)
+    assert b"\x28\xb5\x2f\xfd" in bundle_path(store, receipt.bundle_id).read_bytes()
+    assert sweep(store, receipt.bundle_id) > 6_000
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_t5_every_single_bit_flip_of_a_64_kib_bundle_is_found(store: Store) -> None:
+    receipt = sleep(store, 700, layers=2, dim=4)
+    assert receipt.bytes_written > 40_000
+    assert sweep(store, receipt.bundle_id) > 320_000
+
+
+# --- cuts and additions
+
+
+@pytest.mark.parametrize("codec", [None, zstd(1)], ids=["raw", "zstd"])
+def test_threat_1_a_bundle_cut_at_any_byte_is_truncated(store: Store, codec: object) -> None:
+    receipt = sleep(store, 4, layers=1, dim=3) if codec is None else sleep_compressed(store)
+    file = bundle_path(store, receipt.bundle_id)
+    data = file.read_bytes()
+    for size in range(len(data) - 1, -1, -1):
+        os.truncate(file, size)
+        with pytest.raises(Truncated):
+            read_all(file, receipt.bundle_id)
+    assert [finding.code for finding in store.verify(deep=False).findings] == ["truncated"]
+    file.write_bytes(data)
+    assert store.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("addition", [b"\0", b"garbage", bytes(4096)])
+def test_threat_4_bytes_after_the_trailer_are_refused(wake_twice: tuple[Store, Path], addition: bytes) -> None:
+    store, file = wake_twice
+    with file.open("ab") as stream:
+        stream.write(addition)
+    with pytest.raises(TrailingData):
+        wake(store)
+
+
+def test_threat_4_a_second_bundle_appended_is_refused(wake_twice: tuple[Store, Path]) -> None:
+    store, file = wake_twice
+    file.write_bytes(file.read_bytes() * 2)
+    with pytest.raises(TrailingData):
+        wake(store)
+
+
+def test_threat_3_a_tail_of_zeros_is_refused(wake_twice: tuple[Store, Path]) -> None:
+    store, file = wake_twice
+    data = file.read_bytes()
+    for kept in (0, HEADER_BYTES, len(data) // 2, len(data) - TRAILER_BYTES):
+        file.write_bytes(data[:kept] + bytes(len(data) - kept))
+        with pytest.raises(CorruptBundle):
+            wake(store)
+
+
+def test_a_file_that_is_gone_is_named(wake_twice: tuple[Store, Path]) -> None:
+    store, file = wake_twice
+    file.unlink()
+    with pytest.raises(BundleMissing) as refusal:
+        wake(store)
+    assert refusal.value.path == str(file)
+
+
+def test_threat_23_a_bundle_of_a_later_version_is_refused_and_not_touched(store: Store) -> None:
+    sleep(store, 200, uri=OTHER_URI, seed=9)
+    file = bundle_path(store, sleep(store, 300).bundle_id)
+    data = bytearray(file.read_bytes())
+    data[8] = 2
+    data[40] ^= 1  # its digest may well be made in another way
+    file.write_bytes(data)
+    with pytest.raises(UnsupportedFormat) as refusal:
+        wake(store)
+    assert (refusal.value.found, refusal.value.supported) == (2, 1)
+    assert file.read_bytes() == data
+    path = store.path
+    store.close()
+    with Store.open(path, writable=True) as again:
+        assert file.read_bytes() == data
+        require_awake(again, 200, uri=OTHER_URI, seed=9)
+        with pytest.raises(UnsupportedFormat):
+            wake(again)
+
+
+# --- a sound bundle that is not the promised one
+
+
+def edit_index(store: Store, statement: str, *values: object) -> None:
+    """Change a row behind the store's back, as a backup or a hand would."""
+    with contextlib.closing(sqlite3.connect(Path(store.path) / "index.sqlite")) as connection:
+        assert connection.execute(statement, values).rowcount == 1
+        connection.commit()
+
+
+@pytest.fixture
+def twins(store: Store) -> tuple[Store, bytes, bytes]:
+    """Two sessions of the same model, length and labels, with other contents."""
+    return store, sleep(store, 300, seed=1).bundle_id, sleep(store, 300, uri=OTHER_URI, seed=2).bundle_id
+
+
+def repoint(store: Store, mine: bytes, others: bytes) -> None:
+    edit_index(store, "UPDATE bundles SET bundle_id = x'00' WHERE bundle_id = ?", others)
+    edit_index(store, "UPDATE bundles SET bundle_id = ? WHERE bundle_id = ?", others, mine)
+    edit_index(store, "UPDATE bundles SET bundle_id = ? WHERE bundle_id = x'00'", mine)
+
+
+def test_threat_7_gm2_a_row_repointed_to_another_session_s_bundle_is_refused(twins: tuple[Store, bytes, bytes]) -> None:
+    store, mine, others = twins
+    repoint(store, mine, others)
+    with pytest.raises(OwnerMismatch) as refusal:
+        store.open_session(URI)
+    assert (refusal.value.expected, refusal.value.found) == (str(URI), str(OTHER_URI))
+    assert {finding.code for finding in store.verify(deep=False).findings} == {"owner_mismatch"}
+    assert {finding.code for finding in store.verify(URI, deep=False).findings} == {"owner_mismatch"}
+    repoint(store, others, mine)
+    require_awake(store, 300, seed=1)
+    require_awake(store, 300, uri=OTHER_URI, seed=2)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_threat_7_a_repointed_row_is_refused_by_a_store_that_is_opened_later(
+    twins: tuple[Store, bytes, bytes], writable: bool
+) -> None:
+    store, mine, others = twins
+    repoint(store, mine, others)
+    store.close()
+    with Store.open(store.path, writable=writable) as again:
+        assert again.opening.index_rebuilt is None
+        for uri in (URI, OTHER_URI):
+            with pytest.raises(OwnerMismatch):
+                again.open_session(uri)
+
+
+def test_threat_7_gm2_files_of_two_sessions_swapped_are_refused(twins: tuple[Store, bytes, bytes]) -> None:
+    store, mine, others = twins
+    one, two = bundle_path(store, mine), bundle_path(store, others)
+
+    def swap() -> None:
+        one.rename(one.with_suffix(".x"))
+        two.rename(one)
+        one.with_suffix(".x").rename(two)
+
+    swap()
+    for uri in (URI, OTHER_URI):
+        with pytest.raises(BundleMismatch):
+            store.open_session(uri)
+    assert {finding.code for finding in store.verify(deep=False).findings} == {"bundle_mismatch"}
+    swap()
+    require_awake(store, 300, seed=1)
+
+
+def test_gm3_an_older_version_passed_off_as_the_latest_is_refused(store: Store) -> None:
+    first, second = sleep(store, 300, seed=1), sleep(store, 300, seed=2)
+    repoint(store, first.bundle_id, second.bundle_id)
+    with pytest.raises(VersionMismatch):
+        store.open_session(URI)
+
+
+def test_another_parent_in_the_index_is_refused(store: Store) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 400, before=first)
+    edit_index(store, "UPDATE bundles SET parent = ? WHERE bundle_id = ?", bytes(32), second.bundle_id)
+    with pytest.raises(ParentMismatch):
+        store.open_session(URI)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "field"),
+    [
+        ("identity_digest", bytes(32), "identity"),
+        ("token_count", 299, "token_count"),
+        ("token_count", 1 << 62, "token_count"),
+        ("token_count", -1, "token_count"),
+        ("bundle_bytes", 1, "facts"),
+        ("logical_bytes", 1, "facts"),
+        ("created_ns", 1, "facts"),
+        ("model", "another", "facts"),
+        ("labels", "[]", "facts"),
+    ],
+)
+def test_threat_8_any_other_fact_in_the_index_is_refused(store: Store, column: str, value: object, field: str) -> None:
+    receipt = sleep(store, 300)
+    edit_index(store, f"UPDATE bundles SET {column} = ? WHERE bundle_id = ?", value, receipt.bundle_id)
+    with pytest.raises(IndexMismatch) as refusal:
+        store.open_session(URI)
+    assert refusal.value.field == field
+
+
+# --- bundles resealed by a hand that knows the format: every digest but the block ids is right
+
+
+def reseal(store: Store, bundle_id: bytes, change: Callable[[bytearray, int], bytes]) -> bytes:
+    """Let `change` edit (bytes before the manifest, manifest offset) and return a manifest; publish the result."""
+    data = bundle_path(store, bundle_id).read_bytes()
+    offset = int.from_bytes(data[-TRAILER_BYTES + 8 :][:8], "little")
+    frames = bytearray(data[:offset])
+    manifest = change(frames, offset)
+    file_bytes = len(frames) + len(manifest) + TRAILER_BYTES
+    header = encode_header(file_bytes)
+    new_id = bundle_id_of(header, manifest)
+    fixed = b"MVTRAIL\0" + b"".join(n.to_bytes(8, "little") for n in (len(frames), len(manifest), file_bytes)) + new_id
+    path = bundle_path(store, new_id)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(header + frames[HEADER_BYTES:] + manifest + fixed + blake3(fixed).digest())
+    path.parent.chmod(0o700)
+    return new_id
+
+
+def manifest_of(store: Store, bundle_id: bytes) -> bytes:
+    data = bundle_path(store, bundle_id).read_bytes()
+    offset = int.from_bytes(data[-TRAILER_BYTES + 8 :][:8], "little")
+    return data[offset:-TRAILER_BYTES]
+
+
+def refused_when_read(store: Store, bundle_id: bytes, kind: type[StoreError] = Corruption) -> None:
+    with pytest.raises(kind), store.open_bundle(bundle_id) as reader:
+        reader.tokens()
+        contents(reader)
+
+
+def test_a_resealed_copy_is_accepted(store: Store) -> None:
+    """The helper below must make bundles that differ from good ones in nothing but the change."""
+    receipt = sleep(store, 300)
+    copy = reseal(store, receipt.bundle_id, lambda frames, offset: manifest_of(store, receipt.bundle_id))
+    assert copy == receipt.bundle_id
+    with store.open_bundle(copy) as reader:
+        assert contents(reader) == expected(300)
+
+
+def test_threat_5_a_frame_of_another_bundle_is_refused(store: Store) -> None:
+    mine, others = sleep(store, 300, seed=1), sleep(store, 300, uri=OTHER_URI, seed=2)
+    entry = mine.entries[0]
+    foreign = bundle_path(store, others.bundle_id).read_bytes()
+
+    def change(frames: bytearray, offset: int) -> bytes:
+        end = entry.offset + entry.frame_bytes
+        frames[entry.offset : end] = foreign[entry.offset : end]
+        return manifest_of(store, mine.bundle_id)
+
+    refused_when_read(store, reseal(store, mine.bundle_id, change), CorruptBundle)
+
+
+def test_threat_5_payloads_of_another_bundle_are_refused(store: Store) -> None:
+    mine, others = sleep(store, 300, seed=1), sleep(store, 300, uri=OTHER_URI, seed=2)
+    entry = mine.entries[0]
+    foreign = bundle_path(store, others.bundle_id).read_bytes()
+
+    def change(frames: bytearray, offset: int) -> bytes:
+        start, end = entry.offset + entry.head_bytes, entry.offset + entry.frame_bytes
+        frames[start:end] = foreign[start:end]
+        return manifest_of(store, mine.bundle_id)
+
+    refused_when_read(store, reseal(store, mine.bundle_id, change), CorruptBlock)
+
+
+def test_threat_6_k_and_v_of_a_layer_swapped_are_refused(store: Store) -> None:
+    mine = sleep(store, 256)
+    entry = mine.entries[0]
+
+    def change(frames: bytearray, offset: int) -> bytes:
+        size = 2 * 256 * 4 * 2
+        k = entry.offset + entry.head_bytes
+        frames[k : k + 2 * size] = frames[k + size : k + 2 * size] + frames[k : k + size]
+        return manifest_of(store, mine.bundle_id)
+
+    refused_when_read(store, reseal(store, mine.bundle_id, change), CorruptBlock)
+
+
+def remade(store: Store, bundle_id: bytes, **changes: object) -> Callable[[bytearray, int], bytes]:
+    """A manifest with other fields, honestly encoded."""
+    manifest = decode_manifest(manifest_of(store, bundle_id), "original")
+    return lambda frames, offset: dataclasses.replace(manifest, **changes).encode()
+
+
+def test_threat_6_blocks_listed_in_another_order_are_refused(store: Store) -> None:
+    mine = sleep(store, 512)
+    blocks = decode_manifest(manifest_of(store, mine.bundle_id), "original").blocks
+    swapped = (blocks[1], blocks[0], blocks[2])
+    refused_when_read(store, reseal(store, mine.bundle_id, remade(store, mine.bundle_id, blocks=swapped)))
+
+
+@pytest.mark.parametrize("change", [{"token_count": 299}, {"token_count": 301}, {"token_count": 1 << 40}])
+def test_threat_8_a_manifest_with_another_length_is_refused(store: Store, change: dict[str, int]) -> None:
+    mine = sleep(store, 300)
+    refused_when_read(store, reseal(store, mine.bundle_id, remade(store, mine.bundle_id, **change)))
+
+
+def test_threat_9_blocks_under_another_identity_are_refused(store: Store) -> None:
+    mine = sleep(store, 300)
+    identity = Identity((("weights", "another"),))
+    refused_when_read(store, reseal(store, mine.bundle_id, remade(store, mine.bundle_id, identity=identity)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offset": 128},
+        {"offset": 1 << 49},
+        {"head_bytes": 64},
+        {"head_bytes": 1 << 31},
+        {"frame_bytes": 64},
+        {"frame_bytes": 1 << 43},
+        {"raw_bytes": 0},
+        {"start": 256},
+        {"token_count": 10},
+        {"kind": "state"},
+        {"id": bytes(32)},
+        {"bundle_id": bytes(32)},
+    ],
+    ids=lambda change: next(iter(change.items())).__repr__()[:24],
+)
+def test_threat_15_a_block_list_that_points_elsewhere_is_refused(store: Store, change: dict[str, object]) -> None:
+    mine = sleep(store, 300)
+    blocks = decode_manifest(manifest_of(store, mine.bundle_id), "original").blocks
+    edited = (dataclasses.replace(blocks[0], **change), *blocks[1:])
+    refused_when_read(store, reseal(store, mine.bundle_id, remade(store, mine.bundle_id, blocks=edited)))
+
+
+def test_a_block_of_an_ancestor_that_follows_another_parent_is_refused(store: Store) -> None:
+    """The second span of one session, put behind the first span of another."""
+    one = sleep(store, 512, seed=1)
+    two = sleep(store, 512, uri=OTHER_URI, seed=2)
+    mixed = store.write_bundle(
+        uri=URI,
+        identity=IDENTITY,
+        parent=None,
+        reused=(one.entries[0], two.entries[1]),
+        blocks=[span(512, 3)],
+        session={},
+        token_count=515,
+    )
+    refused_when_read(store, mixed.bundle_id, CorruptBundle)
+
+
+def test_an_ancestor_that_lost_its_block_is_refused(store: Store) -> None:
+    first = sleep(store, 600)
+    sleep(store, 700, before=first)
+    file = bundle_path(store, first.bundle_id)
+    flip(file, first.entries[0].offset + first.entries[0].head_bytes + 5)
+    with store.open_session(URI) as reader:
+        assert len(reader.tokens()) == 2800
+        with pytest.raises(CorruptBlock, match=first.bundle_id.hex()):
+            contents(reader)
+    file.unlink()
+    with store.open_session(URI) as reader, pytest.raises(BundleMissing):
+        reader.tokens()
+    codes = {finding.code for finding in store.verify(URI, deep=True).findings}
+    assert codes == {"bundle_missing"}
+
+
+def test_an_ancestor_replaced_by_a_bundle_without_the_block_is_refused(store: Store) -> None:
+    first = sleep(store, 600)
+    second = sleep(store, 700, before=first)
+    blocks = decode_manifest(manifest_of(store, second.bundle_id), "original").blocks
+    moved = (dataclasses.replace(blocks[0], offset=blocks[0].offset + 64), *blocks[1:])
+    refused_when_read(
+        store, reseal(store, second.bundle_id, remade(store, second.bundle_id, blocks=moved)), BlockMissing
+    )

@@ -1,0 +1,52 @@
+"""T16: stores of every released format version open for ever. The files in data/ are never made again."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+from store_making import COMPRESSIBLE, OTHER_URI, URI, contents, expected, token_ids
+from torpor.memvid import Store
+
+DATA = Path(__file__).parent / "data" / "format-1"
+FILES = {
+    "01f2fcf08b79eac8842744362caa91bdd612a97f558871aac992dac234cdae59.mvb": "28fd22162458e8d3615cff0f43ff9be50b27d09545dbde3e94f00be1a9067201",
+    "47bf6ad1482f5bd86908ffbefd486c8b1989425c44bc0b3c8957f846e70c5452.mvb": "8c3b6de2d91146a4059fb912bac2d259852233c372277eb9689ddff5f29b55db",
+    "bfe8e15e950eea3cf2212947c5c28be73fbb88d30f9bf0698a8259abce4c3290.mvb": "4339353aa8c4e5e0da8aede93156c5e9957d2604ae3661de07c31d1d01a89744",
+}
+
+
+@pytest.fixture
+def fixture_store(tmp_path: Path) -> Path:
+    """A private copy, for git keeps neither modes nor empty folders."""
+    path = tmp_path / "format-1"
+    shutil.copytree(DATA, path)
+    for folder in (path, *(item for item in path.rglob("*") if item.is_dir())):
+        folder.chmod(0o700)
+    return path
+
+
+def test_the_fixture_is_the_one_that_was_checked_in() -> None:
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in DATA.rglob("*.mvb")}
+    assert found == FILES
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_t16_a_store_of_format_1_opens_with_every_byte(fixture_store: Path, writable: bool) -> None:
+    with Store.open(fixture_store, writable=writable) as store:
+        assert store.opening.index_rebuilt == "it is missing"
+        assert [(str(row.uri), row.version, row.token_count) for row in store.iter_sessions()] == [
+            (str(URI), 2, 600),
+            (str(OTHER_URI), 1, 4),
+        ]
+        with store.open_session(URI) as reader:
+            assert reader.tokens() == token_ids(0, 600)
+            assert contents(reader) == expected(600)
+            assert reader.manifest.session["sampling"] == {"temperature": 0.5}
+        with store.open_session(URI, version=1) as reader:
+            assert contents(reader) == expected(300)
+        with store.open_session(OTHER_URI) as reader:
+            assert contents(reader) == [[COMPRESSIBLE]]
+        assert store.verify(deep=True).ok

@@ -1,0 +1,103 @@
+"""One writer for each store (threats 34 to 36, 38)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_making import URI, require_awake, sleep
+from torpor.memvid import Store
+from torpor.memvid.errors import LockLost, StoreLocked
+
+HOLDER = "import sys; from torpor.memvid import Store; s = Store.open(sys.argv[1], writable=True); print('open', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def holder(store_path: Path):  # type: ignore[no-untyped-def]
+    """Another process that has the store open for writing."""
+    command = [sys.executable, "-c", HOLDER, str(store_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_threat_34_a_second_writer_is_refused_and_told_who_has_it(
+    store_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(StoreLocked, match=str(holder.pid)) as refusal:
+        Store.open(store_path, writable=True)
+    assert refusal.value.holder_pid == holder.pid
+    with Store.open(store_path, writable=False) as reader:
+        assert list(reader.iter_sessions()) == []
+
+
+def test_threat_35_the_lock_of_a_killed_writer_is_free(store_path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with Store.open(store_path, writable=True) as store:
+        sleep(store, 10)
+
+
+def test_threat_35_a_pid_in_the_file_decides_nothing(store: Store, store_path: Path) -> None:
+    store.close()
+    (store_path / "lock").write_text("1\n")
+    Store.open(store_path, writable=True).close()
+
+
+def test_a_second_writer_in_one_process_is_refused(store: Store, store_path: Path) -> None:
+    with pytest.raises(StoreLocked) as refusal:
+        Store.open(store_path, writable=True)
+    assert refusal.value.holder_pid == os.getpid()
+    sleep(store, 10)
+    require_awake(store, 10)
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_threat_36_a_writer_whose_lock_file_was_taken_away_stops(store: Store, store_path: Path, replace: bool) -> None:
+    sleep(store, 10)
+    (store_path / "lock").unlink()
+    if replace:
+        (store_path / "lock").touch(0o600)
+    for _ in range(2):
+        with pytest.raises(LockLost):
+            sleep(store, 20)
+        with pytest.raises(LockLost):
+            store.delete_session(URI)
+    require_awake(store, 10)
+
+
+def test_threat_36_a_lock_file_taken_away_during_a_sleep_stops_it_before_it_is_published(
+    store: Store, store_path: Path
+) -> None:
+    from store_making import IDENTITY, drafts
+
+    def blocks():  # type: ignore[no-untyped-def]
+        yield from drafts(20)
+        (store_path / "lock").unlink()
+
+    with pytest.raises(LockLost):
+        store.write_bundle(
+            uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=20
+        )
+    assert not list(store_path.rglob("*.mvb"))
+    assert not list(store_path.rglob("*.tmp"))
+
+
+def test_threat_38_a_started_program_does_not_inherit_the_lock(store: Store, store_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; print('on', flush=True); sys.stdin.read()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "on\n"
+        store.close()
+        Store.open(store_path, writable=True).close()
+    finally:
+        child.kill()
+        child.communicate()

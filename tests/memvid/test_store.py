@@ -1,0 +1,476 @@
+"""Sleep and wake through the store: exact bytes, versions, deltas, and every refusal before something is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_making import (
+    IDENTITY,
+    OTHER_URI,
+    URI,
+    bundle_path,
+    drafts,
+    expected,
+    raw_bytes,
+    require_awake,
+    sleep,
+    span,
+    state,
+    token_ids,
+)
+from torpor.memvid import RAW, BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, Store, zstd
+from torpor.memvid.errors import (
+    BlockMissing,
+    BundleMissing,
+    InvalidDraft,
+    LimitExceeded,
+    NoStore,
+    NotAStore,
+    ReadOnlyStore,
+    SessionNotFound,
+    StoreClosed,
+    StoreError,
+    UnsupportedFormat,
+)
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file of a folder with its bytes."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def write(store: Store, blocks: list[BlockDraft], token_count: int, **changes: object) -> object:
+    arguments = {
+        "uri": URI,
+        "identity": IDENTITY,
+        "parent": None,
+        "reused": (),
+        "blocks": blocks,
+        "session": {},
+        "token_count": token_count,
+    }
+    return store.write_bundle(**(arguments | changes))
+
+
+# --- exactness
+
+
+@pytest.mark.parametrize("codec", [RAW, zstd(3)], ids=["raw", "zstd"])
+@pytest.mark.parametrize("token_count", [0, 1, 255, 256, 257, 600])
+def test_promise_2_a_wake_gives_the_very_bytes_that_slept(store: Store, token_count: int, codec: object) -> None:
+    sleep(store, token_count, codec=codec)
+    require_awake(store, token_count)
+
+
+def test_a_receipt_tells_what_was_written(store: Store) -> None:
+    receipt = sleep(store, 300)
+    with store.open_session(URI) as reader:
+        assert reader.bundle_id == receipt.bundle_id
+        assert reader.entries == receipt.entries
+        assert reader.manifest.session == {"model": "demo", "labels": ["test"], "sampling": {"temperature": 0.5}}
+        assert reader.manifest.identity == IDENTITY
+    assert (receipt.version, receipt.token_count, receipt.blocks_new, receipt.blocks_reused) == (1, 300, 3, 0)
+    assert receipt.bytes_written == bundle_path(store, receipt.bundle_id).stat().st_size
+    assert receipt.logical_bytes == sum(len(slot) for block in expected(300) for slot in block)
+    row = store.find_session(URI)
+    assert row is not None
+    assert (row.model, row.labels, row.bundle_bytes) == ("demo", ("test",), receipt.bytes_written)
+
+
+def test_compressible_slots_take_less_room_and_the_rest_stays_raw(store: Store) -> None:
+    flat = SlotSpec("flat", "state.x/1", "uint8", (4096,))
+    noise = SlotSpec("noise", "state.x/1", "uint8", (4096,))
+    noisy = raw_bytes(4096)
+    block = BlockDraft(
+        "state", 0, b"", [SlotDraft(flat, [memoryview(bytes(4096))]), SlotDraft(noise, [memoryview(noisy)])]
+    )
+    receipt = write(store, [block], 0, codec=zstd(1))
+    assert 4096 < receipt.bytes_written < 6500
+    with store.open_session(URI) as reader:
+        assert reader.read_slot(reader.entries[0], 0) == bytes(4096)
+        assert reader.read_slot(reader.entries[0], 1) == noisy
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(0, 700),
+    st.integers(0, 3),
+    st.sampled_from([RAW, zstd(1)]),
+    st.lists(st.tuples(st.sampled_from(["uint8", "float32"]), st.integers(0, 50), st.integers(1, 9)), max_size=4),
+)
+def test_any_session_survives(
+    tmp_path_factory: pytest.TempPathFactory, tokens: int, layers: int, codec: object, extra: list[tuple[str, int, int]]
+) -> None:
+    blocks = drafts(tokens, layers=layers)
+    slots, raws = [], []
+    for number, (dtype, size, cuts) in enumerate(extra):
+        spec = SlotSpec(f"x{number}", "state.x/1", dtype, (size,))
+        raw = memoryview(raw_bytes(spec.size_bytes, number))
+        raws.append(bytes(raw))
+        slots.append(SlotDraft(spec, [raw[at : at + cuts] for at in range(0, len(raw), cuts)]))
+    blocks.append(BlockDraft("state", tokens, b"", slots))
+    with Store.open(tmp_path_factory.mktemp("any") / "store", writable=True) as store:
+        write(store, blocks, tokens, codec=codec)
+        with store.open_session(URI) as reader:
+            assert reader.tokens() == token_ids(0, tokens)
+            last = reader.entries[-1]
+            assert [bytes(reader.read_slot(last, slot)) for slot in range(len(raws))] == raws
+        assert store.verify(deep=True).ok
+
+
+def test_a_slot_of_many_buffers_is_written_and_filled_whole(store: Store) -> None:
+    """More buffers than one system call takes."""
+    spec = SlotSpec("wide", "state.x/1", "uint8", (3000,))
+    raw = memoryview(raw_bytes(3000))
+    write(store, [BlockDraft("state", 0, b"", [SlotDraft(spec, [raw[at : at + 1] for at in range(3000)])])], 0)
+    target = memoryview(bytearray(3000))
+    with store.open_session(URI) as reader:
+        reader.read_slot_into(reader.entries[0], 0, [target[at : at + 1] for at in range(3000)])
+    assert target == raw
+
+
+def test_buffers_that_do_not_add_up_to_the_slot_are_refused(store: Store) -> None:
+    sleep(store, 10)
+    with store.open_session(URI) as reader, pytest.raises(LimitExceeded):
+        reader.read_slot_into(reader.entries[0], 0, [memoryview(bytearray(3))])
+
+
+def test_a_reader_serves_several_threads(store: Store) -> None:
+    first = sleep(store, 600)
+    sleep(store, 1500, before=first)
+    wanted, failures = expected(1500), []
+    with store.open_session(URI) as reader:
+
+        def read_all() -> None:
+            for entry, slots in zip(reader.entries, wanted, strict=True):
+                for number, slot in enumerate(slots):
+                    if bytes(reader.read_slot(entry, number)) != slot:
+                        failures.append((entry.start, number))
+
+        threads = [threading.Thread(target=read_all) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+# --- versions and deltas
+
+
+def test_promise_5_a_later_sleep_writes_only_what_is_new(store: Store) -> None:
+    first = sleep(store, 2000)
+    second = sleep(store, 2100, before=first)
+    assert second.blocks_reused == 7
+    assert second.bytes_written < first.bytes_written / 4
+    assert second.logical_bytes > first.logical_bytes
+    require_awake(store, 2100)
+
+
+def test_a_chain_of_deltas_wakes_exactly(store: Store) -> None:
+    receipt = sleep(store, 100)
+    for tokens in (256, 300, 512, 513, 900):
+        receipt = sleep(store, tokens, before=receipt)
+    assert receipt.version == 6
+    require_awake(store, 900)
+    assert store.verify(deep=True).ok
+
+
+def test_a_reader_of_many_ancestors_keeps_few_files_open(store: Store) -> None:
+    receipt = sleep(store, 256, layers=1)
+    for blocks in range(2, 62):
+        receipt = sleep(store, blocks * 256, before=receipt, layers=1)
+    with store.open_session(URI) as reader:
+        before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+        reader.tokens()
+        after = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+        assert after - before <= 49
+    require_awake(store, 61 * 256, layers=1)
+
+
+def test_every_version_stays_readable(store: Store) -> None:
+    first = sleep(store, 100, seed=1)
+    sleep(store, 300, seed=2)
+    assert [row.version for row in store.versions(URI)] == [1, 2]
+    with store.open_session(URI, version=1) as reader:
+        assert reader.bundle_id == first.bundle_id
+    require_awake(store, 300, seed=2)
+
+
+def test_sessions_are_listed_by_their_latest_version(store: Store) -> None:
+    sleep(store, 10)
+    sleep(store, 20)
+    sleep(store, 30, uri=OTHER_URI)
+    assert [(str(row.uri), row.version, row.token_count) for row in store.iter_sessions()] == [
+        ("torpor://default/agent", 2, 20),
+        ("torpor://default/other", 1, 30),
+    ]
+
+
+def test_a_fork_reuses_the_blocks_of_another_session(store: Store) -> None:
+    first = sleep(store, 600)
+    fork = sleep(store, 700, uri=OTHER_URI, before=first)
+    assert (fork.version, fork.blocks_reused) == (1, 2)
+    require_awake(store, 700, uri=OTHER_URI)
+
+
+def test_threat_49_sleeps_of_one_session_from_two_threads_get_one_version_each(store: Store) -> None:
+    threads = [threading.Thread(target=sleep, args=(store, 200 + number)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [row.version for row in store.versions(URI)] == [1, 2, 3, 4, 5, 6]
+    assert store.verify(deep=True).ok
+
+
+def test_progress_counts_new_tokens(store: Store) -> None:
+    steps: list[tuple[int, int]] = []
+    write(store, drafts(600), 600, on_progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(256, 600), (512, 600), (600, 600)]
+
+
+# --- refusals: nothing is written
+
+
+@pytest.mark.parametrize(
+    ("blocks", "token_count"),
+    [
+        pytest.param([span(0, 10)], 11, id="fewer tokens than promised"),
+        pytest.param([span(0, 10)], 9, id="more tokens than promised"),
+        pytest.param([span(256, 10)], 10, id="a start that is not 0"),
+        pytest.param([span(0, 256), span(512, 10)], 266, id="a gap"),
+        pytest.param([span(0, 100), span(100, 10)], 110, id="a short span in the middle"),
+        pytest.param([span(0, 257)], 257, id="a span of 257 tokens"),
+        pytest.param([span(0, 10), state(9)], 10, id="a state record elsewhere"),
+        pytest.param([dataclasses.replace(span(0, 10), tokens=b"abc")], 10, id="a third of a token"),
+        pytest.param([dataclasses.replace(span(0, 10), kind="code")], 10, id="an unknown kind"),
+        pytest.param([dataclasses.replace(span(0, 10), slots=list(span(0, 10).slots) * 2)], 10, id="a slot twice"),
+        pytest.param([dataclasses.replace(span(0, 10), slots=span(0, 9).slots[:1] + [SlotDraft(span(0, 10).slots[1].spec, [])])], 10, id="a slot without its bytes"),
+        pytest.param([], -1, id="a negative number of tokens"),
+        pytest.param([], 1 << 63, id="2^63 tokens"),
+    ],
+)  # fmt: skip
+def test_threat_8_a_session_that_contradicts_itself_is_refused(
+    store: Store, blocks: list[BlockDraft], token_count: int
+) -> None:
+    sleep(store, 5)
+    before = tree(Path(store.path) / "bundles")
+    with pytest.raises((InvalidDraft, LimitExceeded)):
+        write(store, blocks, token_count)
+    assert tree(Path(store.path) / "bundles") == before
+    require_awake(store, 5)
+
+
+def test_a_buffer_that_is_not_contiguous_is_refused(store: Store) -> None:
+    spec = SlotSpec("x", "state.x/1", "uint8", (4,))
+    with pytest.raises(InvalidDraft):
+        write(store, [BlockDraft("state", 0, b"", [SlotDraft(spec, [memoryview(bytes(8))[::2]])])], 0)
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        {"labels": "text"},
+        {"labels": [""]},
+        {"labels": ["x"] * 300},
+        {"blob": bytes((4 << 20) + 1)},
+        {"object": object()},
+        {1: 2},
+    ],
+    ids=["labels", "an empty label", "300 labels", "4 MiB", "an object", "a key"],
+)
+def test_a_session_map_outside_its_limits_is_refused(store: Store, session: dict[str, object]) -> None:
+    with pytest.raises((InvalidDraft, LimitExceeded)):
+        write(store, [], 0, session=session)
+    assert not list(store.iter_sessions())
+
+
+def test_a_failing_source_of_blocks_leaves_the_store_as_it_was(store: Store) -> None:
+    def blocks() -> object:
+        yield span(0, 256)
+        raise RuntimeError("the engine stopped")
+
+    before = tree(Path(store.path) / "bundles")
+    with pytest.raises(RuntimeError):
+        write(store, blocks(), 300)
+    assert tree(Path(store.path) / "bundles") == before
+
+
+def test_a_reused_block_that_is_not_where_it_says_is_refused(store: Store) -> None:
+    receipt = sleep(store, 600)
+    entry = receipt.entries[0]
+    for wrong in (
+        dataclasses.replace(entry, id=bytes(32)),
+        dataclasses.replace(entry, offset=entry.offset + 64),
+        dataclasses.replace(entry, raw_bytes=entry.raw_bytes + 1),
+    ):
+        with pytest.raises(BlockMissing):
+            write(store, [span(256, 4)], 260, reused=[wrong])
+    with pytest.raises(BundleMissing):
+        write(store, [span(256, 4)], 260, reused=[dataclasses.replace(entry, bundle_id=bytes(32))])
+    with pytest.raises(InvalidDraft):
+        write(store, [span(256, 4)], 260, reused=[dataclasses.replace(entry, bundle_id=None)])
+
+
+def test_a_reused_block_of_another_identity_is_refused(store: Store) -> None:
+    receipt = sleep(store, 600)
+    with pytest.raises(InvalidDraft) as refusal:
+        write(store, [span(256, 4)], 260, reused=receipt.entries[:1], identity=Identity((("weights", "other"),)))
+    assert {item["field"] for item in refusal.value.mismatched_fields} == {"compute_dtype", "weights"}
+
+
+def test_an_unknown_session_is_refused_by_name(store: Store) -> None:
+    sleep(store, 10)
+    with pytest.raises(SessionNotFound) as refusal:
+        store.open_session(SessionUri("default", "agnet"))
+    assert refusal.value.suggestions == ["torpor://default/agent"]
+    with pytest.raises(SessionNotFound, match="has 1 to 1"):
+        store.open_session(URI, version=7)
+    with pytest.raises(SessionNotFound):
+        store.delete_session(OTHER_URI)
+    with pytest.raises(SessionNotFound):
+        store.verify(OTHER_URI, deep=False)
+
+
+# --- opening
+
+
+def test_a_store_that_is_not_there_is_not_made_by_reading(store_path: Path) -> None:
+    with pytest.raises(NoStore):
+        Store.open(store_path, writable=False)
+    assert not store_path.exists()
+
+
+def test_a_store_and_its_files_are_private(store: Store) -> None:
+    receipt = sleep(store, 10)
+    path = Path(store.path)
+    folders = [path, *(item for item in path.rglob("*") if item.is_dir())]
+    assert {item.stat().st_mode & 0o777 for item in folders} == {0o700}
+    files = [item for item in path.rglob("*") if item.is_file()]
+    assert bundle_path(store, receipt.bundle_id) in files
+    assert {item.stat().st_mode & 0o077 for item in files} == {0}
+
+
+def test_a_folder_with_other_things_in_it_does_not_become_a_store(store_path: Path) -> None:
+    store_path.mkdir()
+    (store_path / "thesis.txt").write_text("important")
+    with pytest.raises(NotAStore):
+        Store.open(store_path, writable=True)
+    assert tree(store_path) == {"thesis.txt": b"important"}
+
+
+def test_a_store_with_bundles_whose_store_json_is_gone_is_refused(store: Store, store_path: Path) -> None:
+    sleep(store, 10)
+    store.close()
+    (store_path / "store.json").unlink()
+    for writable in (True, False):
+        with pytest.raises((NotAStore, NoStore)):
+            Store.open(store_path, writable=writable)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", "{", '{"format": "torpor.store", "version": true, "uuid": "x"}', "x" * 5000]
+)
+def test_a_store_json_that_is_not_valid_is_refused(store: Store, store_path: Path, text: str) -> None:
+    store.close()
+    (store_path / "store.json").write_text(text)
+    for writable in (True, False):
+        with pytest.raises(NotAStore):
+            Store.open(store_path, writable=writable)
+
+
+def test_threat_23_a_store_of_a_later_version_is_refused_and_not_touched(store: Store, store_path: Path) -> None:
+    sleep(store, 10)
+    store.close()
+    file = store_path / "store.json"
+    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
+    (store_path / "bundles" / "0123456789abcdef.tmp").write_bytes(b"of the later version")
+    before = tree(store_path)
+    for writable in (True, False):
+        with pytest.raises(UnsupportedFormat) as refusal:
+            Store.open(store_path, writable=writable)
+        assert (refusal.value.found, refusal.value.supported) == (2, 1)
+    assert tree(store_path) == before
+
+
+def test_a_read_only_store_works_beside_a_writer_and_writes_nothing(store: Store, store_path: Path) -> None:
+    sleep(store, 300)
+    rows = list(store.iter_sessions())
+    before = tree(store_path)
+    with Store.open(store_path, writable=False) as reader:
+        require_awake(reader, 300)
+        assert list(reader.iter_sessions()) == rows
+        assert reader.verify(deep=True).ok
+        with pytest.raises(ReadOnlyStore):
+            sleep(reader, 10)
+        with pytest.raises(ReadOnlyStore):
+            reader.delete_session(URI)
+    assert tree(store_path) == before
+
+
+def test_a_closed_store_refuses_everything(store: Store) -> None:
+    sleep(store, 600)
+    reader = store.open_session(URI)
+    store.close()
+    store.close()
+    for call in (
+        lambda: store.find_session(URI),
+        lambda: sleep(store),
+        lambda: store.delete_session(URI),
+        store.statistics,
+    ):
+        with pytest.raises(StoreClosed):
+            call()
+    assert len(reader.tokens()) == 2400
+    reader.close()
+    with pytest.raises(StoreClosed):
+        reader.tokens()
+
+
+def test_leftovers_of_an_unfinished_sleep_are_removed(store: Store, store_path: Path) -> None:
+    store.close()
+    leftover = store_path / "bundles" / "0123456789abcdef.tmp"
+    leftover.write_bytes(b"half a bundle")
+    with Store.open(store_path, writable=False):
+        assert leftover.exists()
+    with Store.open(store_path, writable=True) as opened:
+        assert opened.opening.leftovers_removed == 1
+    assert not leftover.exists()
+
+
+def test_memvid_imports_without_mlx_and_numpy() -> None:
+    script = "import sys, torpor.memvid; print(sorted({'mlx', 'numpy', 'mlx_lm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+def test_statistics_count_what_there_is(store: Store) -> None:
+    sleep(store, 10)
+    sleep(store, 20)
+    with store.open_session(URI):
+        found = store.statistics()
+    assert (found.sessions, found.versions, found.bundle_files, found.bundles_pinned, found.writable) == (
+        1,
+        2,
+        2,
+        1,
+        True,
+    )
+    assert store.statistics().bundles_pinned == 0
+
+
+def test_all_errors_derive_from_one_root_and_have_their_own_code() -> None:
+    def kinds(kind: type[StoreError]) -> list[type[StoreError]]:
+        return [kind, *(below for child in kind.__subclasses__() for below in kinds(child))]
+
+    codes = [kind.code for kind in kinds(StoreError)]
+    assert len(codes) == len(set(codes))
