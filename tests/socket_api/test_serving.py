@@ -1,4 +1,4 @@
-"""The life of the daemon's process: ready, served, stopped by a signal, in a process of its own with a double inside."""
+"""The life of the daemon's process: ready, served, stopped by a signal, in a process of its own around a double."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def ready(socket):
     facts = {"socket": socket, "umask": umask, "core": resource.getrlimit(resource.RLIMIT_CORE)[0]}
     print(json.dumps(facts), flush=True)
 try:
-    serve_until_signal(open_backend, sys.argv[2], on_ready=ready, on_stopped=lambda report: print("stopped", flush=True))
+    stopped = lambda report: print("stopped", flush=True)
+    serve_until_signal(open_backend, sys.argv[2], on_ready=ready, on_stopped=stopped)
 except TorporError as error:
     print(error.code, flush=True)
     sys.exit(1)
