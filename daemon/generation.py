@@ -189,9 +189,20 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) ->
 
 
 def _logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -> mx.array:
-    """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold."""
+    """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold.
+
+    Raises:
+        GenerationFailed: no token can be drawn from them; an argmax over NaN would quietly give token 0.
+    """
     logits = model.extend(tokens, state)[0, -1].astype(mx.float32)
-    mx.eval(logits, [live_arrays(cache) for cache in state.caches])
+    is_sound = mx.isfinite(mx.logsumexp(logits))
+    mx.eval(logits, is_sound, [live_arrays(cache) for cache in state.caches])
+    if not is_sound.item():
+        raise GenerationFailed(
+            f"The model's logits after token {len(state.tokens)} contain NaN or infinity: its weights are damaged, or "
+            "its numbers overflow. The session is as it was.",
+            position=len(state.tokens),
+        )
     return logits
 
 

@@ -168,8 +168,7 @@ class Service:
         started = time.monotonic()
         async with self._woken(session, emit) as live:
             ids = list(tokens) if tokens is not None else _encode(live, text or "")
-            await self._read(live, ids, emit)
-            live.turn_open = False
+            await self._read(live, ids, emit, turn_open=False)
             return AppendResult(
                 session=str(live.uri),
                 tokens_added=len(ids),
@@ -200,8 +199,7 @@ class Service:
             generation.require_room(live.model, live.state, len(ids) + max_tokens)
             order = WriteOrder(max_tokens, await self._settle_sampling(live, sampling), tuple(stop), prove)
             if ids:
-                await self._read(live, ids, emit)
-                live.turn_open = False
+                await self._read(live, ids, emit, turn_open=False)
             return await self._write(live, order, emit, prefilled=len(ids), started=started)
 
     async def chat(
@@ -225,8 +223,7 @@ class Service:
             ids = _encode_turn(live, {"role": role, "content": message})
             generation.require_room(live.model, live.state, len(ids) + max_tokens)
             order = WriteOrder(max_tokens, await self._settle_sampling(live, sampling), (), prove, keep_end=True)
-            await self._read(live, ids, emit)
-            live.turn_open = True
+            await self._read(live, ids, emit, turn_open=True)
             return await self._write(live, order, emit, prefilled=len(ids), started=started)
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
@@ -340,14 +337,19 @@ class Service:
             report = await self._hibernation.on_io(lambda: self._store.delete_session(uri))
             return DeleteResult(str(uri), report.versions_deleted, report.bundles_deleted, report.bytes_freed)
 
-    async def _read(self, live: Session, ids: Sequence[int], emit: Emit) -> None:
+    async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> None:
         loop = asyncio.get_running_loop()
+        held = len(live.state.tokens)
 
         def on_tokens(done: int, total: int) -> None:
             loop.call_soon_threadsafe(emit, Progress("prefill", done, total))
 
-        await self._engine.run(generation.read(live.model, live.state, ids, on_tokens))
-        live.dirty = True
+        try:
+            await self._engine.run(generation.read(live.model, live.state, ids, on_tokens))
+        finally:
+            # A cancellation may come when all has been read already: what is in the ledger is there to stay.
+            if len(live.state.tokens) > held:
+                live.turn_open, live.dirty = turn_open, True
 
     async def _write(
         self, live: Session, order: WriteOrder, emit: Emit, *, prefilled: int, started: float
@@ -355,6 +357,7 @@ class Service:
         if live.state.last_logits is None:
             raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
         loop = asyncio.get_running_loop()
+        held = len(live.state.tokens)
         first_token_s: list[float] = []
         written = Written()
 
@@ -364,7 +367,11 @@ class Service:
             live.dirty = True
             loop.call_soon_threadsafe(emit, Token(token, text))
 
-        await self._engine.run(generation.write(live.model, live.state, order, written, on_token))
+        try:
+            await self._engine.run(generation.write(live.model, live.state, order, written, on_token))
+        finally:
+            # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay.
+            live.dirty = live.dirty or len(live.state.tokens) > held
         final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
         return GenerateResult(
             session=str(live.uri),

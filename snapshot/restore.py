@@ -115,7 +115,14 @@ class Filling:
         self._random_key = reader.read_slot(self.plan.state, 1)
 
     def assemble(self) -> LiveState:
-        """The caches, over the filled memory, with ledger, logits and random key."""
+        """The caches, over the filled memory, with ledger, logits and random key.
+
+        Raises:
+            MalformedSnapshot: no token can be drawn from the logits (threat 11).
+        """
+        logits = np.frombuffer(self._logits, dtype="<f4")
+        if not np.isfinite(logits.max()):
+            raise MalformedSnapshot("The snapshot's logits contain NaN or infinity; wake an earlier version.")
         caches = []
         for layer, (keys, values) in zip(self.plan.layout.layers, self.arrays, strict=True):
             dtype = dtype_named(layer.dtype)
@@ -123,7 +130,7 @@ class Filling:
         return LiveState(
             tokens=token_array(self.plan.tokens),
             caches=caches,
-            last_logits=mx.array(np.frombuffer(self._logits, dtype="<f4")),
+            last_logits=mx.array(logits),
             random_key=mx.array(np.frombuffer(self._random_key, dtype="<u4")),
         )
 
