@@ -29,10 +29,28 @@ class UnreadableInput(CliError):
     code = "unreadable_input"
 
 
+class Interrupted(CliError):
+    """Ctrl-C: the work was stopped where it could be."""
+
+    code = "cancelled"
+
+
 class DoctorFailed(CliError):
     """The inspection of the machine did not come back with a report."""
 
     code = "doctor_failed"
+
+
+class DaemonStartFailed(CliError):
+    """A daemon in the background could not be started."""
+
+    code = "daemon_start_failed"
+
+
+class DaemonStillRunning(CliError):
+    """A daemon that was asked to stop has not ended within the time given."""
+
+    code = "daemon_still_running"
 
 
 class DemoDaemonFailed(CliError):

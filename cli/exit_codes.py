@@ -45,7 +45,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         ERROR,
         (
             "error", "api_error", "cli_error", "daemon_error", "snapshot_error", "store_error",
-            "client_closed", "demo_daemon_failed", "demo_unfit", "doctor_failed", "duplicate_id", "durability_lost",
+            "client_closed", "daemon_start_failed", "demo_daemon_failed", "demo_unfit", "doctor_failed",
+            "duplicate_id", "durability_lost",
             "frame_timeout", "frame_too_large", "generation_failed", "hello_timeout", "inconsistent_state",
             "internal_error", "invalid_draft", "limit_exceeded", "local_protocol_error", "lock_lost",
             "malformed_frame", "malformed_message", "peer_refused", "protocol_error", "remote_error",
@@ -87,8 +88,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         BUSY,
         (
-            "model_files_changing", "request_timeout", "service_closed", "session_awake", "session_busy",
-            "shutting_down", "too_many_connections", "too_many_requests",
+            "daemon_still_running", "model_files_changing", "request_timeout", "service_closed", "session_awake",
+            "session_busy", "shutting_down", "too_many_connections", "too_many_requests",
         ),
     ),
     (NO_SPACE, ("no_space",)),

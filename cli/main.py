@@ -6,9 +6,11 @@ does is in the module of its name.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -16,8 +18,9 @@ import typer
 
 from .. import __version__
 from ..errors import TorporError
-from . import append, chat, demo, doctor, generate, ls, rm, serve, show, sleep, verify, wake
-from .exit_codes import ERROR, INTERRUPTED, OK, USAGE, describe_exit_codes
+from . import append, chat, demo, doctor, generate, ls, rm, serve, show, sleep, stop, verify, wake
+from .errors import Interrupted
+from .exit_codes import ERROR, OK, USAGE, describe_exit_codes
 from .output import report_error, write_error_object
 
 INTRODUCTION = """Language-model agents with a memory that survives.
@@ -29,7 +32,7 @@ crash, a reboot.
 [bold]First steps[/]
 
 [cyan]torpor demo[/]                  see it happen: sleep, kill -9, wake, compare
-[cyan]torpor serve &[/]               start the daemon
+[cyan]torpor serve --detach[/]        start the daemon
 [cyan]torpor chat helper[/]           talk with a session
 [cyan]torpor sleep helper[/]          put it on disk
 [cyan]torpor ls[/]                    see what there is
@@ -47,6 +50,7 @@ _SYSTEM = "Daemon and machine"
 COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("demo", _SYSTEM, demo.demo),
     ("serve", _SYSTEM, serve.serve),
+    ("stop", _SYSTEM, stop.stop),
     ("doctor", _SYSTEM, doctor.doctor),
     ("chat", _AT_WORK, chat.chat),
     ("append", _AT_WORK, append.append),
@@ -71,7 +75,7 @@ def build_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
     for name, panel, function in COMMANDS:
-        app.command(name, help=_flowing(function.__doc__ or ""), rich_help_panel=panel)(function)
+        app.command(name, help=_flowing(function.__doc__ or ""), rich_help_panel=panel)(_interruptible(function))
     return app
 
 
@@ -85,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
     except _UsageError as error:
         return _report_usage(error, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
-        return _report_interrupt(as_json=as_json)
+        return report_error(Interrupted("Interrupted."), as_json=as_json)
     except BrokenPipeError:
         return _after_broken_pipe()
     return status if isinstance(status, int) else OK.number
@@ -106,6 +110,22 @@ def _root(
         print(context.get_help())
 
 
+def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn Ctrl-C into an error that is reported like any other; typer would end the command without a word."""
+
+    @functools.wraps(command)
+    def guarded(**arguments: Any) -> Any:
+        try:
+            return command(**arguments)
+        except KeyboardInterrupt:
+            raise Interrupted("Interrupted.") from None
+
+    # Typer reads the options from these; the command's own annotations are text that only its module can resolve.
+    guarded.__signature__ = inspect.signature(command, eval_str=True)  # type: ignore[attr-defined]
+    guarded.__annotations__ = typing.get_type_hints(command, include_extras=True)
+    return guarded
+
+
 def _flowing(text: str) -> str:
     """Join the lines of each paragraph, so that help fills any width; what follows a bold heading stays as it is."""
     paragraphs, verbatim = [], False
@@ -124,14 +144,6 @@ def _report_usage(error: Any, *, as_json: bool) -> int:
     path = context.command_path if context is not None else "torpor"
     sys.stderr.write(f"error usage  {message}\nSee {path} --help.\n")
     return USAGE.number
-
-
-def _report_interrupt(*, as_json: bool) -> int:
-    if as_json:
-        write_error_object("cancelled", "Interrupted.", INTERRUPTED.number, {})
-    else:
-        sys.stderr.write("interrupted\n")
-    return INTERRUPTED.number
 
 
 def _after_broken_pipe() -> int:

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from ..memvid.location import default_store_path
 from ..socket_api.address import default_socket_path
+from . import background
 from .errors import InvalidUsage
+from .exit_codes import OK
 from .options import JsonOption, SocketOption
+from .output import Output, neutralise
 
 ModelsOption = Annotated[
     list[str] | None,
@@ -25,37 +29,65 @@ ServedStoreOption = Annotated[
     Path | None,
     typer.Option("--store", metavar="PATH", show_default=False, help="Folder of the store, if not $TORPOR_STORE."),
 ]
+DetachOption = Annotated[
+    bool,
+    typer.Option("--detach", "-d", show_default=False, help="Start it in the background, and return when it answers."),
+]
 
 
 def serve(
     model: ModelsOption = None,
     store: ServedStoreOption = None,
     socket: SocketOption = None,
+    detach: DetachOption = False,
     as_json: JsonOption = False,
-) -> None:
-    """Serve sessions on a Unix socket, in the foreground, until Ctrl-C or SIGTERM.
+) -> int:
+    """Serve sessions on a Unix socket until Ctrl-C, SIGTERM or [cyan]torpor stop[/].
 
     With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
-    sleep first. With --json it writes one line when it is ready and one when it has stopped.
+    sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it writes
+    one line when it is ready and one when it has stopped.
 
     [bold]Examples[/]
 
-    [cyan]torpor serve[/]
+    [cyan]torpor serve --detach[/]
     [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --store ~/agents/store[/]
     """
     models = _named_models(model or [])
+    store, socket = store or default_store_path(), socket or default_socket_path()
+    if detach:
+        return _serve_in_background(models, store, socket, as_json=as_json)
     # Here and nowhere else the command line becomes the daemon; at the top of the module the import would load MLX
     # for every command (test_hygiene.py).
     from ..socket_api.main import ServeOptions, run
 
     run(
         ServeOptions(
-            store=store or default_store_path(),
-            socket=socket or default_socket_path(),
+            store=store,
+            socket=socket,
             models=models,
             json=as_json,
         )
     )
+    return OK.number
+
+
+def _serve_in_background(models: dict[str, str], store: Path, socket: Path, *, as_json: bool) -> int:
+    output = Output(as_json=as_json)
+    arguments = ["--store", str(store.absolute()), "--socket", str(socket.absolute())]
+    for name, path in models.items():
+        arguments += ["--model", f"{name}={path}"]
+    begun = background.start(arguments, background.default_log_path())
+    if isinstance(begun, background.Refused):
+        output.stderr.print(f"[bold red]error[/] {escape(neutralise(begun.message))}", highlight=False, soft_wrap=True)
+        return begun.status
+    if as_json:
+        output.document("serve", {"socket": begun.socket, "pid": begun.pid, "log": str(begun.log)})
+    else:
+        output.line(
+            f"torpor serves {escape(str(store))} on {escape(begun.socket)} (pid {begun.pid}); end it with torpor stop"
+        )
+    return OK.number
 
 
 def _named_models(given: list[str]) -> dict[str, str]:

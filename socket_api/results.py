@@ -97,7 +97,7 @@ class SessionInfo(Reply):
     dirty: bool
     labels: tuple[str, ...]
     created_ns: int
-    sampling: Sampling
+    sampling: Sampling | None
 
 
 class VersionInfo(Reply):
