@@ -39,11 +39,11 @@ class _Job:
 
     def advance(self) -> bool:
         """Do one piece; True while there is more to do."""
-        if self.cancelled:
-            self.steps.close()
-            self._settle(None, None)
-            return False
         try:
+            if self.cancelled:
+                self.steps.close()
+                self._settle(None, None)
+                return False
             next(self.steps)
         except StopIteration as end:
             self._settle(end.value, None)

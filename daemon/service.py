@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..errors import TorporError
+from ..memvid.manifest import require_session_map
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import DEFAULT_NAMESPACE, SessionUri, resolve
 from ..snapshot.blas import library_in_use
@@ -97,16 +98,20 @@ class Service:
             return CloseReport((), {})
         self._closing = True
         slept, failed = [], {}
-        for uri in list(self._awake):
-            async with self._turns.take(uri):
-                session = self._awake.pop(uri, None)
-                if session is None or not session.dirty:
-                    continue
-                try:
-                    await self._put_to_sleep(session, _ignore)
-                    slept.append(str(uri))
-                except TorporError as error:
-                    failed[str(uri)] = f"{error.code}: {error.message}"
+        # Requests that had begun may wake sessions meanwhile: go on until nothing is awake and nobody has a turn.
+        while uris := self._awake.keys() | self._turns.in_use():
+            for uri in uris:
+                async with self._turns.take(uri, always=True):
+                    session = self._awake.pop(uri, None)
+                    if session is None or not session.dirty:
+                        continue
+                    try:
+                        await self._put_to_sleep(session, _ignore)
+                        slept.append(str(uri))
+                    except TorporError as error:
+                        failed[str(uri)] = f"{error.code}: {error.message}"
+                    except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others theirs
+                        failed[str(uri)] = f"{type(error).__name__}: {error}"
         await asyncio.to_thread(self._hibernation.close)
         await asyncio.to_thread(self._engine.stop)
         self._store.close()
@@ -114,6 +119,7 @@ class Service:
 
     async def status(self) -> Status:
         """The daemon as a whole."""
+        self._require_open()
         stored = {row.uri for row in self._store.iter_sessions()}
         return Status(
             version=__version__,
@@ -138,7 +144,7 @@ class Service:
         """A new, empty session. It is in memory only until its first sleep.
 
         Raises:
-            InvalidUri, SessionExists, UnknownModel.
+            InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for what could never be slept.
         """
         uri = _uri_of_new(session)
         chosen = self._model_named(model)
@@ -152,6 +158,7 @@ class Service:
                 lambda: LiveState(token_array(), chosen.new_caches(), None, initial_key(settings))
             )
             created = Session(uri, chosen, state, settings, labels=tuple(labels), system=system)
+            require_session_map(created.to_map())
             self._awake[uri] = created
             return listing.info_of_awake(created)
 
@@ -196,6 +203,10 @@ class Service:
         started = time.monotonic()
         async with self._woken(session, emit) as live:
             ids = _encode(live, text) if text else []
+            if not ids and not live.state.tokens:
+                raise EmptyContext(
+                    f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri)
+                )
             generation.require_room(live.model, live.state, len(ids) + max_tokens)
             order = WriteOrder(max_tokens, await self._settle_sampling(live, sampling), tuple(stop), prove)
             if ids:
@@ -245,6 +256,7 @@ class Service:
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         """All sessions, or those of one namespace, by name."""
+        self._require_open()
         rows = {row.uri: row for row in self._store.iter_sessions()}
         found = [
             listing.info_of_awake(self._awake[uri], rows.get(uri))
@@ -329,12 +341,13 @@ class Service:
 
     async def _delete(self, name: str) -> DeleteResult:
         async with self._turn(self._resolve(name)) as uri:
-            was_awake = self._awake.pop(uri, None) is not None
-            if self._store.find_session(uri) is None:
-                if not was_awake:
-                    self._require_row(uri)
+            if uri in self._awake and self._store.find_session(uri) is None:
+                del self._awake[uri]
                 return DeleteResult(str(uri), 0, 0, 0)
+            self._require_row(uri)
             report = await self._hibernation.on_io(lambda: self._store.delete_session(uri))
+            # Only now: what cannot be removed from the disk must not be lost from memory.
+            self._awake.pop(uri, None)
             return DeleteResult(str(uri), report.versions_deleted, report.bundles_deleted, report.bytes_freed)
 
     async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> None:
@@ -354,8 +367,6 @@ class Service:
     async def _write(
         self, live: Session, order: WriteOrder, emit: Emit, *, prefilled: int, started: float
     ) -> GenerateResult:
-        if live.state.last_logits is None:
-            raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
         loop = asyncio.get_running_loop()
         held = len(live.state.tokens)
         first_token_s: list[float] = []
@@ -417,6 +428,7 @@ class Service:
             raise ServiceClosed("The daemon is stopping; try again when it is back.")
 
     def _resolve(self, name: str) -> SessionUri:
+        self._require_open()
         return resolve(name, self._awake.keys() | {row.uri for row in self._store.iter_sessions()})
 
     def _require_row(self, uri: SessionUri) -> IndexRow:

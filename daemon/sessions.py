@@ -110,15 +110,19 @@ class Turns:
     def __init__(self) -> None:
         self._locks: dict[SessionUri, tuple[asyncio.Lock, int]] = {}
 
+    def in_use(self) -> set[SessionUri]:
+        """The sessions that somebody holds or waits for."""
+        return set(self._locks)
+
     @asynccontextmanager
-    async def take(self, uri: SessionUri) -> AsyncIterator[None]:
-        """Hold the session alone.
+    async def take(self, uri: SessionUri, *, always: bool = False) -> AsyncIterator[None]:
+        """Hold the session alone. always: wait however many wait already.
 
         Raises:
             SessionBusy: too many requests wait for it already; nothing has happened.
         """
         lock, users = self._locks.get(uri, (asyncio.Lock(), 0))
-        if users > MAX_WAITING:
+        if users > MAX_WAITING and not always:
             raise SessionBusy(
                 f"{MAX_WAITING} requests already wait for {uri}; send this one again later.", session=str(uri)
             )

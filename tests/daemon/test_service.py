@@ -1,0 +1,672 @@
+"""The verbs: turn-taking, what is refused without side effects, and what a graceful stop does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of, until
+from torpor.daemon.errors import (
+    EmptyContext,
+    InvalidTokens,
+    ServiceClosed,
+    SessionAwake,
+    SessionBusy,
+    SessionExists,
+    UnknownModel,
+)
+from torpor.daemon.results import Progress
+from torpor.daemon.sampling import Sampling
+from torpor.daemon.sessions import MAX_WAITING
+from torpor.errors import TorporError
+from torpor.memvid.errors import InvalidUri, SessionNotFound, StoreIoError
+
+
+async def held(rig: Rigged, name: str, count: int = 3) -> tuple[asyncio.Task[Any], Any]:
+    """A generation of that session that stands inside its first model call, and the gate that lets it go on."""
+    rig.network.reset()
+    gate = rig.network.hold_at(1)
+    task = asyncio.ensure_future(rig.write(name, count))
+    await gate.reached()
+    return task, gate
+
+
+# --- create
+
+
+async def test_a_new_session_is_awake_and_empty(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        info = await rig.service.create(session="a", labels=["x"], sampling=SAMPLED)
+        assert (info.session, info.state, info.token_count, info.version) == ("torpor://default/a", "awake", 0, None)
+        assert (info.labels, info.sampling, info.model) == (("x",), SAMPLED, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("name", "uri"),
+    [
+        ("a", "torpor://default/a"),
+        ("work/a", "torpor://work/a"),
+        ("torpor://work/b.c-d_e", "torpor://work/b.c-d_e"),
+    ],
+)
+async def test_a_session_is_named_by_name_namespace_or_uri(open_rig: Any, name: str, uri: str) -> None:
+    async with open_rig() as rig:
+        assert (await rig.service.create(session=name)).session == uri
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a/b/c", "../a", "a\0", "torpor://a", "http://a/b", "é", "a" * 129])
+async def test_a_name_outside_the_syntax_is_refused_threat_19(open_rig: Any, name: str) -> None:
+    async with open_rig() as rig:
+        with pytest.raises(InvalidUri):
+            await rig.service.create(session=name)
+        assert await rig.service.list_sessions() == []
+
+
+async def test_a_name_is_given_once_awake_or_asleep(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2, 3])
+        with pytest.raises(SessionExists):
+            await rig.service.create(session="default/a")
+        await rig.sleep("a")
+        with pytest.raises(SessionExists):
+            await rig.service.create(session="a")
+        assert (await rig.wake("a")).token_count == 3
+
+
+async def test_a_model_that_is_not_loaded_is_refused_at_creation(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        with pytest.raises(UnknownModel) as refusal:
+            await rig.service.create(session="a", model="other")
+        assert refusal.value.loaded == [MODEL]
+        assert await rig.service.list_sessions() == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"system": "x" * (4 * 1024 * 1024)},
+        {"labels": ["x"] * 257},
+        {"labels": [""]},
+        {"labels": ["x" * 257]},
+    ],
+    ids=["long system", "many labels", "empty label", "long label"],
+)
+async def test_what_could_never_be_slept_is_refused_at_creation(open_rig: Any, options: dict[str, Any]) -> None:
+    """Otherwise the refusal comes with the sleep, when there is something to lose."""
+    async with open_rig() as rig:
+        with pytest.raises(TorporError):
+            await rig.service.create(session="a", **options)
+        assert await rig.service.list_sessions() == []
+
+
+# --- empty sessions
+
+
+async def test_an_empty_session_has_no_next_token_and_stays_as_it_is(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.service.create(session="a")
+        with pytest.raises(EmptyContext):
+            await rig.service.generate(session="a", max_tokens=3, sampling=SAMPLED, emit=ignore)
+        assert rig.live("a").sampling == Sampling(), "a refusal changes nothing, the sampling included"
+        assert rig.network.calls == []
+
+
+async def test_an_empty_session_cannot_sleep_and_nothing_is_stored_gm4(open_rig: Any, store: Any) -> None:
+    async with open_rig() as rig:
+        await rig.service.create(session="a")
+        with pytest.raises(EmptyContext):
+            await rig.sleep("a")
+        assert rig.is_awake("a")
+        assert [path for path in (store / "bundles").rglob("*") if path.is_file()] == []
+
+
+async def test_an_empty_session_can_be_deleted(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.service.create(session="a")
+        assert (await rig.service.delete(session="a")).versions_deleted == 0
+        assert await rig.service.list_sessions() == []
+
+
+# --- append
+
+
+@pytest.mark.parametrize("what", [{}, {"text": "x", "tokens": [1]}])
+async def test_either_text_or_tokens_are_appended(open_rig: Any, what: dict[str, Any]) -> None:
+    async with open_rig() as rig:
+        await rig.service.create(session="a")
+        with pytest.raises(InvalidTokens):
+            await rig.service.append(session="a", emit=ignore, **what)
+
+
+async def test_text_is_read_as_its_tokens(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.service.create(session="a")
+        result = await rig.service.append(session="a", text="héllo", emit=ignore)
+        assert (result.tokens_added, result.prefilled_tokens, result.token_count) == (6, 6, 6)
+        assert rig.model.decode(rig.live("a").state.tokens) == "héllo"
+
+
+async def test_generate_reads_its_text_first(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 20))
+        result = await rig.service.generate(session="a", text="more", max_tokens=5, emit=ignore)
+        await rig.service.append(session="control", text="more", emit=ignore)
+        assert result.prefilled_tokens == 4
+        assert result.tokens == (await rig.service.generate(session="control", max_tokens=5, emit=ignore)).tokens
+
+
+# --- seeds and settings
+
+
+async def test_the_same_seed_gives_the_same_tokens_and_another_seed_others_br10(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        settings = {"a": Sampling(1.0, seed=1), "b": Sampling(1.0, seed=1), "c": Sampling(1.0, seed=2)}
+        for name, sampling in settings.items():
+            await rig.read(name, tokens_of(1, 20), sampling=sampling)
+        a, b, c = [(await rig.write(name, 30))[0] for name in settings]
+        assert a == b != c
+
+
+async def test_a_seed_does_not_matter_to_greedy_tokens_br10(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for seed in (1, 2):
+            await rig.read(f"s{seed}", tokens_of(1, 20), sampling=Sampling(seed=seed))
+        assert await rig.write("s1", 30) == await rig.write("s2", 30)
+
+
+async def test_equal_settings_given_again_change_nothing_br22(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
+        await rig.write("control", 20)
+        await rig.write("a", 10)
+        await rig.sleep("a")
+        await rig.wake("a")
+        await rig.service.generate(session="a", max_tokens=0, sampling=SAMPLED, emit=ignore)
+        assert not rig.live("a").dirty
+        await rig.write("a", 10, sampling=SAMPLED)
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_other_settings_of_the_same_seed_go_on_with_the_random_key(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, seed=1))
+        await rig.write("a", 5)
+        before = await rig.fingerprint("a")
+        await rig.service.generate(session="a", max_tokens=0, sampling=Sampling(0.5, seed=1), emit=ignore)
+        assert await rig.fingerprint("a") == before
+        assert rig.live("a").dirty
+
+
+async def test_another_seed_starts_the_random_key_anew(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, seed=1))
+        await rig.write("a", 5)
+        await rig.service.generate(session="a", max_tokens=0, sampling=Sampling(1.0, seed=7), emit=ignore)
+        await rig.read("b", tokens_of(1, 20), sampling=Sampling(1.0, seed=7))
+        assert (await rig.fingerprint("a")).random_key == (await rig.fingerprint("b")).random_key
+
+
+async def test_a_session_goes_on_with_its_settings_after_a_wake(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20), sampling=SAMPLED, labels=["x", "y"], system="Be brief.")
+        await rig.sleep("a")
+        await rig.wake("a")
+        live = rig.live("a")
+        assert (live.sampling, live.labels, live.system) == (SAMPLED, ("x", "y"), "Be brief.")
+
+
+# --- sessions beside each other
+
+
+async def test_two_sessions_at_the_same_time_write_what_each_writes_alone_qx1(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name, seed in (("a", 1), ("b", 2), ("a-alone", 1), ("b-alone", 2)):
+            await rig.read(name, tokens_of(seed, 200 + seed), sampling=Sampling(0.8, seed=seed))
+        together = await asyncio.gather(rig.write("a", 50), rig.write("b", 50))
+        assert together == [await rig.write("a-alone", 50), await rig.write("b-alone", 50)]
+        assert await rig.fingerprint("a") == await rig.fingerprint("a-alone")
+
+
+async def test_a_stream_goes_on_while_another_session_reads_a_long_text(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        await rig.service.create(session="b")
+        order: list[str] = []
+        reading = asyncio.ensure_future(
+            rig.service.append(session="b", tokens=tokens_of(2, 2000), emit=lambda _: order.append("chunk"))
+        )
+        await rig.service.generate(session="a", max_tokens=30, emit=lambda _: order.append("token"))
+        await reading
+        first, last = order.index("chunk"), len(order) - 1 - order[::-1].index("chunk")
+        assert "token" in order[first:last], "tokens come between the chunks of the other session"
+
+
+async def test_the_random_numbers_of_the_process_do_not_touch_a_session(open_rig: Any) -> None:
+    """Someone else who draws from mlx's global random state must not change what a seeded session writes."""
+    import mlx.core as mx
+
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
+        await rig.write("control", 20)
+        for _ in range(4):
+            await rig.service._engine.call(lambda: mx.eval(mx.random.normal((3,))))
+            await rig.write("a", 5)
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_requests_for_one_session_take_turns_in_the_order_of_their_coming(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 20))
+        task, gate = await held(rig, "a")
+        appending = asyncio.ensure_future(rig.service.append(session="a", tokens=[7, 8], emit=ignore))
+        writing = asyncio.ensure_future(rig.write("a", 2))
+        gate.open()
+        await asyncio.gather(task, appending, writing)
+        rig.network.reset()
+        await rig.write("control", 3)
+        await rig.service.append(session="control", tokens=[7, 8], emit=ignore)
+        await rig.write("control", 2)
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_one_request_too_many_is_told_that_the_session_is_busy_and_nothing_happens_qx18(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control", "other"):
+            await rig.read(name, tokens_of(1, 20))
+        task, gate = await held(rig, "a", 1)
+        waiting = [asyncio.ensure_future(rig.write("a", 1)) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0)
+        for verb in (rig.write("a", 1), rig.sleep("a"), rig.wake("a"), rig.service.delete(session="a")):
+            with pytest.raises(SessionBusy):
+                await verb
+        gate.open()
+        await asyncio.gather(task, *waiting)
+        rig.network.reset()
+        await rig.write("control", MAX_WAITING + 1)
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+        assert await rig.write("a", 1) == await rig.write("control", 1)
+
+
+async def test_a_busy_session_does_not_keep_others_waiting(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "b"):
+            await rig.read(name, tokens_of(1, 20))
+        await rig.sleep("b")
+        turn = rig.service._turns.take(rig.live("a").uri)
+        async with turn:
+            await rig.wake("b")
+            await rig.write("b", 2)
+
+
+# --- sleep
+
+
+async def test_sleep_frees_the_memory_and_says_what_is_durable(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        events: list[Any] = []
+        receipt = await rig.service.sleep(session="a", emit=events.append)
+        assert not rig.is_awake("a")
+        (info,) = await rig.service.list_sessions()
+        assert (info.state, info.resident_bytes, info.dirty) == ("asleep", 0, False)
+        assert (info.version, info.bundle_id, info.token_count) == (receipt.version, receipt.bundle_id, 300)
+        assert all(isinstance(event, Progress) and event.stage == "sleep" for event in events)
+        assert events[-1].done == events[-1].total
+
+
+async def test_sleeping_again_gives_the_same_receipt_and_writes_nothing_threat_46(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        first = await rig.sleep("a")
+        asleep = await rig.sleep("a")
+        await rig.wake("a")
+        clean = await rig.sleep("a")
+        for again in (asleep, clean):
+            assert (again.version, again.bundle_id, again.token_count) == (1, first.bundle_id, 300)
+            assert (again.bytes_written, again.blocks_new) == (0, 0)
+            assert again.logical_bytes == first.logical_bytes
+        assert len((await rig.service.show(session="a")).versions) == 1
+
+
+async def test_two_sleeps_at_the_same_time_make_one_version_threat_49(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        receipts = await asyncio.gather(*(rig.sleep("a") for _ in range(4)))
+        assert {receipt.version for receipt in receipts} == {1}
+        assert {receipt.bundle_id for receipt in receipts} == {receipts[0].bundle_id}
+        assert len((await rig.service.show(session="a")).versions) == 1
+
+
+async def test_a_sleep_waits_for_the_generation_that_is_running_threat_50(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 20))
+        task, gate = await held(rig, "a", 10)
+        sleeping = asyncio.ensure_future(rig.sleep("a"))
+        await asyncio.sleep(0)
+        gate.open()
+        await task
+        assert (await sleeping).token_count == 30
+        rig.network.reset()
+        await rig.write("control", 10)
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_a_request_during_a_sleep_waits_and_wakes_the_session_again_threat_50(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 300))
+        sleeping = asyncio.ensure_future(rig.sleep("a"))
+        await until(lambda: bool(rig.service._turns.in_use()))
+        written = await rig.write("a", 10)
+        assert (await sleeping).token_count == 300
+        assert written == await rig.write("control", 10)
+
+
+async def test_a_sleep_runs_to_its_end_when_the_client_goes_away_threat_46(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        task = asyncio.ensure_future(rig.sleep("a"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not rig.is_awake("a")
+        again = await rig.sleep("a")
+        assert (again.version, again.token_count, again.bytes_written) == (1, 600, 0)
+
+
+# --- wake
+
+
+async def test_a_wake_reports_what_it_read(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        receipt = await rig.sleep("a")
+        events: list[Any] = []
+        report = await rig.service.wake(session="a", emit=events.append)
+        assert (report.version, report.bundle_id, report.token_count) == (1, receipt.bundle_id, 600)
+        assert report.bytes_read == receipt.logical_bytes == 600 * 3 * 2 * 2 * 16 * 4 + 259 * 4 + 8
+        assert not report.already_awake
+        assert [event.stage for event in events] == ["wake"] * 6
+        assert (events[-1].done, events[-1].total) == (report.bytes_read, report.bytes_read)
+
+
+async def test_waking_a_session_that_is_awake_reads_nothing(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 30))
+        before = await rig.fingerprint("a")
+        report = await rig.wake("a")
+        assert (report.already_awake, report.bytes_read, report.version) == (True, 0, None)
+        assert await rig.fingerprint("a") == before
+
+
+async def test_another_version_of_a_session_that_is_awake_is_refused(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 30))
+        await rig.sleep("a")
+        await rig.write("a", 1)
+        await rig.sleep("a")
+        await rig.wake("a")
+        assert (await rig.wake("a", version=2)).already_awake
+        with pytest.raises(SessionAwake):
+            await rig.wake("a", version=1)
+        await rig.write("a", 1)
+        with pytest.raises(SessionAwake, match="has changed"):
+            await rig.wake("a", version=2)
+        assert (await rig.fingerprint("a")).offsets == (32, 32, 32)
+
+
+async def test_a_version_that_never_was_is_named(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 30))
+        await rig.sleep("a")
+        with pytest.raises(SessionNotFound, match="version 9"):
+            await rig.wake("a", version=9)
+
+
+async def test_two_wakes_at_the_same_time_make_one_session(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        reports = await asyncio.gather(*(rig.wake("a") for _ in range(3)))
+        assert sorted(report.already_awake for report in reports) == [False, True, True]
+
+
+async def test_a_wake_runs_to_its_end_when_the_client_goes_away(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        task = asyncio.ensure_future(rig.wake("a"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await rig.wake("a")).already_awake
+
+
+# --- delete
+
+
+@pytest.mark.parametrize("awake", [True, False])
+async def test_a_deleted_session_is_gone_from_memory_and_disk(open_rig: Any, store: Any, awake: bool) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.write("a", 2)
+        await rig.sleep("a")
+        if awake:
+            await rig.wake("a")
+        result = await rig.service.delete(session="a")
+        assert (result.versions_deleted, result.bundles_deleted) == (2, 2)
+        assert result.bytes_freed > 0
+        assert await rig.service.list_sessions() == []
+        assert list((store / "bundles").rglob("*.mv?")) == []
+        with pytest.raises(SessionNotFound):
+            await rig.wake("a")
+    async with open_rig() as rig:
+        assert await rig.service.list_sessions() == []
+
+
+async def test_a_name_can_be_used_again_after_a_delete(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.service.delete(session="a")
+        await rig.read("a", tokens_of(2, 10))
+        assert (await rig.sleep("a")).version == 1
+        assert (await rig.wake("a")).token_count == 10
+
+
+async def test_a_delete_that_fails_leaves_the_session_in_memory(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.write("a", 5)
+        before = await rig.fingerprint("a")
+
+        def fail(_uri: object) -> None:
+            raise StoreIoError("the disk is gone")
+
+        monkeypatch.setattr(rig.service._store, "delete_session", fail)
+        with pytest.raises(StoreIoError):
+            await rig.service.delete(session="a")
+        monkeypatch.undo()
+        assert await rig.fingerprint("a") == before
+        assert (await rig.sleep("a")).token_count == 305
+
+
+async def test_a_request_that_waited_for_a_deleted_session_finds_none_threat_52(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        task, gate = await held(rig, "a", 1)
+        deleting = asyncio.ensure_future(rig.service.delete(session="a"))
+        await asyncio.sleep(0)
+        late = [asyncio.ensure_future(work) for work in (rig.write("a", 1), rig.wake("a"), rig.sleep("a"))]
+        gate.open()
+        await task
+        await deleting
+        for each in late:
+            with pytest.raises(SessionNotFound):
+                await each
+
+
+# --- asking
+
+
+async def test_sessions_are_listed_by_name_and_by_namespace(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("b/x", "a/y", "a/x"):
+            await rig.read(name, [1, 2])
+        await rig.sleep("a/y")
+        listed = await rig.service.list_sessions()
+        assert [(info.session, info.state) for info in listed] == [
+            ("torpor://a/x", "awake"),
+            ("torpor://a/y", "asleep"),
+            ("torpor://b/x", "awake"),
+        ]
+        assert [info.name for info in await rig.service.list_sessions(namespace="a")] == ["x", "y"]
+        assert await rig.service.list_sessions(namespace="c") == []
+
+
+async def test_status_counts_sessions_and_names_models(open_rig: Any, store: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "b", "c"):
+            await rig.read(name, [1, 2])
+        await rig.sleep("a")
+        await rig.sleep("b")
+        await rig.wake("b")
+        status = await rig.service.status()
+        assert (status.sessions_awake, status.sessions_asleep) == (2, 1)
+        assert status.store == str(store)
+        (model,) = status.models
+        assert (model.name, model.context_tokens, model.resident) == (MODEL, 2048, True)
+        assert model.identity == rig.model.identity.digest.hex()
+
+
+# --- stopping
+
+
+async def test_a_stop_puts_every_changed_session_to_sleep(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "b", "clean"):
+            await rig.read(name, tokens_of(1, 50), sampling=SAMPLED)
+        await rig.sleep("clean")
+        await rig.wake("clean")
+        before = await rig.fingerprint("a")
+        report = await rig.service.close()
+        assert sorted(report.slept) == ["torpor://default/a", "torpor://default/b"]
+        assert report.failed == {}
+    async with open_rig() as rig:
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+        assert [info.version for info in await rig.service.list_sessions()] == [1, 1, 1]
+
+
+async def test_a_stop_reports_the_sessions_that_could_not_be_kept_and_keeps_the_others(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.service.create(session="empty")
+        await rig.read("a", [1, 2, 3])
+        report = await rig.service.close()
+        assert report.slept == ("torpor://default/a",)
+        assert list(report.failed) == ["torpor://default/empty"]
+        assert report.failed["torpor://default/empty"].startswith("empty_context: ")
+
+
+async def test_an_unforeseen_failure_of_one_sleep_does_not_cost_the_other_sessions_theirs(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torpor.daemon import hibernation
+
+    async with open_rig() as rig:
+        for name in ("a", "b", "c"):
+            await rig.read(name, [1, 2, 3])
+        victim = rig.live("b").state
+        cut = hibernation.cut
+
+        def fail_for_b(state: Any, *args: Any, **options: Any) -> Any:
+            if state is victim:
+                raise MemoryError("no memory left")
+            return cut(state, *args, **options)
+
+        monkeypatch.setattr(hibernation, "cut", fail_for_b)
+        report = await rig.service.close()
+        assert sorted(report.slept) == ["torpor://default/a", "torpor://default/c"]
+        assert "no memory left" in report.failed["torpor://default/b"]
+    async with open_rig():
+        pass  # the store has been let go
+
+
+async def test_a_stop_waits_for_what_is_running_and_refuses_what_comes_after(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 20))
+        task, gate = await held(rig, "a", 5)
+        waiting = [asyncio.ensure_future(rig.write("a", 1)) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(rig.service.close())
+        await asyncio.sleep(0)
+        with pytest.raises(ServiceClosed):
+            await rig.service.create(session="late")
+        gate.open()
+        assert len((await task)[0]) == 5
+        report = await closing
+        for each in waiting:
+            with pytest.raises(ServiceClosed):
+                await each
+        assert sorted(report.slept) == ["torpor://default/a", "torpor://default/control"]
+        assert report.failed == {}
+    async with open_rig() as rig:
+        assert (await rig.wake("a")).token_count == 25
+
+
+async def test_a_session_woken_by_a_request_that_was_under_way_is_kept_by_the_stop(open_rig: Any) -> None:
+    """What was acknowledged before the stop ended must not be lost, though the session slept when it began."""
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        rig.network.reset()
+        gate = rig.network.hold_at(2)
+        writing = asyncio.ensure_future(rig.write("a", 5))
+        await asyncio.sleep(0)
+        assert not rig.is_awake("a")
+        closing = asyncio.ensure_future(rig.service.close())
+        gate.open()
+        assert len((await writing)[0]) == 5
+        assert (await closing).slept == ("torpor://default/a",)
+    async with open_rig() as rig:
+        assert (await rig.wake("a")).token_count == 305
+
+
+async def test_stopping_twice_is_stopping_once(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1])
+        assert (await rig.service.close()).slept == ("torpor://default/a",)
+        assert (await rig.service.close()).slept == ()
+
+
+async def test_nothing_is_done_after_the_stop(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1])
+        await rig.service.close()
+        service = rig.service
+        for work in (
+            service.create(session="b"),
+            rig.write("a", 1),
+            rig.sleep("a"),
+            rig.wake("a"),
+            service.append(session="a", tokens=[1], emit=ignore),
+            service.chat(session="a", message="x", max_tokens=1, emit=ignore),
+            service.show(session="a"),
+            service.delete(session="a"),
+            service.list_sessions(),
+            service.status(),
+        ):
+            with pytest.raises(ServiceClosed):
+                await work
