@@ -45,7 +45,7 @@ def append(
     if as_json:
         output.document("append", result.model_dump(mode="json"))
         return
-    output.stdout.print(
+    output.line(
         f"{result.session}  read {format_count(result.tokens_added)} tokens in {format_seconds(result.seconds)}"
         f" ({format_rate(result.prefilled_tokens, result.seconds)}), now {format_count(result.token_count)}"
     )

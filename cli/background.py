@@ -5,6 +5,7 @@ Owns processes and the daemon's log file. Does not know what is asked of a daemo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -37,9 +38,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A daemon that ended before it answered: its exit status, and its last words."""
+    """A daemon that ended before it answered: its exit status, and its last words as an error."""
 
     status: int
+    code: str
     message: str
 
 
@@ -75,7 +77,7 @@ def start(arguments: Sequence[str], log: Path) -> Started | Refused:
             return Started(str(ready["socket"]), process.pid, log)
         status = process.poll()
         if status is not None:
-            return Refused(status if status > 0 else 1, _last_words(log))
+            return Refused(status if status > 0 else 1, *_last_words(log))
         time.sleep(_POLL_S)
     process.terminate()
     raise DaemonStartFailed(f"The daemon did not answer within {START_TIMEOUT_S:.0f} s; see {log}.", path=str(log))
@@ -87,7 +89,8 @@ def end(pid: int, timeout_s: float) -> None:
     Raises:
         DaemonStillRunning: it is still putting sessions to sleep after `timeout_s`; it goes on doing so.
     """
-    os.kill(pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself between being asked who it is and now
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while is_running(pid):
         if time.monotonic() > deadline:
@@ -116,12 +119,13 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def _last_words(log: Path) -> str:
+def _last_words(log: Path) -> tuple[str, str]:
+    """The code and the sentence with which the daemon ended."""
     error = _line_with(log, "error", None)
     if error is not None and isinstance(error["error"], dict):
-        return f"{error['error'].get('code')}  {error['error'].get('message')}"
+        return str(error["error"].get("code")), str(error["error"].get("message"))
     lines = _tail(log).strip().splitlines()
-    return lines[-1] if lines else f"the daemon ended without a word; see {log}"
+    return DaemonStartFailed.code, lines[-1] if lines else f"The daemon ended without a word; see {log}."
 
 
 def _line_with(log: Path, key: str, value: str | None) -> dict[str, Any] | None:

@@ -43,7 +43,7 @@ def run_batch(
             continue
         batch.results.append(result)
         if not output.as_json:
-            output.stdout.print(say(result))
+            output.line(say(result))
     if output.as_json:
         output.document(command, _body(batch))
     return batch.exit_status

@@ -11,7 +11,7 @@ from ..errors import TorporError
 from ..socket_api.client import Client, TextStream
 from ..socket_api.results import GenerateResult, Sampling
 from .daemon_link import OnEvent, connect, with_session
-from .errors import InvalidUsage
+from .errors import Interrupted, InvalidUsage
 from .exit_codes import INTERRUPTED, OK
 from .inputs import load_text
 from .options import (
@@ -117,8 +117,8 @@ def _dialogue(output: Output, turn: _Turn) -> int:
             continue
         try:
             finish_generation(output, "chat", turn.answer(message))
-        except KeyboardInterrupt:
-            output.remark("\n[dim]stopped[/]")
+        except Interrupted:
+            output.remark("[dim]stopped[/]")
         except TorporError as error:
             if error.code in _FATAL_CODES:
                 raise

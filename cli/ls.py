@@ -14,7 +14,7 @@ from .options import JsonOption, SocketOption, StoreOption
 from .output import Output, neutralise, rows_table
 from .store_view import list_store, open_store
 
-WIDE_COLUMNS = 100  # from this terminal width on, bundle ids, times and labels are shown too
+WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
 
 NamespaceArgument = Annotated[
     str | None, typer.Argument(metavar="NAMESPACE", show_default=False, help="Only the sessions of this namespace.")
@@ -71,7 +71,7 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
     names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL"]
     if wide:
         names += ["SLEPT AS", "SINCE", "LABELS"]
-    table = rows_table(*names, right=("TOKENS", "VERSION", "STORED", "RESIDENT"))
+    table = rows_table(*names, right=("TOKENS", "VERSION", "STORED", "RESIDENT"), whole=("SESSION", "STATE", "SINCE"))
     for info in sessions:
         style = STATE_STYLES.get(info["state"], "")
         row = [

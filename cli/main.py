@@ -19,9 +19,9 @@ import typer
 from .. import __version__
 from ..errors import TorporError
 from . import append, chat, demo, doctor, generate, ls, rm, serve, show, sleep, stop, verify, wake
-from .errors import Interrupted
+from .errors import Interrupted, InvalidUsage
 from .exit_codes import ERROR, OK, USAGE, describe_exit_codes
-from .output import report_error, write_error_object
+from .output import report_error, write_failure
 
 INTRODUCTION = """Language-model agents with a memory that survives.
 
@@ -136,13 +136,10 @@ def _flowing(text: str) -> str:
 
 
 def _report_usage(error: Any, *, as_json: bool) -> int:
-    message = error.format_message()
-    if as_json:
-        write_error_object("usage", message, USAGE.number, {})
-        return USAGE.number
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "torpor"
-    sys.stderr.write(f"error usage  {message}\nSee {path} --help.\n")
+    message = f"{error.format_message()} See {path} --help."
+    write_failure(InvalidUsage.code, message, USAGE.number, {}, as_json=as_json)
     return USAGE.number
 
 

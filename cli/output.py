@@ -50,6 +50,10 @@ class Output:
         if not self.as_json:
             self.stderr.print(markup, highlight=False)
 
+    def line(self, markup: str) -> None:
+        """Write one line of data to stdout; it stays one line however narrow the terminal is."""
+        self.stdout.print(markup, highlight=False, soft_wrap=True)
+
     def stream(self, text: str) -> None:
         """Write a piece of generated text as it comes, unchanged but for terminal control characters."""
         sys.stdout.write(neutralise(text) if sys.stdout.isatty() else text)
@@ -83,16 +87,16 @@ class Output:
 def report_error(error: TorporError, *, as_json: bool) -> int:
     """Write an expected failure as one line (or one JSON object) on stderr, and give its exit status."""
     status = exit_status_of(error.code)
-    if as_json:
-        write_error_object(error.code, error.message, status, error.details)
-    else:
-        lines = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        lines.print(f"[bold red]error[/] [dim]{escape(error.code)}[/]  {escape(neutralise(error.message))}")
+    write_failure(error.code, error.message, status, error.details, as_json=as_json)
     return status
 
 
-def write_error_object(code: str, message: str, status: int, details: Mapping[str, Any]) -> None:
-    """Write the JSON object that ends a failed run with `--json`."""
+def write_failure(code: str, message: str, status: int, details: Mapping[str, Any], *, as_json: bool) -> None:
+    """Write why a run failed, as the line or the JSON object that ends it."""
+    if not as_json:
+        lines = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        lines.print(f"[bold red]error[/] [dim]{escape(code)}[/]  {escape(neutralise(message))}")
+        return
     error = {"code": code, "message": message, "details": dict(details)}
     document = {"schema_version": SCHEMA_VERSION, "error": error, "exit_status": status}
     sys.stderr.write(json.dumps(document, ensure_ascii=False, default=str) + "\n")
@@ -106,11 +110,13 @@ def facts_table() -> Table:
     return table
 
 
-def rows_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Make the plain table in which several things are listed, a row each."""
+def rows_table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
+    """Make the plain table in which several things are listed, a row each; columns in `whole` are never broken."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        table.add_column(
+            column, justify="right" if column in right else "left", no_wrap=column in whole, overflow="fold"
+        )
     return table
 
 

@@ -11,6 +11,7 @@ from ..socket_api.results import DeleteResult
 from .batches import run_batch
 from .daemon_link import connect
 from .errors import InvalidUsage
+from .exit_codes import ERROR
 from .formatting import format_bytes
 from .options import JsonOption, SessionsArgument, SocketOption
 from .output import Output
@@ -32,15 +33,16 @@ def rm(
     """
     output = Output(as_json=as_json)
     with connect(socket) as client:
-        if not yes:
-            _require_consent(sessions, as_json=as_json)
+        if not (yes or _has_consent(sessions, as_json=as_json)):
+            output.remark("nothing deleted")
+            return ERROR.number
         return run_batch(output, "rm", sessions, client.delete, _line)
 
 
-def _require_consent(sessions: list[str], *, as_json: bool) -> None:
+def _has_consent(sessions: list[str], *, as_json: bool) -> bool:
     if as_json or not sys.stdin.isatty():
         raise InvalidUsage("Nobody is there to ask whether to delete; add --yes if you mean it.")
-    typer.confirm(f"Delete {', '.join(sessions)} for good?", abort=True, err=True)
+    return typer.confirm(f"Delete {', '.join(sessions)} for good?", err=True)
 
 
 def _line(report: DeleteResult) -> str:

@@ -14,7 +14,7 @@ from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
 from .options import JsonOption, SocketOption
-from .output import Output, neutralise
+from .output import Output
 
 ModelsOption = Annotated[
     list[str] | None,
@@ -45,8 +45,8 @@ def serve(
     """Serve sessions on a Unix socket until Ctrl-C, SIGTERM or [cyan]torpor stop[/].
 
     With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
-    sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it writes
-    one line when it is ready and one when it has stopped.
+    sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
+    writes one line when it is ready and one when it has stopped.
 
     [bold]Examples[/]
 
@@ -79,7 +79,7 @@ def _serve_in_background(models: dict[str, str], store: Path, socket: Path, *, a
         arguments += ["--model", f"{name}={path}"]
     begun = background.start(arguments, background.default_log_path())
     if isinstance(begun, background.Refused):
-        output.stderr.print(f"[bold red]error[/] {escape(neutralise(begun.message))}", highlight=False, soft_wrap=True)
+        write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
         return begun.status
     if as_json:
         output.document("serve", {"socket": begun.socket, "pid": begun.pid, "log": str(begun.log)})

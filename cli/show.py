@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from .options import JsonOption, SessionArgument, SocketOption, StoreOption
 from .output import Output, facts_table, neutralise, rows_table
 from .store_view import load_detail, open_store
 
-LAYERS_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them all
+LINES_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them all
 
 
 def show(
@@ -84,8 +85,10 @@ def _facts(info: dict[str, Any]) -> RenderableType:
     facts.add_row("  state", info["state"] + changed)
     facts.add_row("  model", escape(neutralise(info["model"])))
     facts.add_row("  tokens", format_count(info["token_count"]))
-    resident, stored = format_bytes(info["resident_bytes"]), format_bytes(info["stored_bytes"])
-    facts.add_row("  bytes", f"{resident} resident, {stored} stored")
+    if info["resident_bytes"]:
+        facts.add_row("  resident", format_bytes(info["resident_bytes"]))
+    if info["stored_bytes"]:
+        facts.add_row("  stored", format_bytes(info["stored_bytes"]))
     facts.add_row("  bundle", info["bundle_id"] or "– (never slept)")
     facts.add_row("  since", format_time(info["created_ns"]))
     if info["labels"]:
@@ -119,9 +122,10 @@ def _pairs(pairs: dict[str, str]) -> RenderableType:
 
 
 def _layers(layers: list[str]) -> RenderableType:
-    shown = [f"  {neutralise(layer)}" for layer in layers[:LAYERS_SHOWN]]
-    if len(layers) > LAYERS_SHOWN:
-        shown.append(f"  … and {len(layers) - LAYERS_SHOWN} more (--json has them all)")
+    alike = [(layer, len(list(run))) for layer, run in groupby(layers)]
+    shown = [f"  {neutralise(layer)}" + (f"  × {count}" if count > 1 else "") for layer, count in alike[:LINES_SHOWN]]
+    if len(alike) > LINES_SHOWN:
+        shown.append("  … (--json has them all)")
     return Text("\n".join(shown))
 
 

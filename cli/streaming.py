@@ -15,6 +15,7 @@ from ..socket_api.client import TextStream
 from ..socket_api.errors import LocalProtocolError
 from ..socket_api.results import GenerateResult, ProgressEvent, TokenEvent
 from .daemon_link import STAGE_NAMES, OnEvent
+from .errors import Interrupted
 from .exit_codes import INTERRUPTED, OK
 from .formatting import format_count, format_rate, format_seconds
 from .output import OnProgress, Output
@@ -24,7 +25,7 @@ def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> Gen
     """Run a generation, showing what it does, and give its result; one that Ctrl-C stopped says `cancelled`.
 
     Raises:
-        KeyboardInterrupt: it was stopped before it had written anything.
+        Interrupted: it was stopped, and the daemon gave no result for what was written until then.
         TorporError: the daemon refused or failed it.
     """
     with _Screen(output) as screen, begin(screen.on_event) as stream, _cancelling(stream):
@@ -33,7 +34,7 @@ def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> Gen
         try:
             return stream.result
         except LocalProtocolError:
-            raise KeyboardInterrupt from None
+            raise Interrupted("Stopped. The session is at its last committed token, and can go on.") from None
 
 
 def finish_generation(output: Output, command: str, result: GenerateResult) -> int:
@@ -42,8 +43,6 @@ def finish_generation(output: Output, command: str, result: GenerateResult) -> i
     if output.as_json:
         output.document(command, result.model_dump(mode="json"))
         return status.number
-    if not result.text.endswith("\n"):
-        output.stream("\n")
     written = len(result.tokens)
     output.remark(
         f"[dim]{format_count(written)} tokens in {format_seconds(result.seconds)}"
@@ -61,6 +60,7 @@ class _Screen:
         self._stage: str | None = None
         self._bar = ExitStack()
         self._report: OnProgress | None = None
+        self._line_is_open = False
 
     def __enter__(self) -> Self:
         return self
@@ -69,13 +69,16 @@ class _Screen:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
+        if self._line_is_open:
+            self._output.stream("\n")
 
     def on_event(self, event: ProgressEvent | TokenEvent) -> None:
         """Take one event of the daemon."""
         if isinstance(event, TokenEvent):
             self._bar.close()
-            if not self._output.as_json:
+            if not self._output.as_json and event.text:
                 self._output.stream(event.text)
+                self._line_is_open = not event.text.endswith("\n")
             return
         if event.stage != self._stage or self._report is None:
             self._bar.close()

@@ -65,8 +65,8 @@ def _finish(output: Output, report: VerifyReport, path: str, *, deep: bool, seco
         f" {format_bytes(report.bytes_checked)} in {format_seconds(seconds)}"
     )
     if report.ok:
-        output.stdout.print(f"[green]sound[/]  {checked}" + ("" if deep else "; --deep reads every byte"))
+        output.line(f"[green]sound[/]  {checked}" + ("" if deep else "; --deep reads every byte"))
     else:
         count = len(report.findings)
-        output.stdout.print(f"[red]damaged[/]  {count} finding{'s' if count != 1 else ''} in {checked}")
+        output.line(f"[red]damaged[/]  {count} finding{'s' if count != 1 else ''} in {checked}")
     return status.number

@@ -39,9 +39,9 @@ def wake(
     if as_json:
         output.document("wake", result.model_dump(mode="json"))
     elif result.already_awake:
-        output.stdout.print(f"{result.session}  was awake already, {format_count(result.token_count)} tokens")
+        output.line(f"{result.session}  was awake already, {format_count(result.token_count)} tokens")
     else:
-        output.stdout.print(
+        output.line(
             f"{result.session}  awake at version {result.version}: {format_count(result.token_count)} tokens,"
             f" {result.tokens_prefilled} of them prefilled, {format_bytes(result.bytes_read)} read"
             f" in {format_seconds(result.seconds)}"

@@ -79,6 +79,16 @@ class FakeDaemon:
 
         return asyncio.run_coroutine_threadsafe(act(), self._loop).result(timeout=WAIT_S)
 
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition on the service holds; fails the test if it never does."""
+
+        async def poll() -> None:
+            async with asyncio.timeout(WAIT_S):
+                while not condition():
+                    await asyncio.sleep(0.002)
+
+        self.do(poll)
+
     def stop(self) -> None:
         self.do(self._server.stop)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -19,12 +19,13 @@ NEEDING_A_DAEMON = [
     ("sleep", "x"),
     ("wake", "x"),
     ("rm", "x", "--yes"),
+    ("stop",),
 ]
 
 
 def test_all_commands_of_the_issue_are_there() -> None:
     of_the_issue = {"serve", "chat", "sleep", "wake", "ls", "show", "verify", "rm", "doctor", "demo"}
-    assert set(NAMES) == of_the_issue | {"append", "generate"}
+    assert set(NAMES) == of_the_issue | {"append", "generate", "stop"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,120 @@
+"""`ls`, `show` and `verify` on a store's files, with no daemon and beside one, sound and damaged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from cli_rig import FakeDaemon, MadeStore, Torpor
+from torpor.memvid.store import Store
+
+
+def test_ls_with_no_daemon_reads_the_store(torpor: Torpor, made_store: MadeStore) -> None:
+    ran = torpor("ls", "--store", made_store.path, "--json")
+    assert ran.status == 0
+    assert ran.document["source"] == "store"
+    by_name = {info["name"]: info for info in ran.document["sessions"]}
+    assert by_name["agent"]["version"] == 2
+    assert by_name["agent"]["token_count"] == 600
+    assert by_name["agent"]["state"] == "stored"
+    assert len(by_name["agent"]["bundle_id"]) == 64
+    text = torpor("ls", "--store", made_store.path)
+    assert "default/agent" in text.out
+    assert "no daemon asked" in text.err
+
+
+def test_ls_of_another_namespace_is_empty(torpor: Torpor, made_store: MadeStore) -> None:
+    assert torpor("ls", "elsewhere", "--store", made_store.path, "--json").document["sessions"] == []
+    assert torpor("ls", "default", "--store", made_store.path, "--json").document["sessions"] != []
+
+
+def test_ls_takes_the_default_store_when_no_daemon_answers(
+    torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_STORE", str(made_store.path))
+    assert torpor("ls", "--json").document["store"] == str(made_store.path)
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_no_store_is_status_10(torpor: Torpor, tmp_path: Path, command: str) -> None:
+    ran = torpor(command, "--store", tmp_path / "none")
+    assert ran.status == 10
+    assert "no_store" in ran.err
+
+
+def test_inspection_works_beside_the_store_s_writer_and_writes_nothing(torpor: Torpor, made_store: MadeStore) -> None:
+    with Store.open(made_store.path, writable=True):
+        before = _listing(made_store.path)
+        for arguments in (("ls",), ("show", "agent"), ("verify", "--deep")):
+            assert torpor(*arguments, "--store", made_store.path).status == 0, arguments
+        assert _listing(made_store.path) == before
+
+
+def test_show_with_no_daemon_tells_all_but_the_text(torpor: Torpor, made_store: MadeStore) -> None:
+    document = torpor("show", "agent", "--store", made_store.path, "--json").document
+    assert [version["version"] for version in document["versions"]] == [1, 2]
+    assert document["versions"][1]["parent"] == document["versions"][0]["bundle_id"]
+    assert document["identity"]["compute_dtype"] == "float32"
+    assert document["tail_text"] is None
+    assert len(document["layers"]) == 4
+    text = torpor("show", "agent", "--store", made_store.path)
+    assert "needs a running daemon" in text.out
+    assert document["info"]["bundle_id"] in text.out
+
+
+@pytest.mark.parametrize("name", ["nobody", "torpor://default/nobody", "other/agent"])
+def test_an_unknown_session_is_status_4_and_close_names_are_suggested(
+    torpor: Torpor, made_store: MadeStore, name: str
+) -> None:
+    assert torpor("show", name, "--store", made_store.path).status == 4
+    assert torpor("verify", name, "--store", made_store.path).status == 4
+
+
+def test_a_close_name_is_suggested(torpor: Torpor, made_store: MadeStore) -> None:
+    assert "torpor://default/agent" in torpor("show", "agnet", "--store", made_store.path).err
+
+
+def test_verify_of_a_sound_store_is_status_0(torpor: Torpor, made_store: MadeStore) -> None:
+    for depth in ((), ("--deep",)):
+        ran = torpor("verify", *depth, "--store", made_store.path)
+        assert ran.status == 0
+        assert "sound" in ran.out
+    document = torpor("verify", "agent", "--deep", "--store", made_store.path, "--json").document
+    assert document["ok"] is True
+    assert document["findings"] == []
+    assert document["bytes_checked"] > 0
+
+
+def test_verify_finds_a_flipped_bit_and_ends_with_status_6(torpor: Torpor, made_store: MadeStore) -> None:
+    """GM4: one flipped bit in a block."""
+    damaged = made_store.bundles[0]
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    ran = torpor("verify", "--deep", "--store", made_store.path)
+    assert ran.status == 6
+    assert "damaged" in ran.out
+    as_json = torpor("verify", "--deep", "--store", made_store.path, "--json")
+    assert as_json.status == 6
+    assert as_json.document["ok"] is False
+    assert damaged.name in as_json.document["findings"][0]["path"]
+    assert as_json.document["findings"][0]["code"]
+
+
+def test_show_of_a_truncated_bundle_is_status_6(torpor: Torpor, made_store: MadeStore) -> None:
+    os.truncate(made_store.bundles[2], made_store.bundles[2].stat().st_size - 1)
+    ran = torpor("show", "other", "--store", made_store.path)
+    assert ran.status == 6
+    assert ran.err.count("\n") == 1
+    assert torpor("show", "agent", "--store", made_store.path).status == 0
+
+
+def test_verify_takes_the_running_daemon_s_store(torpor: Torpor, daemon: FakeDaemon) -> None:
+    ran = torpor("verify")
+    assert ran.status == 10
+    assert "/store" in ran.err, "the store that the daemon told of"
+
+
+def _listing(path: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in path.rglob("*"))

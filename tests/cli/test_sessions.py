@@ -1,0 +1,214 @@
+"""The commands that talk to a daemon, on a real socket, with a service that has no model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_rig import FakeDaemon, Torpor
+
+
+def test_append_makes_the_session_and_says_what_was_read(torpor: Torpor, daemon: FakeDaemon) -> None:
+    ran = torpor("append", "notes", "one two three")
+    assert ran.status == 0
+    assert "read 3 tokens" in ran.out
+    assert "new session torpor://default/notes" in ran.err
+    again = torpor("append", "notes", "four", "--json")
+    assert again.document["token_count"] == 4
+    assert again.document["schema_version"] == 1
+    assert again.err == ""
+
+
+def test_append_reads_a_file_and_standard_input(
+    torpor: Torpor, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "report.md"
+    text.write_text("from a file")
+    assert torpor("append", "notes", "--file", text, "--json").document["tokens_added"] == 3
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"piped text")))
+    assert torpor("append", "notes", "--json").document["tokens_added"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "code", "status"),
+    [
+        ((), b"", "nothing_to_do", 2),
+        (("text", "--file", "also.txt"), b"", "nothing_to_do", 2),
+        (("--file", "not-there.txt"), b"", "unreadable_input", 4),
+        ((), b"\xff\xfe", "unreadable_input", 4),
+        ((), b"x" * ((15 << 20) + 1), "unreadable_input", 4),
+    ],
+)
+def test_append_refuses_what_is_no_text(
+    torpor: Torpor,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    content: bytes,
+    code: str,
+    status: int,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    ran = torpor("append", "notes", *arguments, "--json")
+    assert (ran.status, ran.error["error"]["code"]) == (status, code)
+    assert daemon.service.sessions == {}
+
+
+def test_generate_streams_text_to_stdout_and_remarks_to_stderr(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "notes", "one two")
+    ran = torpor("generate", "notes", "-n", "3")
+    assert ran.status == 0
+    assert ran.out == "t2 t3 t4 \n"
+    assert "3 tokens" in ran.err
+
+
+def test_generate_with_json_is_one_document_and_nothing_else(torpor: Torpor, daemon: FakeDaemon) -> None:
+    ran = torpor("generate", "tale", "once", "-n", "2", "--prove", "--json")
+    assert ran.err == ""
+    assert ran.document["tokens"] == [1, 2]
+    assert len(ran.document["logits_blake3"]) == 2
+
+
+def test_generate_hands_on_every_option(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("generate", "x", "hi", "-n", "1", "-t", "0.5", "--top-p", "0.9", "--seed", "3", "--stop", "a", "--stop", "b")
+    asked = daemon.service.calls[-1][1]
+    assert asked["stop"] == ("a", "b")
+    assert (asked["sampling"].temperature, asked["sampling"].top_p, asked["sampling"].seed) == (0.5, 0.9, 3)
+
+
+def test_generate_without_sampling_options_keeps_the_sessions_own(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("generate", "x", "hi", "-n", "1")
+    assert daemon.service.calls[-1][1]["sampling"] is None
+
+
+def test_a_sampling_value_that_no_sampler_takes_is_wrong_usage(torpor: Torpor, daemon: FakeDaemon) -> None:
+    ran = torpor("generate", "x", "hi", "--top-p", "0")
+    assert ran.status == 2
+    assert "--top-p" in ran.err
+
+
+def test_generate_without_a_text_makes_no_session(torpor: Torpor, daemon: FakeDaemon) -> None:
+    assert torpor("generate", "typo").status == 4
+    assert daemon.service.sessions == {}
+
+
+def test_chat_answers_a_message_once(torpor: Torpor, daemon: FakeDaemon) -> None:
+    ran = torpor("chat", "helper", "hello", "-n", "2")
+    assert ran.status == 0
+    assert ran.out == "t1 t2 \n"
+    assert daemon.service.calls[-1][1]["message"] == "hello"
+
+
+def test_chat_takes_the_message_from_a_pipe(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"piped question\n")))
+    assert torpor("chat", "helper", "-n", "1", "--json").document["text"] == "t1 "
+    assert daemon.service.calls[-1][1]["message"] == "piped question\n"
+
+
+def test_sleep_shows_receipts_and_goes_on_after_a_failure(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    torpor("append", "b", "two")
+    ran = torpor("sleep", "a", "nobody", "b")
+    assert ran.status == 3
+    assert ran.out.count("asleep as version 1") == 2
+    assert "session_not_found" in ran.err
+
+
+def test_sleep_of_nothing_but_unknown_sessions_has_their_own_status(torpor: Torpor, daemon: FakeDaemon) -> None:
+    ran = torpor("sleep", "x", "y", "--json")
+    assert ran.status == 4
+    assert [failure["session"] for failure in ran.document["failures"]] == ["x", "y"]
+    assert ran.document["results"] == []
+
+
+def test_ids_in_json_are_whole_and_short_in_text(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    assert len(torpor("sleep", "a", "--json").document["results"][0]["bundle_id"]) == 64
+    assert f"bundle {'0' * 12}:" in torpor("sleep", "a").out
+
+
+def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    torpor("sleep", "a")
+    ran = torpor("wake", "a")
+    assert "awake at version 1" in ran.out
+    assert "0 of them prefilled" in ran.out
+    assert "was awake already" in torpor("wake", "a").out
+    assert torpor("wake", "a", "--version", "1", "--json").document["tokens_prefilled"] == 0
+
+
+def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    assert torpor("rm", "a").status == 2
+    assert torpor("rm", "a", "--json").status == 2
+    assert "a" in daemon.service.sessions
+    ran = torpor("rm", "a", "nobody", "--yes")
+    assert ran.status == 3
+    assert daemon.service.sessions == {}
+
+
+def test_ls_and_show_ask_the_daemon(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "notes", "one two")
+    listed = torpor("ls", "--json").document
+    assert listed["source"] == "daemon"
+    assert listed["sessions"][0]["state"] == "awake"
+    assert "default/notes" in torpor("ls").out
+    shown = torpor("show", "notes")
+    assert "…tail" in shown.out
+    assert torpor("show", "notes", "--json").document["source"] == "daemon"
+
+
+def test_text_that_steers_terminals_is_shown_harmless(torpor: Torpor, daemon: FakeDaemon) -> None:
+    """Threat 46: what a session holds was written by a model or a stranger."""
+    torpor("append", "notes", "one")
+    daemon.do(lambda: setattr(daemon.service.sessions["notes"], "info", _labelled(daemon, "\x1b[2Jgone")))
+    assert "\x1b" not in torpor("ls").out
+    assert "␛[2Jgone" in torpor("ls").out
+
+
+def _labelled(daemon: FakeDaemon, label: str) -> object:
+    import dataclasses
+
+    return dataclasses.replace(daemon.service.sessions["notes"].info, labels=(label,))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_cancels_the_generation_and_the_session_stays_usable(
+    torpor: Torpor, daemon: FakeDaemon, as_json: bool
+) -> None:
+    torpor("append", "notes", "one")
+    daemon.do(daemon.service.hold)
+    command = [sys.executable, "-m", "torpor.cli.main", "generate", "notes", "-n", "100"]
+    with subprocess.Popen(
+        command + ["--json"] * as_json, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
+        daemon.wait_until(lambda: daemon.service.running == 1)
+        process.send_signal(signal.SIGINT)
+        daemon.wait_until(lambda: daemon.service.cancelled == 1)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert out == ""
+    assert (json.loads(err)["error"]["code"] if as_json else err.split()[1]) == "cancelled"
+    daemon.do(daemon.service.release)
+    assert torpor("generate", "notes", "-n", "1", "--json").document["tokens"] == [1]
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(daemon: FakeDaemon, torpor: Torpor) -> None:
+    torpor("append", "notes", "one")
+    command = [sys.executable, "-m", "torpor.cli.main", "generate", "notes", "-n", "5"]
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(write_end)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
