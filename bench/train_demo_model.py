@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=True)
     if options.evaluate:
         return reevaluate(options.model, console)
-    recipe = dataclasses.replace(Recipe(), steps=options.steps, seed=options.seed)
+    recipe = dataclasses.replace(Recipe(), seed=options.seed)
+    if options.steps != recipe.steps:  # the default's last steps were cut to the time there was
+        recipe = dataclasses.replace(recipe, steps=options.steps, horizon=0, cooldown=0)
     run = Run(recipe, options.out, console)
     if options.resume or options.export:
         run.resume()

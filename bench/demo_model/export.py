@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from .data import CHAT_TEMPLATE, END_OF_TEXT, TURN_END, TURN_START
-from .train import Recipe, model_config
+from .train import Recipe, decay_start, model_config
 
 WEIGHTS_LIMIT = 12_000_000
 
@@ -128,6 +128,7 @@ def card(told: dict[str, Any]) -> str:
     lengths = ", ".join(f"{length:,} every {every} steps" for every, length in recipe["long_lengths"])
     return CARD.format(
         lengths=lengths,
+        rate=told_rate(Recipe(**recipe)),
         table=table,
         windows=windows,
         positions=positions,
@@ -142,6 +143,16 @@ def card(told: dict[str, Any]) -> str:
         device=told["device"],
         versions=", ".join(f"{name} {version}" for name, version in told["versions"].items()),
     )
+
+
+def told_rate(recipe: Recipe) -> str:
+    """The course of the learning rate in words."""
+    horizon = recipe.horizon or recipe.steps
+    told = f"the rate rises for {recipe.warmup} steps, stays until\nstep {decay_start(recipe)}, "
+    told += f"falls along half a cosine laid out for {horizon:,} steps"
+    if recipe.cooldown:
+        told += f", and linearly to nearly nothing\nover the last {recipe.cooldown} (the time was shorter than planned)"
+    return told
 
 
 CARD = """---
@@ -219,8 +230,7 @@ Digest of the held-out files: `{data[held_out_digest]}`
 ## Training
 
 {steps:,} steps, {tokens:,} tokens ({epochs:.2f} epochs) in {minutes:.0f} minutes on {device}, in float32.
-Muon for the matrices of the blocks, AdamW for the embedding and the norms; the rate rises over
-{recipe[warmup]} steps, stays, and falls along half a cosine over the last {recipe[decay]:.0%} of the steps.
+Muon for the matrices of the blocks, AdamW for the embedding and the norms; {rate}.
 Sequences of {recipe[length]} tokens, with longer ones among them while the rate falls: {lengths}.
 Seed {recipe[seed]}. {versions}.
 

@@ -35,9 +35,11 @@ class Recipe:
     head_dim: int = 64
     rope_theta: float = 50_000.0
     context: int = 8192
-    steps: int = 1050
+    steps: int = 860
+    horizon: int = 1050  # the steps that the cosine is laid out for; 0 for `steps`
+    cooldown: int = 160  # the last steps, over which the rate falls to nearly zero from wherever it is
     warmup: int = 40
-    decay: float = 0.6  # the last share of the steps, over which the rate falls along a cosine
+    decay: float = 0.6  # the last share of the horizon, over which the rate falls along a cosine
     rows: int = 8  # sequences in a step of the shortest length
     length: int = 512
     matrix_rate: float = 0.02  # Muon's, for the matrices of the blocks
@@ -82,23 +84,32 @@ def model_config(recipe: Recipe) -> dict[str, Any]:
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:
-    """The share of the full learning rate at ``step``: warm-up, plateau, then half a cosine to nearly zero.
+    """The share of the full learning rate at ``step``: warm-up, plateau, half a cosine, the cool-down.
 
     Until the fall begins it does not depend on how many steps there will be, so that a run resumed with
     more steps before then is the run that was started with that many.
     """
+    last = recipe.steps - recipe.cooldown
+    if recipe.cooldown and step > last:
+        left = max(0.01, (recipe.steps - step) / recipe.cooldown)
+        return left * rate_factor(recipe, last)
     begin = decay_start(recipe)
     if step < recipe.warmup:
         return (step + 1) / recipe.warmup
     if step < begin:
         return 1.0
-    done = (step - begin) / max(1, recipe.steps - begin)
+    done = (step - begin) / max(1, (recipe.horizon or recipe.steps) - begin)
     return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def plan(recipe: Recipe, step: int) -> tuple[float, tuple[int, int]]:
+    """What the lengths of a run decide about ``step``: its learning rate's factor and its batch's shape."""
+    return rate_factor(recipe, step), batch_shape(recipe, step)
 
 
 def decay_start(recipe: Recipe) -> int:
     """The step at which the learning rate begins to fall, and long sequences join in."""
-    return max(recipe.warmup, round(recipe.steps * (1.0 - recipe.decay)))
+    return max(recipe.warmup, round((recipe.horizon or recipe.steps) * (1.0 - recipe.decay)))
 
 
 def batch_shape(recipe: Recipe, step: int) -> tuple[int, int]:
@@ -245,8 +256,9 @@ class Trainer:
 
     def _check_recipe(self, saved: dict[str, Any], step: int) -> None:
         ours = json.loads(json.dumps(asdict(self.recipe)))
-        starts = decay_start(self.recipe), decay_start(Recipe(**saved))
-        free = {"steps", "decay", "long_lengths"} if step <= min(starts) else set()
+        free = set()
+        if all(plan(self.recipe, number) == plan(Recipe(**saved), number) for number in range(step)):
+            free = {"steps", "horizon", "cooldown", "decay", "long_lengths"}
         wrong = sorted(key for key in ours if key not in free and ours[key] != saved.get(key))
         if wrong:
             raise ValueError(f"the checkpoint was made with other settings of {', '.join(wrong)}")
