@@ -17,16 +17,16 @@ from pathlib import Path
 from ..daemon.results import CloseReport
 from ..daemon.service import Service
 from ..errors import TorporError
-from ..memvid.location import default_store_path
 from .address import default_socket_path
 from .serving import serve_until_signal
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How to serve. No models means the demo model that Torpor ships. `json` prints one JSON object a line."""
+    """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
+    object a line."""
 
-    store: Path = field(default_factory=default_store_path)
+    store: Path | None = None
     socket: Path = field(default_factory=default_socket_path)
     models: Mapping[str, str] = field(default_factory=dict)
     json: bool = False
@@ -43,7 +43,9 @@ def run(options: ServeOptions) -> None:
         return await Service.open(store_path=options.store, models=options.models)
 
     def on_ready(socket: str) -> None:
-        sentence = f"torpor serves {options.store} on {socket} (pid {os.getpid()}); stop it with Ctrl-C"
+        sentence = (
+            f"torpor serves {options.store or 'the default store'} on {socket} (pid {os.getpid()}); stop it with Ctrl-C"
+        )
         _print(options, sentence, {"event": "ready", "socket": socket, "pid": os.getpid()})
 
     def on_stopped(report: CloseReport) -> None:
@@ -67,7 +69,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     if len(set(names)) != len(names):
         parser.error("--model: each name can be given once")
     return ServeOptions(
-        store=parsed.store or default_store_path(),
+        store=parsed.store,
         socket=parsed.socket or default_socket_path(),
         models=dict(parsed.model),
         json=parsed.json,

@@ -39,6 +39,8 @@ class Outbox:
         Raises:
             ClientStalled: too much waits already; the frame is not queued.
         """
+        if self._finished:
+            return
         if self._event_bytes + len(frame) > self._limits.max_waiting_event_bytes:
             raise ClientStalled(f"{self._event_bytes} bytes of events wait for the client")
         self._event_bytes += len(frame)
@@ -46,6 +48,8 @@ class Outbox:
 
     def put_reply(self, frame: bytes) -> None:
         """Queue anything else; `wait_for_room` comes first where the caller can wait."""
+        if self._finished:
+            return
         self._reply_bytes += len(frame)
         self._put(frame, is_event=False)
 
@@ -56,7 +60,7 @@ class Outbox:
             await self._room.wait()
 
     def finish(self) -> None:
-        """Take no more frames; `run` returns when the last has been written."""
+        """Ignore frames from now on; `run` returns when the last has been written."""
         self._finished = True
         self._work.set()
         self._room.set()
@@ -92,7 +96,5 @@ class Outbox:
             self._room.set()
 
     def _put(self, frame: bytes, *, is_event: bool) -> None:
-        if self._finished:
-            return
         self._frames.append((frame, is_event))
         self._work.set()

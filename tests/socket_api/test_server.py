@@ -232,17 +232,14 @@ def test_the_deadline_of_a_frame_does_not_hurt_an_idle_connection_nor_a_busy_one
         client = await state.connect()
         loop = asyncio.get_running_loop()
         until = loop.time() + 0.3
-        number = 0
-        while loop.time() < until:  # frames back to back, cut across reads: each has a deadline of its own
-            frames = [
-                encode_frame({"type": "request", "id": number + k, "method": "status"}, max_frame_bytes=99)
-                for k in range(2)
-            ]
-            number += 2
-            client.writer.write(frames[0] + frames[1][:7])
+        request = encode_frame({"type": "request", "id": 1, "method": "status"}, max_frame_bytes=99)
+        client.writer.write(request[:7])
+        while loop.time() < until:  # there is always a frame begun, and each has a deadline of its own
+            client.writer.write(request[7:] + request[:7])
             assert (await client.read())["type"] == "result"
-            client.writer.write(frames[1][7:])
-            assert (await client.read())["type"] == "result"
+            await asyncio.sleep(0.005)
+        client.writer.write(request[7:])
+        assert (await client.read())["type"] == "result"
         await asyncio.sleep(0.15)  # idle for longer than the deadline
         client.ask(0, "status")
         assert (await client.read())["type"] == "result"
@@ -386,9 +383,20 @@ def test_a_flood_of_bad_requests_is_read_no_faster_than_its_answers_are_taken(sh
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(deaf, encode_frame({"type": "hello", "protocol": 1}, max_frame_bytes=999))
         bad = encode_frame({"type": "request", "id": 1, "method": "x" * 60}, max_frame_bytes=999) * 100
+        await poll(lambda: len(state.server._served) == 1)
+        (served,) = state.server._served
+        outbox, waiting = served._outbox, [0]
+        put = outbox.put_reply
+
+        def watch(frame: bytes) -> None:
+            put(frame)
+            waiting.append(outbox._reply_bytes)
+
+        outbox.put_reply = watch  # type: ignore[method-assign]
         with pytest.raises(OSError):  # noqa: PT012
             while True:
                 await loop.sock_sendall(deaf, bad)
+        assert 100_000 <= max(waiting) < 101_000
         await poll(lambda: state.server.connections == 0)
         deaf.close()
 

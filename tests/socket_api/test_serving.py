@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torpor.socket_api import Client
 from torpor.socket_api.errors import RemoteError, SocketInUse
-from torpor.socket_api.serving import serve_until_signal
+from torpor.socket_api.serving import harden_process, serve_until_signal
 
 _SCRIPT = """
 import importlib.util, json, os, sys
@@ -132,3 +132,16 @@ def test_after_sigkill_the_next_daemon_takes_the_stale_socket(daemons: list[Daem
     assert json.loads(start(daemons, socket).line())["socket"] == str(socket)
     with Client(socket) as client:
         client.status()
+
+
+def test_core_dumps_are_forbidden_whatever_the_limit_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threat 60: a dump would hold every session's text."""
+    done: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4096, 8192))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: done.append((kind, limits)))
+    before = os.umask(0o022)
+    try:
+        harden_process()
+    finally:
+        os.umask(before)
+    assert done == [(resource.RLIMIT_CORE, (0, 8192))]
