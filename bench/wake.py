@@ -28,13 +28,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from machine import describe, spread  # noqa: E402
-
-from torpor.daemon.results import Event, Token  # noqa: E402
-from torpor.daemon.service import Service  # noqa: E402
-
-import mlx.core as mx  # noqa: E402  # isort: skip  # after torpor, which chooses its BLAS
-from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache  # noqa: E402  # isort: skip
+# In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
+# isort: off
+from torpor.daemon.results import Event, Token
+from torpor.daemon.service import Service
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache
+from machine import describe, spread
+# isort: on
 
 LENGTHS = (512, 1024, 2048, 4096, 7680)
 ROUNDS = 5
@@ -232,9 +233,9 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    figure, axes = plt.subplots(figsize=(7, 4.2))
     for name, label, colour in (
         ("cold_first_token", "read again", "tab:red"),
         ("woken_first_token", "woken, verified", "tab:blue"),

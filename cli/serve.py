@@ -14,7 +14,7 @@ from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
 from .options import JsonOption, SocketOption
-from .output import Output
+from .output import Output, write_failure
 
 ModelsOption = Annotated[
     list[str] | None,

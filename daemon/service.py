@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..errors import TorporError
+from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import DEFAULT_NAMESPACE, SessionUri, resolve
@@ -65,18 +66,18 @@ class Service:
     async def open(
         cls,
         *,
-        store_path: str | os.PathLike[str],
+        store_path: str | os.PathLike[str] | None = None,
         models: Mapping[str, str] | None = None,
         digest_cache: Path | None = None,
     ) -> Service:
-        """Take the store, start the engine, and load the models: name to folder or hub name, in order; the first is
-        the default. With none, the bundled demo model is loaded under the name "demo".
+        """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
+        in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
 
         Raises:
             StoreLocked: another daemon has the store.
             ModelUnavailable: a model cannot be loaded; the store is let go again.
         """
-        store = await asyncio.to_thread(lambda: Store.open(store_path, writable=True))
+        store = await asyncio.to_thread(lambda: Store.open(store_path or default_store_path(), writable=True))
         engine = Engine()
         try:
             digests = DigestCache(digest_cache or default_cache_path())
