@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tools that read the tree need the package under its name; the root folder of a clone may have any.
 TYPING := $(VENV)/typing
+FOLDERS := memvid snapshot daemon socket_api cli
 
 .PHONY: demo test test-all check bench install blas clean help
 
@@ -25,7 +26,7 @@ test-all: install check ## the tests with every heavy sweep in full
 check: install ## style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@MYPYPATH=$(TYPING) $(BIN)/mypy -p torpor
+	@MYPYPATH=$(TYPING) $(BIN)/mypy -m torpor -m torpor.errors $(addprefix -p torpor.,$(FOLDERS))
 
 bench: install ## measure what the documents claim, with the figures of the peers beside them
 	@$(BIN)/python bench/run.py
