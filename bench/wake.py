@@ -215,9 +215,8 @@ def report(lengths: list[Length], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "wake.json").write_text(json.dumps(figures, indent=2) + "\n")
     plot(figures, out / "wake.png")
-    print(
-        f"{'tokens':>7} {'state MiB':>10} {'cold s':>8} {'woken s':>8} {'ratio':>7}   wake / mlx-lm load   sleep / write+fsync"
-    )
+    head = f"{'tokens':>7} {'state MiB':>10} {'cold s':>8} {'woken s':>8} {'ratio':>7}"
+    print(f"{head}   wake / mlx-lm load   sleep / write+fsync")
     for each in figures["lengths"]:
         seconds = each["seconds"]
         print(

@@ -1,0 +1,24 @@
+"""`make bench`: every benchmark in turn, nothing beside it; figures and plots land in build/bench."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = ("wake.py",)
+
+
+def main() -> int:
+    """Run each benchmark in a process of its own; the first failure ends it."""
+    folder = Path(__file__).parent
+    for name in BENCHMARKS:
+        print(f"== {name}", flush=True)
+        done = subprocess.run([sys.executable, str(folder / name), *sys.argv[1:]], check=False)
+        if done.returncode != 0:
+            return done.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
