@@ -6,13 +6,14 @@ What a client is shown is derived from the committed tokens, never the other way
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Protocol
 
 # Tokens of context that decoding looks back on: enough for any tokenizer's merging of spaces and bytes.
 CONTEXT_TOKENS = 8
-# An incomplete UTF-8 sequence has at most 3 bytes; longer runs of replacement characters are the text itself.
-MAX_HELD_TOKENS = 4
-_REPLACEMENT = "�"
+# An incomplete UTF-8 sequence has at most 3 bytes, so at most 3 tokens and 3 replacement characters.
+MAX_INCOMPLETE = 3
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Decodes(Protocol):
@@ -26,34 +27,60 @@ class TextStream:
     """The text that each committed token adds.
 
     Decodes with the tokens before it as context, so that a leading space or a character made of several tokens
-    comes out as it would when all is decoded at once.
+    comes out as it would when all is decoded at once. Replacement characters at the end are held back, because the
+    next token may complete the character; longer runs of them are the text itself.
     """
 
     def __init__(self, tokenizer: Decodes, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._before = list(context[-CONTEXT_TOKENS:])
-        self._pending: list[int] = []
+        self._window = list(context[-CONTEXT_TOKENS:])
+        for _ in range(MAX_INCOMPLETE):  # a window that begins inside a character could spoil those after it
+            if len(context) > CONTEXT_TOKENS and self._decoded().startswith(_REPLACEMENT):
+                del self._window[0]
+        self._shown = self._decoded()
+        self._boundaries = [len(self._window)]  # positions in the window between two whole characters
 
     def push(self, token: int) -> str:
         """The text that is certain now; empty while a character is incomplete."""
-        self._pending.append(token)
-        text = self._text_of_pending()
-        if text.endswith(_REPLACEMENT) and len(self._pending) < MAX_HELD_TOKENS:
-            return ""
-        self._before = (self._before + self._pending)[-CONTEXT_TOKENS:]
-        self._pending = []
-        return text
+        self._window.append(token)
+        text = self._decoded()
+        incomplete = min(len(text) - len(text.rstrip(_REPLACEMENT)), MAX_INCOMPLETE)
+        if not incomplete:
+            self._boundaries.append(len(self._window))
+        certain = text[: len(text) - incomplete]
+        waited = len(self._window) - max(self._boundaries, default=0)
+        if not certain.startswith(self._shown) and 0 < waited <= MAX_INCOMPLETE:
+            return ""  # some tokenizers show whole characters as broken, too, until the one after them is complete
+        piece = self._not_yet_shown(certain)
+        if len(self._window) > 2 * CONTEXT_TOKENS:
+            self._move_window(max(0, len(text) - len(self._shown)))
+        return piece
 
     def finish(self) -> str:
         """What is left when no more tokens come: an incomplete character shows as a replacement character."""
-        text = self._text_of_pending() if self._pending else ""
-        self._pending = []
-        return text
+        return self._not_yet_shown(self._decoded())
 
-    def _text_of_pending(self) -> str:
-        before = self._tokenizer.decode(self._before, skip_special_tokens=True)
-        both = self._tokenizer.decode(self._before + self._pending, skip_special_tokens=True)
-        return both[len(before) :] if both.startswith(before) else both
+    def _decoded(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special_tokens=True)
+
+    def _not_yet_shown(self, text: str) -> str:
+        """From where the text differs: a half character that was shown as such may have been completed since."""
+        piece = text[len(commonprefix([self._shown, text])) :]  # noqa: RUF071 - it is characters that are meant
+        if piece:
+            self._shown = text
+        return piece
+
+    def _move_window(self, held_characters: int) -> None:
+        """Let tokens go that are not needed as context any more."""
+        latest = len(self._window) - CONTEXT_TOKENS
+        start = max((position for position in self._boundaries if position <= latest), default=0)
+        if not start and len(self._window) >= 4 * CONTEXT_TOKENS:
+            start = latest  # a long run of broken bytes has no boundary
+        if start:
+            del self._window[:start]
+            self._boundaries = [position - start for position in self._boundaries if position > start]
+            text = self._decoded()
+            self._shown = text[: len(text) - held_characters]
 
 
 class StopStrings:
