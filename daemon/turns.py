@@ -64,7 +64,7 @@ def next_turn(render: Render, message: Message, *, turn_open: bool, end_text: st
 
 
 def _after_placeholder(text: str) -> str:
-    _, found, rest = text.rpartition(_ASSISTANT)
+    _, found, rest = text.partition(_ASSISTANT)  # the first: a message may quote it
     if not found:
         raise TemplateUnusable(
             "The model's chat template does not show the assistant's words; use append and generate."
