@@ -13,7 +13,7 @@ from .errors import DemoUnfit, UnreadableInput
 from .inputs import load_text
 
 DEFAULT_MODULE = "argparse"  # about 100 kB of prose and code, in every Python, and alike in all versions
-SAMPLE_CHARS = 1500  # of each of the three samples from which tokens per character are estimated
+SAMPLE_SHARE = 18  # each of the three samples from which tokens per character are estimated is such a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Document:
         """Take three pieces out of the first characters: enough to estimate, and a text unlike the document."""
         span = min(chars, len(self.text))
         starts = (0, span // 3, 2 * span // 3)
-        return "\n".join(self.text[start : start + SAMPLE_CHARS] for start in starts)
+        return "\n".join(self.text[start : start + max(1, span // SAMPLE_SHARE)] for start in starts)
 
 
 def load_document(path: Path | None) -> Document:

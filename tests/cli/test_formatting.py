@@ -1,0 +1,47 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import pytest
+from torpor.cli.formatting import format_bytes, format_count, format_id, format_rate, format_seconds
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (41_418_752, "39.5 MiB"),
+        (1000 << 20, "0.98 GiB"),
+        (5 << 30, "5.00 GiB"),
+        (3 << 40, "3.0 TiB"),
+    ],
+)
+def test_bytes(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 µs"),
+        (0.00034, "340 µs"),
+        (0.0123, "12.3 ms"),
+        (0.9996, "1.00 s"),
+        (9.567, "9.57 s"),
+        (119.4, "119 s"),
+        (125.0, "2 min 05 s"),
+        (7325.0, "2 h 02 min"),
+    ],
+)
+def test_seconds(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_counts_rates_and_ids() -> None:
+    assert format_count(6912) == "6,912"
+    assert format_rate(1000, 0.5) == "2,000/s"
+    assert format_rate(1, 0.0) == "–"
+    assert format_id("ab" * 32) == "abababababab"
+    assert format_id(None) == "–"

@@ -1,0 +1,51 @@
+"""Where words go: plain where nobody looks, harmless always, one document with --json."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torpor.cli.output import PIPED_WIDTH, Output, neutralise
+from torpor.errors import TorporError
+
+
+def test_piped_output_has_no_escape_sequences_and_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(as_json=False)
+    output.line("[bold green]sound[/] " + "x" * (2 * PIPED_WIDTH))
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert out.count("\n") == 1
+
+
+def test_progress_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json in (False, True):
+        with Output(as_json=as_json).progress("reading") as report:
+            report(1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_remarks_are_silent_with_json(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).remark("hello")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_document_is_one_line_and_carries_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).document("ls", {"sessions": ["ü\n"]})
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"schema_version": 1, "command": "ls", "sessions": ["ü\n"]}
+
+
+@pytest.mark.parametrize("hostile", ["\x1b]0;title\x07", "\x9b2J", "\x00", "\x7f", "\r"])
+def test_control_characters_become_visible(hostile: str) -> None:
+    """Threat 46."""
+    shown = neutralise(f"a{hostile}b\n\tc")
+    assert all(character.isprintable() or character in "\n\t" for character in shown)
+    assert shown.endswith("b\n\tc")
+
+
+def test_markup_in_an_error_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from torpor.cli.output import report_error
+
+    report_error(TorporError("no [bold]session[/] \x1b[2J"), as_json=False)
+    assert "[bold]session[/]" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""The command line against a real daemon on a tiny model: a day in the life of two sessions, command by command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_rig import Torpor
+from torpor.cli.background import is_running
+
+
+@pytest.fixture
+def store(short_path: Path) -> Path:
+    return short_path / "store"
+
+
+@pytest.fixture
+def serving(torpor: Torpor, tiny_model: Path, store: Path) -> Iterator[int]:
+    """A daemon in the background on the default socket of this test; gives its pid."""
+    pid = serve_in_background(store, tiny_model)
+    yield pid
+    torpor("stop", "--timeout", "30")
+    assert not is_running(pid)
+
+
+def serve_in_background(store: Path, model: Path) -> int:
+    """Run `torpor serve --detach` as a process of its own: its child must not become the tests'."""
+    command = [sys.executable, "-m", "torpor.cli.main", "serve", "--detach", "--json"]
+    command += ["--store", str(store), "--model", f"tiny={model}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout)["pid"])
+
+
+def test_a_session_is_read_slept_listed_woken_and_deleted(torpor: Torpor, serving: int, store: Path) -> None:
+    assert torpor("append", "notes", "a text of thirty-odd bytes, to read").status == 0
+    first = torpor("generate", "notes", "-n", "3", "--prove", "--json").document
+    assert len(first["tokens"]) == len(first["logits_blake3"]) <= 3
+    receipt = torpor("sleep", "notes", "--json").document["results"][0]
+    assert receipt["token_count"] == first["token_count"]
+    assert torpor("ls", "--json").document["sessions"][0]["state"] == "asleep"
+    assert "default/notes" in torpor("ls").out
+    shown = torpor("show", "notes", "--json").document
+    assert shown["info"]["bundle_id"] == receipt["bundle_id"]
+    assert shown["tail_text"].startswith("a text of thirty-odd bytes")
+    assert torpor("verify", "--deep").status == 0, "it asks the daemon which store it has"
+    woken = torpor("wake", "notes", "--json").document
+    assert (woken["tokens_prefilled"], woken["already_awake"]) == (0, False)
+    assert torpor("wake", "notes", "--json").document["already_awake"] is True
+    assert torpor("rm", "notes", "--yes").status == 0
+    assert torpor("ls", "--json").document["sessions"] == []
+
+
+def test_stop_puts_sessions_to_sleep_and_the_next_daemon_has_them(
+    torpor: Torpor, serving: int, store: Path, tiny_model: Path
+) -> None:
+    torpor("chat", "helper", "hello", "-n", "4")
+    tokens = torpor("ls", "--json").document["sessions"][0]["token_count"]
+    stopped = torpor("stop", "--json")
+    assert stopped.status == 0
+    assert stopped.document["pid"] == serving
+    assert not is_running(serving)
+    assert torpor("stop").status == 12
+    stored = torpor("ls", "--store", store, "--json").document["sessions"][0]
+    assert (stored["state"], stored["token_count"]) == ("stored", tokens)
+    serve_in_background(store, tiny_model)
+    again = torpor("chat", "helper", "again", "-n", "4", "--json").document
+    assert again["token_count"] > tokens
+
+
+def test_a_second_daemon_is_refused_with_status_11(torpor: Torpor, serving: int, store: Path, short_path: Path) -> None:
+    same_socket = torpor("serve", "--detach", "--store", short_path / "other")
+    assert same_socket.status == 11
+    assert "socket_in_use" in same_socket.err
+    same_store = torpor("serve", "--detach", "--store", store, "--socket", short_path / "u" / "t.sock", "--json")
+    assert same_store.status == 11
+    assert same_store.error["error"]["code"] == "store_locked"
+
+
+def test_a_name_in_two_namespaces_is_ambiguous(torpor: Torpor, serving: int) -> None:
+    torpor("append", "a/notes", "one")
+    torpor("append", "b/notes", "two")
+    ran = torpor("sleep", "notes")
+    assert ran.status == 4
+    assert "torpor://a/notes" in ran.err
+    assert "torpor://b/notes" in ran.err
+
+
+def test_a_model_that_is_not_there_is_status_4(torpor: Torpor, short_path: Path) -> None:
+    ran = torpor("serve", "--store", short_path / "store", "--model", f"x={short_path}/no-model")
+    assert ran.status == 4
+    assert "model_unavailable" in ran.err
+
+
+def test_a_socket_path_that_is_too_long_is_wrong_usage_with_both_lengths(torpor: Torpor, short_path: Path) -> None:
+    long = short_path / ("x" * 120) / "t.sock"
+    ran = torpor("wake", "notes", "--socket", long, "--json")
+    assert ran.status == 2
+    assert ran.error["error"]["details"]["path_bytes"] == len(os.fsencode(long))
+    assert ran.error["error"]["details"]["limit_bytes"] < 108
+
+
+def test_doctor_tells_of_machine_daemon_and_store(torpor: Torpor, serving: int, store: Path) -> None:
+    document = torpor("doctor", "--json").document
+    assert document["machine"]["blas"]["gflops"] > 0
+    assert document["daemon"]["pid"] == serving
+    assert document["store"] == {"path": str(store), "readable": True, "problem": None, "sessions": 0}
+    text = torpor("doctor").out
+    assert "GFLOP/s" in text
+    assert str(store) in text
+
+
+def test_doctor_without_daemon_or_store_says_so(torpor: Torpor) -> None:
+    ran = torpor("doctor")
+    assert ran.status == 0
+    assert "torpor serve" in ran.out
+    assert "no_store" in ran.out
