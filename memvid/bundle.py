@@ -100,6 +100,10 @@ class BundleFile:
                 path=self.path,
             )
 
+    def parent_of(self, entry: BlockEntry) -> bytes | None:
+        """The id of the span that the block list puts before a block of this file."""
+        return self._parents.get(entry.id)
+
     def read_head(self, entry: BlockEntry) -> tuple[BlockHeader, FrameHead]:
         """Read a block's head and recompute its id. Raises CorruptBundle, LimitExceeded, Truncated."""
         if entry.head_bytes > _MAX_HEAD_BYTES:
@@ -123,7 +127,7 @@ class BundleFile:
             self._bad_head(entry, "its header and the block list differ")
         if header.identity_digest != self.manifest.identity.digest:
             self._bad_head(entry, "it was made under another identity than its bundle")
-        if header.parent != self._parents.get(entry.id):
+        if header.parent != self.parent_of(entry):
             self._bad_head(entry, "it follows another block than the block list says")
         if len(head.stored) != len(header.slots):
             self._bad_head(entry, "its storage table has another number of slots")

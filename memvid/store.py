@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from .. import __version__
-from .blocks import BlockDraft, BlockEntry, require_chain
+from .blocks import BlockDraft, BlockEntry, require_chain, span_parents
 from .bundle import BundleFile, BundleReader
 from .codecs import RAW, Codec
 from .durable import TempFile
@@ -256,6 +256,7 @@ class Store:
             files.setdefault(entry.bundle_id, []).append(entry)
         if len(files) > MAX_BUNDLE_REFS:
             raise LimitExceeded(f"a bundle refers to at most {MAX_BUNDLE_REFS} others.", limit=MAX_BUNDLE_REFS)
+        parents = span_parents(reused)
         for bundle_id, entries in files.items():
             with contextlib.closing(self._open_file(bundle_id)) as file:
                 if file.manifest.identity.digest != identity.digest:
@@ -265,6 +266,11 @@ class Store:
                     )
                 for entry in entries:
                     file.require_block(entry)
+                    if file.parent_of(entry) != parents[entry.id]:
+                        raise InvalidDraft(
+                            f"the reused block at token {entry.start} follows another block than it was made behind.",
+                            block_id=entry.id.hex(),
+                        )
 
     # --- wake and inspection
 

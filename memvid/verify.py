@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .blocks import BlockEntry
+from .blocks import BlockEntry, span_parents
 from .bundle import BundleFile
 from .errors import (
     CorruptBundle,
@@ -182,7 +182,7 @@ def _verify_refs(
                     continue
                 try:
                     file.require_block(entry)
-                    _require_same_identity(file, manifest, user_path)
+                    _require_same_chain(file, entry, manifest, user_path)
                     if deep and entry.id not in checked:
                         checked.add(entry.id)
                         tally.blocks += 1
@@ -191,6 +191,12 @@ def _verify_refs(
                     tally.find(user_path, error)
 
 
-def _require_same_identity(file: BundleFile, manifest: Manifest, path: str) -> None:
-    if file.manifest.identity.digest != manifest.identity.digest:
-        raise CorruptBundle(f"{path} refers to blocks of another identity in {file.path}.", path=path, part="manifest")
+def _require_same_chain(file: BundleFile, entry: BlockEntry, manifest: Manifest, path: str) -> None:
+    promised = (span_parents(manifest.blocks)[entry.id], manifest.identity.digest)
+    if (file.parent_of(entry), file.manifest.identity.digest) != promised:
+        raise CorruptBundle(
+            f"{path}: the block at token {entry.start} in {file.path} belongs to another chain or identity.",
+            path=path,
+            part="manifest",
+            block_id=entry.id.hex(),
+        )

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 from store_making import (
-    IDENTITY,
     OTHER_URI,
     URI,
     bundle_path,
@@ -21,7 +20,6 @@ from store_making import (
     require_awake,
     sleep,
     sleep_compressed,
-    span,
 )
 from torpor.memvid import Identity, Store, zstd
 from torpor.memvid.bundle import BundleFile
@@ -33,16 +31,19 @@ from torpor.memvid.errors import (
     CorruptBundle,
     Corruption,
     IndexMismatch,
+    LimitExceeded,
     OwnerMismatch,
     ParentMismatch,
+    ReadBackFailed,
     StoreError,
     TrailingData,
     Truncated,
     UnsupportedFormat,
     VersionMismatch,
 )
-from torpor.memvid.layout import HEADER_BYTES, TRAILER_BYTES, bundle_id_of, encode_header
+from torpor.memvid.layout import HEADER_BYTES, TRAILER_BYTES, StoredSlot, bundle_id_of, encode_header
 from torpor.memvid.manifest import decode_manifest
+from torpor.memvid.writer import BundleWriter
 
 
 def read_all(path: Path, bundle_id: bytes) -> list[list[bytes]]:
@@ -400,7 +401,15 @@ def manifest_of(store: Store, bundle_id: bytes) -> bytes:
 
 
 def refused_when_read(store: Store, bundle_id: bytes, kind: type[StoreError] = Corruption) -> None:
-    with pytest.raises(kind), store.open_bundle(bundle_id) as reader:
+    """A wake refuses it, and so does a deep verify, which finds it among the files."""
+    with pytest.raises(kind):
+        read_whole(store, bundle_id)
+    path = str(bundle_path(store, bundle_id))
+    assert [finding for finding in store.verify(deep=True).findings if finding.path == path]
+
+
+def read_whole(store: Store, bundle_id: bytes) -> None:
+    with store.open_bundle(bundle_id) as reader:
         reader.tokens()
         contents(reader)
 
@@ -507,16 +516,65 @@ def test_a_block_of_an_ancestor_that_follows_another_parent_is_refused(store: St
     """The second span of one session, put behind the first span of another."""
     one = sleep(store, 512, seed=1)
     two = sleep(store, 512, uri=OTHER_URI, seed=2)
-    mixed = store.write_bundle(
-        uri=URI,
-        identity=IDENTITY,
-        parent=None,
-        reused=(one.entries[0], two.entries[1]),
-        blocks=[span(512, 3)],
-        session={},
-        token_count=515,
+    mixed = (one.entries[0], two.entries[1])
+    frames_gone = reseal(store, one.bundle_id, cut_to_header(remade(store, one.bundle_id, blocks=mixed)))
+    refused_when_read(store, frames_gone, CorruptBundle)
+
+
+def cut_to_header(change: Callable[[bytearray, int], bytes]) -> Callable[[bytearray, int], bytes]:
+    """The same manifest in a file without frames of its own."""
+
+    def cut(frames: bytearray, offset: int) -> bytes:
+        del frames[HEADER_BYTES:]
+        return change(frames, offset)
+
+    return cut
+
+
+def test_a_block_of_the_bundle_itself_that_follows_another_parent_is_refused(store: Store) -> None:
+    one = sleep(store, 256, seed=1)
+    two = sleep(store, 256, uri=OTHER_URI, seed=2)
+    delta = sleep(store, 300, seed=1, before=one)
+    blocks = decode_manifest(manifest_of(store, delta.bundle_id), "original").blocks
+    edited = (two.entries[0], *blocks[1:])
+    refused_when_read(
+        store, reseal(store, delta.bundle_id, remade(store, delta.bundle_id, blocks=edited)), CorruptBundle
     )
-    refused_when_read(store, mixed.bundle_id, CorruptBundle)
+
+
+@pytest.mark.parametrize("gap", [bytes(64), b"x" * 64])
+def test_threat_4_bytes_between_frames_and_manifest_are_refused(store: Store, gap: bytes) -> None:
+    """No digest would cover them."""
+    mine = sleep(store, 300)
+
+    def change(frames: bytearray, offset: int) -> bytes:
+        frames += gap
+        return manifest_of(store, mine.bundle_id)
+
+    refused_when_read(store, reseal(store, mine.bundle_id, change), CorruptBundle)
+
+
+def test_a_head_above_the_limit_is_refused_before_it_is_read(store: Store) -> None:
+    mine = sleep(store, 300)
+    path = bundle_path(store, mine.bundle_id)
+    huge = dataclasses.replace(mine.entries[0], head_bytes=1 << 40)
+    file = BundleFile(os.open(path, os.O_RDONLY), str(path), None)
+    with contextlib.closing(file), pytest.raises(LimitExceeded):
+        file.read_head(huge)
+
+
+@pytest.mark.parametrize(
+    "stored", [StoredSlot(2, 64, bytes(32)), StoredSlot(1, 64, bytes(32)), StoredSlot(0, 63, bytes(32))]
+)
+def test_threat_14_a_slot_stored_in_an_unknown_or_growing_way_is_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch, stored: StoredSlot
+) -> None:
+    """Written by a writer that errs, and so already refused when it is read back."""
+    data = [memoryview(bytes(stored.stored_bytes))]
+    monkeypatch.setattr(BundleWriter, "_store", lambda *_: (stored, data))
+    with pytest.raises(ReadBackFailed) as refusal:
+        sleep(store, 1, layers=1, dim=4)
+    assert refusal.value.cause == "corrupt_bundle"
 
 
 def test_an_ancestor_that_lost_its_block_is_refused(store: Store) -> None:

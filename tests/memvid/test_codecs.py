@@ -75,6 +75,7 @@ def test_threat_16_a_frame_without_its_size_is_refused() -> None:
 
 def test_threat_16_a_frame_without_checksum_is_refused() -> None:
     refused(frame(write_checksum=False))
+    refused(frame(write_checksum=False) + bytes(4))  # something else where it would be
 
 
 def test_threat_16_a_frame_with_a_false_checksum_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Promise 1: an acknowledged sleep survives SIGKILL at any step, and any other leaves the version before (T1; threats 27, 28)."""
+"""Promise 1: an acknowledged sleep survives SIGKILL at any step; any other one leaves the version before (T1)."""
 
 from __future__ import annotations
 

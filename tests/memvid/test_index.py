@@ -36,6 +36,16 @@ def blot(path: Path) -> None:
     path.write_bytes(data[:4096] + bytes(len(data) - 4096))
 
 
+def blot_a_side_table(path: Path) -> None:
+    """Damage where listing the rows does not look."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'referrers'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * size : page * size] = bytes(size)
+    path.write_bytes(data)
+
+
 def make_foreign(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE meta SET value = 'another'")
@@ -53,7 +63,7 @@ def break_row(path: Path) -> None:
         connection.commit()
 
 
-@pytest.mark.parametrize("damage", [lose, empty, scribble, cut, blot, make_foreign, age, break_row])
+@pytest.mark.parametrize("damage", [lose, empty, scribble, cut, blot, blot_a_side_table, make_foreign, age, break_row])
 @pytest.mark.parametrize("writable", [True, False])
 def test_threat_26_a_lost_foreign_or_damaged_index_comes_back(
     store: Store, store_path: Path, damage: Callable[[Path], None], writable: bool

@@ -13,7 +13,13 @@ from store_making import URI, require_awake, sleep
 from torpor.memvid import Store
 from torpor.memvid.errors import LockLost, StoreLocked
 
-HOLDER = "import sys; from torpor.memvid import Store; s = Store.open(sys.argv[1], writable=True); print('open', flush=True); sys.stdin.read()"
+HOLDER = """
+import sys
+from torpor.memvid import Store
+store = Store.open(sys.argv[1], writable=True)
+print("open", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture

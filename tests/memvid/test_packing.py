@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import resource
 import time
 
@@ -38,9 +38,7 @@ def test_map_order_does_not_change_the_encoding() -> None:
     assert pack({"a": 1, "b": 2}, "value") == pack({"b": 2, "a": 1}, "value")
 
 
-@pytest.mark.parametrize(
-    "value", [{1: 2}, 1 << 64, object(), {"a": {1, 2}}, datetime.datetime.now(datetime.UTC), "\ud800"]
-)
+@pytest.mark.parametrize("value", [{1: 2}, 1 << 64, object(), {"a": {1, 2}}, dt.datetime.now(dt.UTC), "\ud800"])
 def test_what_the_format_does_not_have_is_refused_when_written(value: object) -> None:
     with pytest.raises(InvalidDraft):
         pack(value, "value")

@@ -1,4 +1,4 @@
-"""What may not stand in a store: links, FIFOs, second names, foreign owners, folders open to others (threats 20 to 22)."""
+"""What may not stand in a store: links, FIFOs, second names, foreign owners, open folders (threats 20 to 22)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
 from torpor.memvid import Store
 from torpor.memvid.errors import StoreError, UnsafePath
+from torpor.memvid.paths import require_own_regular
 
 
 def as_symlink(path: Path, aside: Path) -> None:
@@ -90,6 +91,15 @@ def test_threat_22_a_foreign_owner_is_refused(store: Store, store_path: Path, mo
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     with pytest.raises(UnsafePath, match="belongs to user"):
         Store.open(store_path, writable=False)
+
+
+def test_threat_22_a_file_of_a_foreign_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    status = (tmp_path / "file").stat()
+    require_own_regular(status, "file")
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    with pytest.raises(UnsafePath, match="belongs to user"):
+        require_own_regular(status, "file")
 
 
 def test_a_link_above_the_store_is_the_user_s_choice(store: Store, store_path: Path, tmp_path: Path) -> None:

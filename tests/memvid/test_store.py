@@ -41,6 +41,8 @@ from torpor.memvid.errors import (
     UnsupportedFormat,
 )
 
+SPEC = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 10, 4))
+
 
 def tree(path: Path) -> dict[str, bytes]:
     """Every file of a folder with its bytes."""
@@ -254,7 +256,7 @@ def test_progress_counts_new_tokens(store: Store) -> None:
         pytest.param([dataclasses.replace(span(0, 10), tokens=b"abc")], 10, id="a third of a token"),
         pytest.param([dataclasses.replace(span(0, 10), kind="code")], 10, id="an unknown kind"),
         pytest.param([dataclasses.replace(span(0, 10), slots=list(span(0, 10).slots) * 2)], 10, id="a slot twice"),
-        pytest.param([dataclasses.replace(span(0, 10), slots=span(0, 9).slots[:1] + [SlotDraft(span(0, 10).slots[1].spec, [])])], 10, id="a slot without its bytes"),
+        pytest.param([dataclasses.replace(span(0, 10), slots=[SlotDraft(SPEC, [])])], 10, id="no bytes"),
         pytest.param([], -1, id="a negative number of tokens"),
         pytest.param([], 1 << 63, id="2^63 tokens"),
     ],
@@ -319,6 +321,13 @@ def test_a_reused_block_that_is_not_where_it_says_is_refused(store: Store) -> No
         write(store, [span(256, 4)], 260, reused=[dataclasses.replace(entry, bundle_id=bytes(32))])
     with pytest.raises(InvalidDraft):
         write(store, [span(256, 4)], 260, reused=[dataclasses.replace(entry, bundle_id=None)])
+
+
+def test_a_reused_block_behind_another_one_than_its_own_parent_is_refused(store: Store) -> None:
+    one, two = sleep(store, 512, seed=1), sleep(store, 512, uri=OTHER_URI, seed=2)
+    with pytest.raises(InvalidDraft, match="follows another"):
+        write(store, [span(512, 3)], 515, reused=[one.entries[0], two.entries[1]])
+    assert len(store.versions(URI)) == 1
 
 
 def test_a_reused_block_of_another_identity_is_refused(store: Store) -> None:
@@ -394,6 +403,7 @@ def test_threat_23_a_store_of_a_later_version_is_refused_and_not_touched(store: 
     file = store_path / "store.json"
     file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
     (store_path / "bundles" / "0123456789abcdef.tmp").write_bytes(b"of the later version")
+    (store_path / "lock").write_text("the lock of the later version")
     before = tree(store_path)
     for writable in (True, False):
         with pytest.raises(UnsupportedFormat) as refusal:

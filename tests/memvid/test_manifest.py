@@ -1,0 +1,84 @@
+"""Manifests: one encoding, and nothing but what `encode` writes is read (threats 8, 15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_making import IDENTITY, URI
+from torpor.memvid import BlockEntry, Manifest
+from torpor.memvid.errors import CorruptBundle, StoreError
+from torpor.memvid.manifest import LINE_BYTES, decode_manifest
+
+ENTRIES = (
+    BlockEntry(b"a" * 32, b"r" * 32, 64, 64, 128, 10, "span", 0, 256),
+    BlockEntry(b"b" * 32, None, 64, 64, 128, 10, "span", 256, 44),
+    BlockEntry(b"c" * 32, None, 192, 64, 64, 0, "state", 300, 0),
+)
+MANIFEST = Manifest(URI, 3, b"p" * 32, IDENTITY, 300, 1, ENTRIES, {"model": "demo", "labels": ["x"]}, {"torpor": "0"})
+
+
+def test_a_manifest_reads_back_as_it_was_written() -> None:
+    assert decode_manifest(MANIFEST.encode(), "file") == MANIFEST
+
+
+def with_line(number: int, at: int, data: bytes) -> Callable[[dict[str, object]], object]:
+    def edit(fields: dict[str, object]) -> None:
+        lines = bytearray(fields["blocks"])  # type: ignore[call-overload]
+        lines[number * LINE_BYTES + at : number * LINE_BYTES + at + len(data)] = data
+        fields["blocks"] = bytes(lines)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param(lambda fields: fields.pop("uri"), id="a field less"),
+        pytest.param(lambda fields: fields.update(zz=1), id="a field more"),
+        pytest.param(lambda fields: fields.update(uri="torpor://a/../b"), id="a uri"),
+        pytest.param(lambda fields: fields.update(version=0), id="version 0"),
+        pytest.param(lambda fields: fields.update(version=True), id="a version that is a truth value"),
+        pytest.param(lambda fields: fields.update(parent=b"p"), id="a short parent"),
+        pytest.param(lambda fields: fields.update(token_count=299), id="threat 8: fewer tokens"),
+        pytest.param(lambda fields: fields.update(token_count=301), id="threat 8: more tokens"),
+        pytest.param(lambda fields: fields.update(token_count=-1), id="threat 8: -1 tokens"),
+        pytest.param(lambda fields: fields.update(token_count=1 << 63), id="threat 8: 2^63 tokens"),
+        pytest.param(lambda fields: fields.update(created_ns="now"), id="a time that is text"),
+        pytest.param(lambda fields: fields["identity"].reverse(), id="an identity out of order"),
+        pytest.param(lambda fields: fields.update(identity=[]), id="no identity"),
+        pytest.param(lambda fields: fields.update(identity=[[1, 2, 3]]), id="an identity of three"),
+        pytest.param(lambda fields: fields.update(refs=b"r" * 64), id="a bundle that no block is in"),
+        pytest.param(lambda fields: fields.update(refs=b""), id="a bundle that is not listed"),
+        pytest.param(lambda fields: fields.update(refs=b"r" * 33), id="a bundle id and a byte"),
+        pytest.param(lambda fields: fields.update(blocks=fields["blocks"][:-1]), id="a line cut"),
+        pytest.param(lambda fields: fields.update(blocks=fields["blocks"] + bytes(LINE_BYTES)), id="a line of zeros"),
+        pytest.param(lambda fields: fields.update(session=[]), id="a session that is a list"),
+        pytest.param(lambda fields: fields["session"].update(labels=7), id="labels"),
+        pytest.param(lambda fields: fields.update(environment={"a": 1}), id="an environment of numbers"),
+        pytest.param(lambda fields: fields.update(environment={"a": "x" * 2000}), id="a long environment"),
+        pytest.param(with_line(1, 36, b"\7\0"), id="a block kind"),
+        pytest.param(with_line(1, 40, bytes(8)), id="threat 8: a start"),
+        pytest.param(with_line(1, 48, b"\x41"), id="threat 15: an offset that is not aligned"),
+        pytest.param(with_line(1, 48, bytes(8)), id="threat 15: an offset in the header"),
+        pytest.param(with_line(1, 55, b"\x40"), id="threat 15: an offset beyond every file"),
+        pytest.param(with_line(1, 63, b"\x40"), id="threat 15: a frame of 2^62 bytes"),
+        pytest.param(with_line(1, 71, b"\x40"), id="threat 12: 2^62 raw bytes"),
+        pytest.param(with_line(1, 72, b"\0\1\0\0"), id="a head longer than its frame"),
+        pytest.param(with_line(1, 76, b"\1"), id="zeros that are none"),
+    ],
+)
+def test_a_manifest_that_encode_would_not_write_is_refused(edit: Callable[[dict[str, object]], object]) -> None:
+    domain, fields = msgpack.unpackb(MANIFEST.encode())
+    edit(fields)
+    with pytest.raises(CorruptBundle):
+        decode_manifest(msgpack.packb([domain, fields]), "file")
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_typed_refusal(data: bytes) -> None:
+    with pytest.raises(StoreError):
+        decode_manifest(data, "file")
