@@ -10,6 +10,8 @@ from typing import Any
 from .errors import InvalidSampling
 
 MAX_SEED = 2**64 - 1
+# Below it, log-probabilities divided by the temperature leave the range of float32, and the draw is garbage.
+LOWEST_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,13 @@ class Sampling:
         Raises:
             InvalidSampling: naming the field and the values it takes.
         """
-        _require("temperature", self.temperature, 0.0, 100.0)
+        if self.temperature != 0 or isinstance(self.temperature, bool):
+            _require("temperature", self.temperature, LOWEST_TEMPERATURE, 100.0, also="0 or ")
         _require("top_p", self.top_p, 1e-6, 1.0)
-        _require("top_k", self.top_k, 0, 2**31 - 1)
+        _require("top_k", self.top_k, 0, 2**31 - 1, kind=int)
         _require("min_p", self.min_p, 0.0, 1.0)
         _require("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
-        _require("seed", self.seed, 0, MAX_SEED)
+        _require("seed", self.seed, 0, MAX_SEED, kind=int)
 
     def to_map(self) -> dict[str, float | int]:
         """The parameters as plain data, in the form that a snapshot keeps."""
@@ -60,11 +63,20 @@ class Sampling:
         return cls(**stored)
 
 
-def _require(field: str, value: float | int, lowest: float, highest: float) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+def _require(
+    field: str,
+    value: float | int,
+    lowest: float,
+    highest: float,
+    *,
+    kind: type | tuple[type, ...] = (int, float),
+    also: str = "",
+) -> None:
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not lowest <= value <= highest:
+        what = "a whole number" if kind is int else "a number"
         raise InvalidSampling(
-            f"{field} must be a number from {lowest:g} to {highest:g}, not {value!r}.",
+            f"{field} must be {also}{what} from {lowest:g} to {highest:g}, not {value!r}.",
             field=field,
             value=repr(value),
         )
