@@ -1,0 +1,180 @@
+"""A cut is a consistent picture of one moment, copies nothing, and stays what it was (GM12)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torpor.memvid import BLOCK_TOKENS, BlockEntry
+from torpor.snapshot.capture import cut, plan_reuse
+from torpor.snapshot.errors import InconsistentState, UnsupportedCache
+from torpor.snapshot.kinds import truncate
+from torpor.snapshot.layout import layout_of
+from torpor.snapshot.state import LiveState
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+from mlx_lm.models.cache import RotatingKVCache  # isort: skip
+
+MakeState = Callable[..., LiveState]
+
+
+def entry(number: int, count: int = BLOCK_TOKENS, kind: Any = "span") -> BlockEntry:
+    return BlockEntry(bytes([number] * 32), b"b" * 32, 64, 64, 64, 0, kind, number * BLOCK_TOKENS, count)
+
+
+def cut_of(state: LiveState, **options: Any) -> Any:
+    options = {"durable": (), "unchanged_tokens": 0} | options
+    return cut(state, layout_of(state.caches, 50), **options)
+
+
+def raw(snapshot: Any) -> list[tuple[Any, ...]]:
+    """Every draft with its bytes copied out."""
+    return [
+        (
+            draft.kind,
+            draft.start,
+            draft.tokens,
+            [(slot.spec, b"".join(map(bytes, slot.buffers))) for slot in draft.slots],
+        )
+        for draft in snapshot.drafts()
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 600])
+def test_the_drafts_hold_the_bytes_of_every_slot(make_state: MakeState, kv_of: Any, count: int) -> None:
+    state = make_state(count)
+    *spans, record = raw(cut_of(state))
+    assert [start for _, start, _, _ in spans] == list(range(0, count, 256))
+    assert b"".join(tokens for _, _, tokens, _ in spans) == state.tokens.tobytes()
+    for layer, (keys, values) in enumerate(kv_of(state)):
+        for index, whole in ((2 * layer, keys), (2 * layer + 1, values)):
+            for _, start, tokens, slots in spans:
+                spec, data = slots[index]
+                heads, held, dim = spec.shape
+                assert held == len(tokens) // 4
+                row = 4 * dim
+                wanted = b"".join(
+                    whole[(head * count + start) * row : (head * count + start + held) * row] for head in range(heads)
+                )
+                assert data == wanted, (spec.name, start)
+    assert (record[0], record[1]) == ("state", count)
+    assert record[3][0][1] == bytes(memoryview(state.last_logits))
+    assert record[3][1][1] == bytes(memoryview(state.random_key))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_every_element_type_is_taken_bit_for_bit(make_state: MakeState, kv_of: Any, dtype: mx.Dtype) -> None:
+    state = make_state(10, dtype=dtype)
+    (span, _) = raw(cut_of(state))
+    assert [data for _, data in span[3]] == [data for pair in kv_of(state) for data in pair]
+
+
+def test_a_cut_copies_nothing(make_state: MakeState) -> None:
+    """The views are of the cache's own memory: a byte written through one is seen in the cache."""
+    state = make_state(10)
+    snapshot = cut_of(state)
+    keys = state.caches[0].keys
+    import numpy as np
+
+    address = np.asarray(keys).ctypes.data
+    view = np.frombuffer(snapshot.layers[0][0], dtype=np.uint8)
+    assert view.ctypes.data == address
+
+
+def test_a_cut_stays_what_it_was_while_the_session_goes_on_gm12(make_state: MakeState, grow: Any) -> None:
+    state = make_state(300)
+    snapshot = cut_of(state)
+    before = raw(snapshot)
+    for step in (1, 1, 5, 256, 300):
+        grow(state, step)
+    truncate(state.caches, 100)
+    del state.tokens[100:]
+    grow(state, 20)
+    assert raw(snapshot) == before
+
+
+def test_a_cut_owns_its_memory_when_the_session_is_gone_gm12(make_state: MakeState) -> None:
+    import gc
+
+    state = make_state(300)
+    snapshot = cut_of(state)
+    before = raw(snapshot)
+    state.caches.clear()
+    state.last_logits = None
+    del state
+    gc.collect()
+    mx.clear_cache()
+    junk = [mx.full((1, 2, 512, 8), 9.0) for _ in range(20)]
+    mx.eval(junk)
+    assert raw(snapshot) == before
+
+
+def test_the_drafts_may_be_read_on_another_thread_gm13(make_state: MakeState) -> None:
+    snapshot = cut_of(make_state(300))
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(raw(snapshot)))
+    thread.start()
+    thread.join()
+    assert found == [raw(snapshot)]
+
+
+def test_what_stands_behind_the_offset_is_never_in_a_cut(make_state: MakeState, grow: Any) -> None:
+    """After a rollback the arrays still hold the bytes that were dropped."""
+    state = make_state(100)
+    clean = raw(cut_of(state))
+    logits = state.last_logits
+    grow(state, 50)
+    truncate(state.caches, 100)
+    del state.tokens[100:]
+    state.last_logits = logits
+    assert raw(cut_of(state)) == clean
+
+
+def test_nothing_read_is_nothing_to_keep_gm4(make_state: MakeState) -> None:
+    state = make_state(0)
+    with pytest.raises(InconsistentState):
+        cut(state, layout_of(make_state(1).caches, 50), durable=(), unchanged_tokens=0)
+
+
+@pytest.mark.parametrize("drop", [1, 2, 3])
+def test_a_ledger_and_caches_of_different_lengths_are_refused_qc8(make_state: MakeState, drop: int) -> None:
+    state = make_state(30)
+    truncate(state.caches[:drop], 29)
+    with pytest.raises(InconsistentState):
+        cut_of(state)
+
+
+def test_a_cache_of_another_kind_is_refused_by_name(make_state: MakeState) -> None:
+    state = make_state(30)
+    layout = layout_of(state.caches, 50)
+    state.caches[1] = RotatingKVCache(max_size=64)
+    with pytest.raises(UnsupportedCache, match="RotatingKVCache"):
+        cut(state, layout, durable=(), unchanged_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "unchanged", "reused"),
+    [
+        ([], 1000, 0),
+        ([entry(0), entry(1)], 512, 2),
+        ([entry(0), entry(1)], 511, 1),
+        ([entry(0), entry(1)], 255, 0),
+        ([entry(0), entry(1, 10)], 266, 1),
+        ([entry(0), entry(1), entry(2, 0, "state")], 512, 2),
+        ([entry(0, 10)], 10, 0),
+    ],
+)
+def test_only_full_blocks_that_still_hold_what_the_cache_holds_are_reused(
+    entries: list[BlockEntry], unchanged: int, reused: int
+) -> None:
+    assert plan_reuse(entries, unchanged) == tuple(entries[:reused])
+
+
+def test_the_new_blocks_begin_where_the_reused_ones_end(make_state: MakeState) -> None:
+    state = make_state(600)
+    snapshot = cut_of(state, durable=[entry(0), entry(1), entry(2, 88)], unchanged_tokens=600)
+    assert snapshot.reused_tokens == 512
+    assert [(kind, start) for kind, start, _, _ in raw(snapshot)] == [("span", 512), ("state", 600)]
+    assert raw(snapshot)[0] == raw(cut_of(state))[2]

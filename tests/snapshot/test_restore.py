@@ -1,0 +1,209 @@
+"""Bytes of a bundle become caches again, aside, and only when all of them are the right ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torpor.memvid import Identity, SessionUri, Store, zstd
+from torpor.memvid.errors import CorruptBlock
+from torpor.snapshot import restore
+from torpor.snapshot.capture import cut
+from torpor.snapshot.errors import IdentityMismatch, LayoutMismatch, MalformedSnapshot
+from torpor.snapshot.layout import CacheLayout, layout_of
+from torpor.snapshot.restore import allocate, plan_wake
+from torpor.snapshot.state import LiveState
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+
+MakeState = Callable[..., LiveState]
+VOCABULARY = 50
+
+
+class Shelf:
+    """Puts states into a store and takes them out again."""
+
+    def __init__(self, store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> None:
+        self.store, self.uri, self.identity, self.pool = store, uri, identity, pool
+
+    def put(self, state: LiveState, **options: Any) -> Any:
+        layout = layout_of(state.caches, VOCABULARY)
+        snapshot = cut(state, layout, durable=(), unchanged_tokens=0)
+        return self.store.write_bundle(
+            uri=self.uri,
+            identity=self.identity,
+            parent=None,
+            reused=snapshot.reused,
+            blocks=snapshot.drafts(),
+            session={"model": "m", "labels": []},
+            token_count=snapshot.token_count,
+            **options,
+        )
+
+    def take(self, layout: CacheLayout, on_progress: Any = None) -> LiveState:
+        with self.store.open_session(self.uri) as reader:
+            filling = allocate(plan_wake(reader, self.identity, layout, model="m"))
+            filling.run(reader, self.pool, on_progress)
+            return filling.assemble()
+
+
+@pytest.fixture
+def shelf(store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> Shelf:
+    return Shelf(store, uri, identity, pool)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 600])
+def test_what_was_cut_comes_back_bit_for_bit_t11(
+    shelf: Shelf, make_state: MakeState, kv_of: Any, count: int, dtype: mx.Dtype
+) -> None:
+    state = make_state(count, dtype=dtype)
+    shelf.put(state)
+    again = shelf.take(layout_of(state.caches, VOCABULARY))
+    assert kv_of(again) == kv_of(state)
+    assert again.tokens == state.tokens
+    assert [cache.offset for cache in again.caches] == [count] * 3
+    assert [cache.keys.dtype for cache in again.caches] == [dtype] * 3
+    assert again.last_logits.tolist() == state.last_logits.tolist()  # type: ignore[union-attr]
+    assert again.random_key.tolist() == state.random_key.tolist()
+    assert again.computed_tokens == 0
+
+
+def test_numbers_that_are_no_numbers_come_back_as_they_were(shelf: Shelf, make_state: MakeState, kv_of: Any) -> None:
+    """Bits are kept, not values: NaN payloads, negative zero and infinities in keys and values included."""
+    state = make_state(2)
+    odd = mx.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x7F800000, 0xFF800000, 1, 0x7FBFFFFF, 0], dtype=mx.uint32)
+    state.caches[0].keys[..., :2, :] = mx.broadcast_to(odd.view(mx.float32), (1, 2, 2, 8))
+    mx.eval(state.caches[0].keys)
+    shelf.put(state)
+    again = shelf.take(layout_of(state.caches, VOCABULARY))
+    assert kv_of(again) == kv_of(state)
+
+
+def test_compressed_blocks_come_back_bit_for_bit(shelf: Shelf, make_state: MakeState, kv_of: Any) -> None:
+    state = make_state(300, dtype=mx.bfloat16)
+    for cache in state.caches:
+        cache.keys[..., :200, :] = 0
+        mx.eval(cache.keys)
+    receipt = shelf.put(state, codec=zstd(3))
+    assert receipt.bytes_written < receipt.logical_bytes
+    assert kv_of(shelf.take(layout_of(state.caches, VOCABULARY))) == kv_of(state)
+
+
+def test_a_restored_state_goes_on_growing_without_touching_the_store(
+    shelf: Shelf, make_state: MakeState, grow: Any, kv_of: Any, store: Store
+) -> None:
+    state = make_state(300)
+    shelf.put(state)
+    layout = layout_of(state.caches, VOCABULARY)
+    first, second = shelf.take(layout), shelf.take(layout)
+    grow(first, 20)
+    assert kv_of(second) == kv_of(state), "two wakes of one bundle share no memory (BR8)"
+    assert store.verify(deep=True).findings == ()
+
+
+def test_two_layers_of_one_restored_state_share_no_memory_br8(shelf: Shelf, make_state: MakeState) -> None:
+    state = make_state(3)
+    shelf.put(state)
+    again = shelf.take(layout_of(state.caches, VOCABULARY))
+    before = again.caches[1].keys.tolist()
+    again.caches[0].keys[..., :3, :] = 5.0
+    mx.eval(again.caches[0].keys, again.caches[1].keys)
+    assert again.caches[1].keys.tolist() == before
+
+
+def test_progress_is_told_in_bytes_up_to_all_of_them(shelf: Shelf, make_state: MakeState) -> None:
+    state = make_state(600)
+    shelf.put(state)
+    told: list[tuple[int, int]] = []
+    layout = layout_of(state.caches, VOCABULARY)
+    shelf.take(layout, lambda done, total: told.append((done, total)))
+    size = 600 * 3 * 2 * (8 + 4) * 4 + 50 * 4 + 8
+    assert told[-1] == (size, size)
+    assert told == sorted(told)
+
+
+def test_padding_behind_the_tokens_is_zero(shelf: Shelf, make_state: MakeState) -> None:
+    """No bytes of another session reach a woken one through memory that was not filled."""
+    state = make_state(3)
+    shelf.put(state)
+    again = shelf.take(layout_of(state.caches, VOCABULARY))
+    assert again.caches[0].keys.shape == (1, 2, 256, 8)
+    assert not mx.any(again.caches[0].keys[..., 3:, :]).item()
+
+
+def test_another_identity_is_refused_before_a_block_is_looked_at_gm3(
+    shelf: Shelf, make_state: MakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = make_state(3)
+    shelf.put(state)
+    other = Identity((("compute_dtype", "float32"), ("weights", "v" * 64)))
+    with shelf.store.open_session(shelf.uri) as reader:
+        monkeypatch.setattr(type(reader), "read_header", lambda *_: pytest.fail("a block was looked at"))
+        with pytest.raises(IdentityMismatch) as refusal:
+            plan_wake(reader, other, layout_of(state.caches, VOCABULARY), model="m")
+    assert refusal.value.mismatched_fields == [{"field": "weights", "stored": "w" * 64, "live": "v" * 64}]
+
+
+@pytest.mark.parametrize(
+    ("options", "vocabulary"),
+    [({"layers": 2}, VOCABULARY), ({"layers": 4}, VOCABULARY), ({"dtype": mx.float16}, VOCABULARY), ({}, 51)],
+    ids=["fewer layers", "more layers", "another type", "another vocabulary"],
+)
+def test_a_layout_that_the_model_does_not_have_is_refused_before_memory_is_taken(
+    shelf: Shelf, make_state: MakeState, options: dict[str, Any], vocabulary: int
+) -> None:
+    """Threat 14: even where the identity says that all is well."""
+    shelf.put(make_state(3))
+    layout = layout_of(make_state(1, **options).caches, vocabulary)
+    with shelf.store.open_session(shelf.uri) as reader, pytest.raises(LayoutMismatch):
+        plan_wake(reader, shelf.identity, layout, model="m")
+
+
+def test_logits_that_no_token_can_be_drawn_from_are_refused_threat_11(shelf: Shelf, make_state: MakeState) -> None:
+    state = make_state(3)
+    for broken in (float("nan"), float("inf")):
+        state.last_logits = mx.array([0.0] * 49 + [broken])
+        shelf.put(state)
+        with pytest.raises(MalformedSnapshot, match="NaN"):
+            shelf.take(layout_of(state.caches, VOCABULARY))
+
+
+def test_every_reader_thread_has_stopped_when_a_wake_is_refused(
+    shelf: Shelf, make_state: MakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T12: none may go on writing into memory that has been let go."""
+    state = make_state(600)
+    receipt = shelf.put(state)
+    path = next(Path(shelf.store.path).rglob(f"{receipt.bundle_id.hex()}.mvb"))
+    data = bytearray(path.read_bytes())
+    data[data.index(bytes(memoryview(state.caches[0].keys))[:64])] ^= 1
+    path.write_bytes(data)
+    jobs: list[Future[None]] = []
+    submit = shelf.pool.submit
+
+    def remember(*args: Any) -> Future[None]:
+        jobs.append(submit(*args))
+        return jobs[-1]
+
+    monkeypatch.setattr(shelf.pool, "submit", remember)
+    with pytest.raises(CorruptBlock):
+        shelf.take(layout_of(state.caches, VOCABULARY))
+    assert len(jobs) == 6
+    assert all(job.done() for job in jobs)
+
+
+def test_the_memory_of_a_wake_is_taken_on_the_engine_and_filled_elsewhere(
+    shelf: Shelf, make_state: MakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan alone takes none: what it will read is known from headers."""
+    state = make_state(600)
+    shelf.put(state)
+    monkeypatch.setattr(restore.memory, "allocate", lambda *_: pytest.fail("memory was taken"))
+    with shelf.store.open_session(shelf.uri) as reader:
+        plan = plan_wake(reader, shelf.identity, layout_of(state.caches, VOCABULARY), model="m")
+    assert plan.read_bytes == 600 * 3 * 2 * (8 + 4) * 4 + 50 * 4 + 8
+    assert plan.tokens == state.tokens.tobytes()
