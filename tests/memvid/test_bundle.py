@@ -564,7 +564,7 @@ def test_a_head_above_the_limit_is_refused_before_it_is_read(store: Store) -> No
 
 
 @pytest.mark.parametrize(
-    "stored", [StoredSlot(2, 64, bytes(32)), StoredSlot(1, 64, bytes(32)), StoredSlot(0, 63, bytes(32))]
+    "stored", [StoredSlot(2, 8, bytes(32)), StoredSlot(1, 64, bytes(32)), StoredSlot(0, 63, bytes(32))]
 )
 def test_threat_14_a_slot_stored_in_an_unknown_or_growing_way_is_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch, stored: StoredSlot

@@ -89,7 +89,7 @@ def test_threat_22_a_folder_that_others_may_write_is_refused(
 def test_threat_22_a_foreign_owner_is_refused(store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
-    with pytest.raises(UnsafePath, match="belongs to user"):
+    with pytest.raises(UnsafePath, match=f"{store_path} is refused: it belongs to user"):
         Store.open(store_path, writable=False)
 
 
