@@ -1,0 +1,134 @@
+"""Which BLAS MLX gets is decided before MLX is imported, in processes of their own: it cannot be undone in this one."""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torpor.snapshot import blas
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MODULES = sorted(
+    f"torpor.{folder}.{path.stem}".removesuffix(".__init__")
+    for folder in ("snapshot", "daemon")
+    for path in (ROOT / folder).glob("*.py")
+)
+linux_cpu = pytest.mark.skipif(
+    sys.platform != "linux" or blas._has_cuda_wheel(), reason="MLX brings a fast BLAS of its own here"
+)
+needs_openblas = pytest.mark.skipif(not ctypes.util.find_library("openblas"), reason="OpenBLAS is not installed")
+
+
+def say(script: str, **environment: str) -> object:
+    """The JSON that a fresh interpreter prints for the script."""
+    plain = {name: value for name, value in os.environ.items() if name != blas.OVERRIDE_VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=plain | environment
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+CHOICE = """
+import json
+from torpor.snapshot import blas
+choice = blas.load_fast_blas()
+assert choice is blas.load_fast_blas()
+print(json.dumps([choice.library, choice.reason, blas.library_in_use()]))
+"""
+
+
+@linux_cpu
+@needs_openblas
+def test_a_fast_library_is_found_and_then_in_use() -> None:
+    library, reason, in_use = say(CHOICE)  # type: ignore[misc]
+    assert library in reason
+    assert "openblas" in in_use
+
+
+@linux_cpu
+def test_the_reference_library_is_kept_on_request() -> None:
+    library, reason, in_use = say(CHOICE, TORPOR_BLAS="reference")  # type: ignore[misc]
+    assert (library, in_use) == (None, None)
+    assert "TORPOR_BLAS" in reason
+
+
+@linux_cpu
+@pytest.mark.parametrize("library", ["/no/such/library.so", "libm.so.6"])
+def test_a_library_that_is_missing_or_no_blas_is_named_and_left_alone(library: str) -> None:
+    loaded, reason, in_use = say(CHOICE, TORPOR_BLAS=library)  # type: ignore[misc]
+    assert (loaded, in_use) == (None, None)
+    assert library in reason
+    assert "slower" in reason
+
+
+@linux_cpu
+def test_it_is_too_late_once_mlx_is_imported() -> None:
+    script = f"import mlx.core\n{CHOICE}"
+    library, reason, _ = say(script)  # type: ignore[misc]
+    assert library is None
+    assert "too late" in reason
+
+
+@linux_cpu
+@needs_openblas
+def test_products_are_the_same_numbers_and_still_computed_with_the_fast_library() -> None:
+    script = """
+import json
+import torpor.snapshot
+import mlx.core as mx
+left = mx.arange(64, dtype=mx.float32).reshape(8, 8)
+print(json.dumps((left @ left)[0].tolist()))
+"""
+    assert say(script) == say(script, TORPOR_BLAS="reference")
+
+
+# Stands in for mlx.core, and notes whether the BLAS had been chosen when it was first asked for.
+FINDER = """
+import importlib, importlib.abc, json, sys
+seen = {}
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "mlx.core":
+            blas = sys.modules.get("torpor.snapshot.blas")
+            seen.setdefault("chosen", blas is not None and getattr(blas, "_choice", None) is not None)
+            raise ImportError("that is all we wanted to know")
+
+sys.meta_path.insert(0, Finder())
+answers = {}
+for module in MODULES:
+    seen.clear()
+    for name in [name for name in sys.modules if name.startswith(("torpor", "mlx"))]:
+        del sys.modules[name]
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        pass
+    answers[module] = seen.get("chosen")
+print(json.dumps(answers))
+"""
+
+
+@linux_cpu
+def test_whatever_module_is_imported_first_the_blas_is_chosen_before_mlx() -> None:
+    answers = say(FINDER.replace("MODULES", repr(MODULES)), TORPOR_BLAS="reference")
+    assert isinstance(answers, dict)
+    assert set(answers) == set(MODULES)
+    too_early = [module for module, chosen in answers.items() if chosen is False]
+    assert too_early == []
+    assert answers["torpor.daemon.service"] is True
+    assert answers["torpor.snapshot.kinds"] is True
+
+
+def test_nothing_is_done_where_it_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert blas._choose().library is None
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(blas, "_has_cuda_wheel", lambda: True)
+    assert "CUDA" in blas._choose().reason

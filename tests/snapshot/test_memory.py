@@ -1,0 +1,99 @@
+"""Views of MLX memory: the bytes themselves, for reading and for filling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torpor.snapshot import memory
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+
+DTYPES = [mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.int8, mx.int64]
+
+
+def bytes_of(array: mx.array) -> bytes:
+    plain = memory.contiguous(array)
+    mx.eval(plain)
+    return bytes(memory.readable(plain))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bytes_of_an_array_are_its_elements_in_order(dtype: mx.Dtype) -> None:
+    array = mx.arange(24).reshape(2, 3, 4).astype(dtype)
+    assert len(bytes_of(array)) == 24 * dtype.size
+    again = memory.allocate((2, 3, 4), dtype)
+    memory.writable(again)[:] = bytes_of(array)
+    restored = memory.as_dtype(again, dtype)
+    assert restored.dtype == dtype
+    assert mx.array_equal(restored, array).item()
+
+
+def test_an_array_that_is_not_in_row_major_order_is_brought_into_it() -> None:
+    array = mx.arange(12, dtype=mx.uint32).reshape(3, 4)
+    expected = np.arange(12, dtype=np.uint32).reshape(3, 4)
+    assert bytes_of(array.T) == expected.T.tobytes()
+    assert bytes_of(array[:, 1:3]) == expected[:, 1:3].tobytes()
+    assert bytes_of(mx.broadcast_to(array[0], (2, 4))) == np.broadcast_to(expected[0], (2, 4)).tobytes()
+
+
+def test_an_array_in_row_major_order_is_not_copied() -> None:
+    array = mx.arange(1000, dtype=mx.float32)
+    plain = memory.contiguous(array)
+    mx.eval(plain)
+    seen = np.frombuffer(memory.readable(plain), dtype=np.uint8)
+    assert seen.ctypes.data == np.asarray(array).ctypes.data
+
+
+def test_what_is_written_into_allocated_memory_is_seen_by_mlx() -> None:
+    array = memory.allocate((4,), mx.float32)
+    typed = memory.as_dtype(array, mx.float32)
+    memory.writable(array)[4:8] = np.float32(2.5).tobytes()
+    assert typed.tolist() == [0.0, 2.5, 0.0, 0.0]
+
+
+def test_allocated_memory_is_zero() -> None:
+    for _ in range(5):
+        array = memory.allocate((1000,), mx.float16)
+        assert not any(memory.writable(array))
+        memory.writable(array)[:] = b"\xff" * 2000
+        del array
+
+
+def test_two_allocations_share_no_memory_br8() -> None:
+    first, second = memory.allocate((4,), mx.uint8), memory.allocate((4,), mx.uint8)
+    memory.writable(first)[:] = b"abcd"
+    assert bytes(memory.writable(second)) == bytes(4)
+
+
+def test_a_view_stays_what_it_was_when_its_array_is_written_to_br8_gm12() -> None:
+    array = mx.zeros((2, 4))
+    plain = memory.contiguous(array)
+    mx.eval(plain)
+    view = memory.readable(plain)
+    array[0, :2] = 7.0
+    mx.eval(array)
+    assert bytes(view) == bytes(32)
+    assert array.tolist()[0] == [7.0, 7.0, 0.0, 0.0]
+
+
+def test_a_view_outlives_its_array_gm13() -> None:
+    import gc
+
+    array = mx.full((1000,), 3.0)
+    plain = memory.contiguous(array)
+    mx.eval(plain)
+    view = memory.readable(plain)
+    before = bytes(view)
+    del array, plain
+    gc.collect()
+    mx.clear_cache()
+    mx.eval([mx.full((1000,), 4.0) for _ in range(10)])
+    assert bytes(view) == before
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 10), (3, 4), (9, 1)])
+def test_the_runs_of_a_span_are_one_for_each_head(start: int, count: int) -> None:
+    array = np.arange(2 * 10 * 3, dtype=np.uint16).reshape(1, 2, 10, 3)
+    runs = memory.head_runs(memoryview(array).cast("B"), 2, 10, 6, start, count)
+    assert len(runs) == 2
+    assert b"".join(runs) == array[:, :, start : start + count].tobytes()
