@@ -1,0 +1,27 @@
+"""The codes are what clients and scripts go by: each is said once, and does not change."""
+
+from __future__ import annotations
+
+from torpor.daemon import errors
+from torpor.daemon.errors import DaemonError
+from torpor.errors import TorporError
+
+
+def test_every_refusal_has_a_code_of_its_own() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DaemonError)]
+    assert {kind.__name__: kind.code for kind in kinds} == {
+        "DaemonError": "daemon_error",
+        "InvalidSampling": "invalid_sampling",
+        "SessionExists": "session_exists",
+        "SessionBusy": "session_busy",
+        "UnknownModel": "unknown_model",
+        "ModelUnavailable": "model_unavailable",
+        "ContextOverflow": "context_overflow",
+        "EmptyContext": "empty_context",
+        "InvalidTokens": "invalid_tokens",
+        "TemplateUnusable": "template_unusable",
+        "GenerationFailed": "generation_failed",
+        "ServiceClosed": "service_closed",
+        "SessionAwake": "session_awake",
+    }
+    assert issubclass(DaemonError, TorporError)

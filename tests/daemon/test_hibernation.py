@@ -1,0 +1,170 @@
+"""Which thread does what in a sleep and a wake, and what they leave when they fail half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from session_rig import Gate, Rigged, ignore, tokens_of
+from torpor.daemon import hibernation
+from torpor.memvid.store import Store
+from torpor.snapshot import restore
+
+
+async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, str] = {}
+
+    def note(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def noting(*args: Any, **options: Any) -> Any:
+            seen[name] = threading.current_thread().name.rstrip("_0123456789")
+            return original(*args, **options)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    note(hibernation, "cut")
+    note(Store, "write_bundle")
+    note(Store, "open_session")
+    note(restore, "plan_wake")
+    note(restore, "allocate")
+    note(restore.Filling, "run")
+    note(restore.Filling, "_fill_slot")
+    note(restore.Filling, "assemble")
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.wake("a")
+    assert seen == {
+        "cut": "torpor-engine",
+        "write_bundle": "torpor-io",
+        "open_session": "torpor-io",
+        "plan_wake": "torpor-io",
+        "allocate": "torpor-engine",
+        "run": "torpor-io",
+        "_fill_slot": "torpor-fill",
+        "assemble": "torpor-engine",
+    }
+
+
+async def held_write(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Task[Any], Gate]:
+    """A sleep of session a that stands between its cut and its writing."""
+    gate, write = Gate(), Store.write_bundle
+
+    def wait_then_write(*args: Any, **options: Any) -> Any:
+        gate.pass_through()
+        return write(*args, **options)
+
+    monkeypatch.setattr(Store, "write_bundle", wait_then_write)
+    sleeping = asyncio.ensure_future(rig.sleep("a"))
+    await gate.reached()
+    return sleeping, gate
+
+
+async def test_others_generate_while_a_session_is_being_written(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "b", "control"):
+            await rig.read(name, tokens_of(1, 300))
+        before = await rig.fingerprint("a")
+        sleeping, gate = await held_write(rig, monkeypatch)
+        assert await rig.write("b", 20) == await rig.write("control", 20)
+        gate.open()
+        await sleeping
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+
+
+async def test_a_session_that_is_being_written_is_held_until_it_is_durable(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threat 50: a request that comes meanwhile waits, and then wakes what was written."""
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 300))
+        sleeping, gate = await held_write(rig, monkeypatch)
+        writing = asyncio.ensure_future(rig.write("a", 5))
+        await rig.write("control", 5)
+        assert not writing.done()
+        gate.open()
+        await asyncio.gather(sleeping, writing)
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_a_cut_belongs_to_its_moment_even_if_the_cache_went_on_gm12(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine writes on in the very cache whose cut is waiting for the disk; the bundle has the bytes of the cut."""
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 300))
+        sleeping, gate = await held_write(rig, monkeypatch)
+        live = rig.live("a")
+
+        def go_on() -> None:
+            import mlx.core as mx
+
+            rig.model.extend([1, 2, 3, 4, 5], live.state)
+            mx.eval([cache.state[:2] for cache in live.state.caches])
+            for cache in live.state.caches:
+                cache.trim(290)
+            rig.model.extend([9] * 20, live.state)
+            mx.eval([cache.state[:2] for cache in live.state.caches])
+
+        await rig.service._engine.call(go_on)
+        gate.open()
+        assert (await sleeping).token_count == 300
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+@pytest.mark.parametrize("step", ["allocate", "assemble"])
+async def test_memory_that_cannot_be_had_fails_the_wake_and_nothing_else_threat_59(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_args: Any) -> Any:
+        raise MemoryError("no memory left")
+
+    async with open_rig() as rig:
+        for name in ("a", "b", "control"):
+            await rig.read(name, tokens_of(1, 300))
+        await rig.sleep("a")
+        monkeypatch.setattr(restore if step == "allocate" else restore.Filling, step, fail)
+        with pytest.raises(MemoryError):
+            await rig.wake("a")
+        monkeypatch.undo()
+        assert not rig.is_awake("a")
+        assert rig.service._store.statistics().bundles_pinned == 0, "the reader was closed"
+        assert await rig.write("b", 20) == await rig.write("control", 20)
+        assert (await rig.wake("a")).token_count == 300
+
+
+async def test_progress_is_told_on_the_event_loop(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        threads = set()
+        for verb in (rig.service.sleep, rig.service.wake):
+            await verb(session="a", emit=lambda _: threads.add(threading.current_thread().name))
+        assert threads == {"MainThread"}
+
+
+async def test_a_wake_takes_no_turn_of_the_engine_but_two_short_ones(open_rig: Any) -> None:
+    """Reading and hashing leave the engine to the sessions that write."""
+    async with open_rig() as rig:
+        for name in ("a", "b"):
+            await rig.read(name, tokens_of(1, 600))
+        await rig.sleep("a")
+        calls = 0
+        call = rig.service._engine.call
+
+        async def counting(function: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return await call(function)
+
+        rig.service._engine.call = counting  # type: ignore[method-assign]
+        await rig.service.wake(session="a", emit=ignore)
+        assert calls == 2

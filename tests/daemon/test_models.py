@@ -1,0 +1,211 @@
+"""Loading: models are what mlx-lm loads, in memory whole, with an identity and the facts that sessions need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import ignore
+from torpor.daemon import models
+from torpor.daemon.errors import ModelUnavailable
+from torpor.daemon.models import DEFAULT_CONTEXT_TOKENS, LoadedModel, load_model
+from torpor.daemon.service import Service
+from torpor.snapshot.digests import DigestCache
+from torpor.snapshot.errors import ModelFilesChanging, UnsupportedCache
+from torpor.snapshot.state import LiveState, token_array
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> DigestCache:
+    return DigestCache(tmp_path / "digests.json")
+
+
+def load(folder: Path, digests: DigestCache) -> LoadedModel:
+    return load_model("tiny", str(folder), digests)
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_model_has_the_facts_that_sessions_need(tiny_model: Path, digests: DigestCache) -> None:
+    model = load(tiny_model, digests)
+    assert (model.name, model.folder) == ("tiny", tiny_model)
+    assert (model.context_tokens, model.end_tokens, model.compute_dtype) == (2048, frozenset({258}), "float32")
+    assert model.layout.vocabulary == 259
+    assert str(model.layout) == "3 x kv/1 2x16 float32"
+    assert model.parameters == sum(value.size for value in mx.load(str(tiny_model / "model.safetensors")).values())
+
+
+def test_text_is_encoded_and_decoded_again(tiny_model: Path, digests: DigestCache) -> None:
+    model = load(tiny_model, digests)
+    assert model.decode(model.encode("héllo €", opening=True)) == "héllo €"
+    assert model.decode([258, *model.encode("x", opening=False)]) == "x", "special tokens are not text"
+
+
+def test_what_the_model_computes_is_counted(tiny_model: Path, digests: DigestCache) -> None:
+    """#26676: the one way in which caches grow counts the tokens."""
+    model = load(tiny_model, digests)
+    state = LiveState(token_array(), model.new_caches(), None, mx.random.key(0))
+    assert model.extend([1, 2, 3], state).shape == (1, 3, 259)
+    model.extend([4], state)
+    assert state.computed_tokens == 4
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "./absent", "~/absent/folder", "just-a-name", "", "a/b/c"])
+def test_a_folder_that_is_not_there_is_named_and_no_network_is_asked(
+    digests: DigestCache, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "_download", lambda *_: pytest.fail("the network was asked"))
+    with pytest.raises(ModelUnavailable) as refusal:
+        load_model("tiny", source, digests)
+    assert repr(source) in refusal.value.message
+
+
+def test_a_hub_name_that_cannot_be_had_says_why(digests: DigestCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(repository: str) -> Path:
+        raise ConnectionError(f"no way to {repository}\nand more lines")
+
+    monkeypatch.setattr(models, "_download", fail)
+    with pytest.raises(ModelUnavailable, match="no way to owner/name") as refusal:
+        load_model("tiny", "owner/name", digests)
+    assert "more lines" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / "config.json").write_text("{"),
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "model.safetensors").write_bytes(b"not weights"),
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        lambda folder: edit_config(folder, model_type="no_such_architecture"),
+        lambda folder: edit_config(folder, num_hidden_layers=7),
+    ],
+    ids=["no config", "half a config", "no weights", "other weights", "no tokenizer", "unknown type", "other sizes"],
+)
+def test_a_folder_that_is_no_whole_model_is_refused_with_its_reason(
+    own_tiny_model: Path, digests: DigestCache, spoil: Any
+) -> None:
+    spoil(own_tiny_model)
+    with pytest.raises(Exception) as refusal:
+        load(own_tiny_model, digests)
+    assert refusal.value.code in {"model_unavailable", "model_files_missing"}  # type: ignore[attr-defined]
+    assert str(own_tiny_model) in str(refusal.value)
+
+
+def test_code_that_ships_with_a_model_is_never_run_threat_57(
+    own_tiny_model: Path, digests: DigestCache, tmp_path: Path
+) -> None:
+    trace = tmp_path / "it-ran"
+    code = f"open({str(trace)!r}, 'w').close()\n"
+    for name in ("model.py", "modeling_qwen3.py", "configuration_qwen3.py", "tokenization_qwen3.py", "__init__.py"):
+        (own_tiny_model / name).write_text(code)
+    edit_config(
+        own_tiny_model,
+        model_file="model.py",
+        auto_map={"AutoConfig": "configuration_qwen3.C", "AutoTokenizer": ["tokenization_qwen3.T", None]},
+    )
+    path = own_tiny_model / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": ["tokenization_qwen3.T", None]}}
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ModelUnavailable):
+        load(own_tiny_model, digests)
+    assert not trace.exists()
+
+
+def test_a_model_whose_cache_is_of_another_kind_is_refused_when_it_is_loaded(
+    tiny_model: Path, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlx_lm.models.cache import RotatingKVCache
+
+    monkeypatch.setattr(models, "make_prompt_cache", lambda _: [RotatingKVCache(max_size=64) for _ in range(3)])
+    with pytest.raises(UnsupportedCache, match="RotatingKVCache"):
+        load(tiny_model, digests)
+
+
+def test_weights_that_change_while_they_are_loaded_are_refused_threat_53(
+    own_tiny_model: Path, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = models._probe_layout
+
+    def change_meanwhile(network: Any) -> Any:
+        path = own_tiny_model / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        return probe(network)
+
+    monkeypatch.setattr(models, "_probe_layout", change_meanwhile)
+    with pytest.raises(ModelFilesChanging):
+        load(own_tiny_model, digests)
+
+
+@pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="half precision is slow on a CPU only")
+def test_half_precision_is_computed_in_float32_on_a_cpu_and_the_identity_says_so(
+    own_tiny_model: Path, digests: DigestCache
+) -> None:
+    path = str(own_tiny_model / "model.safetensors")
+    weights = mx.load(path)
+    mx.eval(weights)
+    halves = {name: value.astype(mx.bfloat16) for name, value in weights.items()}
+    mx.save_safetensors(path, halves, {"format": "mlx"})  # type: ignore[arg-type]
+    model = load(own_tiny_model, digests)
+    assert model.compute_dtype == "float32"
+    assert dict(model.identity.parts)["compute_dtype"] == "float32"
+    assert {layer.dtype for layer in model.layout.layers} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 512}}, 512),
+        ({"text_config": None}, DEFAULT_CONTEXT_TOKENS),
+        ({"max_position_embeddings": "many"}, DEFAULT_CONTEXT_TOKENS),
+        ({"max_position_embeddings": 0}, DEFAULT_CONTEXT_TOKENS),
+        ({}, DEFAULT_CONTEXT_TOKENS),
+    ],
+)
+def test_the_context_ends_where_the_configuration_says(config: dict[str, Any], expected: int) -> None:
+    assert models._context_tokens(config) == expected
+
+
+async def test_a_service_serves_several_models_and_sessions_keep_theirs(
+    tiny_model: Path, write_other_model: Path, store: Path, digest_cache: Path
+) -> None:
+    folders = {"one": str(tiny_model), "two": str(write_other_model)}
+    service = await Service.open(store_path=store, models=folders, digest_cache=digest_cache)
+    try:
+        for name, model in (("a", None), ("b", "two"), ("c", "one")):
+            await service.create(session=name, model=model)
+            await service.append(session=name, tokens=[1, 2, 3], emit=ignore)
+        written = {}
+        for name in "abc":
+            await service.sleep(session=name, emit=ignore)
+            written[name] = (await service.generate(session=name, max_tokens=8, emit=ignore)).tokens
+        assert [info.model for info in await service.list_sessions()] == ["one", "two", "one"]
+        assert written["a"] == written["c"] != written["b"]
+        assert len({model.identity for model in (await service.status()).models}) == 2
+    finally:
+        await service.close()
+
+
+@pytest.fixture(scope="session")
+def write_other_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with other weights."""
+    import shutil
+
+    folder = Path(shutil.copytree(tiny_model, tmp_path_factory.mktemp("models") / "other"))
+    path = str(folder / "model.safetensors")
+    weights = mx.load(path)
+    mx.eval(weights)
+    mx.save_safetensors(path, {name: value * -1.1 for name, value in weights.items()}, {"format": "mlx"})
+    return folder

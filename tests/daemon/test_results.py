@@ -1,0 +1,37 @@
+"""Answers are plain data with the field names of the wire, so that the server can hand them on as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from session_rig import SAMPLED, ignore, tokens_of
+
+
+async def test_every_answer_is_plain_data(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        service = rig.service
+        events: list[Any] = []
+        answers: list[Any] = [await service.create(session="a", sampling=SAMPLED, labels=["x"])]
+        answers.append(await service.append(session="a", tokens=tokens_of(1, 300), emit=events.append))
+        answers.append(await service.generate(session="a", max_tokens=2, prove=True, emit=events.append))
+        answers.append(await service.chat(session="a", message="hi", max_tokens=2, emit=events.append))
+        answers.append(await service.sleep(session="a", emit=events.append))
+        answers += await service.list_sessions()
+        answers.append(await service.show(session="a"))
+        answers.append(await service.wake(session="a", emit=events.append))
+        answers += await service.list_sessions()
+        answers.append(await service.show(session="a"))
+        answers.append(await service.status())
+        answers.append(await service.delete(session="a"))
+        await service.create(session="b")
+        await service.append(session="b", tokens=[1], emit=ignore)
+        answers.append(await service.close())
+    kinds = {type(answer).__name__ for answer in answers}
+    assert len(kinds) == 9
+    assert {type(event).__name__ for event in events} == {"Progress", "Token"}
+    for answer in [*answers, *events]:
+        assert answer.__dataclass_params__.frozen
+        assert not hasattr(answer, "__dict__"), "slots: nothing can be added"
+        json.dumps(dataclasses.asdict(answer), allow_nan=False)
