@@ -90,6 +90,19 @@ class Service:
             store.close()
             raise
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What opening the store found wrong, a sentence each; a person should see them before they are needed."""
+        opening = self._store.opening
+        found = [finding.message for finding in opening.unreadable]
+        if opening.index_rebuilt is not None and opening.rows_added:
+            found.append(f"The index was made anew from {opening.rows_added} bundles: {opening.index_rebuilt}.")
+        if opening.rows_dropped:
+            found.append(
+                f"{opening.rows_dropped} bundles that the index knew are gone; their versions cannot be woken."
+            )
+        return tuple(found)
+
     async def close(self) -> CloseReport:
         """Take no more work, put every changed session to sleep, and let the store go. Idempotent.
 

@@ -40,7 +40,10 @@ def run(options: ServeOptions) -> None:
     """
 
     async def open_service() -> Service:
-        return await Service.open(store_path=options.store, models=options.models)
+        service = await Service.open(store_path=options.store, models=options.models)
+        for warning in service.warnings:
+            print(f"torpor serve: warning: {warning}", file=sys.stderr, flush=True)
+        return service
 
     def on_ready(socket: str) -> None:
         sentence = (

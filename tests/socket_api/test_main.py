@@ -1,0 +1,84 @@
+"""The server's entry point: its arguments, and what it says before it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from torpor.daemon.service import Service
+from torpor.socket_api.main import parse_arguments
+
+
+def test_models_are_named_in_the_order_given() -> None:
+    options = parse_arguments(["--model", "first=/a", "--model", "second=owner/name=x", "--socket", "/s", "--json"])
+    assert list(options.models.items()) == [("first", "/a"), ("second", "owner/name=x")]
+    assert options.socket == Path("/s")
+    assert options.store is None
+    assert options.json
+
+
+@pytest.mark.parametrize("wrong", [["--model", "nameless"], ["--model", "=x"], ["--model", "a=1", "--model", "a=2"]])
+def test_a_model_without_a_name_of_its_own_is_refused_with_status_2(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        parse_arguments(wrong)
+    assert refused.value.code == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_a_bundle_that_cannot_be_read_is_named_before_the_daemon_serves(tiny_model: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+
+    async def sleep_one() -> None:
+        service = await Service.open(store_path=store, models={"tiny": str(tiny_model)})
+        await service.create(session="kept")
+        await service.append(session="kept", text="a few words", emit=lambda _event: None)
+        await service.close()
+
+    asyncio.run(sleep_one())
+    (bundle,) = (store / "bundles").rglob("*.mvb")
+    os.truncate(bundle, bundle.stat().st_size - 1)
+    for file in store.glob("index.sqlite*"):
+        file.unlink()
+
+    socket = Path(tempfile.mkdtemp(prefix="torpor-")) / "t.sock"
+    command = [sys.executable, "-m", "torpor.socket_api.main", "--json", "--model", f"tiny={tiny_model}"]
+    daemon = subprocess.Popen(
+        [*command, "--store", str(store), "--socket", str(socket)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert daemon.stdout is not None
+        assert json.loads(daemon.stdout.readline())["event"] == "ready"
+        daemon.send_signal(signal.SIGTERM)
+        _, said = daemon.communicate(timeout=60)
+    finally:
+        daemon.kill()
+        daemon.wait()
+        socket.parent.rmdir()
+    assert "warning" in said
+    assert bundle.name in said
+
+
+def test_a_sound_store_is_opened_without_a_warning(tiny_model: Path, tmp_path: Path) -> None:
+    async def open_twice() -> list[tuple[str, ...]]:
+        found = []
+        for _ in range(2):
+            service = await Service.open(store_path=tmp_path / "store", models={"tiny": str(tiny_model)})
+            found.append(service.warnings)
+            await service.create(session=f"s{time.monotonic_ns()}")
+            await service.close()
+        return found
+
+    assert asyncio.run(open_twice()) == [(), ()]
