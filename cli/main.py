@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from .. import __version__
 from ..errors import TorporError
 from . import append, chat, demo, doctor, generate, ls, rm, serve, show, sleep, stop, verify, wake
 from .errors import Interrupted, InvalidUsage
-from .exit_codes import ERROR, OK, USAGE, describe_exit_codes
+from .exit_codes import OK, USAGE, describe_exit_codes
 from .output import report_error, write_failure
 
 INTRODUCTION = """Language-model agents with a memory that survives.
@@ -90,8 +89,6 @@ def run(arguments: Sequence[str]) -> int:
         return _report_usage(error, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return report_error(Interrupted("Interrupted."), as_json=as_json)
-    except BrokenPipeError:
-        return _after_broken_pipe()
     return status if isinstance(status, int) else OK.number
 
 
@@ -141,12 +138,6 @@ def _report_usage(error: Any, *, as_json: bool) -> int:
     message = f"{error.format_message()} See {path} --help."
     write_failure(InvalidUsage.code, message, USAGE.number, {}, as_json=as_json)
     return USAGE.number
-
-
-def _after_broken_pipe() -> int:
-    """Whoever read our output has gone; keep the interpreter from complaining about it once more at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return ERROR.number
 
 
 if __name__ == "__main__":
