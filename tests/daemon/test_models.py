@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -105,19 +106,28 @@ def test_code_that_ships_with_a_model_is_never_run_threat_57(
 ) -> None:
     trace = tmp_path / "it-ran"
     code = f"open({str(trace)!r}, 'w').close()\n"
-    for name in ("model.py", "modeling_qwen3.py", "configuration_qwen3.py", "tokenization_qwen3.py", "__init__.py"):
-        (own_tiny_model / name).write_text(code)
-    edit_config(
-        own_tiny_model,
-        model_file="model.py",
-        auto_map={"AutoConfig": "configuration_qwen3.C", "AutoTokenizer": ["tokenization_qwen3.T", None]},
-    )
-    path = own_tiny_model / "tokenizer_config.json"
-    settings = json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": ["tokenization_qwen3.T", None]}}
-    path.write_text(json.dumps(settings))
+    (own_tiny_model / "model.py").write_text(code)
+    edit_config(own_tiny_model, model_file="model.py")
     with pytest.raises(ModelUnavailable):
         load(own_tiny_model, digests)
     assert not trace.exists()
+
+
+def test_code_that_ships_with_a_tokenizer_is_never_run_threat_57(
+    own_tiny_model: Path, digests: DigestCache, tmp_path: Path
+) -> None:
+    trace = tmp_path / "it-ran"
+    for name in ("configuration_qwen3.py", "tokenization_qwen3.py"):
+        (own_tiny_model / name).write_text(f"open({str(trace)!r}, 'w').close()\n")
+    edit_config(own_tiny_model, auto_map={"AutoConfig": "configuration_qwen3.C"})
+    path = own_tiny_model / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    for kind in ("PreTrainedTokenizerFast", "NoSuchTokenizer"):
+        settings |= {"tokenizer_class": kind, "auto_map": {"AutoTokenizer": ["tokenization_qwen3.T", None]}}
+        path.write_text(json.dumps(settings))
+        with contextlib.suppress(ModelUnavailable):
+            load(own_tiny_model, digests)
+        assert not trace.exists()
 
 
 def test_a_model_whose_cache_is_of_another_kind_is_refused_when_it_is_loaded(

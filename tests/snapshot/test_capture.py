@@ -71,6 +71,15 @@ def test_every_element_type_is_taken_bit_for_bit(make_state: MakeState, kv_of: A
     assert [data for _, data in span[3]] == [data for pair in kv_of(state) for data in pair]
 
 
+def test_arrays_that_are_not_in_row_major_order_are_cut_in_it(make_state: MakeState) -> None:
+    state = make_state(10)
+    clean = raw(cut_of(state))
+    for cache in state.caches:
+        turned = mx.contiguous(mx.swapaxes(cache.keys, 1, 2))
+        cache.keys = mx.swapaxes(turned, 1, 2)
+    assert raw(cut_of(state)) == clean
+
+
 def test_a_cut_copies_nothing(make_state: MakeState) -> None:
     """The views are of the cache's own memory: a byte written through one is seen in the cache."""
     state = make_state(10)
@@ -162,6 +171,7 @@ def test_a_cache_of_another_kind_is_refused_by_name(make_state: MakeState) -> No
         ([entry(0), entry(1)], 511, 1),
         ([entry(0), entry(1)], 255, 0),
         ([entry(0), entry(1, 10)], 266, 1),
+        ([entry(0), entry(1, 10)], 1000, 1),
         ([entry(0), entry(1), entry(2, 0, "state")], 512, 2),
         ([entry(0, 10)], 10, 0),
     ],
