@@ -18,7 +18,7 @@ Stage = Literal["prefill", "sleep", "wake"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage is; `done` and `total` are tokens for prefill and bytes for sleep and wake."""
+    """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for wake."""
 
     stage: Stage
     done: int

@@ -127,6 +127,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused_threat_58(
         json.dumps({"format": FORMAT, "files": {"FILE": [1, 2, 3, 4, 5, "short"]}}).encode(),
         json.dumps({"format": FORMAT, "files": {"FILE": [1, 2, 3, 4, "5", "0" * 64]}}).encode(),
         json.dumps({"format": FORMAT, "files": {"FILE": []}}).encode(),
+        json.dumps({"format": FORMAT, "files": {"FILE": 5}}).encode(),
     ],
 )
 def test_a_damaged_or_foreign_memory_is_as_good_as_none_gm11(file: Path, memory: Path, content: bytes) -> None:
@@ -134,6 +135,17 @@ def test_a_damaged_or_foreign_memory_is_as_good_as_none_gm11(file: Path, memory:
     memory.write_bytes(content.replace(b"FILE", str(file).encode()))
     assert DigestCache(memory).digest(file) == blake3(file.read_bytes()).hexdigest()
     assert json.loads(memory.read_bytes())["format"] == FORMAT, "and is replaced by a sound one"
+
+
+@pytest.mark.parametrize("digest", ["short", 5, None, ["0" * 64]])
+def test_a_digest_that_is_none_is_not_believed_even_for_an_unchanged_file(
+    file: Path, memory: Path, digest: object
+) -> None:
+    honest = DigestCache(memory).digest(file)
+    remembered = json.loads(memory.read_bytes())
+    remembered["files"][str(file.resolve())][-1] = digest
+    memory.write_text(json.dumps(remembered))
+    assert DigestCache(memory).digest(file) == honest
 
 
 def test_a_memory_that_is_too_large_is_not_read(
