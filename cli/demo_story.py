@@ -34,7 +34,7 @@ WARM_UP_TOKENS = 8  # written before anything is measured, so that no measuremen
 ROOM_TOKENS = 64  # of the context left free beside the document and what is written, for nudges and estimates
 MAX_NUDGES = 64  # times that a model which wants to end is told to go on, before the demo gives up
 QUICK_REPEATS = 3  # pairs of wake and cold run, where reading is quick
-SLOW_READING_S = 25.0  # from here on one pair is enough: every pair reads the document again
+SLOW_READING_S = 12.0  # from here on one pair is enough: every pair reads the document again
 NUDGE = "\n"
 # Drawn at random from a seed, so that the random key has to survive, too; a greedy text would repeat itself.
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, seed=2026)
