@@ -388,6 +388,19 @@ async def test_the_proof_of_a_token_is_of_the_logits_that_it_was_drawn_from(open
         assert final == (await rig.fingerprint("a")).logits
 
 
+async def test_every_draw_takes_a_key_of_its_own_and_greedy_ones_none_br1(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 10), sampling=Sampling(1.0, seed=5))
+        await rig.read("greedy", tokens_of(1, 10), sampling=Sampling(seed=5))
+        key = mx.random.key(5)
+        for _ in range(4):
+            assert (await rig.fingerprint("a")).random_key == tuple(key.tolist())
+            await rig.write("a", 1)
+            key = mx.random.split(key)[0]
+        await rig.write("greedy", 4)
+        assert (await rig.fingerprint("greedy")).random_key == tuple(mx.random.key(5).tolist())
+
+
 # --- ends
 
 
