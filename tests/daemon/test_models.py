@@ -157,6 +157,29 @@ def test_weights_that_change_while_they_are_loaded_are_refused_threat_53(
         load(own_tiny_model, digests)
 
 
+def test_every_weight_is_in_memory_before_the_model_first_computes_threat_53(
+    own_tiny_model: Path, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight that is read lazily has the values that the file has then; this one is other values for a while."""
+    honest = load(own_tiny_model, digests).network(mx.array([[1, 2, 3]]))
+    mx.eval(honest)
+    path, probe = own_tiny_model / "model.safetensors", models._probe_layout
+    data = path.read_bytes()
+
+    def disturb_meanwhile(network: Any) -> Any:
+        with path.open("r+b") as file:
+            file.seek(len(data) // 2)
+            file.write(bytes(len(data) - len(data) // 2))
+        layout = probe(network)
+        with path.open("r+b") as file:
+            file.write(data)
+        return layout
+
+    monkeypatch.setattr(models, "_probe_layout", disturb_meanwhile)
+    again = load(own_tiny_model, digests).network(mx.array([[1, 2, 3]]))
+    assert mx.array_equal(again, honest).item()
+
+
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="half precision is slow on a CPU only")
 def test_half_precision_is_computed_in_float32_on_a_cpu_and_the_identity_says_so(
     own_tiny_model: Path, digests: DigestCache
