@@ -78,7 +78,7 @@ class _Session:
         started = time.perf_counter()
 
         def on_event(event: ProgressEvent | TokenEvent) -> None:
-            if isinstance(event, TokenEvent):
+            if isinstance(event, TokenEvent) and event.token is not None:
                 on_token()
                 written.pieces.append(event.text)
                 if step is not None:

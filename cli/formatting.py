@@ -49,9 +49,11 @@ def format_id(hex_id: str | None) -> str:
     return hex_id[:SHORT_ID_DIGITS] if hex_id else "–"
 
 
-def format_time(created_ns: int) -> str:
-    """Write a wall-clock instant in local time, to the minute."""
-    return datetime.fromtimestamp(created_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M")
+def format_time(instant_ns: int | None) -> str:
+    """Write a wall-clock instant in local time, to the minute; one that never was is a dash."""
+    if instant_ns is None:
+        return "–"
+    return datetime.fromtimestamp(instant_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _decimals(figure: float) -> int:

@@ -70,8 +70,10 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
     """Draw the listing; the narrow one fits 80 columns."""
     names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL"]
     if wide:
-        names += ["SLEPT AS", "SINCE", "LABELS"]
-    table = rows_table(*names, right=("TOKENS", "VERSION", "STORED", "RESIDENT"), whole=("SESSION", "STATE", "SINCE"))
+        names += ["SLEPT AS", "LAST SLEEP", "LABELS"]
+    table = rows_table(
+        *names, right=("TOKENS", "VERSION", "STORED", "RESIDENT"), whole=("SESSION", "STATE", "LAST SLEEP")
+    )
     for info in sessions:
         style = STATE_STYLES.get(info["state"], "")
         row = [
@@ -85,7 +87,7 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
         ]
         if wide:
             labels = neutralise(" ".join(info["labels"])) or "–"
-            row += [format_id(info["bundle_id"]), format_time(info["created_ns"]), labels]
+            row += [format_id(info["bundle_id"]), format_time(info["slept_ns"]), labels]
         table.add_row(*row)
     if any(info["dirty"] for info in sessions):
         table.caption = "* changed since it last slept"

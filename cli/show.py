@@ -90,7 +90,7 @@ def _facts(info: dict[str, Any]) -> RenderableType:
     if info["stored_bytes"]:
         facts.add_row("  stored", format_bytes(info["stored_bytes"]))
     facts.add_row("  bundle", info["bundle_id"] or "– (never slept)")
-    facts.add_row("  since", format_time(info["created_ns"]))
+    facts.add_row("  last sleep", format_time(info["slept_ns"]))
     if info["labels"]:
         facts.add_row("  labels", escape(neutralise(" ".join(info["labels"]))))
     if info["sampling"]:

@@ -98,7 +98,7 @@ def info_of_row(row: IndexRow) -> dict[str, Any]:
         "stored_bytes": row.bundle_bytes,
         "dirty": False,
         "labels": list(row.labels),
-        "created_ns": row.created_ns,
+        "slept_ns": row.created_ns,
         "sampling": None,
     }
 

@@ -49,7 +49,8 @@ class _Job:
             self._settle(end.value, None)
             return False
         except BaseException as error:  # noqa: BLE001 - whatever a step raises belongs to its caller, not to the engine
-            self._settle(None, error)
+            # A SystemExit out of a model's code must end that request, not the event loop that waits for it.
+            self._settle(None, error if isinstance(error, Exception) else RuntimeError(f"A step ended with {error!r}."))
             return False
         return True
 

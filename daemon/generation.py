@@ -35,7 +35,7 @@ from .text import StopStrings, TextStream
 PREFILL_CHUNK_TOKENS = 256 if mx.default_device() == mx.Device(mx.cpu) else 2048
 
 OnTokens = Callable[[int, int], None]
-OnToken = Callable[[int, str], None]
+OnToken = Callable[[int | None, str], None]
 
 
 def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> None:
@@ -137,7 +137,7 @@ def write(model: LoadedModel, state: LiveState, order: WriteOrder, written: Writ
     text = TextStream(model.tokenizer, state.tokens)
     stops = StopStrings(order.stop)
 
-    def show(token: int, piece: str) -> None:
+    def show(token: int | None, piece: str) -> None:
         written.text += piece
         on_token(token, piece)
 
@@ -157,8 +157,8 @@ def write(model: LoadedModel, state: LiveState, order: WriteOrder, written: Writ
         yield
     else:
         written.finish_reason = "length"
-    if not stops.found:
-        written.text += stops.push(text.finish()) + stops.finish()
+    if not stops.found and (left := stops.push(text.finish()) + stops.finish()):
+        show(None, left)
 
 
 def logits_digest(logits: mx.array) -> str:

@@ -86,7 +86,7 @@ class Hibernation:
             receipt.entries,
         )
         session.unchanged_tokens = snapshot.token_count
-        session.dirty = False
+        session.dirty = session.rewound = False
         return receipt
 
     async def wake(self, uri: SessionUri, version: int | None, model_named: ModelNamed, emit: Emit) -> Woken:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
+from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.layout import layers_of
 from ..snapshot.state import token_array
 from .models import LoadedModel
@@ -46,7 +47,7 @@ def info_of_awake(live: Session, row: IndexRow | None = None) -> SessionInfo:
         stored_bytes=row.bundle_bytes if row else 0,
         dirty=live.dirty,
         labels=live.labels,
-        created_ns=live.created_ns,
+        slept_ns=row.created_ns if row else None,
         sampling=live.sampling,
     )
 
@@ -67,7 +68,7 @@ def info_of_asleep(row: IndexRow, sampling: Sampling | None = None) -> SessionIn
         stored_bytes=row.bundle_bytes,
         dirty=False,
         labels=row.labels,
-        created_ns=row.created_ns,
+        slept_ns=row.created_ns,
         sampling=sampling,
     )
 
@@ -92,6 +93,10 @@ def detail_of_asleep(
         manifest = reader.manifest
         identity = dict(manifest.identity.parts)
         tail = _tail(model, token_array(reader.tokens())) if model is not None else ""
+        if not reader.entries or "sampling" not in manifest.session:
+            raise MalformedSnapshot(
+                f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
+            )
         slots = [spec for spec, _ in reader.read_header(reader.entries[0]).slots]
         sampling = Sampling.from_map(manifest.session["sampling"])
     return SessionDetail(

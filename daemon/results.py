@@ -27,9 +27,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token that has been committed to the ledger; `text` is what it adds to the text (may be empty)."""
+    """One token that has been committed to the ledger; `text` is what it adds to the text (may be empty).
 
-    token: int
+    `token` is None once, at the end, when there is text left that had been held back: a beginning of a stop string,
+    or half a character.
+    """
+
+    token: int | None
     text: str
 
 
@@ -39,7 +43,11 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session as a listing shows it; `sampling` is None for one that sleeps, whose bundle was not read for it."""
+    """A session as a listing shows it.
+
+    slept_ns: when its last version became durable, None if none has; sampling: None for a session that sleeps and
+    whose bundle was not read for it.
+    """
 
     session: str
     namespace: str
@@ -53,7 +61,7 @@ class SessionInfo:
     stored_bytes: int
     dirty: bool
     labels: tuple[str, ...]
-    created_ns: int
+    slept_ns: int | None
     sampling: Sampling | None
 
 

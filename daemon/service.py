@@ -117,7 +117,7 @@ class Service:
             for uri in uris:
                 async with self._turns.take(uri, always=True):
                     session = self._awake.pop(uri, None)
-                    if session is None or not session.dirty:
+                    if session is None or not session.needs_sleep:
                         continue
                     try:
                         await self._put_to_sleep(session, _ignore)
@@ -309,7 +309,7 @@ class Service:
             live = self._awake.get(uri)
             if live is None:
                 return listing.receipt_of_asleep(self._require_row(uri))
-            if live.durable is not None and not live.dirty:
+            if live.durable is not None and not live.needs_sleep:
                 del self._awake[uri]
                 return listing.receipt_of_clean(live.durable, uri)
             result = await self._put_to_sleep(live, emit)
@@ -343,7 +343,9 @@ class Service:
                     seconds=time.monotonic() - started,
                     already_awake=True,
                 )
+            latest = self._require_row(uri).version
             woken = await self._hibernation.wake(uri, version, self._model_named, emit)
+            woken.session.rewound = version is not None and version != latest
             self._awake[uri] = woken.session
             return listing.wake_result(
                 woken.session,
@@ -377,6 +379,7 @@ class Service:
             # A cancellation may come when all has been read already: what is in the ledger is there to stay.
             if len(live.state.tokens) > held:
                 live.turn_open, live.dirty = turn_open, True
+                live.system = None if turn_open else live.system  # a chat's first turn has it before it
 
     async def _write(
         self, live: Session, order: WriteOrder, emit: Emit, *, prefilled: int, started: float
@@ -386,7 +389,7 @@ class Service:
         first_token_s: list[float] = []
         written = Written()
 
-        def on_token(token: int, text: str) -> None:
+        def on_token(token: int | None, text: str) -> None:
             if not first_token_s:
                 first_token_s.append(time.monotonic() - started)
             live.dirty = True
@@ -480,7 +483,7 @@ def _encode(live: Session, text: str) -> list[int]:
 def _encode_turn(live: Session, message: Mapping[str, str]) -> list[int]:
     """The tokens of a new turn alone; those of earlier turns are in the ledger as they were read and sampled."""
     ledger, model = live.state.tokens, live.model
-    if not ledger:
+    if not ledger or live.system is not None:
         text = turns.first_turn(model.render, message, system=live.system)
     else:
         ended = ledger[-1] in model.end_tokens

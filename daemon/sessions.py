@@ -42,8 +42,11 @@ class Session:
     """A session with its state in memory.
 
     unchanged_tokens: leading tokens whose KV is still what the durable snapshot holds.
+    system: the text that will open its chat; None once it has been read, or if there is none.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
     dirty: whether anything has changed since the durable snapshot.
+    rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
+        nothing has changed, so that what was woken is what the next wake gives.
     """
 
     uri: SessionUri
@@ -57,6 +60,12 @@ class Session:
     durable: Durable | None = None
     unchanged_tokens: int = 0
     dirty: bool = True
+    rewound: bool = False
+
+    @property
+    def needs_sleep(self) -> bool:
+        """Whether the last durable version is not what a wake should give back."""
+        return self.dirty or self.rewound
 
     @property
     def resident_bytes(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ FORMAT = "torpor.digests/1"
 MAX_REMEMBERED_FILES = 4096
 MAX_CACHE_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 8 * 1024 * 1024
+# Coarser than the clock of any file system in use (FAT has 2 s).
+_CLOCK_GRAIN_NS = 2_500_000_000
 
 Progress = Callable[[int, int], None]
 
@@ -60,7 +63,8 @@ class DigestCache:
                 f"{file} changed while it was being read. Wait until the copy or download is complete, then try again.",
                 path=str(file),
             )
-        self._remember(path, [*before, digest])
+        if _is_settled(before):
+            self._remember(path, [*before, digest])
         return digest
 
     def _remember(self, path: str, entry: list[str | int]) -> None:
@@ -74,6 +78,12 @@ class DigestCache:
 def _stamp(path: str) -> list[str | int]:
     status = os.stat(path)
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _is_settled(stamp: list[str | int]) -> bool:
+    """Whether a later write must show in the times: a file system's clock may stand still for some milliseconds, so a
+    file that was written a moment ago could be written again without its stamp changing."""
+    return time.time_ns() - int(stamp[-1]) > _CLOCK_GRAIN_NS
 
 
 def _hash_file(path: str) -> str:

@@ -46,10 +46,13 @@ class ProgressEvent(Reply):
 
 
 class TokenEvent(Reply):
-    """One token that has been committed; `text` is what it adds to the text, and may be empty."""
+    """One token that has been committed; `text` is what it adds to the text, and may be empty.
+
+    `token` is None at most once, at the end: text that had been held back, so that the pieces make up the whole.
+    """
 
     kind: Literal["token"] = "token"
-    token: TokenId
+    token: TokenId | None
     text: str
 
 
@@ -96,7 +99,7 @@ class SessionInfo(Reply):
     stored_bytes: Count
     dirty: bool
     labels: tuple[str, ...]
-    created_ns: int
+    slept_ns: int | None
     sampling: Sampling | None
 
 

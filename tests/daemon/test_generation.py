@@ -360,7 +360,8 @@ async def test_every_committed_token_is_told_in_order(open_rig: Any) -> None:
         await rig.read("a", tokens_of(1, 10))
         events: list[Any] = []
         result = await rig.service.generate(session="a", max_tokens=12, emit=events.append)
-        assert [event.token for event in events if isinstance(event, Token)] == list(result.tokens)
+        told = [event.token for event in events if isinstance(event, Token) and event.token is not None]
+        assert told == list(result.tokens)
         assert list(rig.live("a").state.tokens[10:]) == list(result.tokens)
         assert result.finish_reason == "length"
 
@@ -447,6 +448,21 @@ async def test_a_stop_string_ends_the_generation_and_is_never_shown(open_rig: An
         assert (result.text, result.finish_reason) == ("one, two", "stop")
         assert "".join(event.text for event in events) == "one, two"
         assert rig.model.decode(result.tokens) == "one, two; t", "the ledger has what was sampled (QX8)"
+
+
+async def test_the_streamed_pieces_make_up_the_whole_text_even_when_its_end_had_been_held_back(open_rig: Any) -> None:
+    """The last characters could be the beginning of the stop string, and no token comes after them to tell."""
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 10))
+        plain = await rig.service.generate(session="a", max_tokens=24, emit=ignore)
+        await rig.service.delete(session="a")
+        await rig.read("a", tokens_of(1, 10))
+        events: list[Any] = []
+        stop = plain.text[-2:] + "never comes"
+        result = await rig.service.generate(session="a", max_tokens=24, stop=[stop], emit=events.append)
+        assert result.text == plain.text
+        assert "".join(event.text for event in events) == result.text
+        assert events[-1].token is None
 
 
 # --- the steps themselves

@@ -407,6 +407,22 @@ async def test_waking_a_session_that_is_awake_reads_nothing(open_rig: Any) -> No
         assert await rig.fingerprint("a") == before
 
 
+async def test_a_session_woken_at_an_earlier_version_stays_there_when_it_sleeps_unchanged(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.wake("a")
+        at_version_1 = await rig.fingerprint("a")
+        await rig.write("a", 3)
+        await rig.sleep("a")
+        await rig.wake("a", version=1)
+        assert (await rig.wake("a", version=1)).already_awake
+        receipt = await rig.sleep("a")
+        assert (receipt.version, receipt.token_count, receipt.blocks_reused) == (3, 300, 1)
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == at_version_1
+
+
 async def test_another_version_of_a_session_that_is_awake_is_refused(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 30))

@@ -76,6 +76,19 @@ async def test_three_turns_are_the_tokens_of_a_cold_rendering_br28(open_rig: Any
             assert ledger(rig) == whole[:-1]
 
 
+async def test_the_system_text_opens_the_chat_of_a_session_that_has_read_something_before(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a", system="Be brief.")
+        await rig.service.append(session="a", text="a document", emit=ignore)
+        held = ledger(rig)
+        for number in range(2):
+            reply_with(rig, f"answer {number}")
+            await chat(rig, f"question {number}?")
+        opening = [message("system", "Be brief."), message("user", "question 0?"), message("assistant", "answer 0")]
+        conversation = [*opening, message("user", "question 1?"), message("assistant", "answer 1")]
+        assert ledger(rig) == held + cold(rig, conversation)[:-1], "once, and before the first question"
+
+
 async def test_only_the_new_turn_is_tokenised_and_computed(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")

@@ -39,6 +39,21 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
+@pytest.fixture(autouse=True)
+def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a test are new; most tests are about such as have been there for longer than a clock's grain."""
+    monkeypatch.setattr(digests, "_CLOCK_GRAIN_NS", -1)
+
+
+def test_a_file_written_a_moment_ago_is_read_again_because_its_times_could_stand_still(
+    file: Path, memory: Path, readings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_CLOCK_GRAIN_NS", 3600 * 10**9)
+    DigestCache(memory).digest(file)
+    DigestCache(memory).digest(file)
+    assert len(readings) == 2
+
+
 def test_a_digest_is_of_the_files_bytes(file: Path, memory: Path) -> None:
     assert DigestCache(memory).digest(file) == blake3(file.read_bytes()).hexdigest()
 

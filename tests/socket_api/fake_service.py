@@ -98,7 +98,7 @@ class FakeService:
             stored_bytes=0,
             dirty=True,
             labels=tuple(labels),
-            created_ns=1,
+            slept_ns=1,
             sampling=sampling or Sampling(),
         )
         self.sessions[session] = FakeSession(info)
