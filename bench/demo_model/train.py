@@ -35,7 +35,7 @@ class Recipe:
     head_dim: int = 64
     rope_theta: float = 50_000.0
     context: int = 8192
-    steps: int = 860
+    steps: int = 1050
     horizon: int = 1050  # the steps that the cosine is laid out for; 0 for `steps`
     cooldown: int = 160  # the last steps, over which the rate falls to nearly zero from wherever it is
     warmup: int = 40
