@@ -28,7 +28,7 @@ from .records import IndexRow
 from .uri import SessionUri
 
 INDEX_FILE: Final = "index.sqlite"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
 SHADOWED: Final = "shadowed"
@@ -44,6 +44,7 @@ CREATE TABLE bundles (
     model TEXT, labels TEXT
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX one_live_version ON bundles (namespace, name, version) WHERE status = '{LIVE}';
+CREATE INDEX by_name ON bundles (name, status);
 CREATE TABLE refs (bundle_id BLOB NOT NULL, refers_to BLOB NOT NULL, PRIMARY KEY (bundle_id, refers_to)) WITHOUT ROWID;
 CREATE INDEX referrers ON refs (refers_to);
 """
@@ -259,6 +260,13 @@ class Index:
             "AND other.namespace = row.namespace AND other.name = row.name) ORDER BY namespace, name",
             (LIVE, LIVE),
         )
+
+    def find_by_name(self, name: str) -> list[SessionUri]:
+        """The sessions of this name in any namespace, in the order of their URIs. By an index: lists nothing else."""
+        found = self._select(
+            "SELECT DISTINCT namespace FROM bundles WHERE name = ? AND status = ? ORDER BY namespace", (name, LIVE)
+        )
+        return [SessionUri(namespace, name) for (namespace,) in found]
 
     def all_rows(self) -> list[IndexRow]:
         return self._rows("WHERE status = ? ORDER BY namespace, name, version", (LIVE,))

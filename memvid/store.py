@@ -58,7 +58,7 @@ from .manifest import Manifest, require_session_map
 from .opening import load_index
 from .pins import Pins
 from .records import DeleteReport, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
-from .uri import SessionUri, not_found
+from .uri import SessionUri, not_found, parse_reference, resolve
 from .verify import require_same_as_row, verify_store
 from .writer import BundleWriter
 
@@ -310,6 +310,27 @@ class Store:
         refs = file.manifest.refs
         self._pins.add(refs)
         return BundleReader(file, self._open_file, lambda: self._unpin([bundle_id, *refs]))
+
+    def resolve(self, text: str, also: Iterable[SessionUri] = ()) -> SessionUri:
+        """The one session that `text` (a URI, NAMESPACE/NAME, or a bare NAME) means, of the store's and of `also`.
+
+        Looks up by name; only the suggestions for a name that nothing has list the store.
+
+        Raises:
+            InvalidUri, AmbiguousName, SessionNotFound
+        """
+        self._require_open()
+        namespace, name = parse_reference(text)
+        others = set(also)
+        if namespace is None:
+            known = others.union(self.index.find_by_name(name))
+        else:
+            uri = SessionUri(namespace, name)
+            known = others if self.index.find(uri) is None else others | {uri}
+        try:
+            return resolve(text, known)
+        except SessionNotFound:
+            raise not_found(text, others.union(row.uri for row in self.index.latest())) from None
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
         self._require_open()

@@ -64,13 +64,9 @@ def resolve(text: str, known: Iterable[SessionUri]) -> SessionUri:
         AmbiguousName: a bare name that several namespaces have.
         SessionNotFound: none has it.
     """
+    namespace, name = parse_reference(text)
     sessions = sorted(set(known))
-    if isinstance(text, str) and ("/" in text or text.startswith("torpor:")):
-        wanted = SessionUri.parse(text if text.startswith("torpor:") else SCHEME + text)
-        matches = [uri for uri in sessions if uri == wanted]
-    else:
-        name = SessionUri(DEFAULT_NAMESPACE, text).name
-        matches = [uri for uri in sessions if uri.name == name]
+    matches = [uri for uri in sessions if uri.name == name and namespace in (None, uri.namespace)]
     if len(matches) > 1:
         candidates = [str(uri) for uri in matches]
         raise AmbiguousName(
@@ -81,6 +77,14 @@ def resolve(text: str, known: Iterable[SessionUri]) -> SessionUri:
     if not matches:
         raise not_found(text, sessions)
     return matches[0]
+
+
+def parse_reference(text: str) -> tuple[str | None, str]:
+    """What a person may type, as (namespace, name); a bare name has no namespace. Raises InvalidUri."""
+    if isinstance(text, str) and ("/" in text or text.startswith("torpor:")):
+        wanted = SessionUri.parse(text if text.startswith("torpor:") else SCHEME + text)
+        return wanted.namespace, wanted.name
+    return None, SessionUri(DEFAULT_NAMESPACE, text).name
 
 
 def not_found(text: str, known: Iterable[SessionUri]) -> SessionNotFound:

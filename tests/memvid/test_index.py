@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
-from torpor.memvid import Store
-from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError, Truncated
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.errors import AmbiguousName, InvalidUri, NoSpace, SessionNotFound, StoreIoError, Truncated
 from torpor.memvid.index import Index
 
 
@@ -180,3 +180,37 @@ def test_a_row_damaged_while_the_store_is_open_is_a_typed_error(store: Store, st
     break_row(store_path / "index.sqlite")
     with pytest.raises(StoreIoError, match="made anew"):
         list(store.iter_sessions())
+
+
+def test_a_session_is_found_by_what_a_person_types(store: Store) -> None:
+    sleep(store, 10)
+    sleep(store, 20)
+    awake = SessionUri("work", "awake")
+    for text in ("agent", "default/agent", "torpor://default/agent"):
+        assert store.resolve(text) == URI
+    for text in ("awake", "work/awake", "torpor://work/awake"):
+        assert store.resolve(text, also=[awake]) == awake
+    assert store.resolve("agent", also=[URI]) == URI
+    with pytest.raises(AmbiguousName) as ambiguous:
+        store.resolve("agent", also=iter([SessionUri("work", "agent")]))
+    assert ambiguous.value.candidates == ["torpor://default/agent", "torpor://work/agent"]
+    with pytest.raises(SessionNotFound) as missing:
+        store.resolve("awakee", also=iter([awake]))
+    assert missing.value.suggestions == ["torpor://work/awake"]
+    with pytest.raises(SessionNotFound) as missing:
+        store.resolve("work/agent")
+    assert missing.value.suggestions == ["torpor://default/agent"]
+    with pytest.raises(InvalidUri):
+        store.resolve("../..")
+
+
+def test_a_name_is_looked_up_without_listing_the_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep(store, 10)
+    (plan,) = store.index._select(
+        "EXPLAIN QUERY PLAN SELECT DISTINCT namespace FROM bundles WHERE name = ? AND status = ?", ("agent", "live")
+    )[:1]
+    assert "USING INDEX by_name" in plan[3]
+    for listing in ("latest", "all_rows", "versions"):
+        monkeypatch.setattr(store.index, listing, lambda *_: pytest.fail("the store was listed"))
+    for text in ("agent", "default/agent", str(URI)):
+        assert store.resolve(text) == URI
