@@ -48,7 +48,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "client_closed", "daemon_start_failed", "demo_daemon_failed", "demo_unfit", "doctor_failed",
             "duplicate_id", "durability_lost",
             "frame_timeout", "frame_too_large", "generation_failed", "hello_timeout", "inconsistent_state",
-            "internal_error", "invalid_draft", "limit_exceeded", "local_protocol_error", "lock_lost",
+            "internal_error", "not_enough_memory", "invalid_draft", "limit_exceeded", "local_protocol_error", "lock_lost",
             "malformed_frame", "malformed_message", "peer_refused", "protocol_error", "remote_error",
             "reply_too_large", "store_closed", "store_io", "store_read_only", "truncated_frame", "unsafe_path",
             "unsafe_socket_path",
@@ -81,7 +81,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         INCOMPATIBLE,
         (
-            "identity_mismatch", "layout_mismatch", "template_unusable", "unsupported_cache", "unsupported_format",
+            "context_too_short", "identity_mismatch", "layout_mismatch", "template_unusable", "unsupported_cache", "unsupported_format",
             "unsupported_protocol",
         ),
     ),

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
+from ..memvid.errors import Corruption, StoreError
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
@@ -22,8 +24,9 @@ from .models import LoadedModel
 from .results import Emit, Progress, Stage
 from .sessions import Durable, Session
 
-# Snapshots written or read at the same time; each may use the threads below.
-IO_THREADS = 2
+# Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
+# time, and those that wait for it must not keep a wake from its thread.
+READ_THREADS = 2
 # Threads that fill and hash slots during wakes. Hashing and reading release the GIL; two keep two cores busy.
 FILL_THREADS = 2
 
@@ -45,7 +48,8 @@ class Hibernation:
     def __init__(self, store: Store, engine: Engine) -> None:
         self._store = store
         self._engine = engine
-        self._io = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="torpor-io")
+        self._read = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="torpor-read")
+        self._write = ThreadPoolExecutor(1, thread_name_prefix="torpor-write")
         self._fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
 
     async def sleep(self, session: Session, emit: Emit) -> Receipt:
@@ -55,28 +59,14 @@ class Hibernation:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example for want of room.
         """
-        durable = session.durable
-        snapshot = await self._engine.call(
-            lambda: cut(
-                session.state,
-                session.model.layout,
-                durable=durable.entries if durable else (),
-                unchanged_tokens=session.unchanged_tokens,
-            )
-        )
-        on_progress = _reporter("sleep", emit)
-        receipt = await self.on_io(
-            lambda: self._store.write_bundle(
-                uri=session.uri,
-                identity=session.model.identity,
-                parent=durable.bundle_id if durable else None,
-                reused=snapshot.reused,
-                blocks=snapshot.drafts(),
-                session=session.to_map(),
-                token_count=snapshot.token_count,
-                on_progress=on_progress,
-            )
-        )
+        entries = session.durable.entries if session.durable else ()
+        try:
+            receipt = await self._keep(session, entries, emit)
+        except Corruption:
+            if not entries:
+                raise
+            # What the snapshot would have referred to is damaged or gone, but all of it is in memory here.
+            receipt = await self._keep(session, (), emit)
         session.durable = Durable(
             receipt.version,
             receipt.bundle_id,
@@ -85,9 +75,46 @@ class Hibernation:
             receipt.logical_bytes,
             receipt.entries,
         )
-        session.unchanged_tokens = snapshot.token_count
+        session.unchanged_tokens = receipt.token_count
         session.dirty = session.rewound = False
         return receipt
+
+    async def is_kept(self, session: Session) -> bool:
+        """Whether the session's last snapshot is still there, with blocks that have the right ids: what a session that
+        has not changed relies on when its memory is freed. Their bytes are not read again."""
+        durable = session.durable
+        if durable is None:
+            return False
+
+        def look() -> bool:
+            try:
+                with self._store.open_session(session.uri, durable.version) as reader:
+                    for entry in reader.entries:
+                        reader.read_header(entry)
+                    return bool(reader.bundle_id == durable.bundle_id)
+            except StoreError:
+                return False
+
+        return await self.on_io(look)
+
+    async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit) -> Receipt:
+        """Cut and write a snapshot that refers to what it can of `durable`."""
+        snapshot = await self._engine.call(
+            lambda: cut(session.state, session.model.layout, durable=durable, unchanged_tokens=session.unchanged_tokens)
+        )
+        on_progress = _reporter("sleep", emit)
+        return await self.on_writer(
+            lambda: self._store.write_bundle(
+                uri=session.uri,
+                identity=session.model.identity,
+                parent=session.durable.bundle_id if session.durable else None,
+                reused=snapshot.reused,
+                blocks=snapshot.drafts(),
+                session=session.to_map(),
+                token_count=snapshot.token_count,
+                on_progress=on_progress,
+            )
+        )
 
     async def wake(self, uri: SessionUri, version: int | None, model_named: ModelNamed, emit: Emit) -> Woken:
         """Read a session back. All of it is verified before a session exists; nothing live is touched.
@@ -101,7 +128,11 @@ class Hibernation:
         try:
             kept = reader.manifest.session
             model = model_named(str(kept.get("model")))
-            plan = await self.on_io(lambda: restore.plan_wake(reader, model.identity, model.layout, model=model.name))
+            plan = await self.on_io(
+                lambda: restore.plan_wake(
+                    reader, model.identity, model.layout, model=model.name, context_tokens=model.context_tokens
+                )
+            )
             filling = await self._engine.call(lambda: restore.allocate(plan))
             on_progress = _reporter("wake", emit)
             await self.on_io(lambda: filling.run(reader, self._fill, on_progress))
@@ -112,12 +143,17 @@ class Hibernation:
             reader.close()
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
-        """Run store work off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._io, work)
+        """Run store work that only reads, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._read, work)
+
+    async def on_writer(self, work: Callable[[], Result]) -> Result:
+        """Run store work that writes, one after the other, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._write, work)
 
     def close(self) -> None:
         """Wait for what is being written, and end the threads."""
-        self._io.shutdown()
+        self._write.shutdown()
+        self._read.shutdown()
         self._fill.shutdown()
 
 

@@ -41,7 +41,8 @@ _HALF = (mx.float16, mx.bfloat16)
 class LoadedModel:
     """A model that is ready to compute.
 
-    parameters: number of weights; context_tokens: the longest ledger; end_tokens: ids that end a generation.
+    parameters: number of weights; context_tokens: the longest ledger; end_tokens: ids that end a generation;
+    control_texts: what the tokenizer reads as one token wherever it stands.
     """
 
     name: str
@@ -54,6 +55,7 @@ class LoadedModel:
     parameters: int
     context_tokens: int
     end_tokens: frozenset[int]
+    control_texts: frozenset[str]
     render: Render
 
     def new_caches(self) -> list[Any]:
@@ -71,9 +73,22 @@ class LoadedModel:
         return logits
 
     def encode(self, text: str, *, opening: bool) -> list[int]:
-        """Tokens of a text. opening: whether it begins a ledger, where a tokenizer may put its first token."""
+        """Tokens of a text in which control tokens may be written out, as a template's are.
+
+        opening: whether it begins a ledger, where a tokenizer may put its first token.
+        """
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=opening)
         return ids
+
+    def encode_plain(self, text: str, *, opening: bool) -> list[int]:
+        """Tokens of somebody's words: what looks like a control token is text like any other, so that a document or
+        a message cannot end a turn or speak for the system."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=opening, split_special_tokens=True)
+        return ids
+
+    def holds_control(self, text: str) -> bool:
+        """Whether the text has the name of a control token in it."""
+        return any(token in text for token in self.control_texts)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""
@@ -91,7 +106,7 @@ def load_model(name: str, source: str, digests: DigestCache) -> LoadedModel:
         UnsupportedCache: it keeps its context in a kind of cache that cannot be slept.
     """
     folder = _folder_of(source)
-    before = _weights_digest(folder, digests)
+    before = _stamps(folder)
     network, tokenizer, config = _load(name, source, folder)
     compute_dtype = _settle_dtype(network)
     # All of it, now: a lazily loaded weight would be read from a file that may change under the daemon (threat 53).
@@ -104,9 +119,9 @@ def load_model(name: str, source: str, digests: DigestCache) -> LoadedModel:
         cache_layout=str(layout),
         digests=digests,
     )
-    if _weights_digest(folder, digests) != before:
+    if _stamps(folder) != before:
         raise ModelFilesChanging(
-            f"The weights in {folder} changed while {name!r} was being loaded. Start again when they are complete.",
+            f"The files in {folder} changed while {name!r} was being loaded. Start again when they are complete.",
             path=str(folder),
         )
     return LoadedModel(
@@ -120,6 +135,7 @@ def load_model(name: str, source: str, digests: DigestCache) -> LoadedModel:
         parameters=sum(int(weight.size) for _, weight in tree_flatten(network.parameters())),
         context_tokens=_context_tokens(config),
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        control_texts=frozenset(str(text) for text in tokenizer.get_added_vocab()),
         render=renderer(tokenizer),
     )
 
@@ -181,8 +197,13 @@ def _probe_layout(network: Any) -> CacheLayout:
     return layout_of(caches, int(logits.shape[-1]))
 
 
-def _weights_digest(folder: Path, digests: DigestCache) -> tuple[str, ...]:
-    return tuple(digests.digest(file) for file in sorted(folder.glob("*.safetensors")))
+def _stamps(folder: Path) -> dict[str, tuple[int, ...]]:
+    """What tells whether a file of the folder has been touched: so that the identity is that of what was loaded."""
+    stamps: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.iterdir()):
+        status = file.stat()
+        stamps[file.name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return stamps
 
 
 def _context_tokens(config: dict[str, Any]) -> int:

@@ -13,6 +13,7 @@ import ctypes.util
 import importlib.metadata
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 # In order of preference. NumPy's and SciPy's own OpenBLAS have prefixed symbols and do not serve.
@@ -82,7 +83,7 @@ def _choose() -> BlasChoice:
     override = os.environ.get(OVERRIDE_VARIABLE)
     if override == "reference":
         return BlasChoice(None, f"{OVERRIDE_VARIABLE}=reference keeps the BLAS that MLX ships")
-    for candidate in (override,) if override else _candidates():
+    for candidate in iter([override]) if override else _candidates():
         if _provides_cblas(candidate):
             ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
             return BlasChoice(candidate, f"{candidate} loaded ahead of the reference BLAS that MLX ships")
@@ -90,9 +91,12 @@ def _choose() -> BlasChoice:
     return BlasChoice(None, f"{wanted} not found: float32 products run on MLX's reference BLAS, about 60 times slower")
 
 
-def _candidates() -> list[str]:
+def _candidates() -> Iterator[str]:
+    yield from _CANDIDATES
+    # Last, because it starts processes.
     found = ctypes.util.find_library("openblas")
-    return [*_CANDIDATES, *([found] if found and found not in _CANDIDATES else [])]
+    if found is not None and found not in _CANDIDATES:
+        yield found
 
 
 def _provides_cblas(library: str) -> bool:

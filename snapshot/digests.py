@@ -45,8 +45,8 @@ class DigestCache:
     def __post_init__(self) -> None:
         self._known = _read(self.path)
 
-    def digest(self, file: Path, *, full: bool = False) -> str:
-        """The BLAKE3-256 of the file's bytes, as hex. With `full` the bytes are read even when the digest is known.
+    def digest(self, file: Path) -> str:
+        """The BLAKE3-256 of the file's bytes, as hex.
 
         Raises:
             ModelFilesChanging: the file was written to while it was being read.
@@ -55,7 +55,7 @@ class DigestCache:
         path = str(file.resolve())
         before = _stamp(path)
         known = self._known.get(path)
-        if not full and known is not None and known[:-1] == before:
+        if known is not None and known[:-1] == before:
             return str(known[-1])
         digest = _hash_file(path)
         if _stamp(path) != before:

@@ -41,6 +41,18 @@ class MalformedSnapshot(SnapshotError):
     code = "malformed_snapshot"
 
 
+class ContextTooShort(SnapshotError):
+    """A snapshot holds more tokens than the model's context has room for."""
+
+    code = "context_too_short"
+
+
+class NotEnoughMemory(SnapshotError):
+    """There is no memory for the state; nothing has been taken."""
+
+    code = "not_enough_memory"
+
+
 class ModelFilesMissing(SnapshotError):
     """A model folder lacks the files that its identity is made of."""
 

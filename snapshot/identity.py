@@ -18,17 +18,21 @@ from .digests import DigestCache
 from .errors import IdentityMismatch, ModelFilesMissing
 
 WEIGHT_PATTERN = "*.safetensors"
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tekken.json",
-    "tiktoken.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
+# Everything that the tokenizers of transformers read, whatever their kind calls it.
+TOKENIZER_PATTERNS = (
+    "*.bpe",
+    "*.codes",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "added_tokens*.json",
+    "dict*.txt",
+    "encoder*.json",
+    "merges*",
+    "special_tokens*.json",
+    "tekken*.json",
+    "tokenizer*.json",
+    "vocab*",
 )
 NO_ADAPTER = "none"
 
@@ -50,24 +54,23 @@ def identify(
     compute_dtype: str,
     cache_layout: str,
     digests: DigestCache,
-    full: bool = False,
 ) -> Identity:
-    """The identity of the model in `folder` as it is loaded. With `full` no remembered digest is trusted.
+    """The identity of the model in `folder` as it is loaded.
 
     Raises:
         ModelFilesMissing: the folder has no weights, no config or no tokenizer.
         ModelFilesChanging: a file is being written to.
     """
     weights = sorted(folder.glob(WEIGHT_PATTERN))
-    tokenizer = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    tokenizer = sorted({file for pattern in TOKENIZER_PATTERNS for file in folder.glob(pattern) if file.is_file()})
     config = folder / "config.json"
     for what, found in (("weights", weights), ("tokenizer files", tokenizer), ("config.json", config.is_file())):
         if not found:
             raise ModelFilesMissing(f"{folder} has no {what}; give the folder of an MLX model.", path=str(folder))
     parts = {
-        "weights": _digest_of_files(weights, digests, full=full),
+        "weights": _digest_of_files(weights, digests),
         "config": _digest_of_json(config),
-        "tokenizer": _digest_of_tokenizer(tokenizer, digests, full=full),
+        "tokenizer": _digest_of_tokenizer(tokenizer, digests),
         "template": _hex(_canonical(chat_template)),
         "adapter": NO_ADAPTER,
         "compute_dtype": compute_dtype,
@@ -95,11 +98,11 @@ def require_same(stored: Identity, live: Identity, *, model: str) -> None:
     )
 
 
-def _digest_of_files(files: Iterable[Path], digests: DigestCache, *, full: bool) -> str:
-    return _hex(_canonical([[file.name, digests.digest(file, full=full)] for file in files]))
+def _digest_of_files(files: Iterable[Path], digests: DigestCache) -> str:
+    return _hex(_canonical([[file.name, digests.digest(file)] for file in files]))
 
 
-def _digest_of_tokenizer(files: Iterable[Path], digests: DigestCache, *, full: bool) -> str:
+def _digest_of_tokenizer(files: Iterable[Path], digests: DigestCache) -> str:
     # The chat template is a part of its own, wherever it is kept.
     listed = []
     for file in files:
@@ -108,7 +111,7 @@ def _digest_of_tokenizer(files: Iterable[Path], digests: DigestCache, *, full: b
             settings.pop("chat_template", None)
             listed.append([file.name, _hex(_canonical(settings))])
         else:
-            listed.append([file.name, digests.digest(file, full=full)])
+            listed.append([file.name, digests.digest(file)])
     return _hex(_canonical(listed))
 
 

@@ -7,10 +7,14 @@ as it was even when the cache goes on growing.
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
+
+from .errors import NotEnoughMemory
 
 # Python's buffer protocol has no bfloat16, so memory is looked at through integers of the same width.
 _INTEGER_OF_WIDTH = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
@@ -31,6 +35,39 @@ def allocate(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     array = mx.zeros(shape, dtype=_INTEGER_OF_WIDTH[dtype.size])
     mx.eval(array)
     return array
+
+
+def require_available(size_bytes: int) -> None:
+    """Refuse what the system cannot give. MLX does not survive an allocation that fails, so it must not try one.
+
+    Raises:
+        NotEnoughMemory: with both sizes where the system tells them.
+    """
+    available = _available_bytes()
+    if available is not None and size_bytes > available:
+        raise NotEnoughMemory(
+            f"The state needs {size_bytes} bytes of memory and {available} are available. Put other sessions to sleep.",
+            size_bytes=size_bytes,
+            available_bytes=available,
+        )
+    try:
+        # Address space and limits of the process; given back at once, never touched.
+        mmap.mmap(-1, max(1, size_bytes)).close()
+    except (OSError, OverflowError, ValueError) as error:
+        raise NotEnoughMemory(
+            f"The system does not give this process {size_bytes} bytes of memory more. Put other sessions to sleep.",
+            size_bytes=size_bytes,
+        ) from error
+
+
+def _available_bytes() -> int | None:
+    """What the kernel says could be taken without swapping; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(found) * 1024 if found is not None else None
 
 
 def writable(array: mx.array) -> memoryview:

@@ -18,7 +18,7 @@ from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
 from ..memvid.identity import Identity
 from . import memory
-from .errors import LayoutMismatch, MalformedSnapshot
+from .errors import ContextTooShort, LayoutMismatch, MalformedSnapshot
 from .identity import require_same
 from .kinds import capacity_for, dtype_named, rebuilt
 from .layout import CacheLayout
@@ -47,16 +47,26 @@ class WakePlan:
         return spans + sum(slot.size_bytes for slot in self.layout.state_slots())
 
 
-def plan_wake(reader: BundleReader, identity: Identity, layout: CacheLayout, *, model: str) -> WakePlan:
+def plan_wake(
+    reader: BundleReader, identity: Identity, layout: CacheLayout, *, model: str, context_tokens: int
+) -> WakePlan:
     """Check that the bundle is of this very model and has the slots that its cache has (GM3: before any use).
 
     Raises:
         IdentityMismatch: listing every part that differs.
+        ContextTooShort: the snapshot is longer than the model's context.
         LayoutMismatch: a block's slots are not those of the model's cache.
         MalformedSnapshot: the chain is not spans followed by one state record, or a token is not in the vocabulary.
         StoreError: a header is damaged.
     """
     require_same(reader.manifest.identity, identity, model=model)
+    if reader.manifest.token_count > context_tokens:
+        raise ContextTooShort(
+            f"The snapshot holds {reader.manifest.token_count} tokens, and the context of model {model!r} ends at "
+            f"{context_tokens}.",
+            token_count=reader.manifest.token_count,
+            context_tokens=context_tokens,
+        )
     entries, token_count = reader.entries, reader.manifest.token_count
     is_chain = (
         token_count > 0
@@ -145,8 +155,13 @@ class Filling:
 
 
 def allocate(plan: WakePlan) -> Filling:
-    """Memory for the caches, of the capacity that mlx-lm would have given them."""
+    """Memory for the caches, of the capacity that mlx-lm would have given them.
+
+    Raises:
+        NotEnoughMemory: the system does not have it; MLX itself would end the process.
+    """
     capacity = capacity_for(plan.token_count)
+    memory.require_available(sum(slot.size_bytes for slot in plan.layout.span_slots(capacity)))
     arrays = []
     for layer in plan.layout.layers:
         dtype = dtype_named(layer.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,11 +42,11 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
         await rig.wake("a")
     assert seen == {
         "cut": "torpor-engine",
-        "write_bundle": "torpor-io",
-        "open_session": "torpor-io",
-        "plan_wake": "torpor-io",
+        "write_bundle": "torpor-write",
+        "open_session": "torpor-read",
+        "plan_wake": "torpor-read",
         "allocate": "torpor-engine",
-        "run": "torpor-io",
+        "run": "torpor-read",
         "_fill_slot": "torpor-fill",
         "assemble": "torpor-engine",
     }
@@ -76,6 +77,60 @@ async def test_others_generate_while_a_session_is_being_written(open_rig: Any, m
         await sleeping
         await rig.wake("a")
         assert await rig.fingerprint("a") == before
+
+
+async def test_sleeps_that_wait_for_each_other_do_not_keep_a_wake_waiting(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "b", "c", "asleep"):
+            await rig.read(name, tokens_of(1, 300))
+        await rig.sleep("asleep")
+        sleeping, gate = await held_write(rig, monkeypatch)
+        waiting = [asyncio.ensure_future(rig.sleep(name)) for name in ("b", "c")]
+        await asyncio.wait_for(rig.wake("asleep"), timeout=60)
+        assert not sleeping.done()
+        gate.open()
+        await asyncio.gather(sleeping, *waiting)
+
+
+@pytest.mark.parametrize("damage", ["payload head", "gone"])
+async def test_a_session_sleeps_even_if_the_bundle_it_would_refer_to_is_damaged_or_gone(
+    open_rig: Any, damage: str
+) -> None:
+    """All of it is in memory: it is written anew, and wakes whole."""
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 600))
+        first = await rig.sleep("a")
+        await rig.wake("a")
+        (path,) = Path(rig.service._store.path).rglob(f"{first.bundle_id}.mvb")
+        if damage == "gone":
+            path.unlink()
+        else:
+            data = bytearray(path.read_bytes())
+            data[-200] ^= 1  # in the manifest
+            path.write_bytes(data)
+        for name in ("a", "control"):
+            await rig.write(name, 3)
+        receipt = await rig.sleep("a")
+        assert (receipt.blocks_reused, receipt.token_count) == (0, 603)
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_what_an_unchanged_session_relies_on_is_looked_at_before_its_memory_is_freed(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        first = await rig.sleep("a")
+        await rig.wake("a")
+        live = rig.live("a")
+        assert await rig.service._hibernation.is_kept(live)
+        (path,) = Path(rig.service._store.path).rglob(f"{first.bundle_id}.mvb")
+        path.write_bytes(path.read_bytes()[:-1])
+        assert not await rig.service._hibernation.is_kept(live)
+        path.unlink()
+        assert not await rig.service._hibernation.is_kept(live)
 
 
 async def test_a_session_that_is_being_written_is_held_until_it_is_durable(

@@ -70,13 +70,6 @@ def test_a_file_is_read_once_and_remembered_across_processes(file: Path, memory:
     assert len(readings) == 1
 
 
-def test_full_reads_again_whatever_is_remembered(file: Path, memory: Path, readings: list[str]) -> None:
-    cache = DigestCache(memory)
-    cache.digest(file)
-    cache.digest(file, full=True)
-    assert len(readings) == 2
-
-
 def test_an_edit_that_hides_behind_size_and_modification_time_is_found(file: Path, memory: Path) -> None:
     cache = DigestCache(memory)
     before, status = cache.digest(file), file.stat()

@@ -16,6 +16,8 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "LayoutMismatch": "layout_mismatch",
         "InconsistentState": "inconsistent_state",
         "MalformedSnapshot": "malformed_snapshot",
+        "ContextTooShort": "context_too_short",
+        "NotEnoughMemory": "not_enough_memory",
         "ModelFilesMissing": "model_files_missing",
         "ModelFilesChanging": "model_files_changing",
     }

@@ -12,7 +12,13 @@ from torpor.memvid import Identity, SessionUri, Store, zstd
 from torpor.memvid.errors import CorruptBlock
 from torpor.snapshot import restore
 from torpor.snapshot.capture import cut
-from torpor.snapshot.errors import IdentityMismatch, LayoutMismatch, MalformedSnapshot
+from torpor.snapshot.errors import (
+    ContextTooShort,
+    IdentityMismatch,
+    LayoutMismatch,
+    MalformedSnapshot,
+    NotEnoughMemory,
+)
 from torpor.snapshot.layout import CacheLayout, layout_of
 from torpor.snapshot.restore import allocate, plan_wake
 from torpor.snapshot.state import LiveState
@@ -21,6 +27,7 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
 MakeState = Callable[..., LiveState]
 VOCABULARY = 50
+LONG = 10_000
 
 
 class Shelf:
@@ -45,7 +52,7 @@ class Shelf:
 
     def take(self, layout: CacheLayout, on_progress: Any = None) -> LiveState:
         with self.store.open_session(self.uri) as reader:
-            filling = allocate(plan_wake(reader, self.identity, layout, model="m"))
+            filling = allocate(plan_wake(reader, self.identity, layout, model="m", context_tokens=LONG))
             filling.run(reader, self.pool, on_progress)
             return filling.assemble()
 
@@ -144,7 +151,7 @@ def test_another_identity_is_refused_before_a_block_is_looked_at_gm3(
     with shelf.store.open_session(shelf.uri) as reader:
         monkeypatch.setattr(type(reader), "read_header", lambda *_: pytest.fail("a block was looked at"))
         with pytest.raises(IdentityMismatch) as refusal:
-            plan_wake(reader, other, layout_of(state.caches, VOCABULARY), model="m")
+            plan_wake(reader, other, layout_of(state.caches, VOCABULARY), model="m", context_tokens=LONG)
     assert refusal.value.mismatched_fields == [{"field": "weights", "stored": "w" * 64, "live": "v" * 64}]
 
 
@@ -160,7 +167,34 @@ def test_a_layout_that_the_model_does_not_have_is_refused_before_memory_is_taken
     shelf.put(make_state(3))
     layout = layout_of(make_state(1, **options).caches, vocabulary)
     with shelf.store.open_session(shelf.uri) as reader, pytest.raises(LayoutMismatch):
-        plan_wake(reader, shelf.identity, layout, model="m")
+        plan_wake(reader, shelf.identity, layout, model="m", context_tokens=LONG)
+
+
+def test_a_snapshot_longer_than_the_context_is_refused_before_memory_is_taken(
+    shelf: Shelf, make_state: MakeState
+) -> None:
+    state = make_state(300)
+    shelf.put(state)
+    layout = layout_of(state.caches, VOCABULARY)
+    with shelf.store.open_session(shelf.uri) as reader:
+        plan_wake(reader, shelf.identity, layout, model="m", context_tokens=300)
+        with pytest.raises(ContextTooShort) as refusal:
+            plan_wake(reader, shelf.identity, layout, model="m", context_tokens=299)
+    assert (refusal.value.token_count, refusal.value.context_tokens) == (300, 299)
+
+
+def test_memory_that_the_system_does_not_have_is_refused_before_mlx_is_asked_threat_59(
+    shelf: Shelf, make_state: MakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX ends the process when an allocation fails."""
+    state = make_state(300)
+    shelf.put(state)
+    needed = 512 * 3 * 2 * (8 + 4) * 4
+    monkeypatch.setattr(restore.memory, "allocate", lambda *_: pytest.fail("MLX was asked"))
+    monkeypatch.setattr(restore.memory, "_available_bytes", lambda: needed - 1)
+    with pytest.raises(NotEnoughMemory) as refusal:
+        shelf.take(layout_of(state.caches, VOCABULARY))
+    assert (refusal.value.size_bytes, refusal.value.available_bytes) == (needed, needed - 1)
 
 
 def test_logits_that_no_token_can_be_drawn_from_are_refused_threat_11(shelf: Shelf, make_state: MakeState) -> None:
@@ -204,6 +238,6 @@ def test_the_memory_of_a_wake_is_taken_on_the_engine_and_filled_elsewhere(
     shelf.put(state)
     monkeypatch.setattr(restore.memory, "allocate", lambda *_: pytest.fail("memory was taken"))
     with shelf.store.open_session(shelf.uri) as reader:
-        plan = plan_wake(reader, shelf.identity, layout_of(state.caches, VOCABULARY), model="m")
+        plan = plan_wake(reader, shelf.identity, layout_of(state.caches, VOCABULARY), model="m", context_tokens=LONG)
     assert plan.read_bytes == 600 * 3 * 2 * (8 + 4) * 4 + 50 * 4 + 8
     assert plan.tokens == state.tokens.tobytes()
