@@ -1,13 +1,19 @@
 # Every target sets up what it needs: a virtual environment in .venv, and on Linux a fast BLAS for MLX.
 # PYTHON chooses the interpreter (3.11 or later).
 
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
-	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 # Tools that read the tree need the package under its name; the root folder of a clone may have any.
 TYPING := $(VENV)/typing
 FOLDERS := memvid snapshot daemon socket_api cli
+
+# A virtual environment knows its own path: one that was moved, copied, half made, or made by another Python is made anew.
+HOME_OF_VENV := $(CURDIR) $(PYTHON)
+ifneq ($(shell cat "$(VENV)/.installed" 2>/dev/null),$(HOME_OF_VENV))
+.PHONY: $(VENV)/.installed
+endif
 
 .PHONY: demo test test-all check bench install blas clean help
 
@@ -34,13 +40,15 @@ bench: install ## measure what the documents claim, with the figures of the peer
 install: $(VENV)/.installed blas ## the virtual environment
 
 $(VENV)/.installed: pyproject.toml
-	@test -n "$(PYTHON)" || { echo "torpor needs Python 3.11 or later; none was found. Set PYTHON=..."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "torpor needs Python 3.11 or later with its venv module (Debian: apt-get install python3-venv)."; \
+		echo "None was found; name one with make PYTHON=..."; exit 1; }
+	@test "$$(cat $(VENV)/.installed 2>/dev/null)" = "$(HOME_OF_VENV)" || rm -rf $(VENV)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
-		{ echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+		{ rm -rf $(VENV); echo "$(PYTHON) -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
 	@echo "installing torpor and its tools into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@mkdir -p $(TYPING) && ln -sfn "$(CURDIR)" $(TYPING)/torpor
-	@touch $@
+	@printf '%s' "$(HOME_OF_VENV)" > $@
 
 blas: ## a fast BLAS for MLX on Linux, from the system's package manager
 	@sh scripts/install-blas
