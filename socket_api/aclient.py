@@ -150,6 +150,13 @@ class AsyncClient:
         """Remove the session and all its versions."""
         return await self._run(calls.delete(session))
 
+    async def shutdown(self) -> results.ShutdownResult:
+        """Stop the daemon. When this returns, it has put its sessions to sleep, and its process (`peer_pid`) ends.
+
+        `failed` of the result names sessions that could not be put to sleep.
+        """
+        return await self._run(calls.shutdown())
+
     # --- life
 
     @property
@@ -166,6 +173,11 @@ class AsyncClient:
         """
         await self._link.connect()
         return self
+
+    @property
+    def peer_pid(self) -> int | None:
+        """As `Client.peer_pid`; None before the connection is made."""
+        return self._link.peer_pid
 
     async def close(self) -> None:
         """Close the connection; the daemon stops the generations that were asked for on it. Idempotent."""

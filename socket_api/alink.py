@@ -26,7 +26,7 @@ from .errors import (
 )
 from .link import CONNECT_TIMEOUT_S, connection_lost, unreachable
 from .messages import HelloReply, ServerMessage
-from .peer import peer_uid, require_own_peer
+from .peer import peer_pid, peer_uid, require_own_peer
 
 _READ_BYTES = 256 * 1024
 
@@ -43,6 +43,7 @@ class AsyncLink:
         self._greeted = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self.peer_pid: int | None = None
 
     @property
     def hello(self) -> HelloReply:
@@ -64,6 +65,7 @@ class AsyncLink:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader, self._writer = await _connect(self.socket_path)
+                self.peer_pid = peer_pid(self._writer.get_extra_info("socket"))
                 self._reading = asyncio.create_task(self._read(reader))
                 await self._send(self._connection.send_hello())
                 await self._greeted.wait()

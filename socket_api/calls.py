@@ -133,6 +133,10 @@ def delete(session: str) -> Call[results.DeleteResult]:
     return _call("delete", results.DeleteResult, session=session)
 
 
+def shutdown() -> Call[results.ShutdownResult]:
+    return _call("shutdown", results.ShutdownResult)
+
+
 def _call(method: str, result: type[R], **params: Any) -> Call[R]:
     """Check parameters on this side first: the same rules, and the error comes before anything is sent."""
     checked = METHODS[method].load_params(params)

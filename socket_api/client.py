@@ -154,7 +154,19 @@ class Client:
         """Remove the session and all its versions."""
         return self._run(calls.delete(session))
 
+    def shutdown(self) -> results.ShutdownResult:
+        """Stop the daemon. When this returns, it has put its sessions to sleep, and its process (`peer_pid`) ends.
+
+        `failed` of the result names sessions that could not be put to sleep.
+        """
+        return self._run(calls.shutdown())
+
     # --- life
+
+    @property
+    def peer_pid(self) -> int | None:
+        """The process that answered when this client connected, as the kernel says; None where it does not."""
+        return self._link.peer_pid
 
     @property
     def hello(self) -> HelloReply:

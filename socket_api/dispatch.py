@@ -76,13 +76,22 @@ class Backend(Protocol):
     async def delete(self, *, session: str) -> daemon.DeleteResult: ...
 
 
-async def call(backend: Backend, method: Method, params: Params, emit: daemon.Emit) -> dict[str, Any]:
+ShutDown = Callable[[], Awaitable[daemon.CloseReport]]
+"""Asks the process to stop, and returns what became of the sessions. Not the service's affair, so not a backend's."""
+
+
+async def call(
+    backend: Backend, shut_down: ShutDown, method: Method, params: Params, emit: daemon.Emit
+) -> dict[str, Any]:
     """Carry out a request and return its result's wire map.
 
     Raises:
         TorporError: whatever the service raises.
     """
-    result = await _CALLS[method.name](backend, params, emit)
+    if method.name == _SHUTDOWN:
+        result: object = await shut_down()
+    else:
+        result = await _CALLS[method.name](backend, params, emit)
     fields = asdict(result) if is_dataclass(result) and not isinstance(result, type) else result
     # Our own result is checked too: a client would take a drift of fields for a breach of the protocol.
     return method.result.model_validate(fields, strict=False).model_dump()
@@ -157,6 +166,7 @@ async def _delete(backend: Backend, params: methods.SessionParams, emit: daemon.
     return await backend.delete(session=params.session)
 
 
+_SHUTDOWN = "shutdown"
 _Call = Callable[[Backend, Any, daemon.Emit], Awaitable[object]]
 _CALLS: Mapping[str, _Call] = MappingProxyType(
     {
@@ -172,7 +182,7 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
         "delete": _delete,
     }
 )
-assert _CALLS.keys() == METHODS.keys(), "every method of the protocol has exactly one call"
+assert _CALLS.keys() | {_SHUTDOWN} == METHODS.keys(), "every method of the protocol has exactly one call"
 
 
 def _sampling(wire: Sampling | None) -> DaemonSampling | None:

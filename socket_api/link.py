@@ -28,7 +28,7 @@ from .errors import (
     RequestTimeout,
 )
 from .messages import HelloReply, ServerMessage
-from .peer import peer_uid, require_own_peer
+from .peer import peer_pid, peer_uid, require_own_peer
 
 CONNECT_TIMEOUT_S = 10.0
 """To connect and to be greeted: a daemon that is there answers within milliseconds."""
@@ -49,6 +49,7 @@ class Link:
         self._inboxes: dict[int, deque[ServerMessage]] = {}
         self._failure: ApiError | None = None
         self._socket = _connect(socket_path)
+        self.peer_pid = peer_pid(self._socket)
         try:
             self._greet()
         except BaseException:
@@ -95,6 +96,9 @@ class Link:
             assert inbox is not None, "an open client keeps the inbox of a request that is waited for"
             try:
                 self._read(deadline)
+            except ApiError:
+                if not inbox:  # an answer may have come just before the end, as that of a shutdown does
+                    raise
             except TimeoutError:
                 raise RequestTimeout(
                     f"The daemon was silent for {self._timeout_s:g} s. The request is cancelled; look at the session"

@@ -33,7 +33,7 @@ class ServeOptions:
 
 
 def run(options: ServeOptions) -> None:
-    """Serve until SIGTERM or SIGINT, in this process and thread.
+    """Serve until SIGTERM, SIGINT, SIGHUP or a client's `shutdown`, in this process and thread.
 
     Raises:
         TorporError: why it could not start, or that it stopped with sessions it could not put to sleep.
@@ -53,6 +53,8 @@ def run(options: ServeOptions) -> None:
 
     def on_stopped(report: CloseReport) -> None:
         sentence = f"torpor stopped; {len(report.slept)} sessions were put to sleep"
+        if report.empty:
+            sentence += f"; {len(report.empty)} had read nothing and are gone"
         _print(options, sentence, {"event": "stopped", **asdict(report)})
 
     serve_until_signal(open_service, options.socket, on_ready=on_ready, on_stopped=on_stopped)
@@ -98,7 +100,12 @@ def _named_model(text: str) -> tuple[str, str]:
 
 
 def _print(options: ServeOptions, sentence: str, document: Mapping[str, object]) -> None:
-    print(json.dumps(document) if options.json else sentence, flush=True)
+    try:
+        print(json.dumps(document) if options.json else sentence, flush=True)
+    except OSError:  # nobody reads: a closed terminal or pipe must not keep the daemon from serving, or from its end
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, sys.stdout.fileno())
+        os.close(silence)
 
 
 if __name__ == "__main__":

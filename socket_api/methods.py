@@ -36,6 +36,10 @@ class StatusParams(Params):
     """`status` takes nothing."""
 
 
+class ShutdownParams(Params):
+    """`shutdown` takes nothing."""
+
+
 class CreateParams(Params):
     """A new, empty session; `system` opens its chat."""
 
@@ -107,12 +111,15 @@ class Method:
 
     `cancellable`: a cancel message or the end of the connection stops the work. The others are short or must not be
     left half done, and run to their end.
+    `always`: also taken while the daemon stops, and on the connections that are held in reserve: who looks after the
+    daemon must get through.
     """
 
     name: str
     params: type[Params]
     result: type[results.Reply]
     cancellable: bool = False
+    always: bool = False
 
     def load_params(self, raw: Mapping[str, Any]) -> Params:
         """Check raw parameters.
@@ -127,7 +134,7 @@ class Method:
 
 
 _TABLE = (
-    Method("status", StatusParams, results.StatusResult),
+    Method("status", StatusParams, results.StatusResult, always=True),
     Method("create", CreateParams, results.SessionInfo),
     Method("append", AppendParams, results.AppendResult, cancellable=True),
     Method("generate", GenerateParams, results.GenerateResult, cancellable=True),
@@ -137,6 +144,7 @@ _TABLE = (
     Method("list", ListParams, results.ListResult),
     Method("show", SessionParams, results.SessionDetail),
     Method("delete", SessionParams, results.DeleteResult),
+    Method("shutdown", ShutdownParams, results.ShutdownResult, always=True),
 )
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _TABLE})
 

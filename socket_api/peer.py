@@ -20,6 +20,8 @@ _XUCRED_HEAD = struct.Struct("II")  # BSD and macOS: version, uid; groups follow
 _XUCRED_BYTES = 76
 _SOL_LOCAL = 0
 _LOCAL_PEERCRED = 1
+_LOCAL_PEERPID = 2
+_PID = struct.Struct("i")
 
 
 class CredentialSocket(Protocol):
@@ -38,6 +40,19 @@ def peer_uid(connected: CredentialSocket, *, platform: str = sys.platform) -> in
         return uid
     raw = connected.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_BYTES)
     return int(_XUCRED_HEAD.unpack_from(raw)[1])
+
+
+def peer_pid(connected: CredentialSocket, *, platform: str = sys.platform) -> int | None:
+    """Return the process that made the other end, or None if the kernel does not say or does not see it."""
+    try:
+        if platform == "linux":
+            raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        else:
+            raw = connected.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID, _PID.size)
+    except OSError:
+        return None
+    pid = int(_PID.unpack_from(raw)[0])  # both begin with it
+    return pid if pid > 0 else None  # 0: in another namespace
 
 
 def require_own_peer(connected: CredentialSocket, path: str, find_peer_uid: FindPeerUid) -> None:

@@ -14,6 +14,8 @@ from .limits import MAX_SEED, MAX_TOKEN_ID
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
+ProcessId = Annotated[int, Field(gt=1, lt=2**31)]
+"""Something may be done to the process of that id, so it is never 0, 1 or a group."""
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
@@ -37,7 +39,7 @@ class Sampling(BaseModel):
 
 
 class ProgressEvent(Reply):
-    """How far a stage is: tokens for prefill, bytes for sleep and wake."""
+    """How far a stage is: tokens for prefill and sleep, bytes for wake."""
 
     kind: Literal["progress"] = "progress"
     stage: Literal["prefill", "sleep", "wake"]
@@ -75,7 +77,7 @@ class StatusResult(Reply):
     """The daemon as a whole."""
 
     version: str
-    pid: int
+    pid: ProcessId
     store: str
     models: tuple[ModelInfo, ...]
     sessions_awake: Count
@@ -85,7 +87,7 @@ class StatusResult(Reply):
 
 
 class SessionInfo(Reply):
-    """A session as a listing shows it; `session` is its URI."""
+    """A session as a listing shows it; `session` is its URI, `stored_bytes` the sum over all its bundles."""
 
     session: str
     namespace: str
@@ -183,6 +185,17 @@ class WakeResult(Reply):
     bytes_read: Count
     seconds: Seconds
     already_awake: bool
+
+
+class ShutdownResult(Reply):
+    """What a stop did with the sessions (their URIs): put to sleep, could not be (and why), had read nothing.
+
+    The process ends after this is sent.
+    """
+
+    slept: tuple[str, ...]
+    failed: dict[str, str]
+    empty: tuple[str, ...] = ()
 
 
 class DeleteResult(Reply):

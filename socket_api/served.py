@@ -21,7 +21,7 @@ import os
 from ..daemon.results import Event
 from ..errors import TorporError
 from .connection import AcceptedRequest, RefusedRequest, ServerConnection, ServerInput
-from .dispatch import Backend, call, event_map
+from .dispatch import Backend, ShutDown, call, event_map
 from .errors import (
     FrameTimeout,
     HelloTimeout,
@@ -49,10 +49,12 @@ class ServedConnection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
+        shut_down: ShutDown,
         server_name: str,
         limits: ServerLimits,
     ) -> None:
         self._backend = backend
+        self._shut_down = shut_down
         self._reader = reader
         self._writer = writer
         self._server_name = server_name
@@ -61,6 +63,7 @@ class ServedConnection:
         self._outbox = Outbox(limits)
         self._work: dict[int, tuple[AcceptedRequest, asyncio.Task[dict[str, object]]]] = {}
         self._answers: set[asyncio.Task[None]] = set()
+        self._quiet = False
         self._stopping = asyncio.Event()
         self._gone = False
         loop = asyncio.get_running_loop()
@@ -89,6 +92,17 @@ class ServedConnection:
             await self._wait_for_answers()
             if not reading.cancelled() and (fault := reading.exception()) is not None:
                 raise fault  # ours, not the client's: the server logs it
+
+    def refuse_work(self) -> None:
+        """Take no more requests but those of methods that are `always` taken; cancel what may be cancelled."""
+        self._quiet = True
+        self._cancel_work()
+
+    async def quiesce(self) -> None:
+        """As `refuse_work`; returns when the work in flight has ended. The connection stays, for the answers."""
+        self.refuse_work()
+        if going := [work for request, work in self._work.values() if not request.method.always]:
+            await asyncio.wait(going)
 
     def shut_down(self) -> None:
         """Take no more requests, cancel what may be cancelled, answer what is in flight, end. Returns at once."""
@@ -134,7 +148,10 @@ class ServedConnection:
 
     async def _handle(self, message: ServerInput) -> None:
         if isinstance(message, AcceptedRequest):
-            self._begin(message)
+            if self._quiet and not message.method.always:
+                self._outbox.put_reply(self._connection.send_error(message.id, _shutting_down()))
+            else:
+                self._begin(message)
         elif isinstance(message, RefusedRequest):
             await self._outbox.wait_for_room()  # a flood of bad requests is read no faster than it takes its answers
             self._outbox.put_reply(self._connection.send_refusal(message))
@@ -149,7 +166,7 @@ class ServedConnection:
         def emit(event: Event) -> None:
             self._emit(request.id, event)
 
-        work = asyncio.create_task(call(self._backend, request.method, request.params, emit))
+        work = asyncio.create_task(call(self._backend, self._shut_down, request.method, request.params, emit))
         self._work[request.id] = (request, work)
         answer = asyncio.create_task(self._answer(request, work))
         self._answers.add(answer)
@@ -176,7 +193,7 @@ class ServedConnection:
         try:
             return self._connection.send_result(request.id, work.result())
         except asyncio.CancelledError:
-            error: TorporError = _shutting_down() if self._stopping.is_set() else _cancelled(request)
+            error: TorporError = _shutting_down() if self._quiet or self._stopping.is_set() else _cancelled(request)
         except LocalProtocolError as unsendable:
             error = ReplyTooLarge(
                 f"{request.method.name} was carried out, but its result cannot be sent: {unsendable.message}"

@@ -11,8 +11,10 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Callable
 
 from .. import __version__
+from ..daemon.results import CloseReport
 from .connection import ServerConnection
 from .dispatch import Backend
 from .errors import PeerRefused, ProtocolError, TooManyConnections
@@ -39,7 +41,10 @@ class ApiServer:
         *,
         limits: ServerLimits | None = None,
         find_peer_uid: FindPeerUid = peer_uid,
+        on_shutdown: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_shutdown` is called when a client asks the daemon to stop: `quiesce`, `announce` and `stop` should
+        follow."""
         self._backend = backend
         self._socket_path = socket_path
         self._limits = limits or ServerLimits()
@@ -48,6 +53,8 @@ class ApiServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._served: set[ServedConnection] = set()
         self._stopping = False
+        self._on_shutdown = on_shutdown
+        self._report: asyncio.Future[CloseReport] | None = None
 
     @property
     def connections(self) -> int:
@@ -63,16 +70,32 @@ class ApiServer:
         self._listener = open_listener(self._socket_path)
         self._watch(self._listener)
 
-    async def stop(self) -> None:
-        """Accept no more, remove the socket, cancel generations, answer what is in flight, close. Idempotent.
+    async def quiesce(self) -> None:
+        """The first half of a stop: accept no more, remove the socket, cancel generations, wait for work in flight.
 
-        The socket goes first: a client that comes now is told at once that nobody is there.
+        Connections stay open, so that those who asked for the stop hear how it went (`announce`). The socket goes
+        first: a client that comes now is told at once that nobody is there.
         """
         self._stopping = True
         if self._listener is not None:
+            self._accept(self._listener)  # who waits at the door may want to ask for the stop, too
             asyncio.get_running_loop().remove_reader(self._listener.socket)
             self._listener.remove()
             self._listener = None
+        await asyncio.gather(*(served.quiesce() for served in self._served))
+
+    def announce(self, report: CloseReport) -> None:
+        """Answer everyone who asked for the stop, now and until `stop`."""
+        if not self._reported().done():
+            self._reported().set_result(report)
+
+    async def stop(self) -> None:
+        """Accept no more, remove the socket, cancel generations, answer what is in flight, close. Idempotent.
+
+        Who asked for the stop and has not heard how it went (`announce`) hears only that the daemon is stopping.
+        """
+        await self.quiesce()
+        self._reported().cancel()
         for served in self._served:
             served.shut_down()
         while self._tasks:
@@ -139,15 +162,31 @@ class ApiServer:
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, connected)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         served = ServedConnection(
-            self._backend, reader, writer, server_name=f"torpor {__version__}", limits=self._limits
+            self._backend,
+            reader,
+            writer,
+            shut_down=self._shut_down,
+            server_name=f"torpor {__version__}",
+            limits=self._limits,
         )
         self._served.add(served)
         if self._stopping:
+            served.refuse_work()
+        if self._reported().done():
             served.shut_down()
         try:
             await served.serve()
         finally:
             self._served.discard(served)
+
+    async def _shut_down(self) -> CloseReport:
+        self._on_shutdown()
+        return await asyncio.shield(self._reported())
+
+    def _reported(self) -> asyncio.Future[CloseReport]:
+        if self._report is None:
+            self._report = asyncio.get_running_loop().create_future()
+        return self._report
 
     def _forget(self, done: asyncio.Task[None]) -> None:
         self._tasks.discard(done)

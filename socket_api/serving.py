@@ -2,8 +2,9 @@
 
 Owns the order of start and stop and the signals. Does not know how a service is made: `main.py` passes that in.
 
-Stop order: no new connections → generations cancelled, answers sent → socket removed → the service puts its sessions to
-sleep. A second signal ends the process at once; the store is made for that.
+Stop order, for a signal and for a client's `shutdown` alike: no new connections, socket removed → generations
+cancelled, work in flight answered → the service puts its sessions to sleep → those who asked for the stop are told how
+it went → connections closed. A second signal ends the process at once; the store is made for that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .errors import StopIncomplete
 from .listener import require_free
 from .server import ApiServer
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""SIGHUP: the terminal that the daemon was started from is gone."""
 
 
 class ClosableBackend(Backend, Protocol):
@@ -38,7 +40,7 @@ OnStopped = Callable[[CloseReport], None]
 def serve_until_signal(
     open_backend: OpenBackend, socket_path: str | os.PathLike[str], *, on_ready: OnReady, on_stopped: OnStopped
 ) -> None:
-    """Run the daemon in this process until SIGTERM or SIGINT.
+    """Run the daemon in this process until SIGTERM, SIGINT or SIGHUP, or until a client asks it to stop.
 
     Raises:
         SocketInUse, UnsafeSocketPath, SocketPathTooLong: before anything is loaded.
@@ -63,13 +65,19 @@ async def _serve(
     _on_first_signal(stop.set)
     require_free(socket_path)
     backend = await open_backend()
+    server = ApiServer(backend, socket_path, on_shutdown=stop.set)
     try:
         if not stop.is_set():
-            async with ApiServer(backend, socket_path):
-                on_ready(os.path.abspath(socket_path))
-                await stop.wait()
+            await server.start()
+            on_ready(os.path.abspath(socket_path))
+            await stop.wait()
     finally:
-        report = await backend.close()
+        try:
+            await server.quiesce()
+            report = await backend.close()
+            server.announce(report)
+        finally:
+            await server.stop()
     on_stopped(report)
     if report.failed:
         reasons = "; ".join(f"{session}: {reason}" for session, reason in report.failed.items())
@@ -90,4 +98,5 @@ def _on_first_signal(stop: Callable[[], None]) -> None:
         stop()
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, handle)
+        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup asks for that
+            loop.add_signal_handler(number, handle)

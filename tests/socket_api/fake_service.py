@@ -7,6 +7,7 @@ so answers can be predicted. Generation goes on in steps that tests can hold (`h
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -56,6 +57,8 @@ class FakeService:
         self.closed = False
         self.open_gate = asyncio.Event()
         self.open_gate.set()
+        self.close_gate = asyncio.Event()
+        self.close_gate.set()
         self.fault: BaseException | None = None
         self.piece = ""  # text of each token, instead of its own
         self.fail_sleep: dict[str, str] = {}
@@ -71,7 +74,7 @@ class FakeService:
         self._record("status")
         model = ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
         awake = sum(session.info.state == "awake" for session in self.sessions.values())
-        return Status("0.1.0", 1, "/store", (model,), awake, len(self.sessions) - awake, "none", 0.5)
+        return Status("0.1.0", os.getpid(), "/store", (model,), awake, len(self.sessions) - awake, "none", 0.5)
 
     async def create(
         self,
@@ -196,8 +199,10 @@ class FakeService:
 
     async def close(self) -> CloseReport:
         self.closed = True
-        slept = tuple(s.info.session for s in self.sessions.values() if s.info.name not in self.fail_sleep)
-        return CloseReport(slept, dict(self.fail_sleep))
+        await self.close_gate.wait()
+        kept = [s for s in self.sessions.values() if s.info.name not in self.fail_sleep]
+        slept = tuple(s.info.session for s in kept if s.tokens)
+        return CloseReport(slept, dict(self.fail_sleep), tuple(s.info.session for s in kept if not s.tokens))
 
     async def _write(self, found: FakeSession, max_tokens: int, prove: bool, emit: Emit) -> GenerateResult:
         self.running += 1

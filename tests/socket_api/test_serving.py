@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from torpor.socket_api import Client
-from torpor.socket_api.errors import RemoteError, SocketInUse
-from torpor.socket_api.serving import harden_process, serve_until_signal
+from torpor.daemon.results import CloseReport
+from torpor.socket_api import AsyncClient, Client
+from torpor.socket_api.errors import ApiError, DaemonUnreachable, RemoteError, SocketInUse
+from torpor.socket_api.serving import _on_first_signal, _serve, harden_process, serve_until_signal
+
+from . import fake_service as fake
+from .conftest import poll
 
 _SCRIPT = """
 import importlib.util, json, os, sys
@@ -69,12 +74,20 @@ def daemons(short_path: Path) -> Iterator[list[Daemon]]:
         daemon.end()
 
 
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    """A stop in this process gives SIGINT away for good."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def start(daemons: list[Daemon], socket: Path, **fail_sleep: str) -> Daemon:
     daemons.append(Daemon(socket, fail_sleep))
     return daemons[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_in_order(daemons: list[Daemon], short_path: Path, number: signal.Signals) -> None:
     socket = short_path / "t.sock"
     daemon = start(daemons, socket)
@@ -100,6 +113,141 @@ def test_sessions_that_cannot_be_put_to_sleep_are_an_error_at_the_end(daemons: l
     assert daemon.process.wait(timeout=20) == 1
 
 
+def test_a_client_stops_the_daemon_hears_how_it_went_and_the_process_ends_as_by_a_signal(
+    daemons: list[Daemon], short_path: Path
+) -> None:
+    socket = short_path / "t.sock"
+    daemon = start(daemons, socket)
+    daemon.line()
+    with Client(socket) as client:
+        assert client.peer_pid == daemon.process.pid
+        client.create("full")
+        client.append("full", tokens=[1])
+        client.create("void")
+        stream = client.stream_generate("full", max_tokens=1_000_000)
+        next(stream)
+        report = client.shutdown()
+    assert report.slept == ("torpor://default/full",)
+    assert (report.failed, report.empty) == ({}, ("torpor://default/void",))
+    assert daemon.line() == "stopped"
+    assert daemon.process.wait(timeout=20) == 0  # an empty session is no failure
+    assert not socket.exists()
+
+
+def test_a_stop_by_a_client_says_what_failed_and_so_does_the_exit_status(
+    daemons: list[Daemon], short_path: Path
+) -> None:
+    daemon = start(daemons, short_path / "t.sock", s="no space")
+    daemon.line()
+    with Client(short_path / "t.sock") as client:
+        assert client.shutdown().failed == {"s": "no space"}
+    assert [daemon.line(), daemon.line()] == ["stopped", "stop_incomplete"]
+    assert daemon.process.wait(timeout=20) == 1
+
+
+def test_a_hangup_that_is_ignored_from_the_start_stays_ignored(daemons: list[Daemon], short_path: Path) -> None:
+    """`nohup torpor serve` outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        daemon = start(daemons, short_path / "t.sock")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    daemon.line()
+    daemon.process.send_signal(signal.SIGHUP)
+    with Client(short_path / "t.sock") as client:
+        client.status()
+        client.shutdown()
+    assert daemon.process.wait(timeout=20) == 0
+
+
+def served_here(path: Path, story: Callable[[fake.FakeService, AsyncClient], Awaitable[None]]) -> list[CloseReport]:
+    """Serve in this process, tell a story to a connected client, and return what was reported at the end."""
+    reports: list[CloseReport] = []
+
+    async def run() -> None:
+        service = fake.FakeService()
+        ready = asyncio.Event()
+
+        async def open_backend() -> fake.FakeService:
+            return service
+
+        serving = asyncio.create_task(_serve(open_backend, path, lambda _socket: ready.set(), reports.append))
+        await ready.wait()
+        async with AsyncClient(path, timeout_s=20) as client:
+            await story(service, client)
+        await serving
+
+    asyncio.run(run())
+    return reports
+
+
+def test_several_who_stop_the_daemon_at_once_all_hear_how_it_went(short_path: Path) -> None:
+    path = short_path / "t.sock"
+
+    async def story(service: fake.FakeService, client: AsyncClient) -> None:
+        service.close_gate.clear()
+        await client.create("s")
+        await client.append("s", tokens=[1])
+        async with AsyncClient(path) as other:
+            asking = [asyncio.create_task(one.shutdown()) for one in (client, other, client)]
+            await poll(lambda: service.closed)
+            late = asyncio.create_task(other.shutdown())
+            with pytest.raises(RemoteError, match="stopping") as refused:
+                await other.create("too late")
+            assert refused.value.code == "shutting_down"
+            with pytest.raises(DaemonUnreachable):
+                await AsyncClient(path).connect()
+            assert not any(one.done() for one in asking)
+            os.kill(os.getpid(), signal.SIGTERM)  # does no harm: it is stopping already
+            await asyncio.sleep(0)
+            service.close_gate.set()
+            heard = [await one for one in [*asking, late]]
+        assert {one.slept for one in heard} == {("torpor://default/s",)}
+
+    assert [report.slept for report in served_here(path, story)] == [("torpor://default/s",)]
+
+
+def test_a_stop_waits_for_the_sleep_that_is_in_flight(short_path: Path) -> None:
+    async def story(service: fake.FakeService, client: AsyncClient) -> None:
+        await client.create("s")
+        service.hold()
+        sleeping = asyncio.create_task(client.sleep("s"))
+        await poll(lambda: any(name == "sleep" for name, _ in service.calls))
+        stopping = asyncio.create_task(client.shutdown())
+        await poll(lambda: not (short_path / "t.sock").exists())
+        assert not service.closed
+        service.release()
+        assert (await sleeping).version == 1
+        await stopping
+
+    assert len(served_here(short_path / "t.sock", story)) == 1
+
+
+def test_a_client_that_asked_for_the_stop_and_left_does_not_hold_it_up(short_path: Path) -> None:
+    async def story(service: fake.FakeService, client: AsyncClient) -> None:
+        service.close_gate.clear()
+        leaving = await AsyncClient(short_path / "t.sock").connect()
+        asked = asyncio.create_task(leaving.shutdown())
+        await poll(lambda: service.closed)
+        await leaving.close()
+        with pytest.raises(ApiError):
+            await asked
+        service.close_gate.set()
+
+    assert len(served_here(short_path / "t.sock", story)) == 1
+
+
+def test_the_first_signal_gives_the_signals_back_so_that_a_second_ends_at_once(short_path: Path) -> None:
+    async def run() -> list[object]:
+        stop = asyncio.Event()
+        _on_first_signal(stop.set)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+
+    assert asyncio.run(run()) == [signal.SIG_DFL] * 3
+
+
 def test_a_second_daemon_on_the_socket_loads_nothing_and_leaves_the_first(
     daemons: list[Daemon], short_path: Path
 ) -> None:
@@ -118,7 +266,7 @@ def test_a_second_daemon_on_the_socket_loads_nothing_and_leaves_the_first(
         os.umask(before[0])
         resource.setrlimit(resource.RLIMIT_CORE, before[1])
     with Client(socket) as client:
-        assert client.status().pid == 1
+        assert client.status().pid == daemons[0].process.pid
 
 
 def test_after_sigkill_the_next_daemon_takes_the_stale_socket(daemons: list[Daemon], short_path: Path) -> None:
