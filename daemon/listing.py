@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from ..memvid.blocks import SlotSpec
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot.errors import MalformedSnapshot
-from ..snapshot.layout import layers_of
+from ..snapshot.layout import KEYS_KIND, VALUES_KIND, layers_of
 from ..snapshot.state import token_array
 from .models import LoadedModel
 from .results import ModelInfo, SessionDetail, SessionInfo, SleepResult, VersionInfo, WakeResult
@@ -32,8 +33,8 @@ def model_info(model: LoadedModel) -> ModelInfo:
     )
 
 
-def info_of_awake(live: Session, row: IndexRow | None = None) -> SessionInfo:
-    """A session in memory; `row` is its last durable version's."""
+def info_of_awake(live: Session, versions: Sequence[IndexRow] = ()) -> SessionInfo:
+    """A session in memory; `versions` are its durable ones, oldest first."""
     return SessionInfo(
         session=str(live.uri),
         namespace=live.uri.namespace,
@@ -44,17 +45,18 @@ def info_of_awake(live: Session, row: IndexRow | None = None) -> SessionInfo:
         version=live.durable.version if live.durable else None,
         bundle_id=live.durable.bundle_id.hex() if live.durable else None,
         resident_bytes=live.resident_bytes,
-        stored_bytes=row.bundle_bytes if row else 0,
+        stored_bytes=_stored_bytes(versions),
         dirty=live.dirty,
         labels=live.labels,
-        slept_ns=row.created_ns if row else None,
+        slept_ns=versions[-1].created_ns if versions else None,
         sampling=live.sampling,
     )
 
 
-def info_of_asleep(row: IndexRow, sampling: Sampling | None = None) -> SessionInfo:
-    """A session on disk, as the index knows it; its sampling parameters are in the bundle, and are
-    given only by those who have read it."""
+def info_of_asleep(versions: Sequence[IndexRow], sampling: Sampling | None = None) -> SessionInfo:
+    """A session on disk, as the index knows it, by its versions, oldest first; its sampling parameters are in the
+    bundle, and are given only by those who have read it."""
+    row = versions[-1]
     return SessionInfo(
         session=str(row.uri),
         namespace=row.uri.namespace,
@@ -65,7 +67,7 @@ def info_of_asleep(row: IndexRow, sampling: Sampling | None = None) -> SessionIn
         version=row.version,
         bundle_id=row.bundle_id.hex(),
         resident_bytes=0,
-        stored_bytes=row.bundle_bytes,
+        stored_bytes=_stored_bytes(versions),
         dirty=False,
         labels=row.labels,
         slept_ns=row.created_ns,
@@ -76,7 +78,7 @@ def info_of_asleep(row: IndexRow, sampling: Sampling | None = None) -> SessionIn
 def detail_of_awake(live: Session, versions: Sequence[IndexRow]) -> SessionDetail:
     """A session in memory, in full."""
     return SessionDetail(
-        info=info_of_awake(live, versions[-1] if versions else None),
+        info=info_of_awake(live, versions),
         versions=tuple(version_info(row) for row in versions),
         tail_text=_tail(live.model, live.state.tokens),
         layers=tuple(str(layer) for layer in live.model.layout.layers),
@@ -85,25 +87,34 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow]) -> SessionDetai
     )
 
 
-def detail_of_asleep(
-    store: Store, row: IndexRow, versions: Sequence[IndexRow], model: LoadedModel | None
-) -> SessionDetail:
-    """A session on disk, in full; its text is decoded only when its model is resident."""
-    with store.open_session(row.uri) as reader:
+def detail_of_asleep(store: Store, versions: Sequence[IndexRow], models: Collection[LoadedModel]) -> SessionDetail:
+    """A session on disk, in full, by its versions, oldest first.
+
+    models: those that are resident. Its text is told only if the very model is among them, under whatever name: to
+    another tokenizer the tokens mean another text, or none.
+
+    Raises:
+        StoreError: the bundle is missing, damaged, or not what the index says.
+        MalformedSnapshot: it is sound, but not of the form that this version writes.
+        InvalidSampling: its sampling parameters are out of range.
+    """
+    row = versions[-1]
+    model = next((model for model in models if model.identity.digest == row.identity_digest), None)
+    with store.open_session(row.uri, row.version) as reader:
         manifest = reader.manifest
         identity = dict(manifest.identity.parts)
         tail = _tail(model, token_array(reader.tokens())) if model is not None else ""
-        if not reader.entries or "sampling" not in manifest.session:
+        if not reader.entries or not isinstance(manifest.session.get("sampling"), dict):
             raise MalformedSnapshot(
                 f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
             )
-        slots = [spec for spec, _ in reader.read_header(reader.entries[0]).slots]
+        layers = _layers(row.uri, [spec for spec, _ in reader.read_header(reader.entries[0]).slots])
         sampling = Sampling.from_map(manifest.session["sampling"])
     return SessionDetail(
-        info=info_of_asleep(row, sampling),
+        info=info_of_asleep(versions, sampling),
         versions=tuple(version_info(each) for each in versions),
         tail_text=tail,
-        layers=tuple(str(layer) for layer in layers_of(slots)),
+        layers=layers,
         lineage=_lineage(versions),
         identity=identity,
     )
@@ -138,8 +149,12 @@ def receipt_of_sleep(receipt: Receipt, *, seconds: float) -> SleepResult:
     )
 
 
-def receipt_of_clean(durable: Durable, uri: SessionUri) -> SleepResult:
-    """The receipt of a sleep for which nothing had to be written: the state is in its last bundle already."""
+def receipt_of_kept(durable: Durable, uri: SessionUri) -> SleepResult:
+    """The receipt of a sleep for which nothing had to be written: the state is in its last bundle already, whether
+    the session was awake and unchanged or asleep (threat 46: asking again is safe).
+
+    blocks_reused: the spans of the chain; its state record is of the last bundle alone.
+    """
     return SleepResult(
         session=str(uri),
         version=durable.version,
@@ -149,25 +164,19 @@ def receipt_of_clean(durable: Durable, uri: SessionUri) -> SleepResult:
         bytes_written=0,
         logical_bytes=durable.logical_bytes,
         blocks_new=0,
-        blocks_reused=len(durable.entries),
+        blocks_reused=sum(1 for entry in durable.entries if entry.kind == "span"),
         seconds=0.0,
     )
 
 
-def receipt_of_asleep(row: IndexRow) -> SleepResult:
-    """The receipt of a session that sleeps already (threat 46: asking again is safe)."""
-    return SleepResult(
-        session=str(row.uri),
-        version=row.version,
-        bundle_id=row.bundle_id.hex(),
-        parent=row.parent.hex() if row.parent else None,
-        token_count=row.token_count,
-        bytes_written=0,
-        logical_bytes=row.logical_bytes,
-        blocks_new=0,
-        blocks_reused=0,
-        seconds=0.0,
-    )
+def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
+    """The last snapshot of a session that sleeps, from its manifest; reads the disk.
+
+    Raises:
+        StoreError: the bundle is missing, damaged, or not what the index says.
+    """
+    with store.open_session(row.uri, row.version) as reader:
+        return Durable(row.version, row.bundle_id, row.parent, row.token_count, row.logical_bytes, reader.entries)
 
 
 def wake_result(
@@ -188,6 +197,31 @@ def wake_result(
 
 def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:
     return model.decode(tokens[-TAIL_TOKENS:])[-TAIL_CHARACTERS:]
+
+
+def _stored_bytes(versions: Sequence[IndexRow]) -> int:
+    """A version's file holds what is new in it, so a session takes what all of them take."""
+    return sum(row.bundle_bytes for row in versions)
+
+
+def _layers(uri: SessionUri, slots: Sequence[SlotSpec]) -> tuple[str, ...]:
+    """The layers of a stored span, in words.
+
+    Raises:
+        MalformedSnapshot: the slots are not keys and values, layer by layer.
+    """
+    kinds = [slot.kind for slot in slots]
+    if not slots or len(slots) % 2 or kinds != [KEYS_KIND, VALUES_KIND] * (len(slots) // 2):
+        raise MalformedSnapshot(
+            f"The first block of {uri} does not hold keys and values, layer by layer, but {kinds[:4]}.",
+            session=str(uri),
+        )
+    try:
+        return tuple(str(layer) for layer in layers_of(slots))
+    except (ValueError, IndexError) as error:
+        raise MalformedSnapshot(
+            f"The first block of {uri} holds keys and values of a shape that no cache has ({error}).", session=str(uri)
+        ) from error
 
 
 def _lineage(versions: Sequence[IndexRow]) -> tuple[str, ...]:

@@ -45,8 +45,9 @@ Emit = Callable[[Event], None]
 class SessionInfo:
     """A session as a listing shows it.
 
-    slept_ns: when its last version became durable, None if none has; sampling: None for a session that sleeps and
-    whose bundle was not read for it.
+    stored_bytes: the bundle files of all its versions together.
+    slept_ns: when its last version became durable, None if none has.
+    sampling: None for a session that sleeps and whose bundle was not read for it.
     """
 
     session: str
@@ -187,7 +188,11 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """What a graceful stop did with the sessions: those put to sleep, and those that could not be, with why."""
+    """What a graceful stop did with the sessions: those put to sleep, and those that could not be, with why.
+
+    empty: sessions that had read nothing. They end with their daemon, by design: nothing is lost that was computed.
+    """
 
     slept: tuple[str, ...]
     failed: dict[str, str]
+    empty: tuple[str, ...] = ()

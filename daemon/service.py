@@ -23,7 +23,8 @@ from ..memvid.uri import DEFAULT_NAMESPACE, SessionUri, resolve
 from ..snapshot.blas import library_in_use
 from ..snapshot.digests import DigestCache, default_cache_path
 from ..snapshot.state import LiveState, token_array
-from . import generation, listing, turns
+from . import generation, listing
+from .encoding import Encoder
 from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
 from .generation import WriteOrder, Written
@@ -57,10 +58,11 @@ class Service:
         self._engine = engine
         self._models = dict(loaded)
         self._hibernation = Hibernation(store, engine)
+        self._encoder = Encoder()
         self._turns = Turns()
         self._awake: dict[SessionUri, Session] = {}
         self._started = time.monotonic()
-        self._closing = False
+        self._closing: asyncio.Task[CloseReport] | None = None
 
     @classmethod
     async def open(
@@ -104,32 +106,41 @@ class Service:
         return tuple(found)
 
     async def close(self) -> CloseReport:
-        """Take no more work, put every changed session to sleep, and let the store go. Idempotent.
+        """Take no more work, put every changed session to sleep, and let the store go.
 
-        Callers cancel what is running first. A session that cannot be kept is in the report, with why.
+        Callers cancel what is running first. A session that cannot be kept is in the report, with why. It runs to its
+        end even when the caller is cancelled; whoever asks again waits for the same end, and has the same report.
         """
-        if self._closing:
-            return CloseReport((), {})
-        self._closing = True
-        slept, failed = [], {}
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        return await to_the_end(self._closing)
+
+    async def _close(self) -> CloseReport:
+        slept, failed, empty = [], {}, []
         # Requests that had begun may wake sessions meanwhile: go on until nothing is awake and nobody has a turn.
         while uris := self._awake.keys() | self._turns.in_use():
             for uri in uris:
                 async with self._turns.take(uri, always=True):
                     session = self._awake.pop(uri, None)
-                    if session is None or not session.needs_sleep:
+                    if session is None:
+                        continue
+                    if not session.state.tokens:
+                        empty.append(str(uri))
                         continue
                     try:
+                        if not session.needs_sleep and await self._hibernation.is_kept(session):
+                            continue
                         await self._put_to_sleep(session, _ignore)
                         slept.append(str(uri))
                     except TorporError as error:
                         failed[str(uri)] = f"{error.code}: {error.message}"
                     except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others theirs
                         failed[str(uri)] = f"{type(error).__name__}: {error}"
+        await asyncio.to_thread(self._encoder.close)
         await asyncio.to_thread(self._hibernation.close)
         await asyncio.to_thread(self._engine.stop)
         self._store.close()
-        return CloseReport(tuple(slept), failed)
+        return CloseReport(tuple(slept), failed, tuple(empty))
 
     async def status(self) -> Status:
         """The daemon as a whole."""
@@ -188,7 +199,7 @@ class Service:
             raise InvalidTokens("Give either text or tokens to append.")
         started = time.monotonic()
         async with self._woken(session, emit) as live:
-            ids = list(tokens) if tokens is not None else _encode(live, text or "")
+            ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
             await self._read(live, ids, emit, turn_open=False)
             return AppendResult(
                 session=str(live.uri),
@@ -216,15 +227,15 @@ class Service:
         """
         started = time.monotonic()
         async with self._woken(session, emit) as live:
-            ids = _encode(live, text) if text else []
+            ids = await self._encoder.text(live, text) if text else []
             if not ids and not live.state.tokens:
                 raise EmptyContext(
                     f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri)
                 )
             generation.require_room(live.model, live.state, len(ids) + max_tokens)
-            order = WriteOrder(max_tokens, await self._settle_sampling(live, sampling), tuple(stop), prove)
             if ids:
                 await self._read(live, ids, emit, turn_open=False)
+            order = WriteOrder(max_tokens, sampling or live.sampling, tuple(stop), prove)
             return await self._write(live, order, emit, prefilled=len(ids), started=started)
 
     async def chat(
@@ -245,10 +256,10 @@ class Service:
         """
         started = time.monotonic()
         async with self._woken(session, emit) as live:
-            ids = _encode_turn(live, {"role": role, "content": message})
+            ids = await self._encoder.turn(live, {"role": role, "content": message})
             generation.require_room(live.model, live.state, len(ids) + max_tokens)
-            order = WriteOrder(max_tokens, await self._settle_sampling(live, sampling), (), prove, keep_end=True)
             await self._read(live, ids, emit, turn_open=True)
+            order = WriteOrder(max_tokens, sampling or live.sampling, (), prove, keep_end=True)
             return await self._write(live, order, emit, prefilled=len(ids), started=started)
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
@@ -257,7 +268,9 @@ class Service:
         Raises:
             EmptyContext, NoSpace and what else a store refuses; the session then stays awake.
         """
-        return await to_the_end(self._sleep(session, emit))
+        started = time.monotonic()
+        async with self._turn(self._resolve(session)) as uri:
+            return await to_the_end(self._sleep(uri, emit, started))
 
     async def wake(self, *, session: str, version: int | None = None, emit: Emit) -> WakeResult:
         """Put a session's state back, at its last version or an earlier one, with nothing prefilled.
@@ -266,17 +279,21 @@ class Service:
             SessionAwake: another version was asked for while the session is awake.
             IdentityMismatch, OwnerMismatch, CorruptBlock, ...: why it was refused; nothing live has changed.
         """
-        return await to_the_end(self._wake(session, version, emit))
+        started = time.monotonic()
+        async with self._turn(self._resolve(session)) as uri:
+            return await to_the_end(self._wake(uri, version, emit, started))
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         """All sessions, or those of one namespace, by name."""
         self._require_open()
-        rows = {row.uri: row for row in self._store.iter_sessions()}
+        versions: dict[SessionUri, list[IndexRow]] = {}
+        for row in self._store.index.all_rows():
+            versions.setdefault(row.uri, []).append(row)
         found = [
-            listing.info_of_awake(self._awake[uri], rows.get(uri))
+            listing.info_of_awake(self._awake[uri], versions.get(uri, ()))
             if uri in self._awake
-            else listing.info_of_asleep(rows[uri])
-            for uri in sorted(self._awake.keys() | rows.keys())
+            else listing.info_of_asleep(versions[uri])
+            for uri in sorted(self._awake.keys() | versions.keys())
         ]
         return [info for info in found if namespace is None or info.namespace == namespace]
 
@@ -291,9 +308,9 @@ class Service:
             live = self._awake.get(uri)
             if live is not None:
                 return listing.detail_of_awake(live, versions)
-            row = self._require_row(uri)
-            model = self._models.get(row.model)
-            return await self._hibernation.on_io(lambda: listing.detail_of_asleep(self._store, row, versions, model))
+            self._require_row(uri)
+            models = self._models.values()
+            return await self._hibernation.on_io(lambda: listing.detail_of_asleep(self._store, versions, models))
 
     async def delete(self, *, session: str) -> DeleteResult:
         """Remove a session and all its versions, from memory and from disk. Bytes that others share stay.
@@ -301,20 +318,21 @@ class Service:
         Raises:
             SessionNotFound, AmbiguousName.
         """
-        return await to_the_end(self._delete(session))
+        async with self._turn(self._resolve(session)) as uri:
+            return await to_the_end(self._delete(uri))
 
-    async def _sleep(self, name: str, emit: Emit) -> SleepResult:
-        started = time.monotonic()
-        async with self._turn(self._resolve(name)) as uri:
-            live = self._awake.get(uri)
-            if live is None:
-                return listing.receipt_of_asleep(self._require_row(uri))
-            if live.durable is not None and not live.needs_sleep:
-                del self._awake[uri]
-                return listing.receipt_of_clean(live.durable, uri)
-            result = await self._put_to_sleep(live, emit)
+    async def _sleep(self, uri: SessionUri, emit: Emit, started: float) -> SleepResult:
+        live = self._awake.get(uri)
+        if live is None:
+            row = self._require_row(uri)
+            kept = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
+            return listing.receipt_of_kept(kept, uri)
+        if live.durable is not None and not live.needs_sleep and await self._hibernation.is_kept(live):
             del self._awake[uri]
-            return listing.receipt_of_sleep(result, seconds=time.monotonic() - started)
+            return listing.receipt_of_kept(live.durable, uri)
+        result = await self._put_to_sleep(live, emit)
+        del self._awake[uri]
+        return listing.receipt_of_sleep(result, seconds=time.monotonic() - started)
 
     async def _put_to_sleep(self, live: Session, emit: Emit) -> Receipt:
         if not live.state.tokens:
@@ -323,48 +341,41 @@ class Service:
             )
         return await self._hibernation.sleep(live, emit)
 
-    async def _wake(self, name: str, version: int | None, emit: Emit) -> WakeResult:
-        started = time.monotonic()
-        async with self._turn(self._resolve(name)) as uri:
-            live = self._awake.get(uri)
-            if live is not None:
-                at = live.durable.version if live.durable else None
-                if version is not None and (version != at or live.dirty):
-                    raise SessionAwake(
-                        f"{uri} is awake{' and has changed' if live.dirty else f' at version {at}'}; "
-                        f"put it to sleep before waking version {version}.",
-                        session=str(uri),
-                        version=version,
-                    )
-                return listing.wake_result(
-                    live,
-                    bytes_read=0,
-                    tokens_prefilled=0,
-                    seconds=time.monotonic() - started,
-                    already_awake=True,
+    async def _wake(self, uri: SessionUri, version: int | None, emit: Emit, started: float) -> WakeResult:
+        live = self._awake.get(uri)
+        if live is not None:
+            at = live.durable.version if live.durable else None
+            if version is not None and (version != at or live.dirty):
+                raise SessionAwake(
+                    f"{uri} is awake{' and has changed' if live.dirty else f' at version {at}'}; "
+                    f"put it to sleep before waking version {version}.",
+                    session=str(uri),
+                    version=version,
                 )
-            latest = self._require_row(uri).version
-            woken = await self._hibernation.wake(uri, version, self._model_named, emit)
-            woken.session.rewound = version is not None and version != latest
-            self._awake[uri] = woken.session
             return listing.wake_result(
-                woken.session,
-                bytes_read=woken.bytes_read,
-                tokens_prefilled=woken.session.state.computed_tokens,
-                seconds=time.monotonic() - started,
-                already_awake=False,
+                live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
             )
+        latest = self._require_row(uri).version
+        woken = await self._hibernation.wake(uri, version, self._model_named, emit)
+        woken.session.rewound = version is not None and version != latest
+        self._awake[uri] = woken.session
+        return listing.wake_result(
+            woken.session,
+            bytes_read=woken.bytes_read,
+            tokens_prefilled=woken.session.state.computed_tokens,
+            seconds=time.monotonic() - started,
+            already_awake=False,
+        )
 
-    async def _delete(self, name: str) -> DeleteResult:
-        async with self._turn(self._resolve(name)) as uri:
-            if uri in self._awake and self._store.find_session(uri) is None:
-                del self._awake[uri]
-                return DeleteResult(str(uri), 0, 0, 0)
-            self._require_row(uri)
-            report = await self._hibernation.on_io(lambda: self._store.delete_session(uri))
-            # Only now: what cannot be removed from the disk must not be lost from memory.
-            self._awake.pop(uri, None)
-            return DeleteResult(str(uri), report.versions_deleted, report.bundles_deleted, report.bytes_freed)
+    async def _delete(self, uri: SessionUri) -> DeleteResult:
+        if uri in self._awake and self._store.find_session(uri) is None:
+            del self._awake[uri]
+            return DeleteResult(str(uri), 0, 0, 0)
+        self._require_row(uri)
+        report = await self._hibernation.on_writer(lambda: self._store.delete_session(uri))
+        # Only now: what cannot be removed from the disk must not be lost from memory.
+        self._awake.pop(uri, None)
+        return DeleteResult(str(uri), report.versions_deleted, report.bundles_deleted, report.bytes_freed)
 
     async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -395,12 +406,19 @@ class Service:
             live.dirty = True
             loop.call_soon_threadsafe(emit, Token(token, text))
 
+        before = live.sampling, live.state.random_key, live.dirty
         try:
+            await self._settle_sampling(live, order.sampling)
             await self._engine.run(generation.write(live.model, live.state, order, written, on_token))
-        finally:
-            # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay.
-            live.dirty = live.dirty or len(live.state.tokens) > held
-        final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
+            final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
+        except BaseException:
+            # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay,
+            # with the settings it was drawn by. Before that the session is as it was.
+            if len(live.state.tokens) > held:
+                live.dirty = True
+            else:
+                live.sampling, live.state.random_key, live.dirty = before
+            raise
         return GenerateResult(
             session=str(live.uri),
             text=written.text,
@@ -414,14 +432,13 @@ class Service:
             final_logits_blake3=final,
         )
 
-    async def _settle_sampling(self, live: Session, wanted: Sampling | None) -> Sampling:
+    async def _settle_sampling(self, live: Session, wanted: Sampling) -> None:
         """Make the wanted parameters the session's. The random key starts anew only with another seed (BR22)."""
-        if wanted is not None and wanted != live.sampling:
+        if wanted != live.sampling:
             if wanted.seed != live.sampling.seed:
                 live.state.random_key = await self._engine.call(lambda: initial_key(wanted))
             live.sampling = wanted
             live.dirty = True
-        return live.sampling
 
     @asynccontextmanager
     async def _woken(self, name: str, emit: Emit) -> AsyncIterator[Session]:
@@ -441,12 +458,12 @@ class Service:
             yield uri
 
     def _require_open(self) -> None:
-        if self._closing:
+        if self._closing is not None:
             raise ServiceClosed("The daemon is stopping; try again when it is back.")
 
     def _resolve(self, name: str) -> SessionUri:
         self._require_open()
-        return resolve(name, self._awake.keys() | {row.uri for row in self._store.iter_sessions()})
+        return self._store.resolve(name, also=self._awake)
 
     def _require_row(self, uri: SessionUri) -> IndexRow:
         row = self._store.find_session(uri)
@@ -474,23 +491,6 @@ def _uri_of_new(session: str) -> SessionUri:
         return SessionUri.parse(session)
     namespace, slash, name = session.rpartition("/")
     return SessionUri.parse(f"torpor://{namespace if slash else DEFAULT_NAMESPACE}/{name}")
-
-
-def _encode(live: Session, text: str) -> list[int]:
-    return live.model.encode(text, opening=not live.state.tokens)
-
-
-def _encode_turn(live: Session, message: Mapping[str, str]) -> list[int]:
-    """The tokens of a new turn alone; those of earlier turns are in the ledger as they were read and sampled."""
-    ledger, model = live.state.tokens, live.model
-    if not ledger or live.system is not None:
-        text = turns.first_turn(model.render, message, system=live.system)
-    else:
-        ended = ledger[-1] in model.end_tokens
-        end_text = str(model.tokenizer.decode([ledger[-1]])) if ended else ""
-        text = turns.next_turn(model.render, message, turn_open=live.turn_open, end_text=end_text)
-    # A template writes the first token itself, so none is added.
-    return model.encode(text, opening=False)
 
 
 def _final_digest(state: LiveState) -> str:

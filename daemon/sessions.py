@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..memvid.blocks import BlockEntry
 from ..memvid.uri import SessionUri
@@ -20,6 +20,10 @@ from .sampling import Sampling
 
 # Requests that may wait for one session. The next is told that it is busy, and nothing has happened (QX18).
 MAX_WAITING = 16
+# The last time, in nanoseconds of the Unix clock, that 64 bits hold: in the year 2262.
+MAX_TIME_NS = 2**63 - 1
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +102,11 @@ class Session:
                 uri=uri,
                 model=model,
                 state=state,
-                sampling=Sampling.from_map(kept["sampling"]),
-                labels=tuple(str(label) for label in kept["labels"]),
-                system=None if kept["system"] is None else str(kept["system"]),
-                turn_open=bool(kept["turn_open"]),
-                created_ns=int(kept["created_ns"]),
+                sampling=Sampling.from_map(_typed(kept, "sampling", dict)),
+                labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
+                system=None if kept["system"] is None else _typed(kept, "system", str),
+                turn_open=_typed(kept, "turn_open", bool),
+                created_ns=_time_ns(kept, "created_ns"),
                 durable=durable,
                 unchanged_tokens=durable.token_count,
                 dirty=False,
@@ -111,6 +115,27 @@ class Session:
             raise MalformedSnapshot(
                 f"The snapshot of {uri} lacks what a session needs ({type(error).__name__}: {error}).", session=str(uri)
             ) from error
+
+
+def _typed(kept: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
+    value = kept[name]
+    # Exactly: a bool is an int to isinstance, and what is not what `to_map` wrote was written by somebody else.
+    if type(value) is not kind:
+        raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _label(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(f"a label is of type {type(value).__name__}, not str")
+    return value
+
+
+def _time_ns(kept: Mapping[str, Any], name: str) -> int:
+    value = _typed(kept, name, int)
+    if not 0 <= value <= MAX_TIME_NS:
+        raise ValueError(f"{name} is {value}, not a time from 0 to {MAX_TIME_NS}")
+    return value
 
 
 class Turns:

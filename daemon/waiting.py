@@ -7,7 +7,7 @@ a bundle that is being written) must be seen to its end before the session is le
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -24,8 +24,11 @@ async def settled(future: asyncio.Future[Any]) -> None:
         future.exception()  # seen, so that asyncio does not report it as never retrieved
 
 
-async def to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of work that runs to its end even when the caller is cancelled, which is then told afterwards."""
+async def to_the_end(work: Awaitable[Result]) -> Result:
+    """The result of work that runs to its end even when the caller is cancelled, which is then told afterwards.
+
+    Several may wait for one task. What may still be given up (waiting for a turn) does not belong into the work.
+    """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of, until
+from session_rig import DEADLINE_S, MODEL, SAMPLED, Rigged, ignore, tokens_of, until
 from torpor.daemon.errors import (
     EmptyContext,
     InvalidTokens,
@@ -21,6 +21,8 @@ from torpor.daemon.sampling import Sampling
 from torpor.daemon.sessions import MAX_WAITING
 from torpor.errors import TorporError
 from torpor.memvid.errors import InvalidUri, SessionNotFound, StoreIoError
+from torpor.memvid.index import Index
+from torpor.memvid.store import Store
 
 
 async def held(rig: Rigged, name: str, count: int = 3) -> tuple[asyncio.Task[Any], Any]:
@@ -209,6 +211,76 @@ async def test_another_seed_starts_the_random_key_anew(open_rig: Any) -> None:
         assert (await rig.fingerprint("a")).random_key == (await rig.fingerprint("b")).random_key
 
 
+async def refused(rig: Rigged, verb: str) -> None:
+    """A request for the session with other settings, which does not succeed."""
+    request: dict[str, Any] = {
+        "generate": {"max_tokens": 5},
+        "generate after a text": {"max_tokens": 5, "text": "hello"},
+        "chat": {"max_tokens": 5, "message": "hello"},
+    }[verb]
+    work = getattr(rig.service, verb.split()[0])
+    with pytest.raises(TorporError):
+        await work(session="a", sampling=SAMPLED, emit=ignore, **request)
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate after a text", "chat"])
+async def test_a_request_that_fails_before_anything_is_committed_leaves_the_session_as_it_was(
+    open_rig: Any, verb: str
+) -> None:
+    """Its settings, its random key and its being clean included."""
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 30))
+        await rig.sleep("a")
+        await rig.wake("a")
+        before = await rig.fingerprint("a")
+        rig.network.reset()
+        rig.network.fail_at(1)
+        await refused(rig, verb)
+        assert await rig.fingerprint("a") == before
+        assert (rig.live("a").sampling, rig.live("a").dirty) == (Sampling(), False)
+
+
+async def test_a_request_cancelled_before_anything_is_committed_leaves_the_settings_as_they_were(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 30))
+        before = await rig.fingerprint("a")
+        rig.network.reset()
+        gate = rig.network.hold_at(1)
+        writing = asyncio.ensure_future(rig.write("a", 5, text="x" * 600, sampling=SAMPLED))
+        await gate.reached()
+        writing.cancel()
+        await asyncio.sleep(0)
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert await rig.fingerprint("a") == before
+        assert rig.live("a").sampling == Sampling()
+
+
+async def test_a_write_that_fails_at_its_first_token_keeps_what_was_read_and_not_the_settings(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 30))
+        await rig.service.append(session="control", text="hello", emit=ignore)
+        rig.network.reset()
+        rig.network.fail_at(3)  # "hell", "o", the first token
+        await refused(rig, "generate after a text")
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+        assert rig.live("a").sampling == Sampling()
+
+
+async def test_settings_by_which_a_token_was_drawn_stay_though_the_next_fails(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 30))
+        await rig.write("control", 1, sampling=SAMPLED)
+        rig.network.reset()
+        rig.network.fail_at(2)
+        await refused(rig, "generate")
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+        assert (rig.live("a").sampling, rig.live("a").dirty) == (SAMPLED, True)
+
+
 async def test_a_session_goes_on_with_its_settings_after_a_wake(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 20), sampling=SAMPLED, labels=["x", "y"], system="Be brief.")
@@ -326,11 +398,71 @@ async def test_sleeping_again_gives_the_same_receipt_and_writes_nothing_threat_4
         asleep = await rig.sleep("a")
         await rig.wake("a")
         clean = await rig.sleep("a")
-        for again in (asleep, clean):
-            assert (again.version, again.bundle_id, again.token_count) == (1, first.bundle_id, 300)
-            assert (again.bytes_written, again.blocks_new) == (0, 0)
-            assert again.logical_bytes == first.logical_bytes
+        assert asleep == clean
+        assert (clean.version, clean.bundle_id, clean.token_count) == (1, first.bundle_id, 300)
+        assert (clean.bytes_written, clean.blocks_new, clean.blocks_reused) == (0, 0, 2)
+        assert clean.logical_bytes == first.logical_bytes
         assert len((await rig.service.show(session="a")).versions) == 1
+
+
+async def test_the_receipt_of_a_session_that_sleeps_already_is_the_same_after_several_sleeps(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        await rig.sleep("a")
+        await rig.service.append(session="a", tokens=[1], emit=ignore)
+        second = await rig.sleep("a")
+        asleep = await rig.sleep("a")
+        await rig.wake("a")
+        clean = await rig.sleep("a")
+        assert asleep == clean
+        assert (clean.version, clean.bundle_id, clean.parent) == (2, second.bundle_id, second.parent)
+        assert (clean.logical_bytes, clean.blocks_reused) == (second.logical_bytes, 3)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+async def test_an_unchanged_session_whose_bundle_is_gone_is_written_again_before_its_memory_is_freed(
+    open_rig: Any, store: Any, stop: bool
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.wake("a")
+        before = await rig.fingerprint("a")
+        (bundle,) = store.rglob("*.mvb")
+        bundle.unlink()
+        if stop:
+            assert (await rig.service.close()).slept == ("torpor://default/a",)
+        else:
+            assert (await rig.sleep("a")).version == 2
+    async with open_rig() as rig:
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+
+
+@pytest.mark.parametrize("verb", ["sleep", "wake", "delete"])
+async def test_a_request_that_is_given_up_while_it_waits_for_its_turn_is_not_carried_out(
+    open_rig: Any, verb: str
+) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "control"):
+            await rig.read(name, tokens_of(1, 20))
+        if verb == "wake":
+            await rig.sleep("a")
+        uri = rig.service._resolve("a")
+        async with rig.service._turns.take(uri):
+            options = {} if verb == "delete" else {"emit": ignore}
+            asking = asyncio.ensure_future(getattr(rig.service, verb)(session="a", **options))
+            await asyncio.sleep(0)
+            asking.cancel()
+            # It is told at once: its turn has not come, and does not come within this block.
+            assert await asyncio.wait([asking], timeout=DEADLINE_S) == ({asking}, set())
+            assert asking.cancelled()
+        assert rig.service._turns.in_use() == set()
+        assert rig.is_awake("a") == (verb != "wake")
+        assert [info.version for info in await rig.service.list_sessions(namespace="default")] == [
+            1 if verb == "wake" else None,
+            None,
+        ]
 
 
 async def test_two_sleeps_at_the_same_time_make_one_version_threat_49(open_rig: Any) -> None:
@@ -536,6 +668,24 @@ async def test_a_request_that_waited_for_a_deleted_session_finds_none_threat_52(
 # --- asking
 
 
+async def test_a_request_does_not_list_the_store_to_find_its_session(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        for name in ("a", "work/b"):
+            await rig.read(name, [1, 2])
+            await rig.sleep(name)
+        await rig.read("c", [1, 2])
+        for listing in (Index.latest, Index.all_rows):
+            monkeypatch.delattr(Index, listing.__name__)
+        for name in ("a", "b", "work/b", "torpor://default/c"):
+            await rig.write(name, 1)
+            await rig.sleep(name)
+            await rig.wake(name)
+            await rig.service.show(session=name)
+        await rig.service.delete(session="a")
+
+
 async def test_sessions_are_listed_by_name_and_by_namespace(open_rig: Any) -> None:
     async with open_rig() as rig:
         for name in ("b/x", "a/y", "a/x"):
@@ -585,14 +735,32 @@ async def test_a_stop_puts_every_changed_session_to_sleep(open_rig: Any) -> None
         assert [info.version for info in await rig.service.list_sessions()] == [1, 1, 1]
 
 
-async def test_a_stop_reports_the_sessions_that_could_not_be_kept_and_keeps_the_others(open_rig: Any) -> None:
+async def test_a_stop_reports_the_sessions_that_could_not_be_kept_and_keeps_the_others(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with open_rig() as rig:
-        await rig.service.create(session="empty")
-        await rig.read("a", [1, 2, 3])
+        for name in ("a", "b"):
+            await rig.read(name, [1, 2, 3])
+        write = Store.write_bundle
+
+        def fail_for_b(store: Store, *, uri: Any, **options: Any) -> Any:
+            if uri.name == "b":
+                raise StoreIoError("the disk is gone")
+            return write(store, uri=uri, **options)
+
+        monkeypatch.setattr(Store, "write_bundle", fail_for_b)
         report = await rig.service.close()
         assert report.slept == ("torpor://default/a",)
-        assert list(report.failed) == ["torpor://default/empty"]
-        assert report.failed["torpor://default/empty"].startswith("empty_context: ")
+        assert report.failed["torpor://default/b"].startswith("store_io: the disk is gone")
+        assert list(report.failed) == ["torpor://default/b"]
+
+
+async def test_a_session_that_has_read_nothing_ends_with_the_daemon_and_is_no_failure(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.service.create(session="empty", system="Be brief.")
+        await rig.read("a", [1, 2, 3])
+        report = await rig.service.close()
+        assert (report.slept, report.failed, report.empty) == (("torpor://default/a",), {}, ("torpor://default/empty",))
 
 
 async def test_an_unforeseen_failure_of_one_sleep_does_not_cost_the_other_sessions_theirs(
@@ -663,8 +831,30 @@ async def test_a_session_woken_by_a_request_that_was_under_way_is_kept_by_the_st
 async def test_stopping_twice_is_stopping_once(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", [1])
-        assert (await rig.service.close()).slept == ("torpor://default/a",)
-        assert (await rig.service.close()).slept == ()
+        reports = await asyncio.gather(rig.service.close(), rig.service.close())
+        assert [report.slept for report in reports] == [("torpor://default/a",)] * 2
+        assert await rig.service.close() == reports[0]
+
+
+async def test_a_stop_runs_to_its_end_when_whoever_asked_is_cancelled(open_rig: Any) -> None:
+    """The next to ask is told what became of the sessions, and not that there were none."""
+    async with open_rig() as rig:
+        for name in ("a", "b"):
+            await rig.read(name, tokens_of(1, 300))
+        writing, gate = await held(rig, "a", 2)
+        closing = asyncio.ensure_future(rig.service.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.sleep(0)
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await writing
+        report = await rig.service.close()
+        assert sorted(report.slept) == ["torpor://default/a", "torpor://default/b"]
+        assert report.failed == {}
+    async with open_rig() as rig:
+        assert (await rig.wake("a")).token_count == 302
 
 
 async def test_nothing_is_done_after_the_stop(open_rig: Any) -> None:
