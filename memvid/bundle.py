@@ -36,7 +36,7 @@ from .layout import (
 )
 from .limits import CHUNK_BYTES, MAX_BLOCK_HEADER_BYTES, MAX_IOVECS, MAX_OPEN_ANCESTORS, MAX_SLOTS
 from .manifest import Manifest, decode_manifest, require_gapless
-from .paths import io_error
+from .paths import io_error, stat_open
 
 _MAX_HEAD_BYTES: Final = head_bytes_for(MAX_BLOCK_HEADER_BYTES, MAX_SLOTS)
 
@@ -53,7 +53,7 @@ class BundleFile:
         self._fd = fd
         self.path = path
         try:
-            self.file_bytes = os.fstat(fd).st_size
+            self.file_bytes = stat_open(fd, path).st_size
             self.bundle_id, self.manifest = self._load(expected_id)
         except BaseException:
             self.close()

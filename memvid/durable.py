@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ from .limits import MAX_IOVECS
 from .paths import FILE_MODE, io_error
 
 TEMP_SUFFIX: Final = ".tmp"
+TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp", re.ASCII)
+"""What `TempFile` calls its files: nothing else is taken for a leftover."""
+
 NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _TEMP_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -138,9 +142,9 @@ class TempFile:
                 os.unlink(self._name, dir_fd=self._folder_fd)
 
 
-def write_file(folder_fd: int, name: str, data: bytes, folder_path: str) -> None:
-    """Write a small file durably and atomically."""
-    temp = TempFile(folder_fd, folder_path)
+def write_file(folder_fd: int, name: str, data: bytes, folder_path: str, *, temp_fd: int | None = None) -> None:
+    """Write a small file durably and atomically; its temporary file may lie in another folder."""
+    temp = TempFile(folder_fd if temp_fd is None else temp_fd, folder_path)
     try:
         temp.append([data])
         temp.sync()

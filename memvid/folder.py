@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import uuid
 from collections.abc import Iterator
 from typing import Final
@@ -23,7 +24,7 @@ from . import durable
 from .errors import BundleMissing, NoStore, NotAStore, UnsupportedFormat
 from .limits import MAX_STORE_JSON_BYTES
 from .lock import LOCK_NAME
-from .paths import FOLDER_MODE, io_error, open_file, open_folder, open_root
+from .paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, open_root, stat_name
 
 STORE_VERSION: Final = 1
 STORE_FILE: Final = "store.json"
@@ -44,7 +45,13 @@ class StoreFolder:
         self.path = path
         self.root_fd = root_fd
         self.uuid = store_uuid
-        self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+        try:
+            self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+        except FileNotFoundError as error:
+            raise NotAStore(
+                f"{path}/{BUNDLES} is missing, and with it every session. Put it back from a backup, or mount it.",
+                path=f"{path}/{BUNDLES}",
+            ) from error
 
     def close(self) -> None:
         """Close the folders. A later use fails instead of meeting a descriptor that means something else by then."""
@@ -74,14 +81,24 @@ class StoreFolder:
             path=self.bundle_path(bundle_id),
         )
 
+    def has_bundle(self, bundle_id: bytes) -> bool:
+        """Whether a bundle's file is there by name, live or retired."""
+        name = bundle_id.hex()
+        for _ in range(2):  # as in `open_bundle`
+            for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+                with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                    stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
+                    return True
+        return False
+
     def list_bundles(self) -> dict[bytes, str]:
-        """All bundle files by id, with their ending. A bundle with both endings counts as live."""
+        """All bundle files by id, with their ending. A bundle with both endings counts as live. Raises StoreIoError."""
         found: dict[bytes, str] = {}
-        for prefix in sorted(os.listdir(self.bundles_fd)):
+        for prefix in self._names():
             if not _PREFIX_NAME.fullmatch(prefix):
                 continue
             with self._prefix_folder(prefix) as folder_fd:
-                for name in sorted(os.listdir(folder_fd), reverse=True):
+                for name in reversed(list_names(folder_fd, f"{self.path}/{BUNDLES}/{prefix}")):
                     match = _BUNDLE_NAME.fullmatch(name)
                     if match and match[1].startswith(prefix):
                         found[bytes.fromhex(match[1])] = match[2]
@@ -90,13 +107,13 @@ class StoreFolder:
     def list_strangers(self) -> list[str]:
         """Paths of what does not belong under bundles/: for verify, which only reports it."""
         strangers = []
-        for prefix in sorted(os.listdir(self.bundles_fd)):
+        for prefix in self._names():
             path = f"{self.path}/{BUNDLES}/{prefix}"
             if not _PREFIX_NAME.fullmatch(prefix):
-                strangers += [] if prefix.endswith(durable.TEMP_SUFFIX) else [path]
+                strangers += [] if durable.TEMP_NAME.fullmatch(prefix) else [path]
                 continue
             with self._prefix_folder(prefix) as folder_fd:
-                for name in sorted(os.listdir(folder_fd)):
+                for name in list_names(folder_fd, path):
                     match = _BUNDLE_NAME.fullmatch(name)
                     if not match or not name.startswith(prefix):
                         strangers.append(f"{path}/{name}")
@@ -119,12 +136,28 @@ class StoreFolder:
             durable.rename(folder_fd, name + LIVE_SUFFIX, name + RETIRED_SUFFIX, path)
             durable.sync_folder(folder_fd, path)
 
+    def empty_retired(self, bundle_id: bytes) -> int:
+        """Give back a retired file's bytes but keep its name; the bytes that this frees, 0 if it was not there."""
+        name = bundle_id.hex()
+        path = self.bundle_path(bundle_id, RETIRED_SUFFIX)
+        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            fd = open_file(folder_fd, name + RETIRED_SUFFIX, os.O_WRONLY, path)
+            try:
+                size_bytes = os.fstat(fd).st_size
+                os.ftruncate(fd, 0)
+                return size_bytes
+            except OSError as error:
+                raise io_error(error, "empty", path) from error
+            finally:
+                os.close(fd)
+        return 0
+
     def remove(self, bundle_id: bytes, suffix: str) -> int:
         """Durably remove a bundle's file; the bytes that this frees, 0 if it was not there."""
         name = bundle_id.hex()
         path = f"{self.path}/{BUNDLES}/{name[:2]}"
         with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
-            size_bytes = os.stat(name + suffix, dir_fd=folder_fd, follow_symlinks=False).st_size
+            size_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
             durable.remove(folder_fd, name + suffix, path)
             durable.sync_folder(folder_fd, path)
             return size_bytes
@@ -134,13 +167,20 @@ class StoreFolder:
         return durable.TempFile(self.bundles_fd, f"{self.path}/{BUNDLES}")
 
     def remove_temps(self) -> int:
-        """Remove what unfinished writes left behind; how many there were. Only under the store's lock."""
+        """Remove what unfinished writes left behind; how many there were. Only under the store's lock.
+
+        Only files with a name that `TempFile` gives, and only in bundles/: everything else is somebody's own.
+        """
+        path = f"{self.path}/{BUNDLES}"
         count = 0
-        for folder_fd, path in ((self.root_fd, self.path), (self.bundles_fd, f"{self.path}/{BUNDLES}")):
-            for name in os.listdir(folder_fd):
-                if name.endswith(durable.TEMP_SUFFIX):
-                    count += durable.remove(folder_fd, name, path)
+        for name in filter(durable.TEMP_NAME.fullmatch, self._names()):
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISREG(stat_name(self.bundles_fd, name, f"{path}/{name}").st_mode):
+                    count += durable.remove(self.bundles_fd, name, path)
         return count
+
+    def _names(self) -> list[str]:
+        return list_names(self.bundles_fd, f"{self.path}/{BUNDLES}")
 
     @contextlib.contextmanager
     def _prefix_folder(self, prefix: str) -> Iterator[int]:
@@ -195,19 +235,27 @@ def create_store(root_fd: int, path: str) -> str:
         durable.make_folder(root_fd, name, path, FOLDER_MODE)
     store_uuid = str(uuid.uuid4())
     document = {"format": _FORMAT_NAME, "version": STORE_VERSION, "uuid": store_uuid}
-    durable.write_file(root_fd, STORE_FILE, (json.dumps(document) + "\n").encode(), path)
+    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")  # where leftovers are looked for
+    try:
+        durable.write_file(root_fd, STORE_FILE, (json.dumps(document) + "\n").encode(), path, temp_fd=bundles_fd)
+    finally:
+        os.close(bundles_fd)
     return store_uuid
+
+
+def has_store_file(root_fd: int, path: str) -> bool:
+    return STORE_FILE in list_names(root_fd, path)
 
 
 def require_creatable(root_fd: int, path: str) -> None:
     """Refuse to turn a folder that holds something else into a store."""
-    for name in sorted(os.listdir(root_fd)):
-        if name == LOCK_NAME or name.endswith(durable.TEMP_SUFFIX):
+    for name in list_names(root_fd, path):
+        if name == LOCK_NAME:
             continue
         if name in (BUNDLES, QUARANTINE):
             fd = open_folder(root_fd, name, f"{path}/{name}")
             try:
-                empty = not os.listdir(fd)
+                empty = all(durable.TEMP_NAME.fullmatch(inside) for inside in list_names(fd, f"{path}/{name}"))
             finally:
                 os.close(fd)
             if empty:
@@ -220,19 +268,24 @@ def require_creatable(root_fd: int, path: str) -> None:
 
 
 def open_or_make_root(path: str) -> int:
-    """Open the store's folder for writing, creating it (0700) with what is missing above it."""
+    """Open the store's folder for writing, creating it (0700) with what is missing above it; new names are flushed."""
+    parents = [os.path.join(os.path.realpath(path), os.pardir)]
+    above = os.path.dirname(path)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+        parents.append(above)
     try:
         os.makedirs(path, FOLDER_MODE, exist_ok=True)
         fd = open_root(path)
     except OSError as error:
         raise durable.write_error(error, "create", path) from error
-    parent_fd = os.open(os.path.join(os.path.realpath(path), os.pardir), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent_fd)
-    except OSError:
-        pass  # a parent that cannot be flushed (another user's) does not hold our data
-    finally:
-        os.close(parent_fd)
+    for parent in parents:
+        with contextlib.suppress(OSError):  # one that cannot be flushed (another user's) does not hold our data
+            parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(parent_fd)
+            finally:
+                os.close(parent_fd)
     return fd
 
 

@@ -11,6 +11,7 @@ synchronous=NORMAL is enough: a row lost in a power cut is found missing at the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sqlite3
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from .durable import write_error
+from .durable import sync_folder, write_error
 from .errors import NoSpace, StoreError, StoreIoError
+from .limits import MAX_INDEX_BYTES
 from .manifest import Manifest
-from .paths import require_own_regular
+from .paths import require_own_regular, stat_name
 from .records import IndexRow
 from .uri import SessionUri
 
@@ -45,6 +47,7 @@ CREATE TABLE bundles (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX one_live_version ON bundles (namespace, name, version) WHERE status = '{LIVE}';
 CREATE INDEX by_name ON bundles (name, status);
+CREATE INDEX by_status ON bundles (status) WHERE status <> '{LIVE}';
 CREATE TABLE refs (bundle_id BLOB NOT NULL, refers_to BLOB NOT NULL, PRIMARY KEY (bundle_id, refers_to)) WITHOUT ROWID;
 CREATE INDEX referrers ON refs (refers_to);
 """
@@ -115,11 +118,14 @@ class Index:
     def copy_to_memory(cls, store_path: str, root_fd: int, store_uuid: str) -> Index:
         """A private copy of the index file as it is, for a store that may not write. Raises as `open` does."""
         path = _require_index_file(store_path, root_fd)
+        if stat_name(root_fd, INDEX_FILE, path).st_size > MAX_INDEX_BYTES:
+            raise IndexUnusable(f"it has more than {MAX_INDEX_BYTES} bytes")
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         try:
             # immutable: rows still in a live daemon's -wal are not seen; the store finds them by their bundles
             source = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
             with contextlib.closing(source):
+                _require_schema(source)
                 source.backup(memory)
             _require_ours(memory, store_uuid)
         except sqlite3.Error as error:
@@ -138,6 +144,7 @@ class Index:
             for suffix in _SIDE_FILES:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(INDEX_FILE + suffix, dir_fd=root_fd)
+            sync_folder(root_fd, store_path)  # the rows of what is deleted from now on must not come back
             os.close(os.open(INDEX_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=root_fd))
         except OSError as error:
             raise write_error(error, "create", path) from error
@@ -194,17 +201,26 @@ class Index:
                     for bundle in added:
                         self._insert(bundle)
                     self._connection.execute("COMMIT")
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # as in `drop`
                 except BaseException:
-                    self._connection.execute("ROLLBACK")
+                    with contextlib.suppress(sqlite3.Error):
+                        self._connection.execute("ROLLBACK")
                     raise
         except sqlite3.Error as error:
             raise IndexUnusable(f"it contradicts the bundles ({error})") from error
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
-        """Remove rows and references of these bundles, all or none."""
+        """Durably remove rows and references of these bundles, all or none."""
         with self._transaction():
             for bundle_id in bundle_ids:
                 self._delete(bundle_id)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Bring what was committed into the file itself, flushed: a power cut must not bring a dropped row back, and
+        read-only stores must not see it."""
+        with self._lock, _translated(self.path):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _insert(self, bundle: IndexedBundle) -> None:
         row = bundle.row
@@ -275,8 +291,26 @@ class Index:
         """Every bundle that the index knows of, readable or not."""
         return {bytes(value) for (value,) in self._select("SELECT bundle_id FROM bundles", ())}
 
-    def referenced(self) -> set[bytes]:
-        """Every bundle that another bundle's manifest names."""
+    def bundles_of(self, uri: SessionUri) -> list[bytes]:
+        """Every bundle of a session whatever its status, oldest version first, a version's rivals before it."""
+        found = self._select(
+            "SELECT bundle_id FROM bundles WHERE namespace = ? AND name = ? ORDER BY version, status DESC, bundle_id",
+            (uri.namespace, uri.name),
+        )
+        return [bytes(value) for (value,) in found]
+
+    def knows(self, bundle_id: bytes) -> bool:
+        return bool(self._select("SELECT 1 FROM bundles WHERE bundle_id = ?", (bundle_id,)))
+
+    def refs_of(self, bundle_id: bytes) -> tuple[bytes, ...]:
+        found = self._select("SELECT refers_to FROM refs WHERE bundle_id = ?", (bundle_id,))
+        return tuple(bytes(value) for (value,) in found)
+
+    def referenced(self, but_for: Iterable[bytes] = ()) -> set[bytes]:
+        """Every bundle that another bundle's manifest names, the manifests `but_for` not counted."""
+        if others := set(but_for):
+            pairs = self._select("SELECT bundle_id, refers_to FROM refs", ())
+            return {bytes(named) for user, named in pairs if bytes(user) not in others}
         return {bytes(value) for (value,) in self._select("SELECT DISTINCT refers_to FROM refs", ())}
 
     def with_status(self, status: str) -> list[bytes]:
@@ -303,7 +337,7 @@ def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
             raise TypeError("an id has the wrong form")
         names = tuple(str(label) for label in json.loads(labels))
         uri = SessionUri(namespace, name)
-    except (StoreError, TypeError, ValueError) as error:
+    except (StoreError, TypeError, ValueError, RecursionError) as error:
         raise StoreIoError(
             f"{path} holds a row that is not valid: {error}. Stop the daemon and remove the file: it is made anew "
             "from the bundles.",
@@ -328,7 +362,7 @@ def _require_index_file(store_path: str, root_fd: int) -> str:
     path = f"{store_path}/{INDEX_FILE}"
     for suffix in _SIDE_FILES:
         try:
-            status = os.stat(INDEX_FILE + suffix, dir_fd=root_fd, follow_symlinks=False)
+            status = stat_name(root_fd, INDEX_FILE + suffix, path + suffix)
         except FileNotFoundError as error:
             if not suffix:
                 raise IndexUnusable("it is missing") from error
@@ -342,10 +376,29 @@ def _require_ours(connection: sqlite3.Connection, store_uuid: str) -> None:
         raise IndexUnusable("it is not an index of Torpor")
     if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA_VERSION,):
         raise IndexUnusable("it has another schema version")
+    _require_schema(connection)
     if connection.execute("SELECT value FROM meta WHERE key = 'store_uuid'").fetchone() != (store_uuid,):
         raise IndexUnusable("it belongs to another store")
     if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
         raise IndexUnusable("it is damaged")
+
+
+def _require_schema(connection: sqlite3.Connection) -> None:
+    """Refuse other tables than ours before any of them is asked: a view in a table's place may compute for ever."""
+    if _schema_of(connection) != _expected_schema():
+        raise IndexUnusable("it has other tables than an index of Torpor")
+
+
+def _schema_of(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    return sorted(connection.execute("SELECT type, name, tbl_name, ifnull(sql, '') FROM sqlite_master LIMIT 64"))
+
+
+@functools.cache
+def _expected_schema() -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for statement in _SCHEMA.split(";"):
+            connection.execute(statement)
+        return _schema_of(connection)
 
 
 @contextlib.contextmanager

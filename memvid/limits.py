@@ -93,6 +93,10 @@ MAX_ZSTD_WINDOW_BYTES: Final = 8 * MIB
 
 # --- small files and input/output
 
+MAX_INDEX_BYTES: Final = 512 * MIB
+"""An index file that a read-only store copies into memory; a larger one is made anew from the bundles. A row takes
+about 500 bytes, so this is a million versions."""
+
 MAX_STORE_JSON_BYTES: Final = 4 * KIB
 MAX_LABELS: Final = 256
 MAX_LABEL_CHARS: Final = 256

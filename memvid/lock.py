@@ -13,7 +13,7 @@ import os
 from typing import Final
 
 from .errors import LockLost, StoreLocked
-from .paths import open_file
+from .paths import io_error, open_file, stat_name
 
 LOCK_NAME: Final = "lock"
 _ATTEMPTS: Final = 16
@@ -43,6 +43,9 @@ class StoreLock:
                     path=self._path,
                     holder_pid=holder,
                 ) from error
+            except OSError as error:
+                os.close(fd)
+                raise io_error(error, "lock", self._path) from error
             if self._is_current(fd):
                 return fd
             os.close(fd)
@@ -50,7 +53,7 @@ class StoreLock:
 
     def _is_current(self, fd: int) -> bool:
         try:
-            named = os.stat(LOCK_NAME, dir_fd=self._root_fd, follow_symlinks=False)
+            named = stat_name(self._root_fd, LOCK_NAME, self._path)
         except FileNotFoundError:
             return False
         ours = os.fstat(fd)

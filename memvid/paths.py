@@ -13,7 +13,7 @@ import os
 import stat
 from typing import Final
 
-from .errors import StoreIoError, UnsafePath
+from .errors import StoreError, StoreIoError, UnsafePath
 
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
@@ -45,11 +45,37 @@ def open_file(parent_fd: int, name: str, flags: int, path: str) -> int:
     except OSError as error:
         raise _unsafe_or_same(error, path) from error
     try:
-        require_own_regular(os.fstat(fd), path)
+        require_own_regular(stat_open(fd, path), path)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def list_names(folder_fd: int, path: str) -> list[str]:
+    """The names in a folder, sorted. Raises StoreIoError."""
+    try:
+        return sorted(os.listdir(folder_fd))
+    except OSError as error:
+        raise io_error(error, "list", path) from error
+
+
+def stat_name(folder_fd: int, name: str, path: str) -> os.stat_result:
+    """The status of a name in a folder, of a link itself. Raises FileNotFoundError, StoreIoError."""
+    try:
+        return os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise io_error(error, "look at", path) from error
+
+
+def stat_open(fd: int, path: str) -> os.stat_result:
+    """The status of an open file. Raises StoreIoError."""
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise io_error(error, "look at", path) from error
 
 
 def require_own_regular(status: os.stat_result, path: str) -> None:
@@ -63,13 +89,13 @@ def require_own_regular(status: os.stat_result, path: str) -> None:
 
 
 def _require_private_folder(fd: int, path: str) -> int:
-    status = os.fstat(fd)
     try:
+        status = stat_open(fd, path)
         if status.st_uid != os.geteuid():
             raise _unsafe(path, f"it belongs to user {status.st_uid}")
         if status.st_mode & _OTHERS_MAY_WRITE:
             raise _unsafe(path, "others may write in it; take that away with `chmod go-w`")
-    except UnsafePath:
+    except StoreError:
         os.close(fd)
         raise
     return fd

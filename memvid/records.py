@@ -43,13 +43,17 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class DeleteReport:
-    """What a delete did. Bundles that others still need, or that are open, are `bundles_kept`."""
+    """What a delete did. Bundles that others still need, or that are open, are `bundles_kept`.
+
+    `unreadable` are the paths of bundles that nobody can tell the owner of: a version of this session may be in one.
+    """
 
     uri: SessionUri
     versions_deleted: int
     bundles_deleted: int
     bundles_kept: int
     bytes_freed: int
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,10 @@ class VerifyReport:
 class OpenReport:
     """What opening the store had to put right, so that it can be told.
 
-    `index_rebuilt` says why the whole index was made anew (None: it was not); `rows_added` and `rows_dropped` count
-    bundles that the index did not know, and those that it knew but that are gone; `unreadable` are bundles whose
-    manifest could not be read.
+    `index_rebuilt` says why the whole index was made anew (None: it was not); `rows_added` counts bundles that the
+    index did not know; `rows_dropped` those that it knew, that were no version of a session, and that are gone.
+    `unreadable` are, at each opening, all bundles whose manifest cannot be read, and all versions whose file is
+    missing (`bundle_missing`).
     """
 
     index_rebuilt: str | None

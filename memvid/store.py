@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from .. import __version__
+from . import deletion
 from .blocks import BlockDraft, BlockEntry, require_chain, span_parents
 from .bundle import BundleFile, BundleReader
 from .codecs import RAW, Codec
@@ -34,7 +35,6 @@ from .errors import (
     InvalidDraft,
     LimitExceeded,
     LockLost,
-    NoSpace,
     ReadOnlyStore,
     SessionNotFound,
     StoreClosed,
@@ -42,16 +42,16 @@ from .errors import (
 )
 from .folder import (
     LIVE_SUFFIX,
-    RETIRED_SUFFIX,
     StoreFolder,
     create_store,
+    has_store_file,
     load_store_uuid,
     open_existing_root,
     open_or_make_root,
     require_creatable,
 )
 from .identity import Identity
-from .index import LIVE, Index, IndexedBundle, row_of
+from .index import LIVE, UNREADABLE, Index, IndexedBundle, IndexUnusable, row_of
 from .limits import MAX_BLOCKS, MAX_BUNDLE_REFS, MAX_TOKENS
 from .lock import StoreLock
 from .manifest import Manifest, require_session_map
@@ -177,14 +177,13 @@ class Store:
             if not 0 <= token_count <= MAX_TOKENS:
                 raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {token_count}.", limit=MAX_TOKENS)
             self._require_reusable(reused, identity)
-            latest = self.index.find(uri)
             manifest = Manifest(
                 uri=uri,
-                version=1 if latest is None else latest.version + 1,
+                version=self._next_version(uri),
                 parent=parent,
                 identity=identity,
                 token_count=token_count,
-                created_ns=time.time_ns(),
+                created_ns=max(time.time_ns(), 0),  # a clock before 1970 must not make the bundle invalid
                 blocks=tuple(reused),
                 session=session,
                 environment=_environment(),
@@ -243,9 +242,22 @@ class Store:
         row = row_of(manifest, bundle_id, temp.size_bytes)
         try:
             self.index.add(IndexedBundle(bundle_id, LIVE, row, manifest.refs))
-        except BaseException:  # whatever stopped it, a version that was not acknowledged must not stay
-            self._folder.remove(bundle_id, LIVE_SUFFIX)
+        except BaseException as failure:  # whatever stopped it, a version that was not acknowledged must not stay
+            try:
+                self._folder.remove(bundle_id, LIVE_SUFFIX)
+            except Exception as error:
+                # else the next sleep would get the same version number, and the clock decide between the two
+                raise DurabilityLost(
+                    f"The index took no row for {self._folder.bundle_path(bundle_id)} ({failure}), and the file could "
+                    f"not be taken back ({error}). Nothing more is written until the store is opened again.",
+                    path=self._folder.bundle_path(bundle_id),
+                ) from error
             raise
+
+    def _next_version(self, uri: SessionUri) -> int:
+        """One more than the last, and past the numbers that bundles may have which cannot be read at present."""
+        latest = self.index.find(uri)
+        return (latest.version if latest else 0) + len(self.index.with_status(UNREADABLE)) + 1
 
     def _require_reusable(self, reused: Sequence[BlockEntry], identity: Identity) -> None:
         """Every reused block must be where its entry says, in a bundle of the same identity."""
@@ -288,9 +300,12 @@ class Store:
         try:
             reader = self.open_bundle(row.bundle_id)
         except BundleMissing:
-            if self.find_session(uri, row.version) != row:  # deleted meanwhile
-                raise self._not_found(uri, version) from None
+            if not self._promised(row.bundle_id):  # deleted meanwhile
+                raise self._not_found(uri, version, but=row) from None
             raise
+        if self.find_session(uri, row.version) != row:  # deleted before its ancestors were pinned: they may be gone
+            reader.close()
+            raise self._not_found(uri, version)
         try:
             require_same_as_row(row, uri, reader.manifest, reader.file_bytes, reader.path)
         except BaseException:
@@ -357,7 +372,7 @@ class Store:
         self._require_open()
         if uri is not None and self.find_session(uri) is None:
             raise self._not_found(uri, None)
-        return verify_store(self._folder, self.index, self.opening, uri, deep=deep, on_progress=on_progress)
+        return verify_store(self._folder, self.index, uri, self._promised, deep=deep, on_progress=on_progress)
 
     def statistics(self) -> StoreStatistics:
         self._require_open()
@@ -384,30 +399,9 @@ class Store:
         """
         with self._writing, self._poisoning():
             self._require_writable()
-            rows = self.index.versions(uri)
-            if not rows:
+            if self.index.find(uri) is None:
                 raise self._not_found(uri, None)
-            bundle_ids = [row.bundle_id for row in rows]
-            for bundle_id in bundle_ids:
-                self._folder.retire(bundle_id)
-            freed = 0
-            try:
-                self.index.drop(bundle_ids)
-                needed = self.index.referenced()
-            except NoSpace:  # a full disk must not stop a delete: make room first, with the references still known
-                needed = self.index.referenced()
-                freed = self._remove_retired(bundle_ids, needed)
-                self.index.drop(bundle_ids)
-                needed = self.index.referenced()
-            freed += self._remove_retired(bundle_ids, needed)
-            files = self._folder.list_bundles()
-            kept = sum(1 for bundle_id in bundle_ids if bundle_id in files)
-            return DeleteReport(uri, len(rows), len(rows) - kept, kept, freed)
-
-    def _remove_retired(self, bundle_ids: Iterable[bytes], needed: set[bytes]) -> int:
-        """Remove retired files that nothing refers to; those that are open wait for their last reader."""
-        free = self._pins.wait_or_free(bundle_id for bundle_id in bundle_ids if bundle_id not in needed)
-        return sum(self._folder.remove(bundle_id, RETIRED_SUFFIX) for bundle_id in free if bundle_id not in needed)
+            return deletion.delete_session(self._folder, self.index, self._pins, uri)
 
     def _unpin(self, bundle_ids: Sequence[bytes]) -> None:
         """A reader closed. Never waits for a writer: what is left then goes with the next delete, or the next open."""
@@ -416,7 +410,7 @@ class Store:
             try:
                 if not self._closed and self._poison is None:
                     with contextlib.suppress(StoreError, OSError):
-                        self._remove_retired((), self.index.referenced())
+                        deletion.remove_waiting(self._folder, self.index, self._pins)
             finally:
                 self._writing.release()
 
@@ -426,10 +420,23 @@ class Store:
         fd, path = self._folder.open_bundle(bundle_id)
         return BundleFile(fd, path, bundle_id)
 
-    def _not_found(self, uri: SessionUri, version: int | None) -> SessionNotFound:
-        versions = [row.version for row in self.index.versions(uri)]
+    def _promised(self, bundle_id: bytes) -> bool:
+        """Whether a bundle that is not there ought to be: a fresh look, for a daemon beside us may have deleted it."""
+        if self.writable:
+            return self.index.knows(bundle_id)
+        try:
+            fresh = Index.copy_to_memory(self.path, self._folder.root_fd, self.uuid)
+        except (IndexUnusable, StoreError):
+            return True
+        with contextlib.closing(fresh):
+            return fresh.knows(bundle_id)
+
+    def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
+        """The error for a session or version that is not there; `but` is one that our index still has by mistake."""
+        versions = [row.version for row in self.index.versions(uri) if row != but]
         if not versions:
-            return not_found(str(uri), (row.uri for row in self.index.latest()))
+            known = {row.uri for row in self.index.latest()}
+            return not_found(str(uri), known - {uri} if but else known)
         return SessionNotFound(
             f"{uri} has no version {version}; it has {versions[0]} to {versions[-1]}.",
             session=str(uri),
@@ -471,22 +478,18 @@ def _claim(root_fd: int, path: str) -> tuple[StoreLock, str]:
 
     Looks before it writes: a store of a later version, or a folder with other things in it, is left as it is.
     """
-    if _has_store_file(root_fd):
+    if has_store_file(root_fd, path):
         load_store_uuid(root_fd, path)
     else:
         require_creatable(root_fd, path)
     lock = StoreLock(root_fd, path)
     try:
-        if not _has_store_file(root_fd):
+        if not has_store_file(root_fd, path):
             return lock, create_store(root_fd, path)
         return lock, load_store_uuid(root_fd, path)
     except BaseException:
         lock.close()
         raise
-
-
-def _has_store_file(root_fd: int) -> bool:
-    return "store.json" in os.listdir(root_fd)
 
 
 def _environment() -> dict[str, str]:

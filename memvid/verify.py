@@ -13,6 +13,7 @@ from typing import Any
 from .blocks import BlockEntry, span_parents
 from .bundle import BundleFile
 from .errors import (
+    BundleMissing,
     CorruptBundle,
     IndexMismatch,
     OwnerMismatch,
@@ -23,7 +24,7 @@ from .errors import (
 from .folder import StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
-from .records import Finding, IndexRow, OpenReport, VerifyReport
+from .records import Finding, IndexRow, VerifyReport
 from .uri import SessionUri
 
 _REMEDY = (
@@ -76,49 +77,75 @@ class _Tally:
         self.findings.append(Finding(path, error.code, error.message))
 
 
+@dataclass(slots=True)
+class _User:
+    """A bundle that names blocks of another: what it says of each, and which span it puts before it."""
+
+    bundle_id: bytes
+    path: str
+    identity_digest: bytes
+    blocks: list[tuple[BlockEntry, bytes | None]] = field(default_factory=list)
+
+
 def verify_store(
     folder: StoreFolder,
     index: Index,
-    opening: OpenReport,
     uri: SessionUri | None,
+    promised: Callable[[bytes], bool],
     *,
     deep: bool,
     on_progress: Callable[[int, int], None] | None,
 ) -> VerifyReport:
-    """Check every bundle file, or only those that one session's versions need. Reports damage, never raises it."""
+    """Check every bundle file, or only those that one session's versions need. Reports damage, never raises it.
+
+    `promised` says, by a fresh look, whether a bundle still belongs to a session: one that was deleted while we read
+    is no damage.
+    """
     tally = _Tally()
     rows = {row.bundle_id: row for row in (index.all_rows() if uri is None else index.versions(uri))}
+    wanted = set(rows)
     if uri is None:
-        _report_store(folder, index, opening, tally)
-        wanted = set(folder.list_bundles()) | set(rows)
-    else:
-        wanted = set(rows)
+        wanted |= _report_store(folder, index, tally)
     total = sum(row.bundle_bytes for row in rows.values())
     done = 0
-    refs: dict[bytes, list[tuple[str, Manifest]]] = {}
+    users: dict[bytes, list[_User]] = {}
     for bundle_id in _in_order(wanted, rows):
         row = rows.get(bundle_id)
-        manifest = _verify_bundle(folder, bundle_id, row, tally, deep)
+        manifest = _verify_bundle(folder, bundle_id, row, promised, tally, deep)
         if manifest is not None:
-            for other in manifest.refs:
-                refs.setdefault(other, []).append((folder.bundle_path(bundle_id), manifest))
+            for other, user in _uses(bundle_id, folder.bundle_path(bundle_id), manifest).items():
+                users.setdefault(other, []).append(user)
         if row is not None and on_progress is not None:
             done += row.bundle_bytes
             on_progress(done, total)
-    for other, users in refs.items():
-        _verify_refs(folder, other, users, tally, deep=deep and other not in wanted)
+    for other, its_users in users.items():
+        _verify_refs(folder, other, its_users, promised, tally, deep=deep and other not in wanted)
     return VerifyReport(deep, tuple(tally.findings), tally.bundles, tally.blocks, tally.bytes_checked)
 
 
-def _report_store(folder: StoreFolder, index: Index, opening: OpenReport, tally: _Tally) -> None:
+def _uses(bundle_id: bytes, path: str, manifest: Manifest) -> dict[bytes, _User]:
+    """What a manifest says of other bundles, by their ids; one walk along its block list."""
+    found: dict[bytes, _User] = {}
+    parents = span_parents(manifest.blocks)
+    for entry in manifest.blocks:
+        if entry.bundle_id is not None:
+            user = found.setdefault(entry.bundle_id, _User(bundle_id, path, manifest.identity.digest))
+            user.blocks.append((entry, parents[entry.id]))
+    return found
+
+
+def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes]:
+    """Report what is wrong with the folder itself; the bundles that are in it."""
     for bundle_id in index.with_status(SHADOWED):
         message = "Another, younger bundle is the same version of the same session; this one is not used."
         tally.findings.append(Finding(folder.bundle_path(bundle_id), "rival_version", message))
     try:
         for path in folder.list_strangers():
             tally.findings.append(Finding(path, "unknown_file", "This does not belong in a store; move it away."))
+        return set(folder.list_bundles())
     except StoreError as error:
         tally.find(folder.path, error)
+    return set()
 
 
 def _in_order(bundle_ids: Iterable[bytes], rows: Mapping[bytes, IndexRow]) -> list[bytes]:
@@ -128,7 +155,12 @@ def _in_order(bundle_ids: Iterable[bytes], rows: Mapping[bytes, IndexRow]) -> li
 
 
 def _verify_bundle(
-    folder: StoreFolder, bundle_id: bytes, row: IndexRow | None, tally: _Tally, deep: bool
+    folder: StoreFolder,
+    bundle_id: bytes,
+    row: IndexRow | None,
+    promised: Callable[[bytes], bool],
+    tally: _Tally,
+    deep: bool,
 ) -> Manifest | None:
     """Check one bundle's own bytes, and its row; None if its manifest cannot be read."""
     path = folder.bundle_path(bundle_id)
@@ -137,7 +169,8 @@ def _verify_bundle(
         fd, path = folder.open_bundle(bundle_id)
         file = BundleFile(fd, path, bundle_id)
     except StoreError as error:
-        tally.find(path, error)
+        if not isinstance(error, BundleMissing) or (row is not None and promised(bundle_id)):
+            tally.find(path, error)
         return None
     with contextlib.closing(file):
         if row is not None:
@@ -164,39 +197,43 @@ def _check(file: BundleFile, entry: BlockEntry, deep: bool) -> int:
 
 
 def _verify_refs(
-    folder: StoreFolder, bundle_id: bytes, users: Sequence[tuple[str, Manifest]], tally: _Tally, *, deep: bool
+    folder: StoreFolder,
+    bundle_id: bytes,
+    users: Sequence[_User],
+    promised: Callable[[bytes], bool],
+    tally: _Tally,
+    *,
+    deep: bool,
 ) -> None:
     """Check that a bundle holds every block that others say it holds; their bytes too, if nobody else does."""
     try:
         fd, path = folder.open_bundle(bundle_id)
         file = BundleFile(fd, path, bundle_id)
     except StoreError as error:
-        for user_path, _ in users:
-            tally.find(user_path, error)
+        for user in users:
+            if not isinstance(error, BundleMissing) or promised(user.bundle_id):
+                tally.find(user.path, error)
         return
     with contextlib.closing(file):
         checked: set[bytes] = set()
-        for user_path, manifest in users:
-            for entry in manifest.blocks:
-                if entry.bundle_id != bundle_id:
-                    continue
+        for user in users:
+            for entry, parent in user.blocks:
                 try:
                     file.require_block(entry)
-                    _require_same_chain(file, entry, manifest, user_path)
+                    _require_same_chain(file, entry, parent, user)
                     if deep and entry.id not in checked:
                         checked.add(entry.id)
                         tally.blocks += 1
                         tally.bytes_checked += _check(file, entry, deep)
                 except StoreError as error:
-                    tally.find(user_path, error)
+                    tally.find(user.path, error)
 
 
-def _require_same_chain(file: BundleFile, entry: BlockEntry, manifest: Manifest, path: str) -> None:
-    promised = (span_parents(manifest.blocks)[entry.id], manifest.identity.digest)
-    if (file.parent_of(entry), file.manifest.identity.digest) != promised:
+def _require_same_chain(file: BundleFile, entry: BlockEntry, parent: bytes | None, user: _User) -> None:
+    if (file.parent_of(entry), file.manifest.identity.digest) != (parent, user.identity_digest):
         raise CorruptBundle(
-            f"{path}: the block at token {entry.start} in {file.path} belongs to another chain or identity.",
-            path=path,
+            f"{user.path}: the block at token {entry.start} in {file.path} belongs to another chain or identity.",
+            path=user.path,
             part="manifest",
             block_id=entry.id.hex(),
         )

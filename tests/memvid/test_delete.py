@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, contents, expected, require_awake, sleep
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
 from torpor.memvid import Store
-from torpor.memvid.errors import BlockMissing, BundleMissing, SessionNotFound
+from torpor.memvid.errors import BlockMissing, BundleMissing, NoSpace, SessionNotFound, StoreIoError
+from torpor.memvid.index import Index
 
 
 def files(store: Store) -> list[str]:
@@ -113,3 +117,173 @@ def test_a_version_whose_file_is_gone_does_not_stop_a_delete(store: Store, store
         file.unlink()
     assert store.delete_session(URI).versions_deleted == 1
     assert store.find_session(URI) is None
+
+
+def damage(file: Path) -> bytes:
+    """Make a bundle unreadable; what it held, to put it back."""
+    good = file.read_bytes()
+    file.write_bytes(good[:-1])
+    return good
+
+
+def test_what_only_the_deleted_session_needed_goes_with_it(store: Store) -> None:
+    """Also files that were retired, and needed, when an earlier session was deleted."""
+    first = sleep(store, 600)
+    fork = sleep(store, 700, uri=OTHER_URI, before=first)
+    assert store.delete_session(URI).bytes_freed == 0
+    assert store.delete_session(OTHER_URI).bytes_freed == first.bytes_written + fork.bytes_written
+    assert files(store) == []
+
+
+def test_a_file_that_is_open_and_needed_goes_with_its_last_user(store: Store) -> None:
+    first = sleep(store, 600)
+    sleep(store, 700, uri=OTHER_URI, before=first)
+    with store.open_session(URI):
+        store.delete_session(URI)
+    require_awake(store, 700, uri=OTHER_URI)
+    store.delete_session(OTHER_URI)
+    assert files(store) == []
+
+
+def test_a_delete_removes_nothing_that_an_unreadable_bundle_may_need(store: Store, store_path: Path) -> None:
+    first = sleep(store, 600)
+    file = bundle_path(store, sleep(store, 700, uri=OTHER_URI, before=first).bundle_id)
+    store.close()
+    good = damage(file)
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        with again.open_session(URI):
+            report = again.delete_session(URI)
+        assert (report.bundles_kept, report.bytes_freed, report.unreadable) == (1, 0, (str(file),))
+        assert files(again) == [".mvb", ".mvr"]  # also not when the reader closed
+    file.write_bytes(good)
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 700, uri=OTHER_URI)
+        again.delete_session(OTHER_URI)
+    assert files(store) == []
+
+
+def test_a_deleted_session_s_rival_bundles_do_not_come_back(store: Store, store_path: Path, tmp_path: Path) -> None:
+    sleep(store, 300)
+    store.close()
+    shutil.copytree(store_path, tmp_path / "backup")
+    with Store.open(tmp_path / "backup", writable=True) as again:
+        file = bundle_path(again, sleep(again, 600, seed=2).bundle_id)
+    with Store.open(store_path, writable=True) as again:
+        sleep(again, 500, seed=1)
+    target = store_path / "bundles" / file.parent.name
+    target.mkdir(0o700, exist_ok=True)
+    shutil.copy(file, target / file.name)
+    with Store.open(store_path, writable=True) as again:
+        assert [found.code for found in again.verify(deep=False).findings] == ["rival_version"]
+        report = again.delete_session(URI)
+        assert (report.versions_deleted, report.bundles_deleted) == (2, 3)
+    assert files(store) == []
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert list(again.iter_sessions()) == []
+
+
+def test_a_delete_that_failed_half_way_and_is_repeated_leaves_nothing(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 600, before=first)
+    sleep(store, 700, before=second)
+    real, calls = os.rename, 0
+
+    def rename(*args: object, **kwargs: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(errno.EIO, "a failure of the system")
+        real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        with pytest.raises(StoreIoError):
+            store.delete_session(URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 700)
+        again.delete_session(URI)
+    assert files(store) == []
+
+
+@pytest.mark.parametrize("versions", [1, 3])
+def test_a_delete_on_a_full_disk_that_is_cut_off_is_no_loss(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int
+) -> None:
+    """Bytes are freed before the rows can go; what is left must still say that it was a delete."""
+    receipt = sleep(store, 300)
+    for number in range(1, versions):
+        receipt = sleep(store, 300 * number + 300, before=receipt)
+
+    def full(*_: object) -> None:
+        raise NoSpace("No room for the index.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "drop", full)
+        with pytest.raises(NoSpace):
+            store.delete_session(URI)
+    assert sum(file.stat().st_size for file in store_path.rglob("*.mv?")) == 0
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert (again.find_session(URI), again.opening.unreadable) == (None, ())
+    assert files(store) == []
+
+
+def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the opening of its bundle and the pinning of its ancestors: not damage."""
+    second = sleep(store, 700, before=sleep(store, 600))
+    real = Store._open_file
+
+    def open_file(self: Store, bundle_id: bytes) -> object:
+        file = real(self, bundle_id)
+        if bundle_id == second.bundle_id and self.index.find(URI):
+            self.delete_session(URI)
+        return file
+
+    monkeypatch.setattr(Store, "_open_file", open_file)
+    with pytest.raises(SessionNotFound):
+        store.open_session(URI)
+    assert files(store) == []
+
+
+def test_a_session_deleted_beside_a_read_only_store_is_not_taken_for_damage(store: Store, store_path: Path) -> None:
+    sleep(store, 700, before=sleep(store, 600))
+    sleep(store, 300, uri=OTHER_URI)
+    with Store.open(store_path, writable=False) as reader:
+        store.delete_session(URI)
+        for uri in (None, URI, OTHER_URI):
+            report = reader.verify(uri, deep=True)
+            assert report.findings == ()
+        with pytest.raises(SessionNotFound):
+            reader.open_session(URI)
+        bundle_path(store, store.versions(OTHER_URI)[0].bundle_id).unlink()
+        assert [found.code for found in reader.verify(deep=True).findings] == ["bundle_missing"]
+        with pytest.raises(BundleMissing):
+            reader.open_session(OTHER_URI)
+    with Store.open(store_path, writable=False) as reader:
+        assert reader.find_session(URI) is None
+
+
+def test_an_ancestor_deleted_beside_a_read_only_store_is_not_taken_for_damage(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session goes after its own bundle was checked, before the one it refers to is looked at."""
+    second = sleep(store, 700, before=sleep(store, 600))
+    with Store.open(store_path, writable=False) as reader:
+        store.close()
+        with Store.open(store_path, writable=True) as writer:
+            folder = reader._folder
+            real = type(folder).open_bundle
+
+            def open_bundle(self: object, bundle_id: bytes) -> tuple[int, str]:
+                opened = real(self, bundle_id)  # type: ignore[arg-type]
+                if self is folder and bundle_id == second.bundle_id and writer.find_session(URI):
+                    writer.delete_session(URI)
+                return opened
+
+            monkeypatch.setattr(type(folder), "open_bundle", open_bundle)
+            assert reader.verify(deep=True).findings == ()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from store_making import OTHER_URI, URI, bundle_path, sleep
-from torpor.memvid import Store
+import pytest
+from store_making import IDENTITY, OTHER_URI, URI, bundle_path, sleep
+from torpor.memvid import BlockEntry, Store, verify
 
 
 def test_a_sound_store_has_no_findings(store: Store) -> None:
@@ -66,3 +68,34 @@ def test_progress_ends_at_the_whole(store: Store) -> None:
     store.verify(deep=True, on_progress=lambda done, total: steps.append((done, total)))
     assert len(steps) == 2
     assert steps[-1][0] == steps[-1][1]
+
+
+def test_verify_walks_each_block_list_a_fixed_number_of_times(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each reused block, nor for each bundle that holds some."""
+    receipt = sleep(store, 256)
+    for blocks in range(2, 12):
+        receipt = sleep(store, 256 * blocks, before=receipt)
+    calls = 0
+    real = verify.span_parents
+
+    def counted(entries: Sequence[BlockEntry]) -> dict[bytes, bytes | None]:
+        nonlocal calls
+        calls += 1
+        return real(entries)
+
+    monkeypatch.setattr(verify, "span_parents", counted)
+    assert store.verify(deep=False).ok
+    assert calls == 11
+
+
+def test_a_block_that_its_bundle_holds_behind_another_span_is_reported(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = sleep(store, 512, seed=1), sleep(store, 512, uri=OTHER_URI, seed=2)
+    monkeypatch.setattr(Store, "_require_reusable", lambda *_: None)
+    store.write_bundle(
+        uri=OTHER_URI, identity=IDENTITY, parent=None, reused=[one.entries[0], two.entries[1]], blocks=[], session={},
+        token_count=512,
+    )  # fmt: skip
+    (finding,) = store.verify(deep=False).findings
+    assert (finding.code, "belongs to another chain" in finding.message) == ("corrupt_bundle", True)

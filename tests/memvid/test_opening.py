@@ -1,0 +1,386 @@
+"""What opening a store does about bundles that are missing or cannot be read: an acknowledged version is never
+quietly replaced by an older one, and its number is not given again (promise 1; threats 24, 25)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
+from torpor.memvid import Receipt, Store
+from torpor.memvid.errors import BundleMissing, DurabilityLost, NotAStore, SessionNotFound, StoreIoError, UnsafePath
+from torpor.memvid.index import Index
+
+
+def damage(file: Path) -> bytes:
+    """Make a bundle unreadable; what it held, to put it back."""
+    good = file.read_bytes()
+    bad = bytearray(good)
+    bad[-200] ^= 1
+    file.write_bytes(bad)
+    return good
+
+
+def two_versions(store: Store) -> tuple[Receipt, Receipt, Path]:
+    first = sleep(store, 300)
+    second = sleep(store, 600, before=first)
+    store.close()
+    return first, second, bundle_path(store, second.bundle_id)
+
+
+# --- unreadable
+
+
+def test_a_bundle_put_back_after_an_index_was_made_without_it_is_a_version_again(
+    store: Store, store_path: Path
+) -> None:
+    _, second, file = two_versions(store)
+    good = damage(file)
+    (store_path / "index.sqlite").unlink()
+    for _ in range(3):  # told at each opening, not only at the first
+        with Store.open(store_path, writable=True) as again:
+            assert [(found.code, found.path) for found in again.opening.unreadable] == [("corrupt_bundle", str(file))]
+    with Store.open(store_path, writable=False) as reader:
+        assert [found.code for found in reader.opening.unreadable] == ["corrupt_bundle"]
+    file.write_bytes(good)
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert again.opening.index_rebuilt is None
+        require_awake(again, 600)
+        assert again.verify(deep=True).ok
+        assert sleep(again, 700, before=second).version == 3
+
+
+def test_no_version_number_that_an_unreadable_bundle_may_have_is_given_again(store: Store, store_path: Path) -> None:
+    _, second, file = two_versions(store)
+    good = damage(file)
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        later = sleep(again, 310)
+        assert later.version == 3
+    file.write_bytes(good)
+    for remove_index in (False, True):
+        if remove_index:
+            (store_path / "index.sqlite").unlink()
+        with Store.open(store_path, writable=True) as again:
+            found = {row.version: row.bundle_id for row in again.versions(URI)}
+            assert (found[2], found[3]) == (second.bundle_id, later.bundle_id)
+            assert again.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("call", ["preadv", "open", "fstat"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.EACCES])
+def test_a_failure_of_the_system_is_tried_again_and_never_taken_for_damage(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    _, _, file = two_versions(store)
+    (store_path / "index.sqlite").unlink()
+    failures = 1
+
+    def failing(real: Callable[..., object]) -> Callable[..., object]:
+        def function(target: object, *args: object, **kwargs: object) -> object:
+            nonlocal failures
+            name = str(target) if call == "open" else os.readlink(f"/proc/self/fd/{target}")
+            if failures and file.name in name:
+                failures -= 1
+                raise OSError(code, "a failure of the system")
+            return real(target, *args, **kwargs)
+
+        return function
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(getattr(os, call)))
+        with Store.open(store_path, writable=True) as again:
+            assert failures == 0
+            require_awake(again, 600)
+        (store_path / "index.sqlite").unlink()
+        failures = 1000
+        with pytest.raises(StoreIoError, match="an older version") as refusal:
+            Store.open(store_path, writable=True)
+        assert refusal.value.errno == code
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        require_awake(again, 600)
+
+
+def test_a_failure_of_the_system_while_the_index_is_mended_does_not_make_it_anew(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    store.close()
+    old = (store_path / "index.sqlite").read_bytes()
+    with Store.open(store_path, writable=True) as again:
+        file = bundle_path(again, sleep(again, 600).bundle_id)
+    (store_path / "index.sqlite").write_bytes(old)
+    real = os.open
+
+    def failing(path: str, *args: object, **kwargs: object) -> int:
+        if file.name in str(path):
+            raise OSError(errno.EMFILE, "too many")
+        return real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", failing)
+        with pytest.raises(StoreIoError):
+            Store.open(store_path, writable=True)
+    assert (store_path / "index.sqlite").read_bytes() == old
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 600)
+
+
+def test_an_unsafe_bundle_is_reported_and_read_once_it_is_safe(store: Store, store_path: Path, tmp_path: Path) -> None:
+    _, _, file = two_versions(store)
+    (store_path / "index.sqlite").unlink()
+    os.link(file, tmp_path / "second name")
+    with Store.open(store_path, writable=True) as again:
+        assert [found.code for found in again.opening.unreadable] == [UnsafePath.code]
+    (tmp_path / "second name").unlink()
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 600)
+
+
+# --- missing
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_threat_25_a_version_whose_file_is_missing_is_refused_and_not_replaced(
+    store: Store, store_path: Path, tmp_path: Path, writable: bool
+) -> None:
+    _, second, file = two_versions(store)
+    file.rename(tmp_path / "moved")
+    for _ in range(2):
+        with Store.open(store_path, writable=writable) as again:
+            assert (again.opening.index_rebuilt, again.opening.rows_dropped) == (None, 0)
+            assert [(found.code, found.path) for found in again.opening.unreadable] == [("bundle_missing", str(file))]
+            assert str(URI) in again.opening.unreadable[0].message
+            with pytest.raises(BundleMissing):
+                again.open_session(URI)
+            assert [row.version for row in again.versions(URI)] == [1, 2]
+            assert [row.version for row in again.iter_sessions()] == [2]
+            assert again.resolve("agent") == URI
+            with again.open_session(URI, version=1) as reader:
+                assert reader.manifest.token_count == 300
+            assert [found.code for found in again.verify(deep=True).findings] == ["bundle_missing"]
+            assert [found.code for found in again.verify(URI, deep=False).findings] == ["bundle_missing"]
+    (tmp_path / "moved").rename(file)
+    with Store.open(store_path, writable=writable) as again:
+        assert again.opening.unreadable == ()
+        assert again.find_session(URI, 2).bundle_id == second.bundle_id  # type: ignore[union-attr]
+        require_awake(again, 600)
+
+
+def test_threat_25_the_number_of_a_missing_version_is_not_given_again(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    _, second, file = two_versions(store)
+    file.rename(tmp_path / "moved")
+    with Store.open(store_path, writable=True) as again:
+        later = sleep(again, 310)
+    assert later.version == 3
+    (tmp_path / "moved").rename(file)
+    with Store.open(store_path, writable=True) as again:
+        assert [row.bundle_id for row in again.versions(URI)][1:] == [second.bundle_id, later.bundle_id]
+        assert again.verify(deep=True).ok
+
+
+def test_a_missing_version_can_be_deleted_and_stays_deleted(store: Store, store_path: Path) -> None:
+    _, _, file = two_versions(store)
+    file.unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.delete_session(URI).versions_deleted == 2
+        with pytest.raises(SessionNotFound):
+            again.open_session(URI)
+    with Store.open(store_path, writable=True) as again:
+        assert (again.find_session(URI), again.opening.unreadable) == (None, ())
+
+
+def test_a_retired_file_is_not_taken_for_a_missing_version(store: Store, store_path: Path) -> None:
+    """A delete that was cut off behind its last rename has happened, also where the file of a version was missing."""
+    first, _, file = two_versions(store)
+    bundle_path(store, first.bundle_id).unlink()
+    file.rename(file.with_suffix(".mvr"))
+    with Store.open(store_path, writable=True) as again:
+        assert again.find_session(URI) is None
+        assert again.opening.unreadable == ()
+        assert again.opening.leftovers_removed == 1
+    assert not list(store_path.rglob("*.mv?"))
+
+
+def test_a_dropped_row_is_in_the_index_file_before_the_bundle_file_goes(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut, or a read-only store beside us, would take a deleted session for a loss."""
+    sleep(store, 300)
+    sleep(store, 20, uri=OTHER_URI)
+    seen: list[object] = []
+    real = os.unlink
+
+    def unlink(name: str, **kwargs: object) -> None:
+        if name.endswith(".mvr"):
+            shutil.copy(store_path / "index.sqlite", store_path / "copy")  # without the -wal beside it
+            connection = sqlite3.connect(store_path / "copy")
+            seen.extend(connection.execute("SELECT name FROM bundles").fetchall())
+            connection.close()
+        real(name, **kwargs)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    store.delete_session(URI)
+    assert seen == [("other",)]
+
+
+# --- a hostile or oversized index
+
+
+def make_view(path: Path) -> None:
+    """In the place of a table: it would be computed for ever."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("ALTER TABLE bundles RENAME TO b2")
+    columns = "parent, identity_digest, token_count, bundle_bytes, logical_bytes, created_ns, model, labels FROM c, b2"
+    connection.execute(
+        "CREATE VIEW bundles AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT zeroblob(32) "
+        f"AS bundle_id, 'live' AS status, namespace, name, x AS version, {columns}"
+    )
+    connection.close()
+
+
+def make_trigger(path: Path) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("CREATE TRIGGER t AFTER INSERT ON bundles BEGIN DELETE FROM bundles; END")
+    connection.close()
+
+
+def make_deep_labels(path: Path) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("UPDATE bundles SET labels = ?", ("[" * 100_000,))
+    connection.close()
+
+
+@pytest.mark.parametrize("hostile", [make_view, make_trigger, make_deep_labels])
+@pytest.mark.parametrize("writable", [True, False])
+def test_threat_26_a_hostile_index_is_made_anew(
+    store: Store, store_path: Path, hostile: Callable[[Path], None], writable: bool
+) -> None:
+    sleep(store, 300)
+    store.close()
+    hostile(store_path / "index.sqlite")
+    with Store.open(store_path, writable=writable) as again:
+        assert again.opening.index_rebuilt
+        require_awake(again, 300)
+
+
+def test_an_index_too_large_for_memory_is_not_copied(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    monkeypatch.setattr("torpor.memvid.index.MAX_INDEX_BYTES", 4096)
+    with Store.open(store_path, writable=False) as reader:
+        assert "4096 bytes" in str(reader.opening.index_rebuilt)
+        require_awake(reader, 300)
+
+
+# --- parts of the folder
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_store_without_its_bundles_folder_is_refused(store: Store, store_path: Path, writable: bool) -> None:
+    two_versions(store)
+    (store_path / "bundles").rename(store_path / "elsewhere")
+    with pytest.raises(NotAStore, match="bundles is missing"):
+        Store.open(store_path, writable=writable)
+    (store_path / "elsewhere").rename(store_path / "bundles")
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 600)
+
+
+@pytest.mark.parametrize("call", ["listdir", "stat"])
+def test_a_folder_that_cannot_be_looked_at_is_a_typed_error(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    sleep(store, 300)
+
+    def failing(*_: object, **__: object) -> object:
+        raise OSError(errno.EIO, "a failure of the system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        if call == "listdir":
+            with pytest.raises(StoreIoError):
+                store.statistics()
+            assert [found.code for found in store.verify(deep=False).findings] == [StoreIoError.code]
+        with pytest.raises(StoreIoError):
+            Store.open(store_path, writable=False)
+        with pytest.raises(StoreIoError):
+            store.delete_session(URI)
+    store.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        with pytest.raises(StoreIoError):
+            Store.open(store_path, writable=True)
+
+
+def test_only_what_an_unfinished_sleep_names_is_a_leftover(store: Store, store_path: Path) -> None:
+    store.close()
+    mine = [
+        store_path / "notes.tmp",
+        store_path / "0123456789abcdef.tmp",
+        store_path / "bundles" / "notes.tmp",
+        store_path / "bundles" / "0123456789ABCDEF.tmp",
+    ]
+    for file in mine:
+        file.write_text("mine")
+    (store_path / "bundles" / "fedcba9876543210.tmp").mkdir()
+    leftover = store_path / "bundles" / "0123456789abcdef.tmp"
+    leftover.write_text("half a bundle")
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.leftovers_removed == 1
+        assert {found.path for found in again.verify(deep=False).findings} == {str(file) for file in mine[2:]}
+    assert all(file.exists() for file in mine)
+    assert not leftover.exists()
+
+
+def test_new_folders_above_a_store_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        flushed.append(os.path.realpath(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Store.open(tmp_path / "a" / "b" / "store", writable=True).close()
+    assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= set(flushed)
+
+
+def test_a_clock_before_1970_does_not_stop_a_sleep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: -5)
+    sleep(store, 300)
+    require_awake(store, 300)
+    assert store.versions(URI)[0].created_ns == 0
+
+
+# --- an undo that fails
+
+
+def test_a_version_that_can_neither_be_entered_nor_taken_back_ends_writing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next sleep would get the same version number, and the clock would decide between the two."""
+    first = sleep(store, 300)
+
+    def failing(*_: object, **__: object) -> object:
+        raise StoreIoError("Input/output error.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "add", failing)
+        patch.setattr(type(store._folder), "remove", failing)
+        with pytest.raises(DurabilityLost, match="taken back"):
+            sleep(store, 600, before=first)
+    with pytest.raises(DurabilityLost):
+        sleep(store, 400, before=first)
+    assert not store.statistics().writable
+    require_awake(store, 300)
