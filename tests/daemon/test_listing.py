@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
-from session_rig import MODEL, SAMPLED, ignore, tokens_of
+import pytest
+from session_rig import MODEL, SAMPLED, ignore, open_rigged, tokens_of
+from torpor.daemon.errors import InvalidSampling
 from torpor.daemon.listing import TAIL_CHARACTERS
+from torpor.memvid.blocks import BlockDraft, SlotDraft, SlotSpec
+from torpor.memvid.uri import SessionUri
+from torpor.snapshot.errors import SnapshotError
+from torpor.snapshot.layout import KEYS_KIND, VALUES_KIND
 
 LAYERS = ("kv/1 2x16 float32",) * 3
 
@@ -84,6 +93,87 @@ async def test_a_lineage_follows_the_parents_past_versions_that_were_left(open_r
         await rig.write("a", 2)
         third = await rig.sleep("a")
         assert (await rig.service.show(session="a")).lineage == (third.bundle_id, first.bundle_id)
+
+
+async def test_what_a_session_takes_on_the_disk_is_the_files_of_all_its_versions(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        await rig.sleep("a")
+        await rig.service.append(session="a", tokens=[1], emit=ignore)
+        await rig.sleep("a")
+        files = sum(path.stat().st_size for path in store.rglob("*.mvb"))
+        for state in ("asleep", "awake"):
+            (listed,) = await rig.service.list_sessions()
+            shown = (await rig.service.show(session="a")).info
+            assert (listed.state, shown.state) == (state, state)
+            assert listed.stored_bytes == shown.stored_bytes == files
+            await rig.wake("a")
+
+
+async def test_text_is_decoded_by_the_very_model_that_read_it_or_not_at_all(
+    open_rig: Any, own_tiny_model: Path, store: Path, digest_cache: Path
+) -> None:
+    async with open_rig(own_tiny_model) as rig:
+        await rig.service.create(session="a")
+        await rig.service.append(session="a", text="my secret is 42", emit=ignore)
+        await rig.sleep("a")
+    other = shutil.copytree(own_tiny_model, own_tiny_model.parent / "other")
+    described = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = described["model"]["vocab"]
+    described["model"]["vocab"] = {symbol: (index + 1) % 256 for symbol, index in vocabulary.items()}
+    (other / "tokenizer.json").write_text(json.dumps(described))
+    async with open_rig(other) as rig:
+        detail = await rig.service.show(session="a")
+        assert detail.tail_text == ""
+        assert (detail.info.token_count, detail.layers) == (15, LAYERS)
+    async with open_rigged(store, {MODEL: str(other), "moved": str(own_tiny_model)}, digest_cache) as rig:
+        assert (await rig.service.show(session="a")).tail_text == "my secret is 42", "by whatever name it goes now"
+
+
+def kv(shape: tuple[int, ...]) -> list[SlotSpec]:
+    return [SlotSpec("0.k", KEYS_KIND, "float32", shape), SlotSpec("0.v", VALUES_KIND, "float32", shape)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "session"),
+    [
+        ([SlotSpec("x", "other/1", "float32", (2,))], {}),
+        ([SlotSpec("x", "other/1", "float32", (2,)), SlotSpec("y", "other/1", "float32", (2,))], {}),
+        (kv((2, 1, 16))[:1], {}),
+        (list(reversed(kv((2, 1, 16)))), {}),
+        (kv((2,)), {}),
+        (kv((2, 1)), {}),
+        ([], {}),
+        (None, {}),
+        (kv((2, 1, 16)), {"sampling": None}),
+        (kv((2, 1, 16)), {"sampling": []}),
+        (kv((2, 1, 16)), {"sampling": {}}),
+        (kv((2, 1, 16)), {"sampling": {**SAMPLED.to_map(), "seed": "x"}}),
+    ],
+    ids=lambda value: None,
+)
+async def test_a_sound_bundle_that_this_version_did_not_write_is_refused_by_name(
+    open_rig: Any, slots: list[SlotSpec] | None, session: dict[str, Any]
+) -> None:
+    """Threat 13: `show` and `wake` say what is wrong, and the daemon goes on."""
+    async with open_rig() as rig:
+        blocks = []
+        if slots is not None:
+            drafts = [SlotDraft(spec, [memoryview(bytes(spec.size_bytes))]) for spec in slots]
+            blocks = [BlockDraft("span", 0, bytes(4), drafts)]
+        rig.service._store.write_bundle(
+            uri=SessionUri("default", "a"),
+            identity=rig.model.identity,
+            parent=None,
+            reused=(),
+            blocks=blocks,
+            session={"model": MODEL, "sampling": SAMPLED.to_map(), **session},
+            token_count=len(blocks),
+        )
+        for work in (rig.service.show(session="a"), rig.wake("a")):
+            with pytest.raises((SnapshotError, InvalidSampling)):
+                await work
+        assert not rig.is_awake("a")
 
 
 async def test_an_empty_session_can_be_shown(open_rig: Any) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, tokens_of
-from torpor.daemon.errors import SessionBusy
-from torpor.daemon.sessions import MAX_WAITING, Session, Turns
+from torpor.daemon.errors import InvalidSampling, SessionBusy
+from torpor.daemon.sessions import MAX_WAITING, Durable, Session, Turns
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
 
+DURABLE = Durable(1, bytes(32), None, 1, 0, ())
 A, B = SessionUri("default", "a"), SessionUri("default", "b")
 
 
@@ -88,6 +89,48 @@ async def test_a_map_without_what_a_session_needs_is_named(open_rig: Any) -> Non
         del kept["turn_open"]
         with pytest.raises(MalformedSnapshot, match="turn_open"):
             Session.woken(live.uri, live.model, live.state, live.durable, kept)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("created_ns", float("inf")),
+        ("created_ns", 1e300),
+        ("created_ns", 1.0),
+        ("created_ns", "5"),
+        ("created_ns", True),
+        ("created_ns", -1),
+        ("created_ns", 2**63),
+        ("labels", "ab"),
+        ("labels", {"a": 1}),
+        ("labels", [1]),
+        ("system", 5),
+        ("system", b"text"),
+        ("turn_open", 1),
+        ("turn_open", None),
+        ("sampling", None),
+        ("sampling", []),
+        ("sampling", {}),
+        ("sampling", {**SAMPLED.to_map(), "seed": "1"}),
+    ],
+)
+async def test_a_field_of_another_type_than_is_written_is_refused(open_rig: Any, field: str, value: object) -> None:
+    """Otherwise a session wakes that can never sleep again, or an error without a name comes up."""
+    async with open_rig() as rig:
+        await rig.read("a", [1])
+        live = rig.live("a")
+        kept = {**live.to_map(), field: value}
+        with pytest.raises((MalformedSnapshot, InvalidSampling)):
+            Session.woken(live.uri, live.model, live.state, DURABLE, kept)
+
+
+async def test_the_last_time_that_64_bits_hold_is_taken(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1])
+        live = rig.live("a")
+        for time_ns in (0, 2**63 - 1):
+            kept = {**live.to_map(), "created_ns": time_ns}
+            assert Session.woken(live.uri, live.model, live.state, DURABLE, kept).created_ns == time_ns
 
 
 async def test_resident_bytes_are_the_bytes_of_the_arrays(open_rig: Any) -> None:

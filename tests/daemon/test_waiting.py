@@ -60,3 +60,22 @@ async def test_a_future_that_is_itself_cancelled_counts_as_settled() -> None:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.cancel()
     await settled(future)
+
+
+async def test_several_wait_for_one_task_and_one_that_is_cancelled_does_not_end_it_for_the_others() -> None:
+    gate = asyncio.Event()
+
+    async def work() -> int:
+        await gate.wait()
+        return 7
+
+    task = asyncio.ensure_future(work())
+    first, second = (asyncio.ensure_future(to_the_end(task)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await second == 7
+    assert await to_the_end(task) == 7
