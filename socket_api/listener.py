@@ -2,7 +2,8 @@
 
 Owns the file and its folder. Does not accept connections.
 
-Order (each step has a test): the path fits → the folder is there, ours, and writable by nobody else → the folder is
+Order (each step has a test): the path fits → the folder is there (made with mode 0700), ours,
+and writable by nobody else → the folder is
 locked, so that two starting daemons take turns → what stands at the path is a socket that nobody answers on, and is
 removed, or nothing → bind under a umask that leaves 0600 → listen → unlock. Listening before unlocking matters: a
 socket that is bound and does not listen yet looks like one that a dead daemon left behind.
@@ -48,7 +49,7 @@ class Listener:
 
 
 def open_listener(path: str | os.PathLike[str]) -> Listener:
-    """Bind and listen.
+    """Bind and listen. May wait for another daemon that is starting: not for the event loop's thread.
 
     Raises:
         SocketPathTooLong, UnsafeSocketPath, SocketInUse: nothing was changed, but the folder may have been made.
@@ -60,7 +61,7 @@ def open_listener(path: str | os.PathLike[str]) -> Listener:
 
 
 def require_free(path: str | os.PathLike[str]) -> None:
-    """Check early, before a model is loaded, that `open_listener` would succeed. Raises as it does."""
+    """Check early, before a model is loaded, that `open_listener` would succeed. Waits and raises as it does."""
     absolute = require_path_fits(path)
     with _locked_folder(os.path.dirname(absolute)):
         _find_stale(absolute)
@@ -82,9 +83,8 @@ def _locked_folder(folder: str) -> Iterator[None]:
 
 def _open_folder(folder: str) -> int:
     try:
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+        with _umask(0o077), contextlib.suppress(FileExistsError):  # whatever the process has: 0277 would lock us out
+            os.makedirs(folder, 0o700)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise UnsafeSocketPath(
@@ -103,6 +103,15 @@ def _open_folder(folder: str) -> int:
             mode=f"{stat.S_IMODE(status.st_mode):04o}",
         )
     return descriptor
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    previous = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(previous)
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -153,11 +162,8 @@ def _bind(path: str) -> Listener:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # The mode is right from the first instant: chmod afterwards would leave a gap (threat 40).
-        previous = os.umask(0o177)
-        try:
+        with _umask(0o177):
             bound.bind(path)
-        finally:
-            os.umask(previous)
         bound.listen(_BACKLOG)
         bound.setblocking(False)
         status = os.lstat(path)

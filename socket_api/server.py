@@ -67,7 +67,7 @@ class ApiServer:
         Raises:
             SocketPathTooLong, UnsafeSocketPath, SocketInUse: see `listener.py`.
         """
-        self._listener = open_listener(self._socket_path)
+        self._listener = await asyncio.to_thread(open_listener, self._socket_path)  # it may wait for a lock
         self._watch(self._listener)
 
     async def quiesce(self) -> None:

@@ -63,7 +63,7 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     _on_first_signal(stop.set)
-    require_free(socket_path)
+    await asyncio.to_thread(require_free, socket_path)
     backend = await open_backend()
     server = ApiServer(backend, socket_path, on_shutdown=stop.set)
     try:

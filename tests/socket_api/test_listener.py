@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
@@ -14,6 +15,9 @@ from torpor.socket_api import listener
 from torpor.socket_api.address import default_socket_path, max_socket_path_bytes, require_path_fits
 from torpor.socket_api.errors import SocketInUse, SocketPathTooLong, UnsafeSocketPath
 from torpor.socket_api.listener import Listener, open_listener, require_free
+from torpor.socket_api.server import ApiServer
+
+from .fake_service import FakeService
 
 
 @pytest.fixture
@@ -44,6 +48,63 @@ def test_folder_and_socket_are_ours_alone_whatever_the_umask(path: Path, umask: 
     assert mode_of(path.parent) & 0o077 == 0
     assert mode_of(path) == 0o600
     made.remove()
+
+
+NOBODY = 1577
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o277, 0o777])
+def test_a_user_who_is_not_root_gets_a_folder_that_he_can_use_whatever_the_umask(path: Path, umask: int) -> None:
+    """Root opens a folder of any mode, so the file's tests, run as root, would not see one that shuts its owner out."""
+    deep = path.parent / "deeper" / "t.sock"
+    if os.geteuid() == 0:
+        os.chown(path.parent.parent, NOBODY, NOBODY)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            os.umask(umask)
+            made = open_listener(deep)
+            modes = [mode_of(deep), mode_of(deep.parent), mode_of(deep.parent.parent)]
+            made.remove()
+            status = 0 if modes == [0o600, 0o700, 0o700] and os.umask(0) == umask else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_folder_that_others_may_read_is_taken_as_it_is(path: Path) -> None:
+    """The socket's own mode keeps them out; what they must not do is put another in its place."""
+    path.parent.mkdir()
+    path.parent.chmod(0o755)
+    made = open_listener(path)
+    assert (mode_of(path), mode_of(path.parent)) == (0o600, 0o755)
+    made.remove()
+
+
+def test_a_socket_that_changed_hands_while_it_was_looked_at_is_not_removed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found dead and what would be removed must be the same file."""
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    aside = path.with_name("aside")
+    with socket.socket(socket.AF_UNIX) as other:
+
+        def swap(looked_at: str) -> bool:
+            path.rename(aside)
+            other.bind(looked_at)
+            return False
+
+        monkeypatch.setattr(listener, "_answers", swap)
+        with pytest.raises(UnsafeSocketPath):
+            open_listener(path)
+        assert path.lstat().st_ino != aside.lstat().st_ino
 
 
 def test_the_mode_is_right_from_the_first_instant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +298,29 @@ def test_a_start_waits_for_the_folders_lock_and_gives_up(path: Path, monkeypatch
     listener.fcntl.flock(held, listener.fcntl.LOCK_EX)
     with pytest.raises(SocketInUse, match="starting"):
         open_listener(path)
-    os.close(held)
+
+    monkeypatch.setattr(listener, "_LOCK_TIMEOUT_S", 20)
+
+    async def start() -> None:
+        server = ApiServer(FakeService(), path)
+        starting = asyncio.create_task(server.start())
+        await asyncio.to_thread(waiting.wait, 10)  # the loop goes on while the start waits
+        os.close(held)
+        await starting
+        await server.stop()
+
+    waiting = threading.Event()
+    try_lock = listener._try_lock
+
+    def watched(descriptor: int) -> bool:
+        locked = try_lock(descriptor)
+        if not locked:
+            assert threading.current_thread() is not threading.main_thread()
+            waiting.set()
+        return locked
+
+    monkeypatch.setattr(listener, "_try_lock", watched)
+    asyncio.run(start())
     open_listener(path).remove()
 
 

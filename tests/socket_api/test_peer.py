@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from torpor.socket_api.errors import PeerRefused
-from torpor.socket_api.peer import peer_uid, require_own_peer
+from torpor.socket_api.peer import peer_pid, peer_uid, require_own_peer
 
 
 def test_the_kernel_names_our_own_uid() -> None:
@@ -29,6 +29,33 @@ class MacSocket:
 
 def test_the_credentials_of_macos_are_read_as_documented() -> None:
     assert peer_uid(MacSocket(), platform="darwin") == 501
+
+
+def test_the_kernel_names_our_own_process() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        assert peer_pid(one) == os.getpid()
+
+
+@pytest.mark.parametrize(("platform", "asked"), [("linux", None), ("darwin", (0, 2, 4))])
+@pytest.mark.parametrize(("pid", "found"), [(4711, 4711), (0, None)])
+def test_a_process_that_the_kernel_does_not_see_is_none(
+    platform: str, asked: tuple[int, int, int] | None, pid: int, found: int | None
+) -> None:
+    class Answers:
+        def getsockopt(self, level: int, name: int, size: int, /) -> bytes:
+            assert asked is None or (level, name, size) == asked
+            return struct.pack("3i", pid, 501, 20)[:size]
+
+    assert peer_pid(Answers(), platform=platform) == found
+
+
+def test_a_kernel_that_does_not_say_is_no_error() -> None:
+    class Refuses:
+        def getsockopt(self, level: int, name: int, size: int, /) -> bytes:
+            raise OSError
+
+    assert peer_pid(Refuses()) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="SO_PEERCRED")
