@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -648,6 +649,22 @@ async def test_a_delete_that_fails_leaves_the_session_in_memory(open_rig: Any, m
         monkeypatch.undo()
         assert await rig.fingerprint("a") == before
         assert (await rig.sleep("a")).token_count == 305
+
+
+async def test_a_delete_takes_its_turn_among_what_writes(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the store's writers, so it must not take a thread that wakes are read on."""
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2])
+        await rig.sleep("a")
+        delete, threads = Store.delete_session, []
+
+        def noted(*args: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return delete(*args)
+
+        monkeypatch.setattr(Store, "delete_session", noted)
+        await rig.service.delete(session="a")
+        assert [name.rstrip("_0123456789") for name in threads] == ["torpor-write"]
 
 
 async def test_a_request_that_waited_for_a_deleted_session_finds_none_threat_52(open_rig: Any) -> None:
