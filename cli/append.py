@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from .daemon_link import connect, progress_of, with_session
-from .formatting import format_count, format_rate, format_seconds
+from .formatting import format_count, format_plural, format_rate, format_seconds
 from .inputs import load_text
 from .options import JsonOption, ModelOption, SessionArgument, SocketOption
-from .output import Output
+from .output import Output, plain
 
 FileOption = Annotated[
     Path | None, typer.Option("--file", "-f", metavar="PATH", show_default=False, help="Read this file; - is stdin.")
@@ -46,6 +46,7 @@ def append(
         output.document("append", result.model_dump(mode="json"))
         return
     output.line(
-        f"{result.session}  read {format_count(result.tokens_added)} tokens in {format_seconds(result.seconds)}"
+        f"{plain(result.session)}  read {format_plural(result.tokens_added, 'token')}"
+        f" in {format_seconds(result.seconds)}"
         f" ({format_rate(result.prefilled_tokens, result.seconds)}), now {format_count(result.token_count)}"
     )

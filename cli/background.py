@@ -1,6 +1,7 @@
 """The daemon as a process in the background: start one that outlives this command, and see one to its end.
 
-Owns processes and the daemon's log file. Does not know what is asked of a daemon.
+Owns processes and the daemon's log file. Does not know what is asked of a daemon. What the child does is in
+`detached.py`: it repeats over a private pipe what it says until it is ready, and writes all of it to the log.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
+import select
+import stat
 import subprocess
 import sys
 import time
@@ -23,8 +25,9 @@ from .errors import DaemonStartFailed, DaemonStillRunning
 
 # A model from a hub may have to be downloaded first; small ones are there in a second or two.
 START_TIMEOUT_S = 1800.0
+END_TIMEOUT_S = 10.0  # for a daemon that is told to end while it starts; then it is killed
 _POLL_S = 0.03
-_MAX_LOG_TAIL_BYTES = 64 * 1024
+_MAX_SPOKEN_BYTES = 1 << 20  # of what a starting daemon says; warnings of a damaged store may be many
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +53,83 @@ def default_log_path() -> Path:
     return user_state_path("torpor") / "daemon.log"
 
 
+def open_log(log: Path) -> int:
+    """Open a daemon's log to append to it, ours alone; what is in it stays.
+
+    Raises:
+        DaemonStartFailed: it cannot be written, or is a link, a pipe, a device or another user's file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(log, flags, 0o600)
+    except OSError as error:
+        raise DaemonStartFailed(
+            f"The daemon's log {log} cannot be written: {error.strerror}. Choose another with --log.", path=str(log)
+        ) from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise DaemonStartFailed(
+            f"The daemon's log {log} is not a regular file of yours. Choose another with --log.", path=str(log)
+        )
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
 def start(arguments: Sequence[str], log: Path) -> Started | Refused:
     """Start `torpor serve` in a session of its own, and wait until it answers or has ended.
+
+    A child that is still starting when this is interrupted is ended.
 
     Raises:
         DaemonStartFailed: the log cannot be written, or nothing happened within START_TIMEOUT_S.
     """
+    read_end, write_end = os.pipe()
     try:
-        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise DaemonStartFailed(
-            f"The daemon's log {log} cannot be written: {error.strerror}.", path=str(log)
-        ) from error
-    try:
-        command = [sys.executable, "-m", "torpor.cli.main", "serve", "--json", *arguments]
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor, start_new_session=True
-        )
+        descriptor = open_log(log)
+        try:
+            command = [sys.executable, "-P", "-m", "torpor.cli.detached", str(write_end), str(log), *arguments]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                pass_fds=(write_end,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+            os.close(write_end)
+        try:
+            return _wait_ready(process, read_end, log)
+        except BaseException:
+            _end_child(process)
+            raise
     finally:
-        os.close(descriptor)
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        ready = _line_with(log, "event", "ready")
-        if ready is not None:
-            return Started(str(ready["socket"]), process.pid, log)
-        status = process.poll()
-        if status is not None:
-            return Refused(status if status > 0 else 1, *_last_words(log))
-        time.sleep(_POLL_S)
-    process.terminate()
-    raise DaemonStartFailed(f"The daemon did not answer within {START_TIMEOUT_S:.0f} s; see {log}.", path=str(log))
+        os.close(read_end)
 
 
-def end(pid: int, timeout_s: float) -> None:
-    """Ask a daemon to stop, and wait until its process is gone.
+def wait_until_gone(pid: int, deadline: float, timeout_s: float) -> None:
+    """Wait until the process of a daemon that is ending is gone. Sends nothing to it.
 
     Raises:
-        DaemonStillRunning: it is still putting sessions to sleep after `timeout_s`; it goes on doing so.
+        DaemonStillRunning: it is still there at the deadline (monotonic); it goes on ending.
     """
-    with contextlib.suppress(ProcessLookupError):  # it ended by itself between being asked who it is and now
-        os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
-    while is_running(pid):
+    while pid > 1 and is_running(pid):
         if time.monotonic() > deadline:
-            raise DaemonStillRunning(
-                f"Process {pid} is still putting sessions to sleep after {timeout_s:.0f} s. It will end by itself; "
-                "ask again, or wait longer with --timeout.",
-                pid=pid,
-                timeout_s=timeout_s,
-            )
+            raise still_running(pid, timeout_s)
         time.sleep(_POLL_S)
+
+
+def still_running(pid: int | None, timeout_s: float) -> DaemonStillRunning:
+    """The error of a daemon that takes longer to stop than it was given."""
+    return DaemonStillRunning(
+        f"Process {pid} is still putting sessions to sleep after {timeout_s:g} s. It will end by itself; ask again, or"
+        " wait longer with --timeout.",
+        pid=pid,
+        timeout_s=timeout_s,
+    )
 
 
 def is_running(pid: int) -> bool:
@@ -119,19 +148,47 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def _last_words(log: Path) -> tuple[str, str]:
+def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Started | Refused:
+    """Read what the child says over its private pipe, until it is ready or hangs up."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    spoken = b""
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not select.select([pipe], [], [], left_s)[0]:
+            break
+        piece = os.read(pipe, 64 << 10)
+        spoken = (spoken + piece)[-_MAX_SPOKEN_BYTES:]
+        if (ready := _document_with(spoken, "event", "ready")) is not None:
+            return Started(str(ready["socket"]), process.pid, log)
+        if not piece:
+            status = process.wait(END_TIMEOUT_S)
+            return Refused(status if status > 0 else 1, *_last_words(spoken, log))
+    raise DaemonStartFailed(f"The daemon did not answer within {START_TIMEOUT_S:.0f} s; see {log}.", path=str(log))
+
+
+def _end_child(process: subprocess.Popen[bytes]) -> None:
+    """End a child that has not become a daemon; killed if it does not end in time, which no store minds."""
+    process.terminate()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT_S)
+
+
+def _last_words(spoken: bytes, log: Path) -> tuple[str, str]:
     """The code and the sentence with which the daemon ended."""
-    error = _line_with(log, "error", None)
+    error = _document_with(spoken, "error", None)
     if error is not None and isinstance(error["error"], dict):
         return str(error["error"].get("code")), str(error["error"].get("message"))
-    lines = _tail(log).strip().splitlines()
-    return DaemonStartFailed.code, lines[-1] if lines else f"The daemon ended without a word; see {log}."
+    lines = spoken.decode("utf-8", errors="replace").strip().splitlines()
+    return DaemonStartFailed.code, f"{lines[-1] if lines else 'The daemon ended without a word'}; see {log}."
 
 
-def _line_with(log: Path, key: str, value: str | None) -> dict[str, Any] | None:
-    """The last whole line of the log that is a JSON object with this key, and this value if one is given."""
-    for line in reversed(_tail(log).splitlines(keepends=True)):
-        if not line.endswith("\n"):
+def _document_with(spoken: bytes, key: str, value: str | None) -> dict[str, Any] | None:
+    """The last whole line that is a JSON object with this key, and this value if one is given."""
+    for line in reversed(spoken.splitlines(keepends=True)):
+        if not line.endswith(b"\n"):
             continue
         try:
             document = json.loads(line)
@@ -140,10 +197,3 @@ def _line_with(log: Path, key: str, value: str | None) -> dict[str, Any] | None:
         if isinstance(document, dict) and key in document and value in (None, document[key]):
             return document
     return None
-
-
-def _tail(log: Path) -> str:
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _MAX_LOG_TAIL_BYTES))
-        return file.read(_MAX_LOG_TAIL_BYTES).decode("utf-8", errors="replace")

@@ -5,53 +5,116 @@ The one module of this folder that knows the client's calling conventions. Knows
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import TorporError
+from ..memvid.uri import SessionUri, resolve
 from ..socket_api.client import Client
 from ..socket_api.errors import DaemonUnreachable
+from ..socket_api.link import DEFAULT_TIMEOUT_S
 from ..socket_api.results import ProgressEvent, TokenEvent
-from .output import OnProgress, Output
+from .errors import InvalidUsage
+from .output import OnProgress, Output, plain
 
 R = TypeVar("R")
 OnEvent = Callable[[ProgressEvent | TokenEvent], None]
 
-STAGE_NAMES = {"prefill": ("reading", "tokens"), "sleep": ("sleeping", "bytes"), "wake": ("waking", "bytes")}
+CLEAN_UP_TIMEOUT_S = 10.0  # to take back a session that was just made; a daemon that hangs is not waited for
+STAGE_NAMES = {"prefill": ("reading", "tokens"), "sleep": ("sleeping", "tokens"), "wake": ("waking", "bytes")}
 
 
-def connect(socket: Path | None) -> Client:
+def connect(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
     """Open a client on the given socket, or on the one where a daemon is by default.
 
     Raises:
         DaemonUnreachable: nobody answers there.
     """
-    return Client(socket)
+    return Client(socket, timeout_s=timeout_s)
 
 
 def find_daemon(socket: Path | None) -> Client | None:
-    """Open a client if a daemon answers; None if none does."""
+    """Open a client if a daemon is there; None if nobody is and nobody said where one should be.
+
+    A daemon that was named must answer, and one that is there but does not must not be passed over: in either case
+    what the caller would look at instead could be another store.
+
+    Raises:
+        DaemonUnreachable: nobody answers on the socket that was named, or somebody is there who does not answer.
+    """
     try:
         return connect(socket)
-    except DaemonUnreachable:
-        return None
+    except DaemonUnreachable as error:
+        if socket is None and nobody_is_there(error):
+            return None
+        raise
+
+
+def nobody_is_there(error: TorporError) -> bool:
+    """Tell whether a connection failed because no process listens, rather than because one does not answer."""
+    cause = error.__cause__
+    return (
+        isinstance(error, DaemonUnreachable)
+        and isinstance(cause, OSError)
+        and cause.errno in (errno.ENOENT, errno.ECONNREFUSED)
+    )
 
 
 def with_session(output: Output, client: Client, session: str, model: str | None, act: Callable[[], R]) -> R:
     """Do something with a session; if there is none of that name, make it first and say so.
 
-    A refusal for want of the session has changed nothing, so doing it again is safe.
+    A refusal for want of the session has changed nothing, so doing it again is safe. If what it was made for fails or
+    is interrupted before anything was read, the session is deleted again.
+
+    Raises:
+        InvalidUsage: a model was named, and the session is there on another one.
     """
+    if model is not None:
+        _require_model(client, session, model)
     try:
         return act()
     except TorporError as error:
         if error.code != "session_not_found":
             raise
     info = client.create(session, model=model)
-    output.remark(f"[dim]new session[/] {info.session} [dim]on model[/] {info.model}")
-    return act()
+    output.remark(f"[dim]new session[/] {plain(info.session)} [dim]on model[/] {plain(info.model)}")
+    try:
+        return act()
+    except BaseException:
+        if _delete_if_empty(client.socket_path, info.session):
+            output.remark(f"[dim]session[/] {plain(info.session)} [dim]had read nothing and is deleted again[/]")
+        raise
+
+
+def _require_model(client: Client, session: str, model: str) -> None:
+    infos = {info.session: info for info in client.list_sessions()}
+    try:
+        uri = resolve(session, [SessionUri.parse(text) for text in infos])
+    except TorporError:
+        return  # none of that name, or several: what is asked for next says so
+    found = infos[str(uri)]
+    if found.model != model:
+        raise InvalidUsage(
+            f"{found.session} is on model {found.model!r} and stays there; --model is for a session that does not"
+            " exist yet. Leave it out, or choose another name.",
+            session=found.session,
+            model=found.model,
+        )
+
+
+def _delete_if_empty(socket: Path, session: str) -> bool:
+    """Delete a session that has read nothing, on a connection of its own: the old one may be lost or in mid-request."""
+    try:
+        with Client(socket, timeout_s=CLEAN_UP_TIMEOUT_S) as client:
+            empty = any(info.session == session and not info.token_count for info in client.list_sessions())
+            if empty:
+                client.delete(session)
+            return empty
+    except TorporError:
+        return False  # the failure that led here is the one to tell of
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from .demo_document import load_document
 from .demo_narrator import Narrator
@@ -21,12 +20,11 @@ from .demo_report import DemoReport
 from .demo_story import Demo, Settings
 from .demo_view import render_report
 from .doctor import examine_machine
-from .errors import InvalidUsage
-from .exit_codes import INTEGRITY, OK
+from .errors import DemoDisproved, InvalidUsage
 from .options import JsonOption
-from .output import Output
+from .output import Output, plain
 
-TERMINATED_STATUS = 128 + signal.SIGTERM  # what a shell reports of a process that SIGTERM ended
+SIGNAL_STATUS = 128  # what a shell reports of a process that a signal ended is this and the signal's number
 
 DocumentOption = Annotated[
     Path | None,
@@ -59,7 +57,7 @@ def demo(
     repeats: RepeatsOption = None,
     keep: KeepOption = False,
     as_json: JsonOption = False,
-) -> int:
+) -> None:
     """See it happen: a session sleeps, its process is killed, and it goes on in another, bit for bit.
 
     A session reads a long document and writes, sleeps, and its daemon is killed with SIGKILL. A new daemon wakes it and
@@ -79,8 +77,8 @@ def demo(
     output = Output(as_json=as_json)
     text = load_document(document)
     narrator = Narrator(output)
-    with _own_folder(keep=keep) as folder, _ending_on_sigterm():
-        output.remark(f"[bold]torpor demo[/]  [dim]store, socket and logs in {escape(str(folder))}[/]")
+    with _ending_on_signals(), _own_folder(keep=keep) as folder:
+        output.remark(f"[bold]torpor demo[/]  [dim]store, socket and logs in {plain(str(folder))}[/]")
         with narrator.step("look at the machine") as step:
             machine = examine_machine()
             step.outcome = "machine examined"
@@ -90,7 +88,9 @@ def demo(
         report = Demo(settings, narrator, machine).tell()
         report = replace(report, folder=str(folder) if keep else None)
     _show(output, report)
-    return OK.number if report.passed else INTEGRITY.number
+    if not report.passed:
+        failed = [check.name for check in report.checks if not check.passed]
+        raise DemoDisproved(f"Not the same: {'; '.join(failed)}.", checks=failed)
 
 
 def _show(output: Output, report: DemoReport) -> None:
@@ -99,7 +99,7 @@ def _show(output: Output, report: DemoReport) -> None:
         return
     output.stdout.print(render_report(report, output.stdout.width))
     if report.folder:
-        output.remark(f"kept: [cyan]torpor ls --store {escape(report.folder)}/store[/]")
+        output.remark(f"kept: [cyan]torpor ls --store {plain(report.folder)}/store[/]")
 
 
 @contextmanager
@@ -115,14 +115,17 @@ def _own_folder(*, keep: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that daemons and folder are cleaned up."""
+def _ending_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP (a terminal that closes) unwind the stack, so that daemons and folder are cleaned up."""
 
-    def on_terminate(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(TERMINATED_STATUS)
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(SIGNAL_STATUS + number)
 
-    before = signal.signal(signal.SIGTERM, on_terminate)
+    # One that is ignored stays so: nohup asks for that.
+    caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in caught}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

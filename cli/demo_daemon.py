@@ -51,16 +51,24 @@ class DemoDaemon:
     def __init__(self, *, store: Path, socket_path: Path, models: Mapping[str, str], log: Path) -> None:
         self.socket_path = socket_path
         self._log_path = log
-        command = [sys.executable, "-m", "torpor.socket_api.main", "--json"]
+        command = [sys.executable, "-P", "-m", "torpor.cli.demo_child", "--json"]
         command += ["--store", str(store), "--socket", str(socket_path)]
         for name, path in models.items():
             command += ["--model", f"{name}={path}"]
         started = time.perf_counter()
-        with log.open("ab") as errors:
-            # A session of its own: a Ctrl-C for the demo must not reach the daemon, which the demo ends itself.
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
-            )
+        # The child reads from this pipe; when its end here closes, however the demo ends, so does the daemon.
+        read_end, self._lifeline = os.pipe()
+        try:
+            with log.open("ab") as errors:
+                # A session of its own: a Ctrl-C for the demo must not reach the daemon, which the demo ends itself.
+                self._process = subprocess.Popen(
+                    command, stdin=read_end, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+                )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(read_end)
         self.pid = self._process.pid
         try:
             self._wait_ready(started + READY_TIMEOUT_S)
@@ -96,6 +104,7 @@ class DemoDaemon:
             output, _ = self._process.communicate(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise DemoDaemonFailed(f"The daemon did not stop within {STOP_TIMEOUT_S:.0f} s.") from error
+        self._close_pipe()
         if self._process.returncode != 0:
             raise DemoDaemonFailed(
                 f"The daemon stopped with status {self._process.returncode}. {self._log_tail()}",
@@ -123,6 +132,9 @@ class DemoDaemon:
     def _close_pipe(self) -> None:
         if self._process.stdout is not None:
             self._process.stdout.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
 
     def _log_tail(self) -> str:
         words = self._log_path.read_text(errors="replace").strip()[-LOG_TAIL_CHARS:]

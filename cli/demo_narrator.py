@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .formatting import format_seconds
-from .output import OnProgress, Output
+from .output import OnProgress, Output, plain
 
 TIME_COLUMNS = 9  # columns of a step's time at the right: "2 min 05 s" never occurs in one step
 MAX_LINE_COLUMNS = 110  # a line longer than this is hard to read, however wide the terminal is
@@ -41,7 +40,7 @@ class Narrator:
 
     def chapter(self, title: str) -> None:
         """Begin a new part of the story."""
-        self.output.remark(f"\n[bold]{escape(title)}[/]")
+        self.output.remark(f"\n[bold]{plain(title)}[/]")
 
     @contextmanager
     def step(self, what: str) -> Iterator[Step]:
@@ -52,7 +51,7 @@ class Narrator:
             yield step
         else:
             with self._bar(what) as bar:
-                task = bar.add_task(escape(what), total=None)
+                task = bar.add_task(plain(what), total=None)
                 step.on_progress = lambda done, total: bar.update(task, completed=done, total=total or None)
                 yield step
         step.seconds = step.seconds or time.perf_counter() - started
@@ -71,5 +70,5 @@ class Narrator:
         line.add_column(ratio=1, overflow="fold")
         line.add_column(width=TIME_COLUMNS, justify="right", no_wrap=True)
         line.width = min(self.output.stderr.width, MAX_LINE_COLUMNS)
-        line.add_row("[green]✓[/]", step.outcome or escape(step.what), f"[cyan]{format_seconds(step.seconds)}[/]")
+        line.add_row("[green]✓[/]", step.outcome or plain(step.what), f"[cyan]{format_seconds(step.seconds)}[/]")
         self.output.stderr.print(line)

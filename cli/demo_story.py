@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from ..memvid.store import Store
 from ..socket_api.client import Client
 from ..socket_api.results import ProgressEvent, Sampling, StatusResult, TokenEvent
@@ -28,6 +26,7 @@ from .demo_narrator import Narrator, Step
 from .demo_report import ColdRun, DemoReport, Evidence, Reading, Sleep, Waking, Writing, check_evidence
 from .errors import DemoUnfit
 from .formatting import format_bytes, format_count, format_id, format_rate, format_seconds
+from .output import plain
 
 READER, CONTROL, COLD, WARM_UP = "reader", "control", "cold", "warm-up"
 WARM_UP_TOKENS = 8  # written before anything is measured, so that no measurement pays for a first time
@@ -264,7 +263,7 @@ class Demo:
             tokens = session.read(document.text, step)
             seconds = time.perf_counter() - started
             step.outcome = (
-                f"session [bold]{READER}[/] read [bold]{format_count(tokens)} tokens[/] of {escape(document.name)}"
+                f"session [bold]{READER}[/] read [bold]{format_count(tokens)} tokens[/] of {plain(document.name)}"
                 f" ({format_rate(tokens, seconds)})"
             )
         if tokens < settings.minimum_document_tokens:
@@ -280,7 +279,7 @@ class Demo:
             written = session.write(count, step)
             step.outcome = (
                 f"session [bold]{session.name}[/] wrote {count} tokens ({format_rate(count, written.seconds)}):"
-                f" [italic]{escape(_excerpt(written.text))}[/]"
+                f" [italic]{plain(_excerpt(written.text))}[/]"
             )
         return written
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +14,7 @@ from rich.text import Text
 from .demo_report import Check, DemoReport, Spread, Writing, first_difference
 from .doctor import describe_blas, describe_device
 from .formatting import format_bytes, format_count, format_seconds
-from .output import facts_table, neutralise
+from .output import facts_table, neutralise, plain
 
 MAX_WIDTH = 110  # columns; wider lines are hard to read
 
@@ -43,12 +42,12 @@ def _machine(report: DemoReport) -> RenderableType:
     model = report.status["models"][0]
     packages = machine.get("packages", {})
     facts = facts_table()
-    facts.add_row("machine", f"{escape(str(machine.get('platform')))}, {machine.get('cpu_count')} cores")
-    facts.add_row("versions", escape(_versions(machine, packages)))
+    facts.add_row("machine", f"{plain(str(machine.get('platform')))}, {plain(machine.get('cpu_count'))} cores")
+    facts.add_row("versions", plain(_versions(machine, packages)))
     facts.add_row("device", describe_device(machine))
     facts.add_row("BLAS", describe_blas(machine))
     size = format_count(model["parameters"])
-    facts.add_row("model", f"{escape(model['name'])}, {size} parameters, computed in {model['compute_dtype']}")
+    facts.add_row("model", f"{plain(model['name'])}, {size} parameters, computed in {plain(model['compute_dtype'])}")
     return facts
 
 
@@ -65,7 +64,7 @@ def _table(report: DemoReport, width: int) -> RenderableType:
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("", ratio=1, style="dim")
     rate = f"{reading.tokens / reading.seconds:,.0f} tokens/s, the first time"
-    table.add_row("tokens read", format_count(reading.tokens), f"of {escape(reading.name)}")
+    table.add_row("tokens read", format_count(reading.tokens), f"of {plain(reading.name)}")
     written = f"{len(evidence.before_sleep.tokens)} + {len(waking.writing.tokens)}"
     table.add_row("tokens written", written, "before the sleep + after the wake")
     table.add_row("bytes on disk", format_bytes(sleep.bytes_written), f"{sleep.blocks} blocks, one bundle")
@@ -137,8 +136,8 @@ def _checks(checks: tuple[Check, ...], width: int) -> RenderableType:
     for name, found in _folded(checks):
         bad = next((check for check in found if not check.passed), None)
         mark = "[green]✓[/]" if bad is None else "[bold red]✗[/]"
-        title = escape(name) if bad is None else f"[bold red]{escape(bad.name)}[/]"
-        table.add_row(mark, title, escape((bad or found[0]).detail))
+        title = plain(name) if bad is None else f"[bold red]{plain(bad.name)}[/]"
+        table.add_row(mark, title, plain((bad or found[0]).detail))
     return table
 
 

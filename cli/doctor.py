@@ -8,17 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from .. import __version__
 from ..errors import TorporError
 from ..memvid.location import default_store_path
 from ..socket_api.address import default_socket_path
-from .daemon_link import find_daemon
+from .background import default_log_path
+from .daemon_link import connect, nobody_is_there
 from .errors import DoctorFailed
-from .formatting import format_count, format_seconds
+from .formatting import format_plural, format_seconds
 from .options import JsonOption, SocketOption, StoreOption
-from .output import Output, facts_table
+from .output import Output, facts_table, plain
 from .store_view import open_store
 
 EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take seconds even on a slow machine
@@ -41,13 +40,15 @@ def doctor(socket: SocketOption = None, store: StoreOption = None, as_json: Json
         machine = examine_machine()
     daemon = _examine_daemon(socket)
     files = _examine_store(store or Path(daemon["store"] if daemon["answers"] else default_store_path()))
+    log = str(default_log_path())
     if as_json:
-        output.document("doctor", {"torpor": __version__, "machine": machine, "daemon": daemon, "store": files})
+        body = {"torpor": __version__, "machine": machine, "daemon": daemon, "store": files, "log": log}
+        output.document("doctor", body)
         return
-    output.stdout.print(_render(machine, daemon, files))
+    output.stdout.print(render_doctor(machine, daemon, files, log))
     advice = machine.get("blas", {}).get("advice")
     if advice:
-        output.stdout.print(f"\n[yellow]{escape(advice)}[/]")
+        output.stdout.print(f"\n[yellow]{plain(advice)}[/]")
 
 
 def examine_machine() -> dict[str, Any]:
@@ -56,7 +57,7 @@ def examine_machine() -> dict[str, Any]:
     Raises:
         DoctorFailed: it did not come back with one.
     """
-    command = [sys.executable, "-m", "torpor.daemon.doctor"]
+    command = [sys.executable, "-P", "-m", "torpor.daemon.doctor"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=EXAMINATION_TIMEOUT_S, check=False)
         report = json.loads(done.stdout)
@@ -75,13 +76,12 @@ def examine_machine() -> dict[str, Any]:
 def _examine_daemon(socket: Path | None) -> dict[str, Any]:
     place = str(socket or default_socket_path())
     try:
-        client = find_daemon(socket)
+        with connect(socket) as client:
+            return {"answers": True, "socket": place, "problem": None, **client.status().model_dump(mode="json")}
     except TorporError as error:
-        return {"answers": False, "socket": place, "problem": f"{error.code}: {error.message}"}
-    if client is None:
-        return {"answers": False, "socket": place, "problem": None}
-    with client:
-        return {"answers": True, "socket": place, "problem": None, **client.status().model_dump(mode="json")}
+        # Nobody there is a fact; somebody there who does not answer, or not as a daemon does, is a problem.
+        problem = None if nobody_is_there(error) else f"does not answer as it should: {error.code}: {error.message}"
+        return {"answers": False, "socket": place, "problem": problem}
 
 
 def _examine_store(path: Path) -> dict[str, Any]:
@@ -93,18 +93,20 @@ def _examine_store(path: Path) -> dict[str, Any]:
         return {"path": str(path), "readable": False, "problem": error.code, "sessions": 0}
 
 
-def _render(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, Any]) -> Any:
+def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, Any], log: str) -> Any:
+    """Draw what was found; `log` is where a daemon in the background writes unless told otherwise."""
     blas = machine.get("blas", {})
     facts = facts_table()
-    facts.add_row("torpor", f"{__version__} on Python {machine.get('python')}")
-    facts.add_row("machine", f"{escape(str(machine.get('platform')))}, {machine.get('cpu_count')} cores")
+    facts.add_row("torpor", f"{__version__} on Python {plain(machine.get('python'))}")
+    facts.add_row("machine", f"{plain(str(machine.get('platform')))}, {plain(machine.get('cpu_count'))} cores")
     packages = [f"{name} {version or 'missing'}" for name, version in machine.get("packages", {}).items()]
-    facts.add_row("packages", ", ".join(packages))
+    facts.add_row("packages", plain(", ".join(packages)))
     facts.add_row("device", describe_device(machine))
     facts.add_row("BLAS", describe_blas(machine))
     if blas.get("reason"):
-        facts.add_row("", f"[dim]{escape(str(blas['reason']))}[/]")
+        facts.add_row("", f"[dim]{plain(str(blas['reason']))}[/]")
     facts.add_row("daemon", _describe_daemon(daemon))
+    facts.add_row("log", plain(log))
     facts.add_row("store", _describe_store(files))
     return facts
 
@@ -112,31 +114,31 @@ def _render(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, An
 def describe_device(machine: dict[str, Any]) -> str:
     """Say on what MLX computes: `Device(gpu, 0)` is `gpu 0`."""
     device = str(machine.get("device")).removeprefix("Device(").removesuffix(")")
-    return escape(device.replace(",", ""))
+    return plain(device.replace(",", ""))
 
 
 def describe_blas(machine: dict[str, Any]) -> str:
     """Say in one line which BLAS computes and how fast it was measured to be."""
     blas = machine.get("blas", {})
     verdict = "[green]fast[/]" if blas.get("fast") else "[yellow]slow[/]"
-    library = escape(str(blas.get("library") or "the one that MLX ships"))
-    return f"{verdict}  {blas.get('gflops')} GFLOP/s ({blas.get('product')}), {library}"
+    library = plain(str(blas.get("library") or "the one that MLX ships"))
+    return f"{verdict}  {plain(blas.get('gflops'))} GFLOP/s ({plain(blas.get('product'))}), {library}"
 
 
 def _describe_daemon(daemon: dict[str, Any]) -> str:
     if daemon["problem"]:
-        return f"[yellow]{escape(daemon['problem'])}[/]"
+        return f"[yellow]{plain(daemon['problem'])}[/]"
     if not daemon["answers"]:
-        return f"none on {escape(daemon['socket'])}; start one with [cyan]torpor serve[/]"
+        return f"none on {plain(daemon['socket'])}; start one with [cyan]torpor serve[/]"
     models = ", ".join(model["name"] for model in daemon["models"])
     return (
-        f"[green]answers[/] on {escape(daemon['socket'])}"
+        f"[green]answers[/] on {plain(daemon['socket'])}"
         f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
-        f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {escape(models)}"
+        f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)}"
     )
 
 
 def _describe_store(files: dict[str, Any]) -> str:
     if files["readable"]:
-        return f"{escape(files['path'])}: {format_count(files['sessions'])} sessions"
-    return f"{escape(files['path'])}: {files['problem']}"
+        return f"{plain(files['path'])}: {format_plural(files['sessions'], 'session')}"
+    return f"{plain(files['path'])}: {plain(files['problem'])}"

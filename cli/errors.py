@@ -24,9 +24,21 @@ class NothingToDo(CliError):
 
 
 class UnreadableInput(CliError):
-    """A file or standard input that cannot be read as text."""
+    """A file, standard input or an argument that cannot be read as text."""
 
     code = "unreadable_input"
+
+
+class OutputFailed(CliError):
+    """Standard output or standard error took no more: a full disk, most likely."""
+
+    code = "output_failed"
+
+
+class SystemRefused(CliError):
+    """The operating system refused something that no command expects it to; the message has its words."""
+
+    code = "system_error"
 
 
 class Interrupted(CliError):

@@ -25,7 +25,7 @@ OK = ExitStatus(0, "ok", "it worked")
 ERROR = ExitStatus(1, "error", "it failed for a reason without a status of its own")
 USAGE = ExitStatus(2, "usage", "the command line, a parameter or a request is not valid")
 PARTIAL = ExitStatus(3, "partial", "done for some of the sessions named, not for all")
-NOT_FOUND = ExitStatus(4, "not found", "no such session, model or file, or the name is ambiguous")
+NOT_FOUND = ExitStatus(4, "not found", "no such session or model, or the name is ambiguous")
 INTEGRITY = ExitStatus(6, "integrity", "stored bytes are not what they were promised to be, or the demo disproved it")
 INCOMPATIBLE = ExitStatus(7, "incompatible", "another model, or a format that this version does not read")
 BUSY = ExitStatus(8, "busy", "it is in use or at its limit; try again later")
@@ -48,10 +48,11 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "client_closed", "daemon_start_failed", "demo_daemon_failed", "demo_unfit", "doctor_failed",
             "duplicate_id", "durability_lost",
             "frame_timeout", "frame_too_large", "generation_failed", "hello_timeout", "inconsistent_state",
-            "internal_error", "not_enough_memory", "invalid_draft", "limit_exceeded", "local_protocol_error", "lock_lost",
-            "malformed_frame", "malformed_message", "peer_refused", "protocol_error", "remote_error",
-            "reply_too_large", "store_closed", "store_io", "store_read_only", "truncated_frame", "unsafe_path",
-            "unsafe_socket_path",
+            "internal_error", "invalid_draft", "limit_exceeded", "local_protocol_error", "lock_lost",
+            "malformed_frame", "malformed_message", "not_enough_memory", "output_failed", "peer_refused",
+            "protocol_error", "remote_error", "reply_too_large", "store_closed", "store_io", "store_read_only",
+            "system_error", "truncated_frame",
+            "unsafe_path", "unsafe_socket_path",
         ),
     ),
     (
@@ -59,7 +60,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         (
             "context_overflow", "empty_context", "invalid_request", "invalid_sampling", "invalid_tokens",
             "invalid_uri", "invalid_usage", "nothing_to_do", "session_exists", "socket_path_too_long",
-            "unknown_method",
+            "unknown_method", "unreadable_input",
         ),
     ),
     (PARTIAL, ("stop_incomplete",)),
@@ -67,7 +68,6 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         NOT_FOUND,
         (
             "ambiguous_name", "model_files_missing", "model_unavailable", "session_not_found", "unknown_model",
-            "unreadable_input",
         ),
     ),
     (
@@ -81,8 +81,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         INCOMPATIBLE,
         (
-            "context_too_short", "identity_mismatch", "layout_mismatch", "template_unusable", "unsupported_cache", "unsupported_format",
-            "unsupported_protocol",
+            "context_too_short", "identity_mismatch", "layout_mismatch", "template_unusable", "unsupported_cache",
+            "unsupported_format", "unsupported_protocol",
         ),
     ),
     (

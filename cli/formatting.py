@@ -39,6 +39,11 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def format_plural(count: int, one: str) -> str:
+    """Write a count with its noun: `1 block`, `2 blocks`."""
+    return f"{format_count(count)} {one if count == 1 else one + 's'}"
+
+
 def format_rate(count: int, seconds: float) -> str:
     """Write a rate per second: `1,115/s`; nothing sensible for no time at all."""
     return f"{count / seconds:,.0f}/s" if seconds > 0 else "–"

@@ -25,7 +25,12 @@ from .streaming import finish_generation, stream_to_end
 
 StopOption = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="TEXT", show_default=False, help="End before this text. Can be repeated."),
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        show_default=False,
+        help="End when the model writes this. It stays in the session's context but is not shown. Can be repeated.",
+    ),
 ]
 ProveOption = Annotated[
     bool, typer.Option("--prove", help="Give a digest of the logits behind every token.", show_default=False)

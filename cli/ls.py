@@ -11,7 +11,7 @@ from ..memvid.location import default_store_path
 from .daemon_link import find_daemon
 from .formatting import format_bytes, format_count, format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption
-from .output import Output, neutralise, rows_table
+from .output import Output, plain, rows_table
 from .store_view import list_store, open_store
 
 WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
@@ -45,9 +45,11 @@ def ls(
         output.document("ls", {"source": source, "store": place, "sessions": sessions})
         return
     if source == "store":
-        output.remark(f"[dim]no daemon asked: these are the files of[/] {place}")
+        output.remark(f"[dim]no daemon asked: these are the files of[/] {plain(place)}")
     if sessions:
         output.stdout.print(render_sessions(sessions, wide=output.stdout.width >= WIDE_COLUMNS))
+    elif namespace is not None:
+        output.remark(f"No sessions in namespace {plain(namespace)}. All there are: [cyan]torpor ls[/]")
     else:
         output.remark('No sessions yet. Begin one: [cyan]torpor chat NAME "Hello"[/]')
 
@@ -75,19 +77,19 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
         *names, right=("TOKENS", "VERSION", "STORED", "RESIDENT"), whole=("SESSION", "STATE", "LAST SLEEP")
     )
     for info in sessions:
-        style = STATE_STYLES.get(info["state"], "")
+        style = STATE_STYLES.get(info["state"], "default")
         row = [
-            f"{info['namespace']}/{info['name']}",
-            f"[{style}]{info['state']}[/]" + ("*" if info["dirty"] else ""),
+            plain(f"{info['namespace']}/{info['name']}"),
+            f"[{style}]{plain(info['state'])}[/]" + ("*" if info["dirty"] else ""),
             format_count(info["token_count"]),
             str(info["version"] or "–"),
             format_bytes(info["stored_bytes"]) if info["stored_bytes"] else "–",
             format_bytes(info["resident_bytes"]) if info["resident_bytes"] else "–",
-            neutralise(info["model"]),
+            plain(info["model"]),
         ]
         if wide:
-            labels = neutralise(" ".join(info["labels"])) or "–"
-            row += [format_id(info["bundle_id"]), format_time(info["slept_ns"]), labels]
+            labels = plain(" ".join(info["labels"])) or "–"
+            row += [plain(format_id(info["bundle_id"])), format_time(info["slept_ns"]), labels]
         table.add_row(*row)
     if any(info["dirty"] for info in sessions):
         table.caption = "* changed since it last slept"

@@ -1,143 +1,83 @@
-"""The command line: which commands there are, and what their failures mean to the shell.
+"""The entry point: makes the process fit for output, catches Ctrl-C from the first moment, and ends with a status.
 
-Owns the list of commands, the text of `torpor --help`, and the way from an exception to an exit status. What a command
-does is in the module of its name.
+Imports nothing heavy before handling is in place, so that an interrupt during the imports is a status, not a trace.
+What commands there are is in `commands.py`.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
+import json
+import os
 import sys
-import typing
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
 
-import typer
-
-from .. import __version__
-from ..errors import TorporError
-from . import append, chat, demo, doctor, generate, ls, rm, serve, show, sleep, stop, verify, wake
-from .errors import Interrupted, InvalidUsage
-from .exit_codes import OK, USAGE, describe_exit_codes
-from .output import report_error, write_failure
-
-INTRODUCTION = """Language-model agents with a memory that survives.
-
-A session holds what an agent has read and written, as live model state. [cyan]sleep[/] puts that state on disk,
-[cyan]wake[/] puts it back, and the agent goes on at the next token with nothing read again: after an idle hour, a
-crash, a reboot.
-
-[bold]First steps[/]
-
-[cyan]torpor demo[/]                  see it happen: sleep, kill -9, wake, compare
-[cyan]torpor serve --detach[/]        start the daemon
-[cyan]torpor chat helper[/]           talk with a session
-[cyan]torpor sleep helper[/]          put it on disk
-[cyan]torpor ls[/]                    see what there is
-
-[cyan]torpor COMMAND --help[/] explains each command by example. Data goes to stdout, progress to stderr; --json gives
-one JSON document. [dim]TORPOR_SOCKET and TORPOR_STORE say where daemon and store are; NO_COLOR is respected.[/]
-"""
-
-_AT_WORK = "Work with sessions"
-_AT_REST = "Sleep and wake"
-_LOOK = "Look (no daemon needed)"
-_SYSTEM = "Daemon and machine"
-
-# In the order in which help lists them.
-COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("demo", _SYSTEM, demo.demo),
-    ("serve", _SYSTEM, serve.serve),
-    ("stop", _SYSTEM, stop.stop),
-    ("doctor", _SYSTEM, doctor.doctor),
-    ("chat", _AT_WORK, chat.chat),
-    ("append", _AT_WORK, append.append),
-    ("generate", _AT_WORK, generate.generate),
-    ("rm", _AT_WORK, rm.rm),
-    ("sleep", _AT_REST, sleep.sleep),
-    ("wake", _AT_REST, wake.wake),
-    ("ls", _LOOK, ls.ls),
-    ("show", _LOOK, show.show),
-    ("verify", _LOOK, verify.verify),
-)
-
-# Typer may bring its own copy of click; its public BadParameter leads to the base class of wrong usage in either case.
-_UsageError: Any = typer.BadParameter.__bases__[0]
-
-
-def build_app() -> typer.Typer:
-    """Put the commands together."""
-    epilog = f"[bold]Exit status[/]\n\n{describe_exit_codes()}"
-    app = typer.Typer(
-        name="torpor", rich_markup_mode="rich", pretty_exceptions_enable=False, pretty_exceptions_show_locals=False
-    )
-    app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
-    for name, panel, function in COMMANDS:
-        app.command(name, help=_flowing(function.__doc__ or ""), rich_help_panel=panel)(_interruptible(function))
-    return app
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line and give its exit status."""
-    as_json = "--json" in arguments
-    try:
-        status = build_app()(args=list(arguments), prog_name="torpor", standalone_mode=False)
-    except TorporError as error:
-        return report_error(error, as_json=as_json)
-    except _UsageError as error:
-        return _report_usage(error, as_json=as_json)
-    except (KeyboardInterrupt, typer.Abort):
-        return report_error(Interrupted("Interrupted."), as_json=as_json)
-    return status if isinstance(status, int) else OK.number
+INTERRUPTED_STATUS = 130  # as in exit_codes.py, which is not imported yet when it is needed here
+FAILED_STATUS = 1
 
 
 def main() -> None:
     """Run the command line of this process."""
-    sys.exit(run(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    as_json = "--json" in arguments
+    try:
+        _prepare_streams()
+        status = _run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = _fail("cancelled", "Interrupted.", INTERRUPTED_STATUS, as_json=as_json)
+    except BrokenPipeError:
+        status = FAILED_STATUS  # whoever read our output has seen enough
+    except OSError as error:
+        status = _fail("output_failed", f"Output failed: {error.strerror}.", FAILED_STATUS, as_json=as_json)
+    _leave(status)
 
 
-def _root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", show_default=False)] = False,
-) -> None:
-    if version:
-        print(f"torpor {__version__}")
-    elif context.invoked_subcommand is None:
-        print(context.get_help())
+def _run(arguments: Sequence[str]) -> int:
+    from .commands import run  # here, because this import takes long enough to be interrupted
+
+    return run(arguments)
 
 
-def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn Ctrl-C into an error that is reported like any other; typer would end the command without a word."""
+def _prepare_streams() -> None:
+    """Give each standard stream a place, and let no character be one that it cannot take.
 
-    @functools.wraps(command)
-    def guarded(**arguments: Any) -> Any:
+    A stream that was closed becomes the null device; otherwise the next file that is opened would take its number.
+    """
+    for number in range(3):
         try:
-            return command(**arguments)
-        except KeyboardInterrupt:
-            raise Interrupted("Interrupted.") from None
-
-    # Typer reads the options from these; the command's own annotations are text that only its module can resolve.
-    guarded.__signature__ = inspect.signature(command, eval_str=True)  # type: ignore[attr-defined]
-    guarded.__annotations__ = typing.get_type_hints(command, include_extras=True)
-    return guarded
-
-
-def _flowing(text: str) -> str:
-    """Join the lines of each paragraph, so that help fills any width; what follows a bold heading stays as it is."""
-    paragraphs, verbatim = [], False
-    for paragraph in inspect.cleandoc(text).split("\n\n"):
-        paragraphs.append(paragraph if verbatim else " ".join(paragraph.splitlines()))
-        verbatim = paragraph.startswith("[bold]")
-    return "\n\n".join(paragraphs)
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115 - it stays open as long as the process
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def _report_usage(error: Any, *, as_json: bool) -> int:
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "torpor"
-    message = f"{error.format_message()} See {path} --help."
-    write_failure(InvalidUsage.code, message, USAGE.number, {}, as_json=as_json)
-    return USAGE.number
+def _fail(code: str, message: str, status: int, *, as_json: bool) -> int:
+    """Write one line as `output.write_failure` does, with nothing imported; gives the status."""
+    error = {"code": code, "message": message, "details": {}}
+    document = json.dumps({"schema_version": 1, "error": error, "exit_status": status})
+    try:
+        sys.stderr.write((document if as_json else f"error {code}  {message}") + "\n")
+        sys.stderr.flush()
+    except OSError:
+        pass  # stderr takes nothing either: the status is all that is left to say
+    return status
+
+
+def _leave(status: int) -> None:
+    """End the process. What a stream still holds and cannot write is dropped, without a word from the interpreter."""
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,6 +27,9 @@ from .exit_codes import exit_status_of
 
 SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
 PIPED_WIDTH = 120  # columns of text that goes to a file or a pipe; no terminal there to ask
+
+# Delete and the C1 controls; marks of direction and invisible line ends; halves of surrogate pairs.
+_UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
 
 OnProgress = Callable[[int, int], None]
 
@@ -42,8 +45,7 @@ class Output:
     def document(self, command: str, body: Mapping[str, Any]) -> None:
         """Write the one JSON document of a command, whole, on one line."""
         document = {"schema_version": SCHEMA_VERSION, "command": command, **body}
-        sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
-        sys.stdout.flush()
+        _write_json(sys.stdout, document)
 
     def remark(self, markup: str) -> None:
         """Say something beside the data, on stderr; nothing with `--json`."""
@@ -94,12 +96,11 @@ def report_error(error: TorporError, *, as_json: bool) -> int:
 def write_failure(code: str, message: str, status: int, details: Mapping[str, Any], *, as_json: bool) -> None:
     """Write why a run failed, as the line or the JSON object that ends it."""
     if not as_json:
-        lines = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        lines.print(f"[bold red]error[/] [dim]{escape(code)}[/]  {escape(neutralise(message))}")
+        lines = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
+        lines.print(f"[bold red]error[/] [dim]{plain(code)}[/]  {plain(message)}")
         return
     error = {"code": code, "message": message, "details": dict(details)}
-    document = {"schema_version": SCHEMA_VERSION, "error": error, "exit_status": status}
-    sys.stderr.write(json.dumps(document, ensure_ascii=False, default=str) + "\n")
+    _write_json(sys.stderr, {"schema_version": SCHEMA_VERSION, "error": error, "exit_status": status})
 
 
 def facts_table() -> Table:
@@ -120,8 +121,20 @@ def rows_table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...
     return table
 
 
+def plain(data: object) -> str:
+    """Make data safe to stand in markup, on one line: it neither steers the terminal nor is read as markup (threat 46).
+
+    Every piece of data that goes into a line, a remark or a table passes here: names, paths, labels, messages.
+    """
+    return escape(neutralise(str(data)).replace("\n", "␊").replace("\t", "␉"))
+
+
 def neutralise(text: str) -> str:
-    """Show control characters as symbols, so that stored or generated text cannot steer a terminal (threat 46)."""
+    """Show control characters as symbols, so that stored or generated text cannot steer a terminal (threat 46).
+
+    Line ends and tabs stay. Half characters, which no stream can write, and marks that turn the direction of writing
+    around are shown as a replacement character.
+    """
     return "".join(_visible(character) for character in text)
 
 
@@ -129,14 +142,26 @@ def _visible(character: str) -> str:
     point = ord(character)
     if point < 0x20 and character not in "\n\t":
         return chr(0x2400 + point)
-    return "\N{REPLACEMENT CHARACTER}" if 0x7F <= point < 0xA0 else character
+    return "\N{REPLACEMENT CHARACTER}" if any(first <= point <= last for first, last in _UNSHOWN) else character
+
+
+def _write_json(stream: TextIO, document: Mapping[str, Any]) -> None:
+    """Write a document on one line, in ASCII where the stream could not take the characters themselves."""
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, default=str)
+    try:
+        text.encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        text = json.dumps(document, ensure_ascii=True, allow_nan=False, default=str)
+    stream.write(text + "\n")
+    stream.flush()
 
 
 def _console(file: Any) -> Console:
     """Make a console that is as wide as the terminal, and wide enough where there is none."""
     piped = not file.isatty()
     width = PIPED_WIDTH if piped and not os.environ.get("COLUMNS", "").isdigit() else None
-    return Console(file=file, width=width, highlight=False)
+    # Without emoji: the name of a session or a file may well hold a word between colons.
+    return Console(file=file, width=width, highlight=False, emoji=False)
 
 
 def _ignore_progress(done: int, total: int) -> None:

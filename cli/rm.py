@@ -12,9 +12,9 @@ from .batches import run_batch
 from .daemon_link import connect
 from .errors import InvalidUsage
 from .exit_codes import ERROR
-from .formatting import format_bytes
+from .formatting import format_bytes, format_plural
 from .options import JsonOption, SessionsArgument, SocketOption
-from .output import Output
+from .output import Output, plain
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
 
@@ -47,6 +47,7 @@ def _has_consent(sessions: list[str], *, as_json: bool) -> bool:
 
 def _line(report: DeleteResult) -> str:
     return (
-        f"{report.session}  deleted: {report.versions_deleted} versions, {report.bundles_deleted} bundles,"
+        f"{plain(report.session)}  deleted: {format_plural(report.versions_deleted, 'version')},"
+        f" {format_plural(report.bundles_deleted, 'bundle')},"
         f" {format_bytes(report.bytes_freed)} freed"
     )

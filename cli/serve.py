@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from ..memvid.location import default_store_path
 from ..socket_api.address import default_socket_path
@@ -14,7 +13,7 @@ from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
 from .options import JsonOption, SocketOption
-from .output import Output, write_failure
+from .output import Output, plain, write_failure
 
 ModelsOption = Annotated[
     list[str] | None,
@@ -35,11 +34,20 @@ DetachOption = Annotated[
 ]
 
 
+LogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--log", metavar="PATH", show_default=False, help="Where a detached daemon writes; torpor doctor names it."
+    ),
+]
+
+
 def serve(
     model: ModelsOption = None,
     store: ServedStoreOption = None,
     socket: SocketOption = None,
     detach: DetachOption = False,
+    log: LogOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Serve sessions on a Unix socket until Ctrl-C, SIGTERM or [cyan]torpor stop[/].
@@ -56,7 +64,9 @@ def serve(
     models = _named_models(model or [])
     store, socket = store or default_store_path(), socket or default_socket_path()
     if detach:
-        return _serve_in_background(models, store, socket, as_json=as_json)
+        return _serve_in_background(models, store, socket, log or background.default_log_path(), as_json=as_json)
+    if log is not None:
+        raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
     # Here and nowhere else the command line becomes the daemon; at the top of the module the import would load MLX
     # for every command (test_hygiene.py).
     from ..socket_api.main import ServeOptions, run
@@ -72,12 +82,12 @@ def serve(
     return OK.number
 
 
-def _serve_in_background(models: dict[str, str], store: Path, socket: Path, *, as_json: bool) -> int:
+def _serve_in_background(models: dict[str, str], store: Path, socket: Path, log: Path, *, as_json: bool) -> int:
     output = Output(as_json=as_json)
     arguments = ["--store", str(store.absolute()), "--socket", str(socket.absolute())]
     for name, path in models.items():
         arguments += ["--model", f"{name}={path}"]
-    begun = background.start(arguments, background.default_log_path())
+    begun = background.start(arguments, log.absolute())
     if isinstance(begun, background.Refused):
         write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
         return begun.status
@@ -85,8 +95,9 @@ def _serve_in_background(models: dict[str, str], store: Path, socket: Path, *, a
         output.document("serve", {"socket": begun.socket, "pid": begun.pid, "log": str(begun.log)})
     else:
         output.line(
-            f"torpor serves {escape(str(store))} on {escape(begun.socket)} (pid {begun.pid}); end it with torpor stop"
+            f"torpor serves {plain(str(store))} on {plain(begun.socket)} (pid {begun.pid}); end it with torpor stop"
         )
+        output.line(f"it writes to {plain(begun.log)}")
     return OK.number
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
+from ..errors import TorporError
 from ..memvid.location import default_store_path
 from .daemon_link import find_daemon
+from .damage import add_suggestion
 from .formatting import format_bytes, format_count, format_id, format_time
 from .options import JsonOption, SessionArgument, SocketOption, StoreOption
-from .output import Output, facts_table, neutralise, rows_table
+from .output import Output, facts_table, neutralise, plain, rows_table
 from .store_view import load_detail, open_store
 
 LINES_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them all
@@ -45,9 +46,18 @@ def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, d
     daemon = find_daemon(socket) if store is None else None
     if daemon is not None:
         with daemon:
-            return "daemon", daemon.show(session).model_dump(mode="json")
-    with open_store(store or default_store_path()) as opened:
-        found = load_detail(opened, session)
+            try:
+                return "daemon", daemon.show(session).model_dump(mode="json")
+            except TorporError as error:
+                add_suggestion(error, Path(daemon.status().store), session)
+                raise
+    place = store or default_store_path()
+    try:
+        with open_store(place) as opened:
+            found = load_detail(opened, session)
+    except TorporError as error:
+        add_suggestion(error, place, session)
+        raise
     return "store", {
         "info": found.info,
         "versions": found.versions,
@@ -62,7 +72,7 @@ def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, d
 def render_detail(detail: dict[str, Any]) -> RenderableType:
     """Draw what `show` found out, section by section."""
     info = detail["info"]
-    parts: list[RenderableType] = [Text(info["session"], style="bold"), _facts(info)]
+    parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(info)]
     if detail["versions"]:
         parts += [_heading("versions"), _versions(detail["versions"])]
     if detail["lineage"]:
@@ -82,19 +92,19 @@ def render_detail(detail: dict[str, Any]) -> RenderableType:
 def _facts(info: dict[str, Any]) -> RenderableType:
     facts = facts_table()
     changed = ", changed since it last slept" if info["dirty"] else ""
-    facts.add_row("  state", info["state"] + changed)
-    facts.add_row("  model", escape(neutralise(info["model"])))
+    facts.add_row("  state", plain(info["state"]) + changed)
+    facts.add_row("  model", plain(info["model"]))
     facts.add_row("  tokens", format_count(info["token_count"]))
     if info["resident_bytes"]:
         facts.add_row("  resident", format_bytes(info["resident_bytes"]))
     if info["stored_bytes"]:
         facts.add_row("  stored", format_bytes(info["stored_bytes"]))
-    facts.add_row("  bundle", info["bundle_id"] or "– (never slept)")
+    facts.add_row("  bundle", plain(info["bundle_id"] or "– (never slept)"))
     facts.add_row("  last sleep", format_time(info["slept_ns"]))
     if info["labels"]:
-        facts.add_row("  labels", escape(neutralise(" ".join(info["labels"]))))
+        facts.add_row("  labels", plain(" ".join(info["labels"])))
     if info["sampling"]:
-        facts.add_row("  sampling", ", ".join(f"{name} {value:g}" for name, value in info["sampling"].items()))
+        facts.add_row("  sampling", ", ".join(f"{plain(name)} {value:g}" for name, value in info["sampling"].items()))
     return facts
 
 
@@ -104,8 +114,8 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
     for version in versions:
         table.add_row(
             f"  {version['version']}",
-            format_id(version["bundle_id"]),
-            format_id(version["parent"]),
+            plain(format_id(version["bundle_id"])),
+            plain(format_id(version["parent"])),
             format_count(version["token_count"]),
             format_bytes(version["bundle_bytes"]),
             format_bytes(version["logical_bytes"]),
@@ -117,7 +127,7 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
 def _pairs(pairs: dict[str, str]) -> RenderableType:
     facts = facts_table()
     for name, value in sorted(pairs.items()):
-        facts.add_row(f"  {escape(neutralise(name))}", escape(neutralise(value)))
+        facts.add_row(f"  {plain(name)}", plain(value))
     return facts
 
 
@@ -135,7 +145,7 @@ def _heading(text: str) -> RenderableType:
 
 def _short(line: str) -> str:
     is_id = len(line) == 64 and all(digit in "0123456789abcdef" for digit in line)
-    return format_id(line) if is_id else neutralise(line)
+    return format_id(line) if is_id else neutralise(line).replace("\n", "␊")
 
 
 def _indented(text: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..socket_api.results import SleepResult
 from .batches import run_batch
 from .daemon_link import connect, progress_of
-from .formatting import format_bytes, format_count, format_id, format_seconds
+from .formatting import format_bytes, format_id, format_plural, format_seconds
 from .options import JsonOption, SessionsArgument, SocketOption
-from .output import Output
+from .output import Output, plain
 
 
 def sleep(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
@@ -32,8 +32,13 @@ def sleep(sessions: SessionsArgument, socket: SocketOption = None, as_json: Json
 
 
 def _line(receipt: SleepResult) -> str:
+    held = format_plural(receipt.token_count, "token")
+    if not receipt.blocks_new and not receipt.bytes_written:
+        bundle = plain(format_id(receipt.bundle_id))
+        return f"{plain(receipt.session)}  was asleep already as version {receipt.version}, bundle {bundle}: {held}"
     return (
-        f"{receipt.session}  asleep as version {receipt.version}, bundle {format_id(receipt.bundle_id)}:"
-        f" {format_count(receipt.token_count)} tokens, {format_bytes(receipt.bytes_written)} written"
-        f" ({receipt.blocks_new} blocks new, {receipt.blocks_reused} reused) in {format_seconds(receipt.seconds)}"
+        f"{plain(receipt.session)}  asleep as version {receipt.version}, bundle {plain(format_id(receipt.bundle_id))}:"
+        f" {held}, {format_bytes(receipt.bytes_written)} written"
+        f" ({format_plural(receipt.blocks_new, 'block')} new, {receipt.blocks_reused} reused)"
+        f" in {format_seconds(receipt.seconds)}"
     )

@@ -1,26 +1,33 @@
-"""`torpor stop`: end the daemon; it puts every session to sleep first."""
+"""`torpor stop`: end the daemon; it puts every session to sleep first, and says how that went."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .background import end
+from ..socket_api.errors import RequestTimeout, StopIncomplete
+from ..socket_api.results import ShutdownResult
+from .background import still_running, wait_until_gone
 from .daemon_link import connect
+from .exit_codes import OK, PARTIAL
+from .formatting import format_plural
 from .options import JsonOption, SocketOption
-from .output import Output
+from .output import Output, plain, report_error
 
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for sessions to be slept.")
 ]
 
 
-def stop(timeout: TimeoutOption = 300.0, socket: SocketOption = None, as_json: JsonOption = False) -> None:
+def stop(timeout: TimeoutOption = 300.0, socket: SocketOption = None, as_json: JsonOption = False) -> int:
     """Stop the daemon, after it has put every awake session to sleep.
 
     Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
-    serve[/].
+    serve[/]. Says which sessions sleep now, which had read nothing and are gone, and which could not be put to sleep,
+    with the reason; exit status 3 if there are any of those.
 
     [bold]Examples[/]
 
@@ -28,10 +35,41 @@ def stop(timeout: TimeoutOption = 300.0, socket: SocketOption = None, as_json: J
     [cyan]torpor stop --timeout 20 --json[/]
     """
     output = Output(as_json=as_json)
-    with connect(socket) as client:
-        status = client.status()
-    end(status.pid, timeout)
+    pid, report = _shut_down(socket, timeout)
     if as_json:
-        output.document("stop", {"pid": status.pid, "sessions_awake": status.sessions_awake})
+        body = {"pid": pid, "slept": report.slept, "failed": report.failed, "empty": report.empty}
+        output.document("stop", body)
     else:
-        output.line(f"daemon {status.pid} has stopped; {status.sessions_awake} awake sessions were put to sleep")
+        _tell(output, pid, report)
+    return PARTIAL.number if report.failed else OK.number
+
+
+def _shut_down(socket: Path | None, timeout_s: float) -> tuple[int | None, ShutdownResult]:
+    """Ask the daemon to stop and see its process end. Nothing is signalled: the daemon ends itself."""
+    deadline = time.monotonic() + timeout_s
+    with connect(socket, timeout_s=timeout_s) as client:
+        pid = client.peer_pid
+        try:
+            report = client.shutdown()
+        except RequestTimeout:
+            raise still_running(pid, timeout_s) from None
+    if pid is not None:
+        wait_until_gone(pid, deadline, timeout_s)
+    return pid, report
+
+
+def _tell(output: Output, pid: int | None, report: ShutdownResult) -> None:
+    output.line(f"daemon {pid or ''} has stopped; {format_plural(len(report.slept), 'session')} put to sleep")
+    for session in report.slept:
+        output.line(f"  {plain(session)}  asleep")
+    for session in report.empty:
+        output.line(f"  {plain(session)}  had read nothing and is gone")
+    if report.failed:
+        reasons = "; ".join(f"{session}: {reason}" for session, reason in report.failed.items())
+        count = format_plural(len(report.failed), "session")
+        report_error(
+            StopIncomplete(
+                f"{count} could not be put to sleep, and what happened there since the last sleep is lost: {reasons}"
+            ),
+            as_json=False,
+        )

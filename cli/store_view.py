@@ -5,14 +5,16 @@ Owns the choice of the store and the shapes that stand in for the daemon's answe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..memvid.blocks import SlotSpec
 from ..memvid.location import default_store_path
 from ..memvid.store import IndexRow, Store
 from ..memvid.uri import SessionUri, resolve
-from ..socket_api.errors import ApiError
 from .daemon_link import find_daemon
 
 STORED = "stored"  # a session's state as a store alone can tell it: whether it is awake, only its daemon knows
@@ -38,10 +40,7 @@ def choose_store(store: Path | None, socket: Path | None) -> Path:
     if daemon is None:
         return default_store_path()
     with daemon:
-        try:
-            return Path(daemon.status().store)
-        except ApiError:
-            return default_store_path()
+        return Path(daemon.status().store)
 
 
 def open_store(path: Path) -> Store:
@@ -66,7 +65,7 @@ def load_detail(store: Store, session: str) -> Detail:
     with store.open_session(uri) as reader:
         header = reader.read_header(reader.entries[0]) if reader.entries else None
         slots = [spec for spec, _ in header.slots] if header else []
-        layers = [f"{spec.name} {spec.kind} {spec.dtype} {list(spec.shape)}" for spec in slots]
+        layers = _layers_of(slots)
         manifest = reader.manifest
     return Detail(
         info=info_of_row(versions[-1]),
@@ -76,6 +75,12 @@ def load_detail(store: Store, session: str) -> Detail:
         identity=dict(manifest.identity.parts),
         environment=dict(manifest.environment),
     )
+
+
+def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:
+    """Describe each layer by its slots, which are named `LAYER.PART`: as many as the daemon counts."""
+    layers = groupby(slots, key=lambda spec: spec.name.partition(".")[0])
+    return [" + ".join(f"{spec.kind} {spec.dtype} {list(spec.shape)}" for spec in parts) for _, parts in layers]
 
 
 def load_uri(store: Store, session: str) -> SessionUri:

@@ -17,8 +17,8 @@ from ..socket_api.results import GenerateResult, ProgressEvent, TokenEvent
 from .daemon_link import STAGE_NAMES, OnEvent
 from .errors import Interrupted
 from .exit_codes import INTERRUPTED, OK
-from .formatting import format_count, format_rate, format_seconds
-from .output import OnProgress, Output
+from .formatting import format_count, format_plural, format_rate, format_seconds
+from .output import OnProgress, Output, plain
 
 
 def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateResult:
@@ -45,9 +45,9 @@ def finish_generation(output: Output, command: str, result: GenerateResult) -> i
         return status.number
     written = len(result.tokens)
     output.remark(
-        f"[dim]{format_count(written)} tokens in {format_seconds(result.seconds)}"
-        f" ({format_rate(written, result.seconds)}), {result.finish_reason};"
-        f" {result.session} has {format_count(result.token_count)}[/]"
+        f"[dim]{format_plural(written, 'token')} in {format_seconds(result.seconds)}"
+        f" ({format_rate(written, result.seconds)}), {plain(result.finish_reason)};"
+        f" {plain(result.session)} has {format_count(result.token_count)}[/]"
     )
     return status.number
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.console import RenderableType
+from rich.text import Text
 
 from ..memvid.records import VerifyReport
+from .damage import explain_findings
 from .exit_codes import INTEGRITY, OK
-from .formatting import format_bytes, format_count, format_seconds
+from .formatting import format_bytes, format_plural, format_seconds
 from .options import JsonOption, SocketOption, StoreOption
-from .output import Output, neutralise, rows_table
+from .output import Output, plain
 from .store_view import choose_store, load_uri, open_store
 
 VerifiedArgument = Annotated[
@@ -46,27 +49,36 @@ def verify(
     with open_store(path) as opened, output.progress("verifying") as on_progress:
         uri = load_uri(opened, session) if session is not None else None
         report = opened.verify(uri, deep=deep, on_progress=on_progress)
-    return _finish(output, report, str(path), deep=deep, seconds=time.perf_counter() - started)
+        findings = explain_findings(opened, report.findings)
+    return _finish(output, report, findings, str(path), deep=deep, seconds=time.perf_counter() - started)
 
 
-def _finish(output: Output, report: VerifyReport, path: str, *, deep: bool, seconds: float) -> int:
+def _finish(
+    output: Output, report: VerifyReport, findings: list[dict[str, Any]], path: str, *, deep: bool, seconds: float
+) -> int:
     status = OK if report.ok else INTEGRITY
     if output.as_json:
-        body = {"store": path, "ok": report.ok, "seconds": seconds, **asdict(report)}
+        body = {"store": path, "ok": report.ok, "seconds": seconds, **asdict(report), "findings": findings}
         output.document("verify", body)
         return status.number
-    table = rows_table("CODE", "FILE", "WHAT IS WRONG")
-    for finding in report.findings:
-        table.add_row(f"[red]{finding.code}[/]", escape(neutralise(finding.path)), escape(neutralise(finding.message)))
-    if report.findings:
-        output.stdout.print(table)
+    for finding in findings:
+        output.stdout.print(render_finding(finding), soft_wrap=True)
     checked = (
-        f"{format_count(report.bundles_checked)} bundles, {format_count(report.blocks_checked)} blocks,"
+        f"{format_plural(report.bundles_checked, 'bundle')}, {format_plural(report.blocks_checked, 'block')},"
         f" {format_bytes(report.bytes_checked)} in {format_seconds(seconds)}"
     )
     if report.ok:
         output.line(f"[green]sound[/]  {checked}" + ("" if deep else "; --deep reads every byte"))
     else:
-        count = len(report.findings)
-        output.line(f"[red]damaged[/]  {count} finding{'s' if count != 1 else ''} in {checked}")
+        output.line(f"[red]damaged[/]  {format_plural(len(findings), 'finding')} in {checked}")
     return status.number
+
+
+def render_finding(finding: Mapping[str, Any]) -> RenderableType:
+    """Draw one finding: what and where, in whole lines, then whom it concerns and what to do."""
+    versions = ", ".join(f"{plain(one['session'])} version {one['version']}" for one in finding["versions"])
+    lines = [f"[red]{plain(finding['code'])}[/]  {plain(finding['path'])}", f"  {plain(finding['message'])}"]
+    lines.append(f"  [dim]affected:[/] {versions or 'no version that the index knows'}")
+    if finding["remedy"]:
+        lines.append(f"  [dim]remedy:[/] {plain(finding['remedy'])}")
+    return Text.from_markup("\n".join(lines), emoji=False)

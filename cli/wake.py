@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..errors import TorporError
 from .daemon_link import connect, progress_of
-from .formatting import format_bytes, format_count, format_seconds
+from .damage import add_suggestion
+from .formatting import format_bytes, format_plural, format_seconds
 from .options import JsonOption, SessionArgument, SocketOption
-from .output import Output
+from .output import Output, plain
 
 VersionOption = Annotated[
     int | None,
@@ -35,14 +38,18 @@ def wake(
     """
     output = Output(as_json=as_json)
     with connect(socket) as client, progress_of(output, "wake") as on_event:
-        result = client.wake(session, version=version, on_event=on_event)
+        try:
+            result = client.wake(session, version=version, on_event=on_event)
+        except TorporError as error:
+            add_suggestion(error, Path(client.status().store), session, version)
+            raise
     if as_json:
         output.document("wake", result.model_dump(mode="json"))
     elif result.already_awake:
-        output.line(f"{result.session}  was awake already, {format_count(result.token_count)} tokens")
+        output.line(f"{plain(result.session)}  was awake already, {format_plural(result.token_count, 'token')}")
     else:
         output.line(
-            f"{result.session}  awake at version {result.version}: {format_count(result.token_count)} tokens,"
+            f"{plain(result.session)}  awake at version {result.version}: {format_plural(result.token_count, 'token')},"
             f" {result.tokens_prefilled} of them prefilled, {format_bytes(result.bytes_read)} read"
             f" in {format_seconds(result.seconds)}"
         )

@@ -57,7 +57,7 @@ def test_show_with_no_daemon_tells_all_but_the_text(torpor: Torpor, made_store: 
     assert document["versions"][1]["parent"] == document["versions"][0]["bundle_id"]
     assert document["identity"]["compute_dtype"] == "float32"
     assert document["tail_text"] is None
-    assert len(document["layers"]) == 4
+    assert len(document["layers"]) == 2, "a layer each, not a slot each"
     text = torpor("show", "agent", "--store", made_store.path)
     assert "needs a running daemon" in text.out
     assert document["info"]["bundle_id"] in text.out

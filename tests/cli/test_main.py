@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from cli_rig import Ran, Torpor
+from torpor.cli.commands import COMMANDS
 from torpor.cli.exit_codes import STATUSES
-from torpor.cli.main import COMMANDS
 
 NAMES = [name for name, _, _ in COMMANDS]
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"

@@ -1,0 +1,100 @@
+"""Damage in terms of sessions: which versions a damaged bundle takes with it, and which one can still be woken.
+
+Reads a store's index and manifests. Decides nothing about whether a byte is sound; that is the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..errors import TorporError
+from ..memvid.records import Finding, IndexRow
+from ..memvid.store import Store
+from ..memvid.uri import SessionUri
+from .exit_codes import INTEGRITY, exit_status_of
+
+
+def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Add to each finding the versions that need its bundle (`versions`), and what to do about them (`remedy`)."""
+    if not findings:
+        return []
+    needs = {row: _bundles_of(store, row) for row in _all_rows(store)}
+    damaged = {_bundle_named(finding.path) for finding in findings}
+    explained = []
+    for finding in findings:
+        bundle = _bundle_named(finding.path)
+        hit = [row for row, bundles in needs.items() if bundle in bundles]
+        remedies = [_remedy(uri, [row for row in needs if row.uri == uri], needs, damaged) for uri in _uris(hit)]
+        versions = [{"session": str(row.uri), "version": row.version} for row in hit]
+        explained.append({**asdict(finding), "versions": versions, "remedy": " ".join(remedies)})
+    return explained
+
+
+def find_intact_version(store: Store, uri: SessionUri, version: int | None = None) -> int | None:
+    """Find the latest version before this one (or before the newest) whose bundles have no finding; None if none has.
+
+    Every byte of it is read, because a suggestion that fails as well would be worse than none.
+    """
+    rows = sorted(store.versions(uri), key=lambda row: row.version, reverse=True)
+    before = version if version is not None else rows[0].version if rows else 0
+    damaged = {_bundle_named(finding.path) for finding in store.verify(uri, deep=True).findings} if rows else set()
+    for row in rows:
+        if row.version < before and not _bundles_of(store, row) & damaged:
+            return row.version
+    return None
+
+
+def add_suggestion(error: TorporError, store_path: Path, session: str, version: int | None = None) -> None:
+    """If an error says that a session's state is damaged, add to it the latest version that is not."""
+    if exit_status_of(error.code) != INTEGRITY.number:
+        return
+    try:
+        with Store.open(store_path, writable=False) as store:
+            uri = store.resolve(session)
+            intact = find_intact_version(store, uri, version)
+    except TorporError:
+        return  # what is wrong has been said; that nothing better is known needs no second error
+    if intact is None:
+        return
+    error.details["intact_version"] = intact
+    error.message += f" Version {intact} is intact: torpor wake {uri} --version {intact}"
+
+
+def _remedy(
+    uri: SessionUri, rows: list[IndexRow], needs: dict[IndexRow, frozenset[str]], damaged: set[str | None]
+) -> str:
+    sound = [row.version for row in rows if not needs[row] & damaged]
+    newest = max(row.version for row in rows)
+    if not sound:
+        return f"No version of {uri} is intact: restore the file from a backup, or delete it with torpor rm {uri}."
+    if newest in sound:
+        return f"The newest version of {uri} is intact; only earlier ones are lost."
+    return f"Go on from the latest intact version: torpor wake {uri} --version {max(sound)}."
+
+
+def _all_rows(store: Store) -> list[IndexRow]:
+    uris = [row.uri for row in store.iter_sessions()]
+    return [row for uri in sorted(uris) for row in sorted(store.versions(uri), key=lambda row: row.version)]
+
+
+def _bundles_of(store: Store, row: IndexRow) -> frozenset[str]:
+    """The bundles that a version needs: its own, and those that hold blocks of its chain."""
+    own = frozenset({row.bundle_id.hex()})
+    try:
+        with store.open_bundle(row.bundle_id) as reader:
+            return own | {entry.bundle_id.hex() for entry in reader.entries if entry.bundle_id is not None}
+    except TorporError:
+        return own  # it cannot say; being damaged itself, it is among the damaged anyway
+
+
+def _bundle_named(path: str) -> str | None:
+    """The bundle whose file a path names, by its 64 digits; None for other files."""
+    stem = Path(path).name.partition(".")[0]
+    return stem if len(stem) == 64 else None
+
+
+def _uris(rows: list[IndexRow]) -> list[SessionUri]:
+    return sorted({row.uri for row in rows})

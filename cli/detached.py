@@ -1,0 +1,98 @@
+"""What `torpor serve --detach` starts: `torpor serve --json` whose words go to the log, and at first to its starter.
+
+`python -m torpor.cli.detached PIPE LOG ARGUMENT...`: until it is ready, everything that is said is repeated into the
+pipe, which only the starter reads; so two starts at once never take each other's words for their own. Owns the log's
+size: a log that has grown is set aside once the start has succeeded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from .background import open_log
+from .errors import DaemonStartFailed
+
+MAX_LOG_BYTES = 1 << 20  # of the log; past it, it becomes LOG.1 when a daemon starts
+
+
+class Announcer:
+    """What the daemon says, for the one who started it, until the daemon is ready."""
+
+    def __init__(self, pipe: int, log: Path) -> None:
+        os.set_inheritable(pipe, False)
+        self._pipe: int | None = pipe
+        self._log = log
+
+    def repeat(self, text: str) -> None:
+        """Repeat a piece; the line that says ready is the last, and a log that has grown is then set aside."""
+        if self._pipe is None:
+            return
+        with contextlib.suppress(OSError):  # whoever started this is gone: it goes on without
+            os.write(self._pipe, text.encode("utf-8", errors="backslashreplace"))
+        if _says_ready(text):
+            os.close(self._pipe)
+            self._pipe = None
+            with contextlib.suppress(OSError, DaemonStartFailed):  # an old log that stays is no reason not to serve
+                set_aside(self._log)
+
+
+class Repeated:
+    """A text stream whose words an announcer repeats."""
+
+    def __init__(self, stream: TextIO, announcer: Announcer) -> None:
+        self._stream = stream
+        self._announcer = announcer
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        """Write, and repeat whole lines."""
+        written = self._stream.write(text)
+        self._line += text
+        whole, end, self._line = self._line.rpartition("\n")
+        if end:
+            self._stream.flush()
+            self._announcer.repeat(whole + end)
+        return written
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def set_aside(log: Path) -> None:
+    """If this process's log has grown past its limit, rename it to LOG.1 and go on in a new one."""
+    if os.fstat(1).st_size <= MAX_LOG_BYTES:
+        return
+    log.rename(log.with_name(log.name + ".1"))
+    descriptor = open_log(log)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _says_ready(text: str) -> bool:
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            document = json.loads(line)
+            if isinstance(document, dict) and document.get("event") == "ready":
+                return True
+    return False
+
+
+def main() -> int:
+    """Serve as the arguments say, and give the exit status."""
+    pipe, log, *arguments = sys.argv[1:]
+    announcer = Announcer(int(pipe), Path(log))
+    sys.stdout = Repeated(sys.stdout, announcer)
+    sys.stderr = Repeated(sys.stderr, announcer)
+    from .commands import run  # after the streams are replaced, so that nothing keeps the old ones
+
+    return run(["serve", "--json", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

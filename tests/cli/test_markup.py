@@ -1,0 +1,153 @@
+"""No piece of data is read as markup or steers the terminal (threat 46): every field that is rendered, one by one."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+from torpor.cli.doctor import render_doctor
+from torpor.cli.ls import render_sessions
+from torpor.cli.output import plain
+from torpor.cli.show import render_detail
+from torpor.cli.verify import render_finding
+
+HOSTILE = [
+    "[#f00]",
+    "[/]",
+    "[link=http://x]y[/link]",
+    "[bold]b[/bold]",
+    ":warning:",
+    "a\\[/]",
+    "end\\",
+    "\x1b[2J",
+    "\u202eabc",
+    "\udcff",
+]
+BUNDLE = "ab" * 32
+
+
+def info(**changes: Any) -> dict[str, Any]:
+    return {
+        "session": "torpor://default/notes",
+        "namespace": "default",
+        "name": "notes",
+        "state": "awake",
+        "model": "demo",
+        "token_count": 3,
+        "version": 1,
+        "bundle_id": BUNDLE,
+        "resident_bytes": 4,
+        "stored_bytes": 5,
+        "dirty": True,
+        "labels": ["one"],
+        "slept_ns": 1,
+        "sampling": {"temperature": 0.5},
+        **changes,
+    }
+
+
+def detail(**changes: Any) -> dict[str, Any]:
+    version = {
+        "version": 1,
+        "bundle_id": BUNDLE,
+        "parent": BUNDLE,
+        "token_count": 3,
+        "bundle_bytes": 4,
+        "logical_bytes": 5,
+        "created_ns": 6,
+    }
+    return {
+        "info": info(),
+        "versions": [{**version, **changes.pop("version", {})}],
+        "tail_text": "the end",
+        "layers": ["kv"],
+        "lineage": [BUNDLE],
+        "identity": {"weights": "ab"},
+        "environment": {"mlx": "1"},
+        **changes,
+    }
+
+
+def drawn(renderable: RenderableType) -> str:
+    """What a terminal would be sent, without its styles; links would show."""
+    file = io.StringIO()
+    Console(file=file, width=400, force_terminal=True, color_system=None, emoji=False).print(renderable)
+    return file.getvalue()
+
+
+def shown(hostile: str) -> str:
+    """The same text as it may appear."""
+    return hostile.replace("\x1b", "␛").replace("\u202e", "\ufffd").replace("\udcff", "\ufffd")
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("field", ["namespace", "name", "state", "model", "bundle_id", "labels"])
+def test_no_field_of_ls_is_markup(field: str, hostile: str) -> None:
+    value: Any = [hostile] if field == "labels" else hostile
+    assert shown(hostile)[:12] in drawn(render_sessions([info(**{field: value})], wide=True))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("field", ["session", "state", "model", "bundle_id", "labels", "sampling"])
+def test_no_field_of_a_shown_session_is_markup(field: str, hostile: str) -> None:
+    value: Any = {"labels": [hostile], "sampling": {hostile: 1.0}}.get(field, hostile)
+    assert shown(hostile) in drawn(render_detail(detail(info=info(**{field: value}))))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("field", ["tail_text", "layers", "lineage", "identity", "environment"])
+def test_no_section_of_show_is_markup(field: str, hostile: str) -> None:
+    lists: dict[str, Any] = {"layers": [hostile], "lineage": [hostile]}
+    maps: dict[str, Any] = {"identity": {hostile: hostile}, "environment": {hostile: hostile}}
+    value = {**lists, **maps}.get(field, hostile)
+    assert shown(hostile) in drawn(render_detail(detail(**{field: value})))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("field", ["bundle_id", "parent"])
+def test_no_field_of_a_version_is_markup(field: str, hostile: str) -> None:
+    assert shown(hostile)[:12] in drawn(render_detail(detail(version={field: hostile})))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("field", ["path", "code", "message", "session", "remedy"])
+def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
+    finding: dict[str, Any] = {"path": "p", "code": "c", "message": "m", "versions": [], "remedy": "r"}
+    if field == "session":
+        finding["versions"] = [{"session": hostile, "version": 1}]
+    else:
+        finding[field] = hostile
+    assert shown(hostile) in drawn(render_finding(finding))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("field", ["socket", "problem", "model", "store", "log", "platform", "library", "reason"])
+def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
+    machine: dict[str, Any] = {"platform": "p", "blas": {"library": "l", "reason": "r"}}
+    daemon: dict[str, Any] = {
+        "answers": field != "problem",
+        "socket": "s",
+        "problem": hostile if field == "problem" else None,
+        "pid": 1,
+        "uptime_s": 1.0,
+        "sessions_awake": 0,
+        "sessions_asleep": 0,
+        "models": [{"name": hostile if field == "model" else "m"}],
+    }
+    files: dict[str, Any] = {"path": "f", "readable": True, "problem": None, "sessions": 0}
+    if field == "socket":
+        daemon["socket"] = hostile
+    elif field == "store":
+        files["path"] = hostile
+    elif field == "platform":
+        machine["platform"] = hostile
+    elif field in ("library", "reason"):
+        machine["blas"][field] = hostile
+    log = hostile if field == "log" else "log"
+    assert shown(hostile) in drawn(render_doctor(machine, daemon, files, log))
+
+
+def test_plain_data_stays_on_its_line() -> None:
+    assert plain("a\nb\tc\rd") == "a␊b␉c␍d"
