@@ -184,9 +184,3 @@ class IndexMismatch(Corruption):
     """Another fact of the index (identity, token count, …) differs from the bundle; `field` says which."""
 
     code: ClassVar[str] = "index_mismatch"
-
-
-class IdentityMismatch(StoreError):
-    """The state belongs to another model than the live one; `mismatched_fields` says what differs."""
-
-    code: ClassVar[str] = "identity_mismatch"

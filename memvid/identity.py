@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from .errors import IdentityMismatch, InvalidDraft
+from .errors import InvalidDraft
 from .limits import MAX_IDENTITY_NAME_CHARS, MAX_IDENTITY_PARTS, MAX_IDENTITY_VALUE_BYTES
 from .packing import pack
 
@@ -38,17 +38,6 @@ class Identity:
             for part in sorted(stored_parts.keys() | live_parts.keys())
             if stored_parts.get(part) != live_parts.get(part)
         ]
-
-    def require_match(self, live: Identity, what: str) -> None:
-        """Raise IdentityMismatch, naming every part that differs, unless `live` is this identity."""
-        differing = self.mismatched_fields(live)
-        if differing:
-            names = ", ".join(str(item["field"]) for item in differing)
-            raise IdentityMismatch(
-                f"{what} was made by another model: {names} differ. Load the model it was made with, or read the "
-                "session's text again with this one.",
-                mismatched_fields=differing,
-            )
 
 
 def _require_valid(parts: tuple[tuple[str, str], ...]) -> None:

@@ -77,11 +77,13 @@ MAX_NAME_CHARS: Final = 128
 MAX_DEPTH: Final = 32
 """Nesting of maps and lists. Ours use 4; the session map of other layers may use more."""
 
-MAX_UNSCANNED_BYTES: Final = 512 * KIB
-"""Packed data up to this size may be unpacked at once: it cannot hold more than half a million values (32 MiB)."""
+MAX_UNSCANNED_BYTES: Final = 64 * KIB
+"""Packed data up to this size may be unpacked at once: a value takes a byte at least and 100 bytes once built, so it
+takes 7 MiB at most."""
 
-MAX_NODES: Final = 512 * KIB
-"""Values in one packed document above that size, counted before it is unpacked."""
+MAX_NODES: Final = 128 * KIB
+"""Values in one packed document above that size, counted before it is unpacked: 14 MiB once built. The largest block
+header has half as many; a manifest has a few dozen and what the layers above keep in the session map."""
 
 # --- codecs
 

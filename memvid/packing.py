@@ -9,6 +9,7 @@ every other: what was unpacked is packed again and must give the same bytes.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Mapping
 from typing import Any, Final
@@ -28,9 +29,13 @@ def pack(value: Any, what: str) -> bytes:
 
     Raises:
         InvalidDraft: a type, key or integer that the format does not have, or nesting beyond MAX_DEPTH.
+        LimitExceeded: more values than MAX_NODES, which no reader would accept.
     """
     try:
-        return bytes(msgpack.packb(_canonical(value, 0), use_bin_type=True))
+        data = bytes(msgpack.packb(_canonical(value, 0), use_bin_type=True))
+        if len(data) > MAX_UNSCANNED_BYTES:
+            _require_few_nodes(memoryview(data), what)
+        return data
     except (_Refused, ValueError, OverflowError, TypeError) as error:
         raise InvalidDraft(f"{what} cannot be packed: {error}. Use plain values with text keys.", what=what) from error
 
@@ -51,6 +56,22 @@ def _canonical(value: Any, depth: int) -> Any:
             raise _Refused("a map key is not text")
         return {key: _canonical(value[key], depth + 1) for key in sorted(value)}
     raise _Refused(f"values of type {type(value).__name__} are not part of the format")
+
+
+def _require_canonical(value: Any, depth: int) -> None:
+    """Refuse what `_canonical` would have changed or refused, without a copy of it."""
+    if depth > MAX_DEPTH:
+        raise _Refused(f"nesting is deeper than {MAX_DEPTH}")
+    if isinstance(value, list):
+        for item in value:
+            _require_canonical(item, depth + 1)
+    elif isinstance(value, dict):
+        if any(former >= key for former, key in itertools.pairwise(value)):
+            raise _Refused("its keys are out of order")
+        for item in value.values():
+            _require_canonical(item, depth + 1)
+    elif value is not None and not isinstance(value, bool | int | float | str | bytes):
+        raise _Refused(f"values of type {type(value).__name__} are not part of the format")
 
 
 def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int, what: str) -> Any:
@@ -80,7 +101,8 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int, what: str) -
             max_map_len=MAX_NODES,
             max_ext_len=0,
         )
-        if msgpack.packb(_canonical(value, 0), use_bin_type=True) != bytes(data):
+        _require_canonical(value, 0)
+        if msgpack.packb(value, use_bin_type=True) != data:
             raise _Refused("it is not in canonical form")
     except (_Refused, ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise CorruptBundle(f"{what} is not valid: {error}.", part=what) from error
@@ -110,7 +132,7 @@ _COUNTED: Final = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I
 
 
 def _require_few_nodes(data: memoryview, what: str) -> None:
-    """Walk the document without building it; a hostile 32 MiB of empty lists would take 2 GiB once built."""
+    """Walk the document without building it; a hostile 32 MiB of empty lists would take gigabytes once built."""
     position, nodes, open_values = 0, 0, 1
     end = len(data)
     while open_values:

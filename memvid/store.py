@@ -432,11 +432,10 @@ class Store:
             return fresh.knows(bundle_id)
 
     def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
-        """The error for a session or version that is not there; `but` is one that our index still has by mistake."""
-        versions = [row.version for row in self.index.versions(uri) if row != but]
+        """The error for a session or version that is not there; `but` is its last row in an index that is too old."""
+        versions = [row.version for row in self.index.versions(uri) if not but]
         if not versions:
-            known = {row.uri for row in self.index.latest()}
-            return not_found(str(uri), known - {uri} if but else known)
+            return not_found(str(uri), (row.uri for row in self.index.latest() if row != but))
         return SessionNotFound(
             f"{uri} has no version {version}; it has {versions[0]} to {versions[-1]}.",
             session=str(uri),

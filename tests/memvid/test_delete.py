@@ -258,7 +258,7 @@ def test_a_session_deleted_beside_a_read_only_store_is_not_taken_for_damage(stor
         for uri in (None, URI, OTHER_URI):
             report = reader.verify(uri, deep=True)
             assert report.findings == ()
-        with pytest.raises(SessionNotFound):
+        with pytest.raises(SessionNotFound, match="no session"):
             reader.open_session(URI)
         bundle_path(store, store.versions(OTHER_URI)[0].bundle_id).unlink()
         assert [found.code for found in reader.verify(deep=True).findings] == ["bundle_missing"]

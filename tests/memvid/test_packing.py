@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import resource
 import time
+import tracemalloc
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torpor.memvid.errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
+from torpor.memvid.limits import MAX_NODES
 from torpor.memvid.packing import pack, unpack
 
 plain = st.recursive(
@@ -96,6 +98,39 @@ def test_threat_17_many_small_values_are_counted_before_they_are_built() -> None
         read(data)
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 64 * 1024
+
+
+@pytest.mark.parametrize(
+    "value", [b"\x80", b"\x90", b"\x81\xa1a\xc0", b"\xc0"], ids=["maps", "lists", "pairs", "nulls"]
+)
+def test_a_document_of_half_a_mebibyte_is_counted_too(value: bytes) -> None:
+    """The size of a block header: as many values as it may have bytes would take a hundred times its size."""
+    count = (512 << 10) // len(value)
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitExceeded):
+            read(b"\xdd" + count.to_bytes(4, "big") + value * count)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2 << 20
+
+
+def test_a_document_that_is_not_counted_takes_what_its_limit_says() -> None:
+    data = b"\xdc" + (65_000).to_bytes(2, "big") + b"\x80" * 65_000
+    tracemalloc.start()
+    try:
+        read(data)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 7 << 20
+
+
+def test_more_values_than_a_reader_takes_are_refused_when_written() -> None:
+    with pytest.raises(LimitExceeded):
+        pack([None] * (MAX_NODES + 1), "value")
+    assert len(pack([None] * (MAX_NODES - 1), "value")) == MAX_NODES + 4
 
 
 def test_a_large_document_with_few_values_is_read() -> None:
