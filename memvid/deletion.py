@@ -58,9 +58,10 @@ def remove_unneeded(folder: StoreFolder, index: Index, pins: Pins, files: Mappin
 
 
 def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> int:
-    """Remove the retired files whose last reader has closed; one that is needed after all goes with a later delete."""
-    if index.with_status(UNREADABLE):
-        return 0
+    """Remove the retired files whose last reader has closed; one that is needed after all goes with a later delete.
+
+    Nothing waits in a store with a bundle that cannot be read: there no delete asks for a removal.
+    """
     needed = index.referenced()
     return _remove(folder, (bundle_id for bundle_id in pins.wait_or_free(()) if bundle_id not in needed))
 

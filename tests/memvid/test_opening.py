@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def test_no_version_number_that_an_unreadable_bundle_may_have_is_given_again(sto
             assert again.verify(deep=True).ok
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell which file is read")
 @pytest.mark.parametrize("call", ["preadv", "open", "fstat"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.EACCES])
 def test_a_failure_of_the_system_is_tried_again_and_never_taken_for_damage(
@@ -233,6 +235,56 @@ def test_a_dropped_row_is_in_the_index_file_before_the_bundle_file_goes(
     assert seen == [("other",)]
 
 
+def test_a_row_of_a_retired_bundle_leaves_the_index_file_before_the_bundle_file_goes(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same when an opening finishes a delete that was cut off."""
+    file = bundle_path(store, sleep(store, 300).bundle_id)
+    sleep(store, 20, uri=OTHER_URI)
+    store.close()
+    file.rename(file.with_suffix(".mvr"))
+    seen: list[object] = []
+    real = os.unlink
+
+    def unlink(name: str, **kwargs: object) -> None:
+        if name.endswith(".mvr"):
+            shutil.copy(store_path / "index.sqlite", store_path / "copy")
+            connection = sqlite3.connect(store_path / "copy")
+            seen.extend(connection.execute("SELECT name FROM bundles").fetchall())
+            connection.close()
+        real(name, **kwargs)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    with Store.open(store_path, writable=True) as again:
+        assert again.find_session(URI) is None
+    assert seen == [("other",)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell which folder is flushed")
+def test_an_index_that_is_replaced_is_durably_gone(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut may bring back its rows, and with them what was deleted since."""
+    sleep(store, 300)
+    store.close()
+    (store_path / "index.sqlite").write_bytes(b"not a database" * 1000)
+    steps: list[str] = []
+    unlink, fsync = os.unlink, os.fsync
+
+    def spy_unlink(name: str, **kwargs: object) -> None:
+        steps.append(name)
+        unlink(name, **kwargs)
+
+    def spy_fsync(fd: int) -> None:
+        steps.append(f"flush {os.path.realpath(f'/proc/self/fd/{fd}')}")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "unlink", spy_unlink)
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    Store.open(store_path, writable=True).close()
+    assert f"flush {store_path}" in steps[steps.index("index.sqlite") :]
+
+
 # --- a hostile or oversized index
 
 
@@ -343,6 +395,7 @@ def test_only_what_an_unfinished_sleep_names_is_a_leftover(store: Store, store_p
     assert not leftover.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell which folder is flushed")
 def test_new_folders_above_a_store_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[str] = []
     real = os.fsync
