@@ -169,6 +169,11 @@ class ServerConnection:
         """Bytes of a frame that has begun and is not complete."""
         return self._decoder.waiting_bytes
 
+    @property
+    def next_frame_bytes(self) -> int:
+        """Size of the frame that comes next, as soon as its prefix is there; else 0."""
+        return self._decoder.next_frame_bytes
+
     def feed(self, data: bytes) -> None:
         """Take bytes that arrived."""
         self._decoder.feed(data)

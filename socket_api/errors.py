@@ -75,6 +75,12 @@ class TooManyConnections(ProtocolError):
     code = "too_many_connections"
 
 
+class ConnectionEvicted(ProtocolError):
+    """An idle connection gave its place to a new one."""
+
+    code = "connection_evicted"
+
+
 class PeerRefused(ProtocolError):
     """The process at the other end belongs to another user."""
 
@@ -112,6 +118,12 @@ class RequestCancelled(ApiError):
     """The request was cancelled by its client before it had a result."""
 
     code = "cancelled"
+
+
+class DaemonBusy(ApiError):
+    """All connections work, and this one is held in reserve for `status` and `shutdown`."""
+
+    code = "daemon_busy"
 
 
 class ShuttingDown(ApiError):

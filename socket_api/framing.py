@@ -59,6 +59,14 @@ class FrameDecoder:
         """Bytes held that are not yet a frame: above zero, a frame has begun."""
         return len(self._buffer)
 
+    @property
+    def next_frame_bytes(self) -> int:
+        """Size of the frame that has begun, prefix and all; 0 before its prefix is there, or if it will be refused."""
+        if len(self._buffer) < PREFIX_BYTES:
+            return 0
+        size = int.from_bytes(self._buffer[:PREFIX_BYTES], "little")
+        return PREFIX_BYTES + size if size <= self._limits.max_frame_bytes else 0
+
     def feed(self, data: bytes) -> None:
         """Take bytes; they are copied. Does nothing after an error."""
         if not self._dead:

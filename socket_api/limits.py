@@ -66,7 +66,10 @@ class ServerLimits:
     """What the server allows; a constructor argument so that tests need not wait for the real deadlines."""
 
     max_connections: int = 64
-    """Fewer than the default limit of 256 open files on macOS."""
+    """Fewer than the default limit of 256 open files on macOS. Beyond it, the one that is idle longest gives way."""
+
+    reserved_connections: int = 8
+    """Further ones, while all those work: they take `status` and `shutdown`, so that the daemon can be looked after."""
 
     max_in_flight: int = 32
     """Requests of one connection. One engine serves them all, so more would only queue."""
@@ -79,6 +82,16 @@ class ServerLimits:
 
     stall_timeout_s: float = 30.0
     """The longest time that bytes may wait without the client taking any."""
+
+    max_connection_request_bytes: int = MAX_REQUEST_FRAME_BYTES + 1024 * 1024
+    """Requests of one connection that are being read or carried out: one of the largest size, and some small ones."""
+
+    max_request_bytes: int = 128 * 1024 * 1024
+    """Requests of all connections together."""
+
+    uncounted_frame_bytes: int = 4096
+    """A request up to this size never waits for room, so that a cancel gets through: 72 connections, 32 requests in
+    flight on each, hold 9 MiB of them."""
 
     max_waiting_event_bytes: int = 8 * 1024 * 1024
     """Events that wait for a slow client; some 100,000 tokens."""

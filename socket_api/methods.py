@@ -21,7 +21,7 @@ SessionText = Annotated[str, Field(min_length=1, max_length=limits.MAX_SESSION_C
 ModelName = Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_CHARS)]
 Label = Annotated[str, Field(min_length=1, max_length=limits.MAX_LABEL_CHARS)]
 Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1, max_length=limits.MAX_REQUEST_FRAME_BYTES)]
 MaxTokens = Annotated[int, Field(ge=1, le=limits.MAX_GENERATED_TOKENS)]
 Role = Literal["user", "system", "tool"]
 

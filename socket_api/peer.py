@@ -7,6 +7,7 @@ is the second lock, for a socket that was passed on or whose folder was opened u
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import sys
@@ -21,6 +22,7 @@ _XUCRED_BYTES = 76
 _SOL_LOCAL = 0
 _LOCAL_PEERCRED = 1
 _LOCAL_PEERPID = 2
+_POLL_END = select.POLLRDHUP if sys.platform == "linux" else select.POLLHUP
 _PID = struct.Struct("i")
 
 
@@ -28,6 +30,12 @@ class CredentialSocket(Protocol):
     """The part of a socket that is asked; asyncio hands out a wrapper that has it too."""
 
     def getsockopt(self, level: int, name: int, size: int, /) -> bytes: ...
+
+
+class PollableSocket(Protocol):
+    """The part of a socket whose end is looked for."""
+
+    def fileno(self) -> int: ...
 
 
 FindPeerUid = Callable[[CredentialSocket], int]
@@ -53,6 +61,16 @@ def peer_pid(connected: CredentialSocket, *, platform: str = sys.platform) -> in
         return None
     pid = int(_PID.unpack_from(raw)[0])  # both begin with it
     return pid if pid > 0 else None  # 0: in another namespace
+
+
+def has_left(connected: PollableSocket) -> bool:
+    """Whether the other end has closed one direction at least, even behind bytes that nobody has read yet."""
+    descriptor = connected.fileno()
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, _POLL_END)
+    return any(events & (_POLL_END | select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
 
 def require_own_peer(connected: CredentialSocket, path: str, find_peer_uid: FindPeerUid) -> None:

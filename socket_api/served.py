@@ -18,11 +18,15 @@ import contextlib
 import logging
 import os
 
-from ..daemon.results import Event
+from ..daemon.results import Event, Token
 from ..errors import TorporError
+from .budget import RequestBudget
 from .connection import AcceptedRequest, RefusedRequest, ServerConnection, ServerInput
 from .dispatch import Backend, ShutDown, call, event_map
 from .errors import (
+    ApiError,
+    ConnectionEvicted,
+    DaemonBusy,
     FrameTimeout,
     HelloTimeout,
     InternalError,
@@ -35,9 +39,15 @@ from .errors import (
 from .limits import ServerLimits
 from .messages import Cancel, Hello
 from .outbox import ClientStalled, Outbox
+from .peer import has_left
+from .results import GenerateResult
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
+_LOOK_S = 0.5
+"""How soon the departure of a client is seen that is not being read."""
+
+Taken = list[tuple[RequestBudget, int]]
 
 
 class ServedConnection:
@@ -50,9 +60,13 @@ class ServedConnection:
         writer: asyncio.StreamWriter,
         *,
         shut_down: ShutDown,
+        budget: RequestBudget,
         server_name: str,
         limits: ServerLimits,
+        reserved: bool = False,
     ) -> None:
+        """`budget` is that of all connections; `reserved`: see `ServerLimits.reserved_connections`."""
+        self.reserved = reserved
         self._backend = backend
         self._shut_down = shut_down
         self._reader = reader
@@ -61,13 +75,23 @@ class ServedConnection:
         self._limits = limits
         self._connection = ServerConnection(max_in_flight=limits.max_in_flight)
         self._outbox = Outbox(limits)
+        self._committed: dict[int, list[Token]] = {}
         self._work: dict[int, tuple[AcceptedRequest, asyncio.Task[dict[str, object]]]] = {}
         self._answers: set[asyncio.Task[None]] = set()
+        self._budgets = (RequestBudget(limits.max_connection_request_bytes), budget)
+        self._taken: Taken = []  # for the frame that is being read
         self._quiet = False
         self._stopping = asyncio.Event()
+        self._farewell: TorporError = _shutting_down()
         self._gone = False
         loop = asyncio.get_running_loop()
         self._deadline: float | None = loop.time() + limits.hello_timeout_s
+        self._active_at = loop.time()
+
+    @property
+    def idle_since(self) -> float | None:
+        """When this connection last did something, on the loop's clock; None if it does, or ends."""
+        return None if self._work or self._answers or self._gone or self._stopping.is_set() else self._active_at
 
     async def serve(self) -> None:
         """Serve until the client leaves, or breaks the protocol, or `shut_down`. Raises only for faults of our own."""
@@ -80,7 +104,7 @@ class ServedConnection:
                 reading.cancel()  # no new requests; those in flight are answered
                 self._cancel_work()
                 await self._wait_for_answers()
-                self._outbox.put_reply(self._connection.send_fatal(_shutting_down()))
+                self._outbox.put_reply(self._connection.send_fatal(self._farewell))
         finally:
             self._gone = True
             reading.cancel()
@@ -90,6 +114,7 @@ class ServedConnection:
             await self._close(sender)
             await asyncio.wait({reading, stopping})
             await self._wait_for_answers()
+            _give_back(self._taken)
             if not reading.cancelled() and (fault := reading.exception()) is not None:
                 raise fault  # ours, not the client's: the server logs it
 
@@ -108,14 +133,27 @@ class ServedConnection:
         """Take no more requests, cancel what may be cancelled, answer what is in flight, end. Returns at once."""
         self._stopping.set()
 
+    def evict(self) -> None:
+        """End an idle connection, for the sake of a new one."""
+        self._farewell = ConnectionEvicted(
+            "This connection was the one idle for longest when a new one needed its place. Nothing of it was in flight."
+            " Open a new one."
+        )
+        self._stopping.set()
+
     # --- reading
 
     async def _read_until_end(self) -> None:
         try:
             while data := await self._read():
                 self._connection.feed(data)
+                self._active_at = asyncio.get_running_loop().time()
                 taken = False
-                while (message := self._connection.next_message()) is not None:
+                while True:
+                    if not await self._make_room():
+                        return
+                    if (message := self._connection.next_message()) is None:
+                        break
                     taken = True
                     await self._handle(message)
                 self._set_deadline(frame_ended=taken)
@@ -125,6 +163,28 @@ class ServedConnection:
             self._outbox.put_reply(self._connection.send_fatal(error))
         except OSError:
             pass  # reset by the client: an end like any other
+
+    async def _make_room(self) -> bool:
+        """Take the bytes of the frame that has begun from the budgets. Waits, if need be, and nothing more is read
+        meanwhile; False if the client left while it did."""
+        size_bytes = self._connection.next_frame_bytes
+        if self._taken or size_bytes <= self._limits.uncounted_frame_bytes:
+            return True
+        taking = asyncio.create_task(self._take(size_bytes))
+        try:
+            while not (await asyncio.wait({taking}, timeout=_LOOK_S))[0]:
+                if self._connection.greeted:
+                    self._deadline = None  # it is we who keep the client waiting
+                if has_left(self._writer.get_extra_info("socket")):
+                    return False
+        finally:
+            taking.cancel()
+            await asyncio.wait({taking})
+        return True
+
+    async def _take(self, size_bytes: int) -> None:
+        for budget in self._budgets:
+            self._taken.append((budget, await budget.take(size_bytes)))
 
     async def _read(self) -> bytes:
         try:
@@ -148,10 +208,13 @@ class ServedConnection:
 
     async def _handle(self, message: ServerInput) -> None:
         if isinstance(message, AcceptedRequest):
-            if self._quiet and not message.method.always:
-                self._outbox.put_reply(self._connection.send_error(message.id, _shutting_down()))
+            refusal = None if message.method.always else self._find_refusal()
+            if refusal is None:
+                held, self._taken = self._taken, []
+                self._begin(message, held)
             else:
-                self._begin(message)
+                await self._outbox.wait_for_room()
+                self._outbox.put_reply(self._connection.send_error(message.id, refusal))
         elif isinstance(message, RefusedRequest):
             await self._outbox.wait_for_room()  # a flood of bad requests is read no faster than it takes its answers
             self._outbox.put_reply(self._connection.send_refusal(message))
@@ -160,40 +223,62 @@ class ServedConnection:
         elif isinstance(message, Hello):
             self._outbox.put_reply(self._connection.send_hello(server=self._server_name, pid=os.getpid()))
 
+        _give_back(self._taken)
+
     # --- requests
 
-    def _begin(self, request: AcceptedRequest) -> None:
+    def _find_refusal(self) -> ApiError | None:
+        if self._quiet:
+            return _shutting_down()
+        if self.reserved:
+            return DaemonBusy(
+                f"All {self._limits.max_connections} connections are working; this one takes status and shutdown only."
+                " Try again when one of them is done.",
+                limit=self._limits.max_connections,
+            )
+        return None
+
+    def _begin(self, request: AcceptedRequest, held: Taken) -> None:
         def emit(event: Event) -> None:
             self._emit(request.id, event)
 
         work = asyncio.create_task(call(self._backend, self._shut_down, request.method, request.params, emit))
         self._work[request.id] = (request, work)
-        answer = asyncio.create_task(self._answer(request, work))
+        answer = asyncio.create_task(self._answer(request, work, held))
         self._answers.add(answer)
         answer.add_done_callback(self._answers.discard)
 
     def _emit(self, request_id: int, event: Event) -> None:
         if self._gone or request_id not in self._work:
             return
+        if isinstance(event, Token):
+            self._committed.setdefault(request_id, []).append(event)
         try:
             self._outbox.put_event(self._connection.send_event(request_id, event_map(event)))
         except ClientStalled as stalled:
             self._drop(stalled)
 
-    async def _answer(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> None:
+    async def _answer(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]], held: Taken) -> None:
         await asyncio.wait({work})  # not awaited itself: its cancellation is an answer, not ours
+        _give_back(held)
         await self._outbox.wait_for_room()
+        self._active_at = asyncio.get_running_loop().time()
         del self._work[request.id]
+        committed = self._committed.pop(request.id, [])
         if not self._gone:
-            self._outbox.put_reply(self._answer_frame(request, work))
+            self._outbox.put_reply(self._answer_frame(request, work, committed))
         elif not work.cancelled():
             work.exception()  # seen; nobody is left to tell
 
-    def _answer_frame(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> bytes:
+    def _answer_frame(
+        self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]], committed: list[Token]
+    ) -> bytes:
         try:
             return self._connection.send_result(request.id, work.result())
         except asyncio.CancelledError:
-            error: TorporError = _shutting_down() if self._quiet or self._stopping.is_set() else _cancelled(request)
+            error: TorporError = (
+                _shutting_down() if self._quiet or self._stopping.is_set() else _cancelled(request, committed)
+            )
         except LocalProtocolError as unsendable:
             error = ReplyTooLarge(
                 f"{request.method.name} was carried out, but its result cannot be sent: {unsendable.message}"
@@ -253,8 +338,20 @@ class ServedConnection:
             await self._writer.wait_closed()
 
 
-def _cancelled(request: AcceptedRequest) -> RequestCancelled:
-    return RequestCancelled(f"{request.method.name} was cancelled. What was committed before stays.")
+def _give_back(taken: Taken) -> None:
+    while taken:
+        budget, size_bytes = taken.pop()
+        budget.give_back(size_bytes)
+
+
+def _cancelled(request: AcceptedRequest, committed: list[Token]) -> RequestCancelled:
+    if request.method.result is not GenerateResult:
+        return RequestCancelled(f"{request.method.name} was cancelled. The session is as it was.")
+    return RequestCancelled(
+        f"{request.method.name} was cancelled. What was committed before stays, and is in the details.",
+        tokens=[event.token for event in committed if event.token is not None],
+        text="".join(event.text for event in committed),
+    )
 
 
 def _shutting_down() -> ShuttingDown:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from .. import __version__
 from ..daemon.results import CloseReport
+from .budget import RequestBudget
 from .connection import ServerConnection
 from .dispatch import Backend
 from .errors import PeerRefused, ProtocolError, TooManyConnections
@@ -53,6 +54,9 @@ class ApiServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._served: set[ServedConnection] = set()
         self._stopping = False
+        self._budget = RequestBudget(self._limits.max_request_bytes)
+        self._evicted: set[ServedConnection] = set()
+        self._full: Listener | None = None
         self._on_shutdown = on_shutdown
         self._report: asyncio.Future[CloseReport] | None = None
 
@@ -117,6 +121,10 @@ class ApiServer:
 
     def _accept(self, listener: Listener) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
+            if self._evicted and len(self._tasks) >= self._limits.max_connections + self._limits.reserved_connections:
+                self._full = listener  # there will be room as soon as one that was evicted has gone
+                asyncio.get_running_loop().remove_reader(listener.socket)
+                return
             try:
                 connected, _address = listener.socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -133,7 +141,7 @@ class ApiServer:
         connected.setblocking(False)
         refusal = self._find_refusal(connected)
         if refusal is None:
-            task = asyncio.create_task(self._serve(connected))
+            task = asyncio.create_task(self._serve(connected, reserved=not self._find_place()))
             self._tasks.add(task)
             task.add_done_callback(self._forget)
             return
@@ -148,14 +156,31 @@ class ApiServer:
             return PeerRefused("The system does not say who connects. Nobody is served without that.")
         if uid != os.geteuid():
             return PeerRefused(f"This daemon serves user {os.geteuid()} only, and you are {uid}. Start your own.")
-        if len(self._tasks) >= self._limits.max_connections:
+        limit = self._limits.max_connections + self._limits.reserved_connections
+        if len(self._tasks) >= limit and self._find_idle() is None:
             return TooManyConnections(
-                f"{self._limits.max_connections} connections are open. Close or share one: requests can overlap on it.",
-                limit=self._limits.max_connections,
+                f"{limit} connections are open, and all of them work. Close or share one: requests can overlap on it.",
+                limit=limit,
             )
         return None
 
-    async def _serve(self, connected: socket.socket) -> None:
+    def _find_place(self) -> bool:
+        """Make room for one more if need be and if some connection is idle; whether there is room."""
+        if len(self._tasks) - len(self._evicted) < self._limits.max_connections:
+            return True
+        oldest = self._find_idle()
+        if oldest is None:
+            return False
+        oldest.evict()
+        self._evicted.add(oldest)
+        return not oldest.reserved
+
+    def _find_idle(self) -> ServedConnection | None:
+        """The connection that has done nothing for longest, if there is one without anything in flight."""
+        idle = [(since, served) for served in self._served if (since := served.idle_since) is not None]
+        return min(idle, key=lambda one: one[0])[1] if idle else None
+
+    async def _serve(self, connected: socket.socket, *, reserved: bool) -> None:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_STREAM_BUFFER_BYTES, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -166,6 +191,8 @@ class ApiServer:
             reader,
             writer,
             shut_down=self._shut_down,
+            budget=self._budget,
+            reserved=reserved,
             server_name=f"torpor {__version__}",
             limits=self._limits,
         )
@@ -178,6 +205,17 @@ class ApiServer:
             await served.serve()
         finally:
             self._served.discard(served)
+            if served not in self._evicted:
+                self._fill_place(reserved=served.reserved)
+            self._evicted.discard(served)
+
+    def _fill_place(self, *, reserved: bool) -> None:
+        """The place of one that has gone is taken by one that is held in reserve."""
+        if not reserved:
+            for served in self._served:
+                if served.reserved:
+                    served.reserved = False
+                    return
 
     async def _shut_down(self) -> CloseReport:
         self._on_shutdown()
@@ -190,5 +228,8 @@ class ApiServer:
 
     def _forget(self, done: asyncio.Task[None]) -> None:
         self._tasks.discard(done)
+        if self._full is not None:
+            self._watch(self._full)
+            self._full = None
         if not done.cancelled() and (fault := done.exception()) is not None:
             _LOG.error("fault in a connection", exc_info=fault)

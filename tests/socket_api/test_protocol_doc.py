@@ -69,6 +69,10 @@ def test_the_stated_limits_are_those_of_the_code() -> None:
         f"{defaults.hello_timeout_s:g}",
         f"{defaults.frame_timeout_s:g}",
         f"{defaults.max_waiting_event_bytes // 2**20}",
+        f"{defaults.max_connection_request_bytes // 2**20}",
+        f"{defaults.max_request_bytes // 2**20}",
+        f"{defaults.uncounted_frame_bytes:,}",
+        defaults.reserved_connections,
     ):
         assert re.search(rf"(?<![\d,]){value}(?![\d,])", stated), value
 

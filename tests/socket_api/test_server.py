@@ -263,20 +263,129 @@ def test_a_connection_that_never_says_hello_is_closed(short_path: Path) -> None:
 # --- limits
 
 
-def test_connections_beyond_the_cap_are_refused_and_room_comes_back(short_path: Path) -> None:
-    """Threat 41."""
+async def at_work(state: Running, name: str) -> RawClient:
+    before = state.service.running
+    client = await state.connect()
+    client.ask(1, "create", session=name)
+    await client.answer(1)
+    client.ask(2, "generate", session=name, max_tokens=1)
+    await poll(lambda: state.service.running == before + 1)
+    return client
+
+
+def test_a_new_connection_takes_the_place_of_the_one_idle_for_longest(short_path: Path) -> None:
+    """Threat 41: connections that only stand there lock nobody out."""
 
     async def story(state: Running) -> None:
-        first = await state.connect()
-        await state.connect()
-        for _ in range(3):
-            extra = await state.connect(greet=False)
-            assert await extra.error_code_then_end() == "too_many_connections"
-        first.close()
-        await poll(lambda: state.server.connections == 1)
-        await state.assert_serves_others()
+        first, second = await state.connect(), await state.connect()
+        first.ask(1, "status")  # now the second has been idle for longer
+        await first.answer(1)
+        third = await state.connect()
+        assert await second.error_code_then_end() == "connection_evicted"
+        for client in (first, third):
+            client.ask(2, "status")
+            assert (await client.answer(2))["type"] == "result"
+        for _ in range(20):  # many at once, too
+            state.clients.append(RawClient(*await asyncio.open_unix_connection(str(state.path))))
+        for client in state.clients[-2:]:
+            assert (await client.hello())["type"] == "hello"
+        await poll(lambda: state.server.connections == 2)
 
-    play(short_path, story, limits=replace(QUICK, max_connections=2))
+    play(short_path, story, limits=replace(QUICK, max_connections=2, reserved_connections=2))
+
+
+def test_while_all_connections_work_one_in_reserve_may_look_and_stop_and_takes_a_place_that_is_free(
+    short_path: Path,
+) -> None:
+    async def story(state: Running) -> None:
+        state.service.hold()
+        workers = [await at_work(state, name) for name in ("a", "b")]
+        reserve = await state.connect()
+        reserve.ask(1, "status")
+        assert (await reserve.answer(1))["type"] == "result"
+        reserve.ask(2, "show", session="a")
+        assert (await reserve.answer(2))["error"]["code"] == "daemon_busy"
+        workers[0].close()
+        await poll(lambda: state.server.connections == 2)
+        reserve.ask(3, "show", session="a")
+        assert (await reserve.answer(3))["type"] == "result"
+        asking = await state.connect()  # in place of the idle one
+        asking.ask(1, "shutdown")
+        await poll(lambda: all(served.idle_since is None for served in state.server._served))
+        other = await state.connect()
+        other.ask(1, "shutdown")
+        await poll(lambda: all(served.idle_since is None for served in state.server._served))
+        refused = await state.connect(greet=False)
+        assert await refused.error_code_then_end() == "too_many_connections"
+        state.service.release()
+        assert (await workers[1].answer(2))["type"] == "result"
+
+    play(short_path, story, limits=replace(QUICK, max_connections=2, reserved_connections=1))
+
+
+def test_requests_beyond_the_budgets_are_not_read_until_others_have_ended(short_path: Path) -> None:
+    """Threat 44: bytes of requests in flight, counted at the service."""
+    size = 100_000
+
+    async def story(state: Running) -> None:
+        clients = [await state.connect() for _ in range(4)]
+        for number, client in enumerate(clients):
+            client.ask(1, "create", session=f"s{number}")
+            await client.answer(1)
+        state.service.hold()
+
+        def begun() -> int:
+            return sum(call == "append" for call, _ in state.service.calls)
+
+        for number, client in enumerate(clients):
+            for request_id in (2, 3, 4):
+                client.ask(request_id, "append", session=f"s{number}", text="x" * size)
+        await poll(lambda: begun() == 3)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert begun() == 3  # one of each connection, and of all of them three
+        await state.assert_serves_others()  # what is small gets through
+        state.service.release()
+        for client in clients:
+            for _ in range(3):
+                while (message := await client.read())["type"] == "event":
+                    pass
+                assert message["type"] == "result"
+        assert begun() == 12
+        assert state.server._budget.used_bytes == 0
+
+    limits = replace(QUICK, max_connection_request_bytes=150_000, max_request_bytes=350_000)
+    play(short_path, story, limits=limits)
+
+
+def test_a_client_that_leaves_while_it_is_not_read_is_seen_to_leave(short_path: Path) -> None:
+    async def story(state: Running) -> None:
+        client = await state.connect()
+        client.ask(1, "create", session="s")
+        await client.answer(1)
+        state.service.hold()
+        for request_id in (2, 3):
+            client.ask(request_id, "append", session="s", text="x" * 200_000)
+        await poll(lambda: any(call == "append" for call, _ in state.service.calls))
+        client.close()
+        await poll(lambda: state.server.connections == 0)
+        assert state.server._budget.used_bytes == 0
+
+    play(short_path, story, limits=replace(QUICK, max_connection_request_bytes=250_000))
+
+
+def test_the_bytes_of_frames_that_break_off_or_are_refused_are_given_back(short_path: Path) -> None:
+    async def story(state: Running) -> None:
+        half, wrong = await state.connect(), await state.connect()
+        half.writer.write((10_000_000).to_bytes(4, "little") + b"x" * 100_000)
+        await poll(lambda: state.server._budget.used_bytes == 10_000_004)
+        wrong.ask(1, "append", session="s", text=["x" * 10_000])
+        assert (await wrong.answer(1))["error"]["code"] == "invalid_request"
+        assert state.server._budget.used_bytes == 10_000_004
+        half.close()
+        await poll(lambda: state.server._budget.used_bytes == 0)
+
+    play(short_path, story)
 
 
 def test_requests_beyond_the_cap_are_refused_one_by_one(short_path: Path) -> None:
@@ -436,7 +545,11 @@ def test_cancel_stops_a_generation_and_answers_it(short_path: Path) -> None:
         client.ask(2, "generate", session="s", max_tokens=10**6)
         assert (await client.read())["event"]["kind"] == "token"
         client.send(type="cancel", id=2)
-        assert (await client.answer(2))["error"]["code"] == "cancelled"
+        error = (await client.answer(2))["error"]
+        assert error["code"] == "cancelled"
+        committed = state.service.sessions["s"].tokens
+        assert error["details"]["tokens"] == tuple(committed)  # what stays in the ledger, said to who cancelled
+        assert error["details"]["text"] == "".join(f"t{token} " for token in committed)
         assert state.service.running == 0
         client.send(type="cancel", id=2)  # too late, and no fault
         client.ask(3, "status")
