@@ -38,7 +38,7 @@ def chat(
     message: Annotated[
         str | None, typer.Argument(metavar="MESSAGE", show_default=False, help="One message; without it, a dialogue.")
     ] = None,
-    max_tokens: MaxTokensOption = 512,
+    max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
@@ -77,7 +77,7 @@ class _Turn:
         client: Client,
         session: str,
         model: str | None,
-        max_tokens: int,
+        max_tokens: int | None,
         sampling: Sampling | None,
     ) -> None:
         self._output = output
@@ -90,13 +90,13 @@ class _Turn:
     def answer(self, message: str) -> GenerateResult:
         """Send a message and stream the answer; give its result."""
 
-        def begin(on_event: OnEvent) -> TextStream:
+        def begin(count: int, on_event: OnEvent) -> TextStream:
             return self._client.stream_chat(
-                self._session, message, max_tokens=self._max_tokens, sampling=self._sampling, on_event=on_event
+                self._session, message, max_tokens=count, sampling=self._sampling, on_event=on_event
             )
 
         def act() -> GenerateResult:
-            return stream_to_end(self._output, begin)
+            return stream_to_end(self._output, self._max_tokens, begin)
 
         return with_session(self._output, self._client, self._session, self._model, act)
 

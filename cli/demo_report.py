@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .demo_daemon import Death
+from .formatting import format_seconds
+
+ORDER_CHECK = "the woken first token came before the cold one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Waking:
     tokens_prefilled: int
     bytes_read: int
     token_count: int
+    bundle_id: str | None
     writing: Writing
 
 
@@ -211,6 +215,7 @@ def check_evidence(evidence: Evidence) -> tuple[Check, ...]:
         wake = f"wake {number}: " if len(evidence.wakings) > 1 else "wake: "
         checks += _check_waking(wake, evidence, waking, after)
     checks.append(_check_cold_runs(evidence))
+    checks.append(_check_order(evidence))
     findings = evidence.store_findings
     detail = "; ".join(findings) or f"every byte of {evidence.store_bytes_checked:,} verified"
     checks.append(Check("the store is sound afterwards", not findings, detail))
@@ -243,6 +248,7 @@ def _check_waking(wake: str, evidence: Evidence, waking: Waking, control: Writin
     written = waking.writing
     prefilled = waking.tokens_prefilled + written.prefilled_tokens
     return [
+        _check_receipt(wake, evidence.sleep, waking),
         Check(wake + "tokens prefilled", prefilled == 0, f"{prefilled}"),
         _equal_digest(
             wake + "goes on from the very logits that slept",
@@ -254,6 +260,21 @@ def _check_waking(wake: str, evidence: Evidence, waking: Waking, control: Writin
         _equal_digest(wake + "logits after the last token", written.final_logits_blake3, control.final_logits_blake3),
         _equal(wake + "text", written.text, control.text, "characters "),
     ]
+
+
+def _check_receipt(wake: str, sleep: Sleep, waking: Waking) -> Check:
+    """What woke is what the receipt of the sleep promised."""
+    same = (waking.bundle_id, waking.token_count) == (sleep.bundle_id, sleep.token_count)
+    woken = f"{waking.token_count:,} tokens of bundle {(waking.bundle_id or 'none')[:12]}"
+    detail = woken if same else f"{woken}, not {sleep.token_count:,} of {sleep.bundle_id[:12]}"
+    return Check(wake + "is the state of the receipt", same, detail)
+
+
+def _check_order(evidence: Evidence) -> Check:
+    """By how much a wake is quicker is shown, not judged; that it is quicker at all is the point of sleeping."""
+    figures = figures_of(evidence)
+    woken, cold = figures.woken_first_token_s.median, figures.cold_first_token_s.median
+    return Check(ORDER_CHECK, woken < cold, f"{format_seconds(woken)}, and {format_seconds(cold)} cold")
 
 
 def _check_cold_runs(evidence: Evidence) -> Check:

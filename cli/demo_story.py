@@ -334,6 +334,7 @@ class Demo:
             tokens_prefilled=woken.tokens_prefilled,
             bytes_read=woken.bytes_read,
             token_count=woken.token_count,
+            bundle_id=woken.bundle_id,
             writing=written.as_writing(),
         )
 

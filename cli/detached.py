@@ -32,13 +32,15 @@ class Announcer:
         """Repeat a piece; the line that says ready is the last, and a log that has grown is then set aside."""
         if self._pipe is None:
             return
-        with contextlib.suppress(OSError):  # whoever started this is gone: it goes on without
-            os.write(self._pipe, text.encode("utf-8", errors="backslashreplace"))
-        if _says_ready(text):
-            os.close(self._pipe)
-            self._pipe = None
+        ready = _says_ready(text)
+        if ready:
             with contextlib.suppress(OSError, DaemonStartFailed):  # an old log that stays is no reason not to serve
                 set_aside(self._log)
+        with contextlib.suppress(OSError):  # whoever started this is gone: it goes on without
+            os.write(self._pipe, text.encode("utf-8", errors="backslashreplace"))
+        if ready:
+            os.close(self._pipe)
+            self._pipe = None
 
 
 class Repeated:

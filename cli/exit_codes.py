@@ -88,8 +88,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         BUSY,
         (
-            "daemon_still_running", "model_files_changing", "request_timeout", "service_closed", "session_awake",
-            "session_busy", "shutting_down", "too_many_connections", "too_many_requests",
+            "connection_evicted", "daemon_busy", "daemon_still_running",
+            "model_files_changing", "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down", "too_many_connections", "too_many_requests",
         ),
     ),
     (NO_SPACE, ("no_space",)),

@@ -42,7 +42,7 @@ def generate(
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", show_default=False, help="Read this first, then go on.")
     ] = None,
-    max_tokens: MaxTokensOption = 256,
+    max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
@@ -67,10 +67,10 @@ def generate(
     sampling = sampling_of(temperature, top_p, seed)
     with connect(socket) as client:
 
-        def begin(on_event: OnEvent) -> TextStream:
+        def begin(count: int, on_event: OnEvent) -> TextStream:
             return client.stream_generate(
                 session,
-                max_tokens=max_tokens,
+                max_tokens=count,
                 text=text,
                 sampling=sampling,
                 stop=stop or (),
@@ -79,7 +79,7 @@ def generate(
             )
 
         def act() -> GenerateResult:
-            return stream_to_end(output, begin)
+            return stream_to_end(output, max_tokens, begin)
 
         # Without a text a new session would have nothing to go on from, so it is not made.
         result = with_session(output, client, session, model, act) if text else act()

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from ..socket_api.results import Sampling
 from .errors import InvalidUsage
 
+DEFAULT_MAX_TOKENS = 512
+
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Write one JSON document (with schema_version) to stdout.", show_default=False)
 ]
@@ -41,7 +43,16 @@ ModelOption = Annotated[
     typer.Option("--model", metavar="NAME", show_default=False, help="The model of a session that does not exist yet."),
 ]
 MaxTokensOption = Annotated[
-    int, typer.Option("--max-tokens", "-n", min=1, max=1_000_000, metavar="N", help="Write at most N tokens.")
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        "-n",
+        min=1,
+        max=1_000_000,
+        metavar="N",
+        show_default=False,
+        help=f"Write at most N tokens. Default: {DEFAULT_MAX_TOKENS}, or what still fits into the context.",
+    ),
 ]
 TemperatureOption = Annotated[
     float | None,

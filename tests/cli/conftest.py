@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def torpor(capsys: pytest.CaptureFixture[str]) -> Torpor:
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A folder whose name leaves room for a socket's."""
-    folder = Path(tempfile.mkdtemp(prefix="tc"))
+    folder = Path(tempfile.mkdtemp(prefix="tc", dir="/tmp" if len(tempfile.gettempdir()) > 40 else None))
     yield folder
     shutil.rmtree(folder)
 
@@ -44,6 +45,14 @@ def nothing_of_this_user(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> N
     monkeypatch.setenv("TORPOR_STORE", str(short_path / "no-store"))
     monkeypatch.setenv("TORPOR_SOCKET", str(short_path / "run" / "t.sock"))
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture(autouse=True)
+def interrupts_that_arrive() -> Iterator[None]:
+    """A run in the background of a shell ignores SIGINT, and so would every process that a test starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

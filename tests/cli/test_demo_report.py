@@ -27,7 +27,7 @@ from torpor.cli.output import Output
 BEFORE = Writing((1, 2), "ab", ("d1", "d2"), "d3", 1.0, 0)
 AFTER = Writing((3, 4), "cd", ("d3", "d4"), "d5", 1.0, 0)
 CONTROL = Writing((1, 2, 3, 4), "abcd", ("d1", "d2", "d3", "d4"), "d5", 1.0, 0)
-WAKING = Waking(2, 0.1, 0.2, 0, 4096, 6002, AFTER)
+WAKING = Waking(2, 0.1, 0.2, 0, 4096, 6002, "ab" * 32, AFTER)
 COLD = ColdRun(2, 6002, 7.0, 8.0, 3)
 DEATH = Death(1, 9, True, True, True, 0.01)
 
@@ -56,13 +56,25 @@ def failed(evidence: Evidence) -> list[str]:
 
 def test_good_evidence_passes_every_check() -> None:
     assert failed(EVIDENCE) == []
-    assert len(check_evidence(EVIDENCE)) == 12
+    assert len(check_evidence(EVIDENCE)) == 14
 
 
 @pytest.mark.parametrize(
     ("evidence", "names"),
     [
         (replace(EVIDENCE, minimum_document_tokens=6001), ["the document is long enough"]),
+        (
+            replace(EVIDENCE, wakings=(replace(WAKING, token_count=6001),)),
+            ["wake: is the state of the receipt"],
+        ),
+        (
+            replace(EVIDENCE, wakings=(replace(WAKING, bundle_id="cd" * 32),)),
+            ["wake: is the state of the receipt"],
+        ),
+        (
+            replace(EVIDENCE, cold_runs=(replace(COLD, seconds_to_first_token=0.2),)),
+            ["the woken first token came before the cold one"],
+        ),
         (replace(EVIDENCE, deaths=()), ["the daemon was killed with SIGKILL"]),
         (replace(EVIDENCE, deaths=(replace(DEATH, exit_signal=15),)), ["the daemon was killed with SIGKILL"]),
         (replace(EVIDENCE, deaths=(replace(DEATH, process_gone=False),)), ["the daemon was killed with SIGKILL"]),

@@ -110,6 +110,40 @@ def test_show_of_a_truncated_bundle_is_status_6(torpor: Torpor, made_store: Made
     assert torpor("show", "agent", "--store", made_store.path).status == 0
 
 
+def test_a_finding_names_its_versions_and_the_remedy(torpor: Torpor, made_store: MadeStore) -> None:
+    """The newest version is damaged: the one before it is what to go on from."""
+    damaged = made_store.bundles[1]
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 3] ^= 1
+    damaged.write_bytes(content)
+    ran = torpor("verify", "--deep", "--store", made_store.path, "--json")
+    finding = ran.document["findings"][0]
+    assert finding["versions"] == [{"session": "torpor://default/agent", "version": 2}]
+    assert finding["remedy"].endswith("torpor wake torpor://default/agent --version 1.")
+    text = torpor("verify", "--deep", "--store", made_store.path).out
+    assert str(damaged) in text, "paths are never cut"
+    assert "affected: torpor://default/agent version 2" in text
+
+
+def test_damage_that_reaches_later_versions_leaves_none_to_go_on_from(torpor: Torpor, made_store: MadeStore) -> None:
+    os.truncate(made_store.bundles[0], made_store.bundles[0].stat().st_size - 1)
+    findings = torpor("verify", "--store", made_store.path, "--json").document["findings"]
+    assert {one["version"] for one in findings[0]["versions"]} == {1, 2}
+    assert "No version of torpor://default/agent is intact" in findings[0]["remedy"]
+
+
+def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(torpor: Torpor, made_store: MadeStore) -> None:
+    os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
+    ran = torpor("show", "agent", "--store", made_store.path, "--json")
+    assert ran.status == 6
+    assert ran.error["error"]["details"]["intact_version"] == 1
+    assert "torpor wake torpor://default/agent --version 1" in ran.error["error"]["message"]
+
+
+def test_an_empty_namespace_is_named(torpor: Torpor, made_store: MadeStore) -> None:
+    assert "No sessions in namespace elsewhere" in torpor("ls", "elsewhere", "--store", made_store.path).err
+
+
 def test_verify_takes_the_running_daemon_s_store(torpor: Torpor, daemon: FakeDaemon) -> None:
     ran = torpor("verify")
     assert ran.status == 10

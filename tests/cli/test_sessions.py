@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -9,9 +10,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
+from torpor.errors import TorporError
 
 
 def test_append_makes_the_session_and_says_what_was_read(torpor: Torpor, daemon: FakeDaemon) -> None:
@@ -175,9 +178,79 @@ def test_text_that_steers_terminals_is_shown_harmless(torpor: Torpor, daemon: Fa
 
 
 def _labelled(daemon: FakeDaemon, label: str) -> object:
-    import dataclasses
-
     return dataclasses.replace(daemon.service.sessions["notes"].info, labels=(label,))
+
+
+def test_a_session_that_was_made_for_nothing_is_deleted_again(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = daemon.service.delete
+
+    async def healthy_delete(*, session: str) -> Any:
+        daemon.service.fault = None
+        return await delete(session=session.rpartition("/")[2])
+
+    monkeypatch.setattr(daemon.service, "delete", healthy_delete)
+    for command in ("append", "generate", "chat"):
+        daemon.service.fault = FakeOverflow("too long")
+        ran = torpor(command, "fresh", "one")
+        assert ran.status == 2
+        assert "is deleted again" in ran.err
+        assert daemon.service.sessions == {}
+
+
+def test_an_existing_session_keeps_its_model(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "notes", "one", "--model", "fake")
+    calls = len(daemon.service.calls)
+    ran = torpor("append", "notes", "two", "--model", "other")
+    assert ran.status == 2
+    assert "is on model 'fake'" in ran.err
+    assert [name for name, _ in daemon.service.calls[calls:]] == ["list"]
+    assert torpor("append", "notes", "two", "--model", "fake").status == 0
+
+
+class FakeOverflow(TorporError):
+    code = "context_overflow"
+
+
+def overflowing(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """Let the daemon refuse as the real one does when less than what is asked for fits."""
+    generate = daemon.service.generate
+
+    async def refuse(**asked: Any) -> Any:
+        if asked["max_tokens"] > room:
+            raise FakeOverflow(
+                "too long", token_count=100, wanted_tokens=7 + asked["max_tokens"], context_tokens=107 + room
+            )
+        return await generate(**asked)
+
+    monkeypatch.setattr(daemon.service, "generate", refuse)
+
+
+def test_the_default_number_of_tokens_is_what_fits(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torpor("append", "notes", "one")
+    overflowing(daemon, monkeypatch, room=3)
+    assert len(torpor("generate", "notes", "--json").document["tokens"]) == 3
+    assert "room for 3 tokens only" in torpor("generate", "notes").err
+    asked = torpor("generate", "notes", "-n", "4", "--json")
+    assert (asked.status, asked.error["error"]["code"]) == (2, "context_overflow")
+    overflowing(daemon, monkeypatch, room=0)
+    assert torpor("generate", "notes").status == 2
+
+
+def test_a_session_that_slept_already_is_said_to_have(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torpor("append", "notes", "one")
+    sleep = daemon.service.sleep
+
+    async def again(**asked: Any) -> Any:
+        return dataclasses.replace(await sleep(**asked), bytes_written=0, blocks_new=0)
+
+    monkeypatch.setattr(daemon.service, "sleep", again)
+    assert "was asleep already as version 1" in torpor("sleep", "notes").out
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ def serving(torpor: Torpor, tiny_model: Path, store: Path) -> Iterator[int]:
     pid = serve_in_background(store, tiny_model)
     yield pid
     torpor("stop", "--timeout", "30")
-    assert not is_running(pid)
+    left = is_running(pid)
+    if left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 def serve_in_background(store: Path, model: Path) -> int:
@@ -64,6 +68,8 @@ def test_stop_puts_sessions_to_sleep_and_the_next_daemon_has_them(
     stopped = torpor("stop", "--json")
     assert stopped.status == 0
     assert stopped.document["pid"] == serving
+    assert stopped.document["slept"] == ["torpor://default/helper"]
+    assert (stopped.document["failed"], stopped.document["empty"]) == ({}, [])
     assert not is_running(serving)
     assert torpor("stop").status == 12
     stored = torpor("ls", "--store", store, "--json").document["sessions"][0]

@@ -1,0 +1,201 @@
+"""The command line as a process: closed and full streams, odd encodings, foreign folders, interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cli_rig import FakeDaemon, MadeStore, Torpor
+from torpor.cli import background
+from torpor.cli.errors import DaemonStartFailed
+
+TORPOR = [sys.executable, "-m", "torpor.cli.main"]
+
+
+def run(*arguments: str | bytes, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*TORPOR, *arguments], timeout=60, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_trace(daemon: FakeDaemon, closed: str) -> None:
+    command = f'exec "$@" {closed}'
+    for arguments in (("ls",), ("append", "notes")):
+        done = subprocess.run(["sh", "-c", command, "sh", *TORPOR, *arguments], capture_output=True, timeout=60)
+        assert b"Traceback" not in done.stderr
+        assert done.returncode in (0, 2)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("--help",), ("ls", "--json"), ("ls",)])
+def test_a_full_disk_is_one_line_and_status_1(made_store: MadeStore, arguments: tuple[str, ...]) -> None:
+    environment = {**os.environ, "TORPOR_STORE": str(made_store.path)}
+    with Path("/dev/full").open("wb") as full:
+        done = run(*arguments, stdout=full, stderr=subprocess.PIPE, env=environment)
+    assert done.returncode == 1
+    assert b"output_failed" in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+    if "--json" in arguments:
+        assert json.loads(done.stderr)["error"]["code"] == "output_failed"
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"no\xffname"])
+def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: FakeDaemon, name: bytes) -> None:
+    for arguments in ((b"ls", b"--store", b"/" + name), (b"show", name), (b"wake", name), (b"append", b"x", name)):
+        done = run(*arguments, b"--json", capture_output=True)
+        assert b"Traceback" not in done.stderr, arguments
+        assert json.loads(done.stderr)["error"]["code"] in {
+            "no_store", "invalid_uri", "session_not_found", "unreadable_input", "invalid_request",
+        }  # fmt: skip
+        assert done.returncode in (2, 4, 10)
+
+
+def test_a_terminal_of_ascii_is_no_trace_and_json_stays_json(daemon: FakeDaemon) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    daemon.do(lambda: daemon.service.create(session="notes", labels=("ü",)))
+    assert run("ls", env=environment, capture_output=True).returncode == 0
+    done = run("ls", "--json", env=environment, capture_output=True)
+    assert json.loads(done.stdout)["sessions"][0]["labels"] == ["ü"]
+
+
+def test_an_interrupt_during_the_imports_is_status_130(tmp_path: Path) -> None:
+    """The first import past the entry point raises what a Ctrl-C would."""
+    hook = "import sys\nclass H:\n def find_spec(self, name, *_):\n  if name == 'typer': raise KeyboardInterrupt\n"
+    script = f"{hook}sys.meta_path.insert(0, H())\nfrom torpor.cli.main import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", script, "ls", "--json"], capture_output=True, timeout=60)
+    assert done.returncode == 130
+    assert json.loads(done.stderr)["error"]["code"] == "cancelled"
+
+
+def test_the_current_folder_hijacks_no_child(tmp_path: Path, short_path: Path) -> None:
+    """E5: a folder that someone else filled is not a place to take modules from."""
+    (tmp_path / "torpor").mkdir()
+    (tmp_path / "torpor" / "__init__.py").write_text("raise SystemExit('hijacked')")
+    (tmp_path / "mlx.py").write_text("raise SystemExit('hijacked')")
+    command = [sys.executable, "-P", "-m", "torpor.cli.main"]
+    done = subprocess.run([*command, "doctor", "--json"], cwd=tmp_path, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    serve = [*command, "serve", "--detach", "--model", "x=/no/model", "--log", str(short_path / "log")]
+    assert subprocess.run(serve, cwd=tmp_path, capture_output=True, timeout=120).returncode == 4
+
+
+# --- a daemon that is there, and does not answer
+
+
+def test_a_named_socket_with_nobody_is_no_other_store(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
+    for arguments in (("ls",), ("show", "agent"), ("verify",)):
+        ran = torpor(*arguments, "--socket", short_path / "none.sock")
+        assert (ran.status, ran.out) == (12, ""), arguments
+
+
+def test_a_daemon_that_hangs_up_is_not_passed_over(
+    torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_STORE", str(made_store.path))
+    assert torpor("ls").status == 0, "nobody is there: the store's files"
+    (short_path / "run").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(short_path / "run" / "t.sock"))
+        listening.listen(8)
+        stop = threading.Event()
+
+        def hang_up() -> None:
+            while not stop.is_set():
+                listening.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        for arguments in (("ls",), ("show", "agent"), ("verify",)):
+            assert torpor(*arguments).status == 12, arguments
+        document = torpor("doctor", "--json").document["daemon"]
+        assert document["answers"] is False
+        assert "connection_lost" in document["problem"]
+        stop.set()
+        with socket.socket(socket.AF_UNIX) as last:
+            last.connect(str(short_path / "run" / "t.sock"))
+        thread.join(20)
+
+
+# --- the log of a daemon in the background
+
+
+def test_the_log_is_appended_to_and_ours_alone(tmp_path: Path) -> None:
+    log = tmp_path / "deep" / "daemon.log"
+    log.parent.mkdir()
+    log.write_text("before\n")
+    log.chmod(0o644)
+    os.close(background.open_log(log))
+    assert log.read_text() == "before\n"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_a_link_a_pipe_and_a_folder_are_no_log(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("mine")
+    (tmp_path / "link").symlink_to(target)
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    (tmp_path / "folder").mkdir()
+    for name in ("link", "fifo", "folder"):
+        with pytest.raises(DaemonStartFailed, match="--log"):
+            background.open_log(tmp_path / name)
+    os.close(reader)
+    with pytest.raises(DaemonStartFailed, match="--log"):
+        background.open_log(tmp_path / "fifo")
+    assert target.read_text() == "mine"
+
+
+def test_a_refused_start_leaves_the_log_and_a_start_that_won_sets_a_long_one_aside(
+    torpor: Torpor, short_path: Path, tiny_model: Path
+) -> None:
+    log = short_path / "daemon.log"
+    log.write_bytes(b"x" * (2 << 20))
+    where = ("--store", short_path / "s", "--log", log, "--json")
+    assert torpor("serve", "--detach", "--model", f"x={short_path}/none", *where).status == 4
+    assert log.stat().st_size > 2 << 20
+    done = run("serve", "--detach", "--model", f"tiny={tiny_model}", *map(str, where), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["log"] == str(log)
+    try:
+        assert (short_path / "daemon.log.1").stat().st_size > 2 << 20
+        assert log.stat().st_size < 1 << 20
+    finally:
+        os.kill(document["pid"], signal.SIGTERM)
+        background.wait_until_gone(document["pid"], time.monotonic() + 30, 30)
+    assert b"stopped" in log.read_bytes()
+
+
+def test_what_an_earlier_daemon_said_is_not_taken_for_an_answer(torpor: Torpor, short_path: Path) -> None:
+    """E6: the log may hold any line, also one that says ready."""
+    log = short_path / "daemon.log"
+    log.write_text('{"event": "ready", "socket": "/elsewhere", "pid": 1}\n')
+    ran = torpor("serve", "--detach", "--model", f"x={short_path}/none", "--store", short_path / "s", "--log", log)
+    assert ran.status == 4
+    assert "model_unavailable" in ran.err
+
+
+def test_an_interrupted_start_ends_the_child(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(process: subprocess.Popen[bytes], *_: object) -> None:
+        children.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(background, "_wait_ready", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        background.start(["--store", str(short_path / "s")], short_path / "log")
+    assert children[0].poll() is not None
+
+
+def test_log_needs_detach(torpor: Torpor, tmp_path: Path) -> None:
+    assert torpor("serve", "--log", tmp_path / "log").status == 2

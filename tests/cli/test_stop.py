@@ -1,0 +1,88 @@
+"""`torpor stop` repeats what the daemon says of its stop, signals nobody, and returns when the process is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Self
+
+import pytest
+from cli_rig import Torpor
+from torpor.socket_api.errors import RequestTimeout
+from torpor.socket_api.results import ShutdownResult
+
+
+class StoppingClient:
+    """A client whose daemon gives one report."""
+
+    def __init__(self, report: ShutdownResult | Exception, pid: int | None = None) -> None:
+        self.report = report
+        self.peer_pid = pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def shutdown(self) -> ShutdownResult:
+        if isinstance(self.report, Exception):
+            raise self.report
+        return self.report
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, report: ShutdownResult | Exception, pid: int | None = None) -> None:
+    monkeypatch.setattr("torpor.cli.stop.connect", lambda *_, **__: StoppingClient(report, pid))
+
+
+def test_a_session_that_could_not_be_slept_is_told_and_status_3(
+    torpor: Torpor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = ShutdownResult(slept=("torpor://default/a",), failed={"torpor://default/b": "no [/] space"}, empty=())
+    answer(monkeypatch, report)
+    ran = torpor("stop")
+    assert ran.status == 3
+    assert "1 session put to sleep" in ran.out
+    assert "torpor://default/a  asleep" in ran.out
+    assert "stop_incomplete" in ran.err
+    assert "torpor://default/b: no [/] space" in ran.err
+    as_json = torpor("stop", "--json")
+    assert as_json.status == 3
+    assert as_json.document["slept"] == ["torpor://default/a"]
+    assert as_json.document["failed"] == {"torpor://default/b": "no [/] space"}
+
+
+def test_an_empty_session_is_no_failure(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, ShutdownResult(slept=(), failed={}, empty=("torpor://default/e",)))
+    ran = torpor("stop")
+    assert ran.status == 0
+    assert "torpor://default/e  had read nothing" in ran.out
+    assert torpor("stop", "--json").document["empty"] == ["torpor://default/e"]
+
+
+def test_a_process_that_does_not_end_is_waited_for_and_not_killed(
+    torpor: Torpor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        answer(monkeypatch, ShutdownResult(slept=(), failed={}), other.pid)
+        ran = torpor("stop", "--timeout", "0.2", "--json")
+        assert (ran.status, ran.error["error"]["code"]) == (8, "daemon_still_running")
+        assert other.poll() is None, "nothing is signalled"
+        other.communicate(b"\n", timeout=20)
+    assert other.returncode == 0
+
+
+def test_a_daemon_that_does_not_answer_in_time_is_still_running(
+    torpor: Torpor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, RequestTimeout("silent"), 1)
+    ran = torpor("stop", "--timeout", "0.2")
+    assert ran.status == 8
+    assert "daemon_still_running" in ran.err
+
+
+@pytest.mark.parametrize("pid", [0, 1, -1])
+def test_a_pid_that_is_no_process_of_ours_is_not_waited_for(
+    torpor: Torpor, monkeypatch: pytest.MonkeyPatch, pid: int
+) -> None:
+    answer(monkeypatch, ShutdownResult(slept=(), failed={}), pid)
+    assert torpor("stop", "--timeout", "0.2").status == 0
