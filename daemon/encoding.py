@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -20,6 +21,10 @@ from .sessions import Session
 
 # NFC makes a text at most 3.5 times shorter in UTF-8 (iota with dialytika and tonos; Hangul: 3 times).
 _NFC_SHRINKS_AT_MOST = 4
+
+# Stand for a message's and the system's words while a template is rendered: nothing that one strips or moves.
+_MESSAGE = "torpormessageplaceholder2b6e"
+_SYSTEM = "torporsystemplaceholder5d0a"
 
 Result = TypeVar("Result")
 
@@ -39,7 +44,12 @@ class Encoder:
             ContextOverflow: the text is too long to fit, however it is tokenised.
         """
         model, held = live.model, len(live.state.tokens)
-        return await self._aside(lambda: self._tokens(model, text, held=held, opening=not held))
+
+        def encode() -> list[int]:
+            self._require_could_fit(model, text, held=held)
+            return model.encode_plain(text, opening=not held)
+
+        return await self._aside(encode)
 
     async def turn(self, live: Session, message: Mapping[str, str]) -> list[int]:
         """The tokens of a new turn alone; those of earlier turns are in the ledger as they were read and sampled.
@@ -52,14 +62,22 @@ class Encoder:
         model, held, system, turn_open = live.model, len(live.state.tokens), live.system, live.turn_open
         last = live.state.tokens[-1] if held else None
 
-        def render_and_encode() -> list[int]:
+        def rendered(message: Mapping[str, str], system: str | None) -> str:
             if last is None or system is not None:
-                text = turns.first_turn(model.render, message, system=system)
-            else:
-                end_text = str(model.tokenizer.decode([last])) if last in model.end_tokens else ""
-                text = turns.next_turn(model.render, message, turn_open=turn_open, end_text=end_text)
-            # A template writes the first token itself, so none is added.
-            return self._tokens(model, text, held=held, opening=False)
+                return turns.first_turn(model.render, message, system=system)
+            end_text = str(model.tokenizer.decode([last])) if last in model.end_tokens else ""
+            return turns.next_turn(model.render, message, turn_open=turn_open, end_text=end_text)
+
+        def render_and_encode() -> list[int]:
+            text = rendered(message, system)
+            self._require_could_fit(model, text, held=held)
+            if not (model.holds_control(message["content"]) or model.holds_control(system or "")):
+                # A template writes the first token itself, so none is added.
+                return model.encode(text, opening=False)
+            # Somebody's words spell a control token. Only the template's own are obeyed.
+            words = {_MESSAGE: message["content"], _SYSTEM: system or ""}
+            marked = rendered({**message, "content": _MESSAGE}, None if system is None else _SYSTEM)
+            return _encode_around(model, marked, words)
 
         return await self._aside(render_and_encode)
 
@@ -70,7 +88,7 @@ class Encoder:
     async def _aside(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _tokens(self, model: LoadedModel, text: str, *, held: int, opening: bool) -> list[int]:
+    def _require_could_fit(self, model: LoadedModel, text: str, *, held: int) -> None:
         most = self._most_bytes_of(model)
         size_bytes = len(text.encode("utf-8", "surrogatepass"))
         if most is not None and held + -(-size_bytes // most) > model.context_tokens:
@@ -82,7 +100,6 @@ class Encoder:
                 wanted_tokens=least,
                 context_tokens=model.context_tokens,
             )
-        return model.encode(text, opening=opening)
 
     def _most_bytes_of(self, model: LoadedModel) -> int | None:
         if model.name not in self._most_bytes:
@@ -90,6 +107,17 @@ class Encoder:
             described = json.loads(backend.to_str()) if backend is not None else {}
             self._most_bytes[model.name] = most_bytes_per_token(described)
         return self._most_bytes[model.name]
+
+
+def _encode_around(model: LoadedModel, marked: str, words: Mapping[str, str]) -> list[int]:
+    """The tokens of a template's text, and of the words that stand in it where their marks are, which are plain."""
+    tokens: list[int] = []
+    for piece in re.split(f"({'|'.join(words)})", marked):
+        if piece in words:
+            tokens += model.encode_plain(words[piece], opening=False)
+        elif piece:
+            tokens += model.encode(piece, opening=False)
+    return tokens
 
 
 def most_bytes_per_token(tokenizer: Mapping[str, Any]) -> int | None:

@@ -19,6 +19,7 @@ from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
 from ..snapshot.capture import cut
+from . import backend
 from .engine import Engine
 from .models import LoadedModel
 from .results import Emit, Progress, Stage
@@ -48,6 +49,7 @@ class Hibernation:
     def __init__(self, store: Store, engine: Engine) -> None:
         self._store = store
         self._engine = engine
+        self._backend = backend.describe()
         self._read = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="torpor-read")
         self._write = ThreadPoolExecutor(1, thread_name_prefix="torpor-write")
         self._fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
@@ -110,7 +112,7 @@ class Hibernation:
                 parent=session.durable.bundle_id if session.durable else None,
                 reused=snapshot.reused,
                 blocks=snapshot.drafts(),
-                session=session.to_map(),
+                session={**session.to_map(), "backend": self._backend},
                 token_count=snapshot.token_count,
                 on_progress=on_progress,
             )
