@@ -88,8 +88,9 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         BUSY,
         (
-            "connection_evicted", "daemon_busy", "daemon_still_running",
-            "model_files_changing", "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down", "too_many_connections", "too_many_requests",
+            "client_busy", "connection_evicted", "daemon_busy", "daemon_still_running", "model_files_changing",
+            "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down",
+            "too_many_connections", "too_many_requests",
         ),
     ),
     (NO_SPACE, ("no_space",)),

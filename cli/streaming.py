@@ -5,10 +5,9 @@ Owns what `generate` and `chat` have in common. Does not know which of the two i
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType, TracebackType
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
 from typing import Self
 
 from ..errors import TorporError
@@ -61,9 +60,8 @@ def _room_left(error: TorporError, asked: int) -> int | None:
 
 
 def _stream(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateResult:
-    with _Screen(output) as screen, begin(screen.on_event) as stream, _cancelling(stream):
-        for _ in stream:
-            pass  # the screen shows the pieces as their events come
+    with _Screen(output) as screen, begin(screen.on_event) as stream:
+        _drain(stream)
         try:
             return stream.result
         except LocalProtocolError:
@@ -120,19 +118,19 @@ class _Screen:
         self._report(event.done, event.total)
 
 
-@contextmanager
-def _cancelling(stream: TextStream) -> Iterator[None]:
-    """Turn the first Ctrl-C into a cancel message, so that the answer still comes; a second one interrupts.
+def _drain(stream: TextStream) -> None:
+    """Read a stream to its end. The first Ctrl-C becomes a cancel message, so that the answer still comes; a second
+    one interrupts.
 
-    The request is out by now, so the cancel cannot cut a frame in two.
+    The request is out by now, and an interrupted wait has taken nothing, so the cancel goes between whole frames.
     """
-
-    def on_interrupt(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stream.cancel()
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        _read_on(stream)
+    except KeyboardInterrupt:
+        stream.cancel()
+        _read_on(stream)
+
+
+def _read_on(stream: TextStream) -> None:
+    for _ in stream:
+        pass  # the screen shows the pieces as their events come
