@@ -210,7 +210,10 @@ class AsyncClient:
 
 
 class AsyncTextStream:
-    """A generation as it happens: `async for` pieces of text, then read `result`. See `TextStream`."""
+    """A generation as it happens: `async for` pieces of text, then read `result`. See `TextStream`.
+
+    As there, `async with` cancels what is unfinished, and so does dropping it, when it is collected.
+    """
 
     def __init__(self, link: AsyncLink, call: Call[GenerateResult], on_event: OnEvent | None) -> None:
         self._link = link
@@ -278,6 +281,10 @@ class AsyncTextStream:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_ended", True) and self._id is not None:
+            self._link.drop(self._id)
 
     def _begin(self) -> int:
         if self._id is None:

@@ -24,7 +24,7 @@ from .errors import (
     ProtocolError,
     RequestTimeout,
 )
-from .link import CONNECT_TIMEOUT_S, connection_lost, unreachable
+from .link import CONNECT_TIMEOUT_S, connection_lost, require_timeout, unreachable
 from .messages import HelloReply, ServerMessage
 from .peer import peer_pid, peer_uid, require_own_peer
 
@@ -35,6 +35,7 @@ class AsyncLink:
     """A connection, greeted once `connect` returns. `timeout_s` is the longest silence about one request."""
 
     def __init__(self, socket_path: Path, *, timeout_s: float | None) -> None:
+        require_timeout(timeout_s)
         self.socket_path = socket_path
         self._timeout_s = timeout_s
         self._connection = ClientConnection(client_name="torpor-python-async")
@@ -43,6 +44,7 @@ class AsyncLink:
         self._greeted = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.peer_pid: int | None = None
 
     @property
@@ -66,6 +68,7 @@ class AsyncLink:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader, self._writer = await _connect(self.socket_path)
                 self.peer_pid = peer_pid(self._writer.get_extra_info("socket"))
+                self._loop = asyncio.get_running_loop()
                 self._reading = asyncio.create_task(self._read(reader))
                 await self._send(self._connection.send_hello())
                 await self._greeted.wait()
@@ -113,6 +116,12 @@ class AsyncLink:
         """Forget a request; if it is still in flight, ask the daemon to stop it. What comes late is dropped."""
         if self._inboxes.pop(request_id, None) is not None:
             self.cancel(request_id)
+
+    def drop(self, request_id: int) -> None:
+        """As `abandon`, from a finaliser, which may run in any thread, and when the loop has gone."""
+        with contextlib.suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self.abandon, request_id)
 
     async def wait_for(self, request_id: int) -> ServerMessage:
         """Return the next message about a request. Raises ApiError if there will be none."""

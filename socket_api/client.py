@@ -205,8 +205,9 @@ class Client:
 class TextStream:
     """A generation as it happens: iterate for pieces of text, then read `result`.
 
-    As a context manager it cancels what is unfinished on the way out. Without one, a stream that is left early goes on
-    in the daemon until it is cancelled or the client closed.
+    Use it as a context manager if it may be left before its end (by `break`, an exception): on the way out it cancels
+    what is unfinished and waits for its end. Without one, a stream that is dropped unfinished asks the daemon to stop
+    when it is collected, which CPython does at once and other Pythons at some time, and waits for nothing.
     """
 
     def __init__(self, link: Link, call: Call[GenerateResult], on_event: OnEvent | None) -> None:
@@ -274,6 +275,10 @@ class TextStream:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_ended", True):  # a constructor that failed left nothing to stop
+            self._link.drop(self._id)
 
     def _wait(self) -> ServerMessage:
         try:

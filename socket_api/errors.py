@@ -192,6 +192,12 @@ class ClientClosed(ApiError):
     code = "client_closed"
 
 
+class ClientBusy(ApiError):
+    """The client is used from two threads at once; nothing was sent."""
+
+    code = "client_busy"
+
+
 class RequestTimeout(ApiError):
     """The daemon stayed silent for longer than the client was told to wait."""
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ from .calls import Call, remote_error
 from .connection import ClientConnection
 from .errors import (
     ApiError,
+    ClientBusy,
     ClientClosed,
     ConnectionLost,
     DaemonUnreachable,
+    InvalidRequest,
     ProtocolError,
     RemoteError,
     RequestTimeout,
@@ -36,18 +40,38 @@ CONNECT_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_S = 600.0
 """The longest silence: long work reports progress, so this is for a daemon that hangs or a long queue."""
 
+MAX_TIMEOUT_S = 31_536_000
+"""A year. Python refuses what overflows the timers of its system, with an error of another kind."""
+
 _READ_BYTES = 256 * 1024
+
+
+def require_timeout(timeout_s: float | None) -> None:
+    """Refuse what is no time to wait: zero, less, NaN, or more than a system's timer takes.
+
+    Raises:
+        InvalidRequest: with the field `timeout_s`.
+    """
+    if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidRequest(
+            f"timeout_s is {timeout_s!r}. Give seconds above 0 up to {MAX_TIMEOUT_S:,}, or None to wait forever.",
+            field="timeout_s",
+        )
 
 
 class Link:
     """A greeted connection. Raises what `Client` says; `timeout_s` is the longest silence about one request."""
 
     def __init__(self, socket_path: Path, *, timeout_s: float | None) -> None:
+        require_timeout(timeout_s)
         self.socket_path = socket_path
         self._timeout_s = timeout_s
         self._connection = ClientConnection(client_name="torpor-python")
         self._inboxes: dict[int, deque[ServerMessage]] = {}
         self._failure: ApiError | None = None
+        self._users = threading.RLock()  # a signal handler may cancel while its own thread waits
+        self._depth = 0
+        self._dropped: deque[int] = deque()
         self._socket = _connect(socket_path)
         self.peer_pid = peer_pid(self._socket)
         try:
@@ -70,25 +94,42 @@ class Link:
 
     def begin(self, call: Call[Any]) -> int:
         """Send a request; returns its id."""
-        self._require_open()
-        request_id, data = self._connection.send_request(call.method, call.params)
-        self._inboxes[request_id] = deque()
-        self._send(data)
-        return request_id
+        with self._alone():
+            self._require_open()
+            request_id, data = self._connection.send_request(call.method, call.params)
+            self._inboxes[request_id] = deque()
+            self._send(data)
+            return request_id
 
     def cancel(self, request_id: int) -> None:
         """Ask the daemon to stop a request; its answer still comes."""
-        if self._failure is None:
-            self._send(self._connection.send_cancel(request_id))
+        with self._alone():
+            if self._failure is None:
+                self._send(self._connection.send_cancel(request_id))
 
     def abandon(self, request_id: int) -> None:
         """Forget a request; if it is still in flight, ask the daemon to stop it. What comes late is dropped."""
+        with self._alone():
+            self._abandon(request_id)
+
+    def _abandon(self, request_id: int) -> None:
         if self._inboxes.pop(request_id, None) is not None and self._failure is None:
             with contextlib.suppress(ApiError):  # a lost connection stops it, too
-                self.cancel(request_id)
+                self._send(self._connection.send_cancel(request_id))
+
+    def drop(self, request_id: int) -> None:
+        """As `abandon`, from a finaliser: in any thread and at any point of the program, so it only leaves a note. The
+        request is cancelled here if nobody uses the client, and with its next use otherwise."""
+        self._dropped.append(request_id)
+        with contextlib.suppress(ApiError), self._alone():
+            pass
 
     def wait_for(self, request_id: int) -> ServerMessage:
         """Return the next message about a request. Raises ApiError if there will be none."""
+        with self._alone():
+            return self._wait_for(request_id)
+
+    def _wait_for(self, request_id: int) -> ServerMessage:
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         inbox = self._inboxes.get(request_id)
         while not inbox:
@@ -106,6 +147,20 @@ class Link:
                     timeout_s=self._timeout_s,
                 ) from None
         return inbox.popleft()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two threads would take each other's answers, and wait forever for their own."""
+        if not self._users.acquire(blocking=False):
+            raise ClientBusy("Another thread uses this client now. Make a client for each thread; they are cheap.")
+        self._depth += 1
+        try:
+            while self._dropped and self._depth == 1:  # deeper in, a frame may be half sent
+                self._abandon(self._dropped.popleft())
+            yield
+        finally:
+            self._depth -= 1
+            self._users.release()
 
     # --- the socket
 

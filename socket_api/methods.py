@@ -60,7 +60,7 @@ class AppendParams(Params):
     @model_validator(mode="after")
     def _require_one_source(self) -> Self:
         if (self.text is None) == (self.tokens is None):
-            raise ValueError("give either text or tokens, not both and not neither")
+            raise ValueError("give either text or tokens")
         return self
 
 
@@ -152,9 +152,11 @@ METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method
 def invalid_request(method: str, error: ValidationError) -> InvalidRequest:
     """Say which field of a method's parameters is at fault, without repeating what the client sent (threat 60)."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field = ".".join(str(part) for part in first["loc"])[:256] or "params"
+    place = ".".join(str(part) for part in first["loc"])[:256]
+    problem = first["msg"].removeprefix("Value error, ").rstrip(".")
+    field = place or "params"
     return InvalidRequest(
-        f"{method}: {field}: {first['msg']}. See docs/protocol.md for what {method} takes.",
+        f"{method}: {place}: {problem}." if place else f"{method}: {problem}.",
         method=method,
         field=field,
         problems=error.error_count(),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torpor.socket_api import Client, Sampling, TokenEvent
+from torpor.socket_api import AsyncClient, Client, Sampling, TokenEvent
 from torpor.socket_api.errors import (
     ApiError,
+    ClientBusy,
     ClientClosed,
     ConnectionLost,
     DaemonUnreachable,
@@ -23,7 +26,7 @@ from torpor.socket_api.errors import (
     UnsupportedProtocol,
 )
 from torpor.socket_api.framing import encode_frame
-from torpor.socket_api.results import ProgressEvent
+from torpor.socket_api.results import ProgressEvent, StatusResult
 
 from .conftest import ServerThread
 
@@ -119,6 +122,98 @@ def test_a_stream_left_early_is_cancelled(client: Client, server_thread: ServerT
     assert client.status().sessions_awake == 1
 
 
+def test_a_stream_that_is_dropped_without_with_is_cancelled(client: Client, server_thread: ServerThread) -> None:
+    client.create("s")
+    for _ in client.stream_generate("s", max_tokens=1_000_000):
+        break
+    gc.collect()
+    server_thread.wait_until(lambda: server_thread.service.cancelled == 1)
+    assert client.status().sessions_awake == 1
+
+
+def test_a_signal_handler_may_cancel_what_its_own_thread_waits_for(client: Client, server_thread: ServerThread) -> None:
+    """Ctrl-C in `torpor chat`."""
+    client.create("s")
+    server_thread.do(server_thread.service.hold)
+    stream = client.stream_generate("s", max_tokens=3)
+    before = signal.signal(signal.SIGUSR1, lambda *_: stream.cancel())
+    try:
+        server_thread.wait_until(lambda: server_thread.service.running == 1)
+        timer = threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
+        timer.start()
+        assert list(stream) == []
+        timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert server_thread.service.cancelled == 1
+
+
+def test_an_answer_that_comes_with_the_end_of_the_connection_is_still_an_answer(short_path: Path) -> None:
+    """As that of a shutdown does."""
+    hello = {"type": "hello", "protocol": 1, "server": "t", "pid": 5}
+    hello["limits"] = {"max_request_frame_bytes": 2**20, "max_reply_frame_bytes": 2**20, "max_in_flight": 9}
+    result = {"type": "result", "id": 1, "result": {"slept": ["x"], "failed": {}, "empty": []}}
+    goodbye = {"type": "error", "id": None, "error": {"code": "shutting_down", "message": "Over.", "details": {}}}
+    frames = [encode_frame(message, max_frame_bytes=999) for message in (hello, result, goodbye)]
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(short_path / "t.sock"))
+        listening.listen(1)
+
+        def answer() -> None:
+            connected, _ = listening.accept()
+            with connected:
+                connected.recv(65536)
+                connected.sendall(frames[0])
+                connected.recv(65536)
+                connected.sendall(frames[1] + frames[2])
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with Client(short_path / "t.sock", timeout_s=20) as client:
+            assert client.shutdown().slept == ("x",)
+        answering.join(timeout=20)
+
+
+def test_a_client_used_from_two_threads_says_so_and_goes_on(client: Client, server_thread: ServerThread) -> None:
+    client.create("s")
+    server_thread.do(server_thread.service.hold)
+    first = threading.Thread(target=client.generate, args=("s",), kwargs={"max_tokens": 1})
+    first.start()
+    server_thread.wait_until(lambda: server_thread.service.running == 1)
+    with pytest.raises(ClientBusy, match="each thread"):
+        client.status()
+    server_thread.do(server_thread.service.release)
+    first.join(timeout=20)
+    assert client.status().sessions_awake == 1
+
+
+@pytest.mark.parametrize("timeout_s", [-1, 0, float("nan"), 1e30, float("inf")])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_timeout_that_is_no_time_is_refused(
+    kind: type[Client] | type[AsyncClient], timeout_s: float, short_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest, match="timeout_s"):
+        kind(short_path / "nobody.sock", timeout_s=timeout_s)
+
+
+def test_wrong_arguments_are_explained_in_a_sentence(client: Client) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        client.append("s")
+    assert caught.value.message == "append: give either text or tokens."
+    with pytest.raises(InvalidRequest) as caught:
+        client.generate("s", max_tokens=0)
+    assert caught.value.message == "generate: max_tokens: Input should be greater than or equal to 1."
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 1, 2**31])
+def test_a_process_id_that_would_mean_a_group_or_everything_is_no_status(pid: int) -> None:
+    """It may be signalled."""
+    fields = {"version": "1", "store": "/", "models": (), "sessions_awake": 0, "sessions_asleep": 0, "blas": "none"}
+    StatusResult.model_validate({**fields, "uptime_s": 0.0, "pid": 4711})
+    with pytest.raises(ValueError, match="pid"):
+        StatusResult.model_validate({**fields, "uptime_s": 0.0, "pid": pid})
+
+
 def test_the_daemons_failure_is_a_remote_error_with_its_code(client: Client) -> None:
     with pytest.raises(RemoteError, match="no session 'ghost'") as caught:
         client.show("ghost")
@@ -132,6 +227,7 @@ def test_the_daemons_failure_is_a_remote_error_with_its_code(client: Client) -> 
     [
         ("params", lambda c: c.append("s", text="a", tokens=[1])),
         ("params", lambda c: c.append("s")),
+        ("text", lambda c: c.append("s", text="")),
         ("tokens.1", lambda c: c.append("s", tokens=[1, -1])),
         ("max_tokens", lambda c: c.generate("s", max_tokens=2**63)),
         ("labels", lambda c: c.create("s", labels="abc")),
