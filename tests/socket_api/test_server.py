@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.errors import TorporError
 from torpor.socket_api.framing import FrameDecoder, encode_frame
 from torpor.socket_api.limits import REPLY_LIMITS, ServerLimits
 from torpor.socket_api.server import ApiServer
@@ -691,6 +692,97 @@ def test_sampling_that_the_daemon_refuses_is_an_error_of_the_request(short_path:
         assert (await client.answer(1))["error"]["code"] == "invalid_sampling"
 
     play(short_path, story)
+
+
+def test_a_result_that_is_not_what_the_protocol_says_is_a_fault_of_the_daemon_and_not_sent(short_path: Path) -> None:
+    """A client would take it for a breach of the protocol, and give up the connection."""
+
+    async def story(state: Running) -> None:
+        client = await state.connect()
+
+        async def drifted() -> object:
+            return {"version": 5}
+
+        state.service.status = drifted  # type: ignore[assignment,method-assign]
+        client.ask(1, "status")
+        assert (await client.answer(1))["error"]["code"] == "internal_error"
+
+    play(short_path, story)
+
+
+def test_a_message_of_the_service_is_cut_to_its_limit(short_path: Path) -> None:
+    async def story(state: Running) -> None:
+        client = await state.connect()
+        client.ask(1, "show", session="x" * 500)
+        await client.answer(1)
+        client.ask(2, "create", session="s")
+        await client.answer(2)
+        state.service.fault = TorporError("y" * 10_000)
+        client.ask(3, "generate", session="s", max_tokens=1)
+        assert (await client.answer(3))["error"]["message"] == "y" * 4096
+
+    play(short_path, story)
+
+
+def test_results_wait_until_those_before_them_are_taken(short_path: Path) -> None:
+    """Threat 44: results that wait for a client which does not read are at most the bound and one more."""
+
+    async def story(state: Running) -> None:
+        state.service.piece = "x" * 300_000
+        client = await state.connect()
+        client.ask(0, "create", session="s")
+        await client.answer(0)
+        (served,) = state.server._served
+        waiting = [0]
+        put = served._outbox.put_reply
+
+        def watch(frame: bytes) -> None:
+            put(frame)
+            waiting.append(served._outbox._reply_bytes)
+
+        served._outbox.put_reply = watch  # type: ignore[method-assign]
+        served._emit = lambda request_id, event: None  # type: ignore[method-assign]
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for request_id in range(1, 9):
+            client.ask(request_id, "generate", session="s", max_tokens=1)
+        await poll(lambda: sum(call == "generate" for call, _ in state.service.calls) == 8)
+        await poll(lambda: state.service.running == 0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(8):
+            assert (await client.read())["type"] == "result"
+        assert max(waiting) < 700_000
+
+    play(short_path, story, limits=replace(QUICK, max_waiting_reply_bytes=100_000))
+
+
+def test_accepting_goes_on_after_the_process_had_no_descriptors_left(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torpor.socket_api.server._ACCEPT_PAUSE_S", 0.02)
+
+    async def story(state: Running) -> None:
+        listener = state.server._listener
+        assert listener is not None
+        failures = [OSError(24, "Too many open files")]
+
+        class Exhausted:
+            def accept(self) -> object:
+                if failures:
+                    raise failures.pop()
+                return listener.socket.accept()
+
+            def fileno(self) -> int:
+                return listener.socket.fileno()
+
+        broken = replace(listener, socket=Exhausted())  # type: ignore[arg-type]
+        asyncio.get_running_loop().remove_reader(listener.socket)
+        state.server._watch(broken)
+        await state.assert_serves_others()
+
+    play(short_path, story)
+    assert "Too many open files" in caplog.text
 
 
 # --- the stop

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torpor.socket_api import shape
 from torpor.socket_api.errors import MalformedFrame
 from torpor.socket_api.limits import MAX_ARRAY_ITEMS, MAX_DEPTH
 from torpor.socket_api.shape import require_bounded
@@ -97,3 +98,18 @@ def test_hostile_mixes_cost_no_more_than_a_walk() -> None:
     with pytest.raises(MalformedFrame, match="values"):
         require_bounded(payload, max_values=131_072)
     print(f"{time.perf_counter() - began:.3f} s")
+
+
+def test_a_run_that_fails_is_not_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try may read 255 integers in vain: counted, because time is not judged."""
+    tries = []
+    run = shape._INTEGER_RUN
+
+    class Counted:
+        def match(self, payload: bytes, position: int) -> object:
+            tries.append(position)
+            return run.match(payload, position)
+
+    monkeypatch.setattr(shape, "_INTEGER_RUN", Counted())
+    require_bounded(msgpack.packb(([1] * 255 + ["x"]) * 40), max_values=131_072)
+    assert len(tries) <= 41
