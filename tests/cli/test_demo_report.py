@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from cli_rig import Torpor
 from torpor.cli.demo_daemon import Death
 from torpor.cli.demo_report import (
     Check,
@@ -200,3 +201,18 @@ def test_the_report_as_json_has_every_observation() -> None:
     assert document["steps"] == [{"step": "x", "seconds": 1.0}]
     assert all(check.keys() == {"name", "passed", "detail"} for check in document["checks"])
     assert isinstance(make_report(EVIDENCE).checks[0], Check)
+
+
+def test_a_demo_that_disproves_itself_writes_its_report_and_an_error(
+    torpor: Torpor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = woken(tokens=(3, 9))
+    model = {"name": "demo", "parameters": 1, "compute_dtype": "float32"}
+    report = DemoReport({}, {"models": [model]}, bad, [], 1.0, None, check_evidence(bad))
+    monkeypatch.setattr("torpor.cli.demo.examine_machine", dict)
+    monkeypatch.setattr("torpor.cli.demo.Demo.tell", lambda _: report)
+    ran = torpor("demo", "--json")
+    assert ran.status == 6
+    assert ran.document["passed"] is False
+    assert ran.error["error"]["code"] == "demo_disproved"
+    assert "wake: token ids" in ran.error["error"]["message"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from torpor.cli.daemon_link import STAGE_NAMES
 from torpor.cli.output import PIPED_WIDTH, Output, neutralise
 from torpor.errors import TorporError
 
@@ -49,3 +50,7 @@ def test_markup_in_an_error_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]
 
     report_error(TorporError("no [bold]session[/] \x1b[2J"), as_json=False)
     assert "[bold]session[/]" in capsys.readouterr().err
+
+
+def test_a_sleep_is_counted_in_tokens_as_the_daemon_counts_it() -> None:
+    assert STAGE_NAMES["sleep"] == ("sleeping", "tokens")
