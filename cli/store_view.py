@@ -51,7 +51,7 @@ def open_store(path: Path) -> Store:
 def list_store(store: Store, namespace: str | None) -> list[dict[str, Any]]:
     """List the last version of each session, by URI."""
     rows = sorted(store.iter_sessions(), key=lambda row: row.uri)
-    return [info_of_row(row) for row in rows if namespace in (None, row.uri.namespace)]
+    return [info_of_versions(store.versions(row.uri)) for row in rows if namespace in (None, row.uri.namespace)]
 
 
 def load_detail(store: Store, session: str) -> Detail:
@@ -68,7 +68,7 @@ def load_detail(store: Store, session: str) -> Detail:
         layers = _layers_of(slots)
         manifest = reader.manifest
     return Detail(
-        info=info_of_row(versions[-1]),
+        info=info_of_versions(versions),
         versions=[_version_of_row(row) for row in versions],
         layers=layers,
         lineage=[row.bundle_id.hex() for row in versions],
@@ -88,8 +88,9 @@ def load_uri(store: Store, session: str) -> SessionUri:
     return resolve(session, (row.uri for row in store.iter_sessions()))
 
 
-def info_of_row(row: IndexRow) -> dict[str, Any]:
-    """Shape an index row like the daemon's SessionInfo, as far as a store can know it."""
+def info_of_versions(versions: Sequence[IndexRow]) -> dict[str, Any]:
+    """Shape a session's index rows, oldest first, like the daemon's SessionInfo, as far as a store can know it."""
+    row = versions[-1]
     return {
         "session": str(row.uri),
         "namespace": row.uri.namespace,
@@ -100,7 +101,7 @@ def info_of_row(row: IndexRow) -> dict[str, Any]:
         "version": row.version,
         "bundle_id": row.bundle_id.hex(),
         "resident_bytes": 0,
-        "stored_bytes": row.bundle_bytes,
+        "stored_bytes": sum(each.bundle_bytes for each in versions),
         "dirty": False,
         "labels": list(row.labels),
         "slept_ns": row.created_ns,

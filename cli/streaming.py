@@ -16,7 +16,7 @@ from ..socket_api.errors import LocalProtocolError
 from ..socket_api.results import GenerateResult, ProgressEvent, TokenEvent
 from .daemon_link import STAGE_NAMES, OnEvent
 from .errors import Interrupted
-from .exit_codes import INTERRUPTED, OK
+from .exit_codes import OK
 from .formatting import format_count, format_plural, format_rate, format_seconds
 from .options import DEFAULT_MAX_TOKENS
 from .output import OnProgress, Output, plain
@@ -25,7 +25,7 @@ Begin = Callable[[int, OnEvent], TextStream]
 
 
 def stream_to_end(output: Output, max_tokens: int | None, begin: Begin) -> GenerateResult:
-    """Run a generation, showing what it does, and give its result; one that Ctrl-C stopped says `cancelled`.
+    """Run a generation, showing what it does, and give its result.
 
     max_tokens: None writes the default number, or what fits if the context ends before; a number that was asked for
     is not lowered.
@@ -70,17 +70,16 @@ def _stream(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateR
 
 def finish_generation(output: Output, command: str, result: GenerateResult) -> int:
     """Write what remains to be said once the text is out, and give the exit status."""
-    status = INTERRUPTED if result.finish_reason == "cancelled" else OK
     if output.as_json:
         output.document(command, result.model_dump(mode="json"))
-        return status.number
+        return OK.number
     written = len(result.tokens)
     output.remark(
         f"[dim]{format_plural(written, 'token')} in {format_seconds(result.seconds)}"
         f" ({format_rate(written, result.seconds)}), {plain(result.finish_reason)};"
         f" {plain(result.session)} has {format_count(result.token_count)}[/]"
     )
-    return status.number
+    return OK.number
 
 
 class _Screen:

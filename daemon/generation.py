@@ -112,7 +112,7 @@ class Written:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
-    finish_reason: FinishReason = "cancelled"
+    finish_reason: FinishReason = "length"
 
 
 @dataclass(frozen=True, slots=True)

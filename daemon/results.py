@@ -12,7 +12,7 @@ from typing import Literal
 from .sampling import Sampling
 
 SessionState = Literal["awake", "asleep"]
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length"]
 Stage = Literal["prefill", "sleep", "wake"]
 
 

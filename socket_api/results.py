@@ -150,7 +150,7 @@ class GenerateResult(Reply):
     session: str
     text: str
     tokens: tuple[TokenId, ...]
-    finish_reason: Literal["stop", "length", "cancelled"]  # the last is not sent: a cancel is answered by an error
+    finish_reason: Literal["stop", "length"]
     token_count: Count
     prefilled_tokens: Count
     time_to_first_token_s: Seconds | None

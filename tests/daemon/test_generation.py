@@ -497,7 +497,6 @@ async def test_what_was_written_is_known_when_the_steps_are_closed(open_rig: Any
             steps.close()
 
         await rig.service._engine.call(some)
-        assert written.finish_reason == "cancelled"
         assert session.state.tokens[306:] == array("I", written.tokens)
         await rig.write("control", 3)
         await same_as_control(rig)
