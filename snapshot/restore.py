@@ -146,11 +146,11 @@ class Filling:
 
     def _fill_slot(self, reader: BundleReader, index: int) -> None:
         target = memory.writable(self.arrays[index // 2][index % 2])
+        of_one_token = self.plan.layout.span_slots(1)[index]
+        heads = of_one_token.shape[0]
+        row_bytes = of_one_token.size_bytes // heads
         for entry in self.plan.spans:
-            spec = self.plan.layout.span_slots(entry.token_count)[index]
-            heads, count = spec.shape[:2]
-            row_bytes = spec.size_bytes // (heads * count)
-            runs = memory.head_runs(target, heads, self.capacity, row_bytes, entry.start, count)
+            runs = memory.head_runs(target, heads, self.capacity, row_bytes, entry.start, entry.token_count)
             reader.read_slot_into(entry, index, runs)
 
 
