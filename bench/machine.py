@@ -16,7 +16,7 @@ PACKAGES = ("torpor", "mlx", "mlx-lm", "numpy", "blake3", "msgpack", "zstandard"
 def describe() -> dict[str, Any]:
     """The machine and the versions, as plain data."""
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cpu_count": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "platform": platform.platform(),
@@ -35,7 +35,8 @@ def spread(values: Sequence[float]) -> dict[str, float | int]:
     }
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """The processor as the system names it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
