@@ -29,7 +29,7 @@ NOT_FOUND = ExitStatus(4, "not found", "no such session or model, or the name is
 INTEGRITY = ExitStatus(6, "integrity", "stored bytes are not what they were promised to be, or the demo disproved it")
 INCOMPATIBLE = ExitStatus(7, "incompatible", "another model, or a format that this version does not read")
 BUSY = ExitStatus(8, "busy", "it is in use or at its limit; try again later")
-NO_SPACE = ExitStatus(9, "no space", "no room on the disk; the store is as it was")
+NO_SPACE = ExitStatus(9, "no space", "no room on the disk or in the budget; the store is as it was")
 NO_STORE = ExitStatus(10, "no store", "there is no store at that path")
 LOCKED = ExitStatus(11, "locked", "another daemon owns the store or the socket")
 UNREACHABLE = ExitStatus(12, "unreachable", "no daemon answers on the socket")
@@ -59,23 +59,24 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         USAGE,
         (
             "context_overflow", "empty_context", "invalid_request", "invalid_sampling", "invalid_tokens",
-            "invalid_uri", "invalid_usage", "nothing_to_do", "session_exists", "socket_path_too_long",
-            "unknown_method", "unreadable_input",
+            "invalid_policy", "invalid_tag", "invalid_uri", "invalid_usage", "nothing_to_do", "session_exists",
+            "socket_path_too_long", "tag_taken", "unknown_method", "unreadable_input",
         ),
     ),
     (PARTIAL, ("stop_incomplete",)),
     (
         NOT_FOUND,
         (
-            "ambiguous_name", "model_files_missing", "model_unavailable", "session_not_found", "unknown_model",
+            "ambiguous_name", "ambiguous_version", "mark_not_found", "model_files_missing", "model_unavailable",
+            "session_not_found", "unknown_model",
         ),
     ),
     (
         INTEGRITY,
         (
-            "block_missing", "bundle_mismatch", "bundle_missing", "corrupt_block", "corrupt_bundle", "corruption",
-            "demo_disproved", "index_mismatch", "malformed_snapshot", "owner_mismatch", "parent_mismatch",
-            "read_back_failed", "trailing_data", "truncated", "version_mismatch",
+            "block_missing", "bundle_mismatch", "bundle_missing", "corrupt_block", "corrupt_bundle",
+            "corrupt_marks", "corruption", "demo_disproved", "index_mismatch", "malformed_snapshot", "owner_mismatch",
+            "parent_mismatch", "read_back_failed", "trailing_data", "truncated", "version_mismatch",
         ),
     ),
     (
@@ -93,7 +94,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "too_many_connections", "too_many_requests",
         ),
     ),
-    (NO_SPACE, ("no_space",)),
+    (NO_SPACE, ("budget_exceeded", "no_space")),
     (NO_STORE, ("no_store", "not_a_store")),
     (LOCKED, ("socket_in_use", "store_locked")),
     (UNREACHABLE, ("connection_lost", "daemon_unreachable")),

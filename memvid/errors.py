@@ -36,6 +36,30 @@ class SessionNotFound(StoreError):
     code: ClassVar[str] = "session_not_found"
 
 
+class AmbiguousVersion(StoreError):
+    """A text after the `@` that means more than one version of a session; `candidates` lists them."""
+
+    code: ClassVar[str] = "ambiguous_version"
+
+
+class InvalidTag(StoreError):
+    """Not a tag by the grammar of `uri.py`."""
+
+    code: ClassVar[str] = "invalid_tag"
+
+
+class TagTaken(StoreError):
+    """The tag names another version of the session, and nobody said that it should move; `bundle_id` is that one."""
+
+    code: ClassVar[str] = "tag_taken"
+
+
+class MarkNotFound(StoreError):
+    """No such tag, or the version is not pinned: nothing to take away."""
+
+    code: ClassVar[str] = "mark_not_found"
+
+
 # --- the store as a whole
 
 
@@ -87,6 +111,15 @@ class NoSpace(StoreError):
     code: ClassVar[str] = "no_space"
 
 
+class BudgetExceeded(StoreError):
+    """A write would go past a budget that the user set; `which` one, its `limit`, and what is `needed`.
+
+    The store is as it was before. Nothing that frees space is ever refused this way.
+    """
+
+    code: ClassVar[str] = "budget_exceeded"
+
+
 class DurabilityLost(StoreError):
     """A flush failed. What the kernel kept is unknown, so nothing is written until the store is opened again."""
 
@@ -106,6 +139,12 @@ class InvalidDraft(StoreError):
     """What was handed in to be written contradicts itself; nothing was written."""
 
     code: ClassVar[str] = "invalid_draft"
+
+
+class InvalidPolicy(StoreError):
+    """A retention, a budget or another setting of maintenance that means nothing; `field` says which part."""
+
+    code: ClassVar[str] = "invalid_policy"
 
 
 class LimitExceeded(StoreError):
@@ -141,6 +180,12 @@ class CorruptBlock(Corruption):
     """Damage in a block's payload; `block_id`, `slot` and `path` say where."""
 
     code: ClassVar[str] = "corrupt_block"
+
+
+class CorruptMarks(Corruption):
+    """The file of tags and pins is damaged. Nothing that removes versions runs until it is repaired."""
+
+    code: ClassVar[str] = "corrupt_marks"
 
 
 class ReadBackFailed(Corruption):

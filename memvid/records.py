@@ -98,6 +98,109 @@ class OpenReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Action:
+    """One step of a maintenance operation: done, or (dry run) what would be done.
+
+    `kind` is one of: remove, strip, rewrite, recompress, quarantine, salvage, retire, unmark, index, import, export,
+    keep. `path` is the file that it changes (the index and the marks have one too); `session` and `version` say whose
+    it is, where somebody's. `size_bytes` is what the step frees, or, for one that only writes, what it writes.
+    `reason` is a sentence for people.
+    """
+
+    kind: str
+    path: str
+    session: SessionUri | None
+    version: int | None
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """What a maintenance operation did, in the order in which it was done; of a dry run, what it would do.
+
+    `bytes_freed` counts what left the disk, `bytes_written` what was written for it. `problems` are what stays wrong
+    or could not be done; what was put right stands in `actions`.
+    """
+
+    operation: str
+    dry_run: bool
+    actions: tuple[Action, ...]
+    bytes_freed: int
+    bytes_written: int
+    problems: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUsage:
+    """What one session takes.
+
+    `logical_bytes` is the raw state of all its versions, each counted whole. `stored_bytes` are the files of its
+    versions. `shared_bytes` are the frames that it needs and other sessions need too, wherever they lie: they stay when
+    it goes. `exclusive_bytes` are the frames and manifests that nobody else needs: what a forget of it would free.
+    """
+
+    uri: SessionUri
+    versions: int
+    token_count: int
+    logical_bytes: int
+    stored_bytes: int
+    shared_bytes: int
+    exclusive_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """What the store takes, in two sums that come out even, and each session's part.
+
+    By place: `file_bytes` = `live_bytes` + `retired_bytes` + `unreadable_bytes` + `quarantine_bytes` +
+    `incoming_bytes` + `index_bytes` + `temp_bytes` + `other_bytes`.
+    By need: `live_bytes` + `retired_bytes` = the sessions' `exclusive_bytes` + `shared_bytes` + `unneeded_bytes`.
+    `shared_bytes` counts a frame that several sessions need once; `unneeded_bytes` is what gc and compact can give
+    back. Bundles that cannot be read (`problems`) count as `unreadable_bytes` alone: nobody can say what is in them.
+    `written_today_bytes` and `free_bytes` (of the disk) are what the budgets look at.
+    """
+
+    file_bytes: int
+    live_bytes: int
+    retired_bytes: int
+    unreadable_bytes: int
+    quarantine_bytes: int
+    incoming_bytes: int
+    index_bytes: int
+    temp_bytes: int
+    other_bytes: int
+    logical_bytes: int
+    shared_bytes: int
+    unneeded_bytes: int
+    written_today_bytes: int
+    free_bytes: int
+    sessions: tuple[SessionUsage, ...]
+    problems: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """A version of a session that was written, with all that it needs, to one file outside the store.
+
+    The file is a bundle of the same id: importing it gives the same version, bit for bit.
+    """
+
+    uri: SessionUri
+    version: int
+    bundle_id: bytes
+    path: str
+    token_count: int
+    blocks: int
+    logical_bytes: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatistics:
     sessions: int
     versions: int
