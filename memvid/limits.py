@@ -72,6 +72,26 @@ MAX_IDENTITY_VALUE_BYTES: Final = 4 * KIB
 MAX_NAME_CHARS: Final = 128
 """Namespace or name, each: leaves room in any listing, and in file names if ever one is made of it."""
 
+MAX_TAG_CHARS: Final = 64
+MIN_ID_DIGITS: Final = 8
+"""Hex digits that a bundle's id may be shortened to. 32 bits tell the versions of one session apart; where they do
+not, the reference is refused with those that match."""
+
+# --- tags, pins and retention
+
+MAX_MARKS: Final = 16 * KIB
+"""Tags and pins of one store. People set them by hand; a program that tags each sleep should use labels."""
+
+MAX_MARKS_BYTES: Final = 8 * MIB
+"""The file with MAX_MARKS marks, each of another session of the longest name: 450 bytes each."""
+
+MAX_MARKS_NODES: Final = 8 * MAX_MARKS
+"""Brackets and commas in that file, counted before it is parsed; each value takes one. MAX_MARKS marks in as many
+sessions take 6 each; 128 Ki values take 14 MiB at most once built."""
+
+MAX_KEEP_DAYS: Final = 36_500
+"""A retention in days: a hundred years, far inside what 64 bits of nanoseconds hold."""
+
 # --- msgpack
 
 MAX_DEPTH: Final = 32
@@ -92,6 +112,10 @@ MAX_ZSTD_LEVEL: Final = 19
 
 MAX_ZSTD_WINDOW_BYTES: Final = 8 * MIB
 """Memory that a decoder holds for one frame; level 19 needs 8 MiB."""
+
+MIN_PLANE_CHUNK_BYTES: Final = 64 * KIB
+"""Fewest raw bytes that are split into byte planes at once; the most is CHUNK_BYTES. Bounds the table of planes: 2 MiB
+for a slot of MAX_SLOT_BYTES in elements of 8 bytes."""
 
 # --- small files and input/output
 
