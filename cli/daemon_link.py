@@ -36,7 +36,7 @@ def connect(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Cli
     return Client(socket, timeout_s=timeout_s)
 
 
-def find_daemon(socket: Path | None) -> Client | None:
+def find_daemon(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client | None:
     """Open a client if a daemon is there; None if nobody is and nobody said where one should be.
 
     A daemon that was named must answer, and one that is there but does not must not be passed over: in either case
@@ -46,7 +46,7 @@ def find_daemon(socket: Path | None) -> Client | None:
         DaemonUnreachable: nobody answers on the socket that was named, or somebody is there who does not answer.
     """
     try:
-        return connect(socket)
+        return connect(socket, timeout_s=timeout_s)
     except DaemonUnreachable as error:
         if socket is None and nobody_is_there(error):
             return None

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
-
-import typer
-
 from ..socket_api.results import DeleteResult
 from .batches import run_batch
+from .consent import YesOption, has_consent
 from .daemon_link import connect
-from .errors import InvalidUsage
 from .exit_codes import ERROR
 from .formatting import format_bytes, format_plural
 from .options import JsonOption, SessionsArgument, SocketOption
 from .output import Output, plain
-
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
 
 
 def rm(
@@ -33,16 +26,10 @@ def rm(
     """
     output = Output(as_json=as_json)
     with connect(socket) as client:
-        if not (yes or _has_consent(sessions, as_json=as_json)):
+        if not (yes or has_consent(f"Delete {', '.join(sessions)} for good?", "delete", as_json=as_json)):
             output.remark("nothing deleted")
             return ERROR.number
         return run_batch(output, "rm", sessions, client.delete, _line)
-
-
-def _has_consent(sessions: list[str], *, as_json: bool) -> bool:
-    if as_json or not sys.stdin.isatty():
-        raise InvalidUsage("Nobody is there to ask whether to delete; add --yes if you mean it.")
-    return typer.confirm(f"Delete {', '.join(sessions)} for good?", err=True)
 
 
 def _line(report: DeleteResult) -> str:

@@ -1,0 +1,23 @@
+"""Asking before something goes for good: one rule for every command that destroys."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .errors import InvalidUsage
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
+
+
+def has_consent(question: str, verb: str, *, as_json: bool) -> bool:
+    """Ask on a terminal whether to go on.
+
+    Raises:
+        InvalidUsage: nobody is there to be asked, and --yes was not given.
+    """
+    if as_json or not sys.stdin.isatty():
+        raise InvalidUsage(f"Nobody is there to ask whether to {verb}; add --yes if you mean it.")
+    return typer.confirm(question, err=True)
