@@ -113,11 +113,12 @@ class TempFile:
     def sync(self) -> None:
         sync_file(self.fd, self.path)
 
-    def publish(self, folder_fd: int, name: str, folder_path: str) -> None:
+    def publish(self, folder_fd: int, name: str, folder_path: str, *, replacing: bool = False) -> None:
         """Give the flushed file its name and flush both folders. After it returns the file survives power loss.
 
         Raises:
-            DurabilityLost: a folder could not be flushed; the name is taken back as far as possible.
+            DurabilityLost: a folder could not be flushed. The name is taken back as far as possible, but not where the
+                file took the place of another (`replacing`): that one is gone, and nothing would be left of either.
         """
         try:
             os.rename(self._name, name, src_dir_fd=self._folder_fd, dst_dir_fd=folder_fd)
@@ -129,8 +130,9 @@ class TempFile:
             if folder_fd != self._folder_fd:
                 sync_folder(self._folder_fd, self._folder_path)
         except DurabilityLost:
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=folder_fd)
+            if not replacing:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder_fd)
             raise
 
     def close(self) -> None:
@@ -142,13 +144,18 @@ class TempFile:
                 os.unlink(self._name, dir_fd=self._folder_fd)
 
 
-def write_file(folder_fd: int, name: str, data: bytes, folder_path: str, *, temp_fd: int | None = None) -> None:
-    """Write a small file durably and atomically; its temporary file may lie in another folder."""
+def write_file(
+    folder_fd: int, name: str, data: bytes, folder_path: str, *, temp_fd: int | None = None, replacing: bool = False
+) -> None:
+    """Write a small file durably and atomically; its temporary file may lie in another folder.
+
+    With `replacing` a file of that name is replaced: whatever fails, either the old one or the new one is there.
+    """
     temp = TempFile(folder_fd if temp_fd is None else temp_fd, folder_path)
     try:
         temp.append([data])
         temp.sync()
-        temp.publish(folder_fd, name, folder_path)
+        temp.publish(folder_fd, name, folder_path, replacing=replacing)
     finally:
         temp.close()
 
