@@ -1,4 +1,9 @@
-"""How a session is called: torpor://NAMESPACE/NAME, and what a person may type for it.
+"""How a session is called: torpor://NAMESPACE/NAME, and what a person may type for it and for one of its versions.
+
+    NAME                NAMESPACE/NAME         torpor://NAMESPACE/NAME      the session, its newest version
+    NAME@3              the version with this number
+    NAME@before-refactor    the version that has this tag
+    NAME@3f9c01ab       the version whose bundle id begins so: 8 hex digits at least
 
 Owns the syntax and the resolution of short names. Never turns a name into a path: sessions are found by the index,
 bundles by their ids, so no text that a client sends is ever joined to a folder.
@@ -12,14 +17,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from .errors import AmbiguousName, InvalidUri, SessionNotFound
-from .limits import MAX_NAME_CHARS
+from .errors import AmbiguousName, InvalidTag, InvalidUri, SessionNotFound
+from .limits import MAX_NAME_CHARS, MAX_TAG_CHARS, MAX_VERSION, MIN_ID_DIGITS
 
 DEFAULT_NAMESPACE: Final = "default"
 SCHEME: Final = "torpor://"
+VERSION_MARK: Final = "@"
 
 _PART: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARS - 1}}}", re.ASCII)
 _RULE: Final = f"1 to {MAX_NAME_CHARS} ASCII letters, digits, '.', '_' or '-', beginning with a letter or a digit"
+_ID_DIGITS: Final = 64
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,15}", re.ASCII)
+_ID_PREFIX: Final = re.compile(rf"[0-9A-Fa-f]{{{MIN_ID_DIGITS},{_ID_DIGITS}}}", re.ASCII)
+_LOOKS_LIKE_ID: Final = re.compile(rf"[0-9A-Fa-f]{{{MIN_ID_DIGITS},}}", re.ASCII)
+_TAG: Final = re.compile(rf"[A-Za-z][A-Za-z0-9._-]{{0,{MAX_TAG_CHARS - 1}}}", re.ASCII)
+_TAG_RULE: Final = (
+    f"1 to {MAX_TAG_CHARS} ASCII letters, digits, '.', '_' or '-', beginning with a letter, and not {MIN_ID_DIGITS} or "
+    "more hex digits only"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,6 +100,68 @@ def parse_reference(text: str) -> tuple[str | None, str]:
         wanted = SessionUri.parse(text if text.startswith("torpor:") else SCHEME + text)
         return wanted.namespace, wanted.name
     return None, SessionUri(DEFAULT_NAMESPACE, text).name
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """What stands after the `@`, with each of its possible readings; at least one is not None.
+
+    Eight digits are a version number and the beginning of an id: both are looked up, and two hits are an error.
+    """
+
+    text: str
+    number: int | None
+    tag: str | None
+    id_prefix: str | None
+
+
+def parse_version_reference(text: str) -> tuple[str, Selector | None]:
+    """Take a reference apart: the text that names the session, and what selects a version (None: nothing does).
+
+    Both parts are checked against the syntax; whether there is such a session or version is not asked.
+
+    Raises:
+        InvalidUri: not a reference; the message tells the grammar.
+    """
+    if not isinstance(text, str):
+        raise _no_reference(text)
+    session, mark, selector = text.partition(VERSION_MARK)
+    parse_reference(session)
+    return session, parse_selector(selector) if mark else None
+
+
+def parse_selector(text: str) -> Selector:
+    """Read a version number, a tag or the beginning of a bundle id. Raises InvalidUri."""
+    number = int(text) if _NUMBER.fullmatch(text) else None
+    selector = Selector(
+        text=text,
+        number=number if number is None or number <= MAX_VERSION else None,
+        tag=text if is_tag(text) else None,
+        id_prefix=text.lower() if _ID_PREFIX.fullmatch(text) else None,
+    )
+    if selector.number is None and selector.tag is None and selector.id_prefix is None:
+        raise _no_reference(VERSION_MARK + text)
+    return selector
+
+
+def is_tag(text: str) -> bool:
+    return _TAG.fullmatch(text) is not None and not _LOOKS_LIKE_ID.fullmatch(text)
+
+
+def require_tag(text: str) -> str:
+    """Give a tag back once it is known to be one. Raises InvalidTag."""
+    if not isinstance(text, str) or not is_tag(text):
+        raise InvalidTag(f"{_shown(text)} is not a valid tag: use {_TAG_RULE}.", value=_shown(text))
+    return text
+
+
+def _no_reference(value: object) -> InvalidUri:
+    return InvalidUri(
+        f"{_shown(value)} names no version: write SESSION@N for a version number, SESSION@TAG for a tag ({_TAG_RULE}), "
+        f"or SESSION@ID with the first {MIN_ID_DIGITS} to {_ID_DIGITS} hex digits of a bundle id.",
+        field="version",
+        value=_shown(value),
+    )
 
 
 def not_found(text: str, known: Iterable[SessionUri]) -> SessionNotFound:

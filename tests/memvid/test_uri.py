@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.memvid import SessionUri, resolve
-from torpor.memvid.errors import AmbiguousName, InvalidUri, SessionNotFound
+from torpor.memvid import IndexRow, SessionUri, resolve
+from torpor.memvid.errors import AmbiguousName, AmbiguousVersion, InvalidTag, InvalidUri, SessionNotFound
+from torpor.memvid.marks import Marks
+from torpor.memvid.uri import Selector, parse_reference, parse_selector, parse_version_reference, require_tag
+from torpor.memvid.versions import select_version
 
 KNOWN = [SessionUri("default", "scout"), SessionUri("work", "scout"), SessionUri("work", "writer")]
 
@@ -97,3 +102,217 @@ def test_any_text_is_a_name_or_a_typed_refusal(text: str) -> None:
     except InvalidUri:
         return
     assert SessionUri.parse(str(uri)) == uri
+
+
+# --- references to a version
+
+
+def row(version: int, bundle_id: str) -> IndexRow:
+    return IndexRow(
+        uri=WRITER,
+        version=version,
+        bundle_id=bytes.fromhex(bundle_id.ljust(64, "0")),
+        parent=None,
+        identity_digest=b"\x11" * 32,
+        token_count=1,
+        bundle_bytes=1,
+        logical_bytes=1,
+        created_ns=1,
+        model="demo",
+        labels=(),
+    )
+
+
+WRITER = SessionUri("work", "writer")
+ROWS = [
+    row(1, "3f9c01ab44"),
+    row(2, "3f9c01ab55"),
+    row(3, "00000004ff"),
+    row(12345678, "aabbccddee"),
+    row(12345679, "12345678ee"),
+]
+MARKS = Marks("store").tag(WRITER, ROWS[0].bundle_id, "before-refactor").tag(WRITER, b"\x99" * 32, "lost")
+
+
+def pick(selector: str, rows: list[IndexRow] = ROWS, marks: Marks = MARKS) -> int:
+    return select_version(WRITER, rows, marks, parse_selector(selector)).version
+
+
+@pytest.mark.parametrize("session", ["writer", "work/writer", "torpor://work/writer"])
+def test_a_reference_without_a_version_selects_none(session: str) -> None:
+    assert parse_version_reference(session) == (session, None)
+
+
+@pytest.mark.parametrize("session", ["writer", "work/writer", "torpor://work/writer"])
+def test_a_reference_names_a_session_and_a_version_of_it(session: str) -> None:
+    assert parse_version_reference(f"{session}@3") == (session, Selector("3", 3, None, None))
+    assert parse_version_reference(f"{session}@v1.0") == (session, Selector("v1.0", None, "v1.0", None))
+    assert parse_version_reference(f"{session}@3F9c01ab") == (session, Selector("3F9c01ab", None, None, "3f9c01ab"))
+
+
+@pytest.mark.parametrize(
+    ("text", "selector"),
+    [
+        ("1", Selector("1", 1, None, None)),
+        ("9007199254740991", Selector("9007199254740991", (1 << 53) - 1, None, "9007199254740991")),
+        ("9007199254740992", Selector("9007199254740992", None, None, "9007199254740992")),
+        ("12345678", Selector("12345678", 12345678, None, "12345678")),
+        ("00000012", Selector("00000012", None, None, "00000012")),
+        ("abcdef1", Selector("abcdef1", None, "abcdef1", None)),
+        ("abcdef12", Selector("abcdef12", None, None, "abcdef12")),
+        ("a" * 64, Selector("a" * 64, None, None, "a" * 64)),
+        ("z" * 64, Selector("z" * 64, None, "z" * 64, None)),
+    ],
+)
+def test_a_selector_is_read_in_every_way_that_it_can_be_meant(text: str, selector: Selector) -> None:
+    assert parse_selector(text) == selector
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "writer@",
+        "writer@0",
+        "writer@03",
+        "writer@-1",
+        "writer@+1",
+        "writer@1.5",
+        "writer@1e3",
+        "writer@1_000",
+        "writer@３",
+        "writer@ 3",
+        "writer@3 ",
+        "writer@3\n",
+        "writer@3@4",
+        "writer@@3",
+        "writer@v1@v2",
+        "writer@latest/..",
+        "writer@../../etc/passwd",
+        "writer@9abcdef",  # seven digits of an id, and no tag begins with a digit
+        "writer@" + "a" * 65,
+        "writer@" + "9" * 17 + "x",
+        "writer@" + "9" * 5000,
+        "writer@tag\x00",
+        "writer@тег",
+        "@3",
+        "@",
+        "",
+        "torpor://work@3/writer",
+        "work@3/writer",
+        "torpor://work/@3",
+        "a b@3",
+    ],
+)
+def test_threat_19_a_text_that_is_no_reference_is_refused(text: str) -> None:
+    with pytest.raises(InvalidUri) as refusal:
+        parse_version_reference(text)
+    assert len(refusal.value.message) < 600
+    assert refusal.value.message.isprintable()
+
+
+@pytest.mark.parametrize("text", [None, 3, b"writer@3", ["writer"]])
+def test_only_text_is_a_reference(text: Any) -> None:
+    with pytest.raises(InvalidUri):
+        parse_version_reference(text)
+
+
+def test_a_refused_version_tells_the_grammar() -> None:
+    with pytest.raises(InvalidUri) as refusal:
+        parse_version_reference("writer@03")
+    for part in ("version number", "tag", "hex digits", "SESSION@"):
+        assert part in refusal.value.message
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_any_text_is_a_reference_or_a_typed_refusal(session: str, selector: str) -> None:
+    try:
+        named, selected = parse_version_reference(f"{session}@{selector}")
+    except InvalidUri:
+        return
+    assert (named, selected) == (session, parse_selector(selector))
+    parse_reference(named)
+
+
+@given(st.from_regex(r"[0-9A-Za-z._-]{1,66}", fullmatch=True))
+def test_no_text_is_both_a_tag_and_something_else(text: str) -> None:
+    """So that a tag can never hide a version number or an id."""
+    try:
+        selector = parse_selector(text)
+    except InvalidUri:
+        with pytest.raises(InvalidTag):
+            require_tag(text)
+        return
+    if selector.tag is None:
+        with pytest.raises(InvalidTag):
+            require_tag(text)
+    else:
+        assert require_tag(text) == text
+        assert selector.number is selector.id_prefix is None
+
+
+def test_a_version_is_found_by_number_tag_and_id() -> None:
+    assert pick("3") == 3
+    assert pick("before-refactor") == 1
+    assert pick("3f9c01ab5") == 2
+    assert pick("3F9C01AB5") == 2
+    assert pick(ROWS[1].bundle_id.hex()) == 2
+    assert pick("00000004") == 3
+
+
+def test_a_number_is_not_the_beginning_of_an_id() -> None:
+    with pytest.raises(SessionNotFound):
+        pick("4", rows=[row(1, "4" * 64)])
+
+
+def test_several_versions_are_refused_with_a_reference_to_each_and_never_one_of_them_taken() -> None:
+    with pytest.raises(AmbiguousVersion) as refusal:
+        pick("3f9c01ab")
+    assert refusal.value.candidates == [f"torpor://work/writer@{one.bundle_id.hex()}" for one in ROWS[:2]]
+    assert [parse_version_reference(text)[1] for text in refusal.value.candidates]
+    assert "version 1" in refusal.value.message
+    assert "version 2" in refusal.value.message
+    assert [pick(text.partition("@")[2]) for text in refusal.value.candidates] == [1, 2]
+
+
+def test_digits_that_are_a_number_and_an_id_of_two_versions_are_refused() -> None:
+    with pytest.raises(AmbiguousVersion) as refusal:
+        pick("12345678")
+    assert len(refusal.value.candidates) == 2
+
+
+def test_digits_that_are_the_number_and_the_id_of_one_version_name_it() -> None:
+    assert pick("12345678", rows=[row(12345678, "12345678")]) == 12345678
+
+
+def test_a_long_list_of_versions_is_cut_in_the_message_but_not_in_the_facts() -> None:
+    many = [row(number, f"3f9c01ab{number:02x}") for number in range(1, 100)]
+    with pytest.raises(AmbiguousVersion) as refusal:
+        pick("3f9c01ab", rows=many)
+    assert len(refusal.value.candidates) == 99
+    assert "and 91 more" in refusal.value.message
+    assert len(refusal.value.message) < 1200
+
+
+def test_an_unknown_version_is_refused_with_what_there_is() -> None:
+    for selector in ("7", "nowhere", "ffffffff"):
+        with pytest.raises(SessionNotFound) as refusal:
+            pick(selector)
+        assert "versions from 1 to 12345679" in refusal.value.message
+        assert "before-refactor" in refusal.value.message
+    with pytest.raises(SessionNotFound, match="it has version 1"):
+        pick("7", rows=[row(1, "3f")], marks=Marks("store"))
+    with pytest.raises(SessionNotFound, match="no versions"):
+        pick("7", rows=[], marks=Marks("store"))
+
+
+def test_a_tag_of_a_version_that_is_gone_says_so() -> None:
+    with pytest.raises(SessionNotFound) as refusal:
+        pick("lost")
+    assert "99" * 6 in refusal.value.message
+    assert "verify" in refusal.value.message
+
+
+def test_a_tag_of_another_session_means_nothing_here() -> None:
+    marks = Marks("store").tag(SessionUri("default", "writer"), ROWS[0].bundle_id, "stable")
+    with pytest.raises(SessionNotFound):
+        pick("stable", marks=marks)

@@ -1,0 +1,323 @@
+"""Tags and pins: what people say about versions, in STORE/marks.json. Truth, not derived: nothing can make it again.
+
+Owns the file and its strict reader. Knows nothing of bundles: a mark names a version by its bundle id, and whether
+that one is there is for the caller to ask. Marks are values; a change gives new ones, `save` makes them durable.
+
+Rules:
+- The file is canonical JSON with a digest over all the rest; a reader takes it whole or raises CorruptMarks.
+- It is never treated as empty because it cannot be read. No file at all means that nothing was ever marked.
+- It is replaced by one rename: a crash leaves the old marks or the new ones.
+- Load, change and save under the store's lock and its writing lock, else one of two changes is lost.
+- The digest is taken the same way in every later version, so that damage is not mistaken for a later version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from blake3 import blake3
+
+from . import durable
+from .errors import CorruptMarks, InvalidTag, InvalidUri, LimitExceeded, MarkNotFound, TagTaken, UnsupportedFormat
+from .folder import StoreFolder
+from .limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES
+from .paths import io_error, open_file
+from .uri import VERSION_MARK, SessionUri, require_tag
+
+MARKS_FILE: Final = "marks.json"
+MARKS_VERSION: Final = 1
+
+_FORMAT_NAME: Final = "torpor.marks"
+_ID_BYTES: Final = 32
+_ID: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_SHORT_ID_DIGITS: Final = 12
+_NODE_STARTS: Final = (b"[", b"{", b",")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMarks:
+    """The marks of one session: its tags, each with the bundle id of the version it names, and its pinned bundles."""
+
+    tags: Mapping[str, bytes] = field(default_factory=dict)
+    pins: frozenset[bytes] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.tags) + len(self.pins)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionMarks:
+    """The marks of one version: its tags, sorted, and whether it is pinned."""
+
+    tags: tuple[str, ...] = ()
+    pinned: bool = False
+
+    def __bool__(self) -> bool:
+        return self.pinned or bool(self.tags)
+
+
+_NO_MARKS: Final = SessionMarks()
+_UNMARKED: Final = VersionMarks()
+
+
+@dataclass(frozen=True)
+class Marks:
+    """All marks of one store. Immutable, so safe to share between threads."""
+
+    store_uuid: str
+    sessions: Mapping[SessionUri, SessionMarks] = field(default_factory=dict)
+    _by_bundle: Mapping[bytes, VersionMarks] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        marked = {uri: marks for uri, marks in self.sessions.items() if marks}
+        total = sum(len(marks) for marks in marked.values())
+        if total > MAX_MARKS:
+            raise LimitExceeded(f"a store has at most {MAX_MARKS} tags and pins, not {total}.", limit=MAX_MARKS)
+        object.__setattr__(self, "sessions", MappingProxyType(marked))
+        object.__setattr__(self, "_by_bundle", _by_bundle(marked.values()))
+
+    # --- the file
+
+    @classmethod
+    def load(cls, folder: StoreFolder) -> Marks:
+        """Read the marks of a store. Raises CorruptMarks, UnsupportedFormat (a later version), UnsafePath."""
+        path = f"{folder.path}/{MARKS_FILE}"
+        try:
+            fd = open_file(folder.root_fd, MARKS_FILE, os.O_RDONLY, path)
+        except FileNotFoundError:
+            return cls(folder.uuid)
+        try:
+            data = _read(fd, path)
+        finally:
+            os.close(fd)
+        return decode_marks(data, folder.uuid, path)
+
+    def save(self, folder: StoreFolder) -> int:
+        """Replace the store's marks, durably; the bytes written. Raises NoSpace, StoreIoError, DurabilityLost."""
+        data = encode_marks(self)
+        in_bundles = folder.bundles_fd  # where leftovers are looked for
+        durable.write_file(folder.root_fd, MARKS_FILE, data, folder.path, temp_fd=in_bundles, replacing=True)
+        return len(data)
+
+    # --- asking
+
+    def session(self, uri: SessionUri) -> SessionMarks:
+        return self.sessions.get(uri, _NO_MARKS)
+
+    def of(self, bundle_id: bytes) -> VersionMarks:
+        """The marks of the version that this bundle is."""
+        return self._by_bundle.get(bundle_id, _UNMARKED)
+
+    def tagged(self, uri: SessionUri, tag: str) -> bytes | None:
+        """The bundle id that a session's tag names."""
+        return self.session(uri).tags.get(tag)
+
+    def dangling(self, known: Container[bytes]) -> list[tuple[SessionUri, bytes]]:
+        """The marked bundles that are not among `known`, each with its session."""
+        return [
+            (uri, bundle_id)
+            for uri, marks in sorted(self.sessions.items())
+            for bundle_id in sorted(marks.pins.union(marks.tags.values()))
+            if bundle_id not in known
+        ]
+
+    # --- changing
+
+    def tag(self, uri: SessionUri, bundle_id: bytes, tag: str, *, move: bool = False) -> Marks:
+        """Let a tag name a version. A tag names one version of a session; `move` takes it away from another one.
+
+        Raises:
+            InvalidTag, TagTaken, LimitExceeded
+        """
+        require_tag(tag)
+        named = self.tagged(uri, tag)
+        if named is not None and named != bundle_id and not move:
+            raise TagTaken(
+                f"The tag {tag!r} already names {_reference(uri, named)}. Move it on purpose, or choose another tag.",
+                session=str(uri),
+                tag=tag,
+                bundle_id=named.hex(),
+            )
+        marks = self.session(uri)
+        return self._with(uri, replace(marks, tags={**marks.tags, tag: _require_id(bundle_id)}))
+
+    def untag(self, uri: SessionUri, tag: str) -> Marks:
+        """Take a tag away. Raises InvalidTag, MarkNotFound."""
+        require_tag(tag)
+        marks = self.session(uri)
+        if tag not in marks.tags:
+            there = f"its tags are {', '.join(sorted(marks.tags)[:8])}" if marks.tags else "it has none"
+            raise MarkNotFound(f"{uri} has no tag {tag!r}; {there}.", session=str(uri), tag=tag)
+        return self._with(uri, replace(marks, tags={name: named for name, named in marks.tags.items() if name != tag}))
+
+    def pin(self, uri: SessionUri, bundle_id: bytes) -> Marks:
+        """Keep a version whatever a retention says. One that is pinned stays so. Raises LimitExceeded."""
+        marks = self.session(uri)
+        return self._with(uri, replace(marks, pins=marks.pins | {_require_id(bundle_id)}))
+
+    def unpin(self, uri: SessionUri, bundle_id: bytes) -> Marks:
+        """Give a version back to the retention. Raises MarkNotFound."""
+        marks = self.session(uri)
+        if bundle_id not in marks.pins:
+            raise MarkNotFound(
+                f"{_reference(uri, bundle_id)} is not pinned.", session=str(uri), bundle_id=bundle_id.hex()
+            )
+        return self._with(uri, replace(marks, pins=marks.pins - {bundle_id}))
+
+    def without(self, uri: SessionUri) -> Marks:
+        """No marks of this session: it was deleted or forgotten."""
+        return self._with(uri, _NO_MARKS)
+
+    def without_bundles(self, bundle_ids: Iterable[bytes]) -> Marks:
+        """No marks of these versions, whosever they are: they are gone."""
+        gone = frozenset(bundle_ids)
+        return Marks(self.store_uuid, {uri: _left(marks, gone) for uri, marks in self.sessions.items()})
+
+    def _with(self, uri: SessionUri, marks: SessionMarks) -> Marks:
+        return Marks(self.store_uuid, {**self.sessions, uri: marks})
+
+
+def _left(marks: SessionMarks, gone: frozenset[bytes]) -> SessionMarks:
+    return SessionMarks({tag: named for tag, named in marks.tags.items() if named not in gone}, marks.pins - gone)
+
+
+def _by_bundle(sessions: Iterable[SessionMarks]) -> Mapping[bytes, VersionMarks]:
+    tags: dict[bytes, list[str]] = {}
+    pins: set[bytes] = set()
+    for marks in sessions:
+        pins |= marks.pins
+        for tag, bundle_id in marks.tags.items():
+            tags.setdefault(bundle_id, []).append(tag)
+    return {
+        bundle_id: VersionMarks(tuple(sorted(tags.get(bundle_id, ()))), bundle_id in pins)
+        for bundle_id in pins.union(tags)
+    }
+
+
+def _require_id(bundle_id: bytes) -> bytes:
+    if not isinstance(bundle_id, bytes) or len(bundle_id) != _ID_BYTES:
+        raise ValueError("a bundle id has 32 bytes")
+    return bundle_id
+
+
+def _reference(uri: SessionUri, bundle_id: bytes) -> str:
+    return f"{uri}{VERSION_MARK}{bundle_id.hex()[:_SHORT_ID_DIGITS]}"
+
+
+# --- the bytes
+
+
+def encode_marks(marks: Marks) -> bytes:
+    """The file's bytes: the same marks of the same store give the same bytes."""
+    rest = {
+        "format": _FORMAT_NAME,
+        "version": MARKS_VERSION,
+        "store": marks.store_uuid,
+        "sessions": {
+            str(uri): {
+                "pins": sorted(pinned.hex() for pinned in of.pins),
+                "tags": {tag: named.hex() for tag, named in of.tags.items()},
+            }
+            for uri, of in marks.sessions.items()
+        },
+    }
+    return _canonical({**rest, "digest": _digest(rest)})
+
+
+def decode_marks(data: bytes, store_uuid: str, path: str) -> Marks:
+    """Read the file's bytes. Raises CorruptMarks for anything that `encode_marks` would not have written here."""
+    try:
+        document = _parse(data)
+        if document.pop("digest", None) != _digest(document):
+            raise ValueError("its digest does not fit its content")
+        version = document.get("version")
+        if type(version) is int and version > MARKS_VERSION and document.get("format") == _FORMAT_NAME:
+            raise UnsupportedFormat(
+                f"{path} has version {version}; this program reads version {MARKS_VERSION}. Use the Torpor that wrote "
+                "it. Nothing was touched.",
+                path=path,
+                found=version,
+                supported=MARKS_VERSION,
+            )
+        if document.get("store") != store_uuid:
+            raise ValueError("it belongs to another store")
+        marks = Marks(store_uuid, _sessions(document.get("sessions")))
+        if encode_marks(marks) != data:  # whatever else is not as it should be: keys, order, spaces, types
+            raise ValueError("it is not in the form in which it is written")
+        return marks
+    except (ValueError, TypeError, RecursionError, InvalidUri, InvalidTag, LimitExceeded) as error:
+        raise CorruptMarks(
+            f"{path} is damaged: {_reason(error)}. Put it back from a backup, or let `torpor repair` move it away (the "
+            "tags and pins in it are lost then). Until then no version is removed by a rule.",
+            path=path,
+            reason=_reason(error),
+        ) from error
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_MARKS_BYTES:
+        raise ValueError(f"it has more than {MAX_MARKS_BYTES} bytes")
+    if sum(map(data.count, _NODE_STARTS)) > MAX_MARKS_NODES:
+        raise ValueError(f"it holds more than {MAX_MARKS_NODES} values")
+    document = json.loads(data.decode("ascii"), object_pairs_hook=_unique)
+    if not isinstance(document, dict):
+        raise ValueError("it is not a map")  # noqa: TRY004 - one kind of error for all that is malformed
+    return document
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _sessions(value: Any) -> dict[SessionUri, SessionMarks]:
+    if not isinstance(value, dict):
+        raise ValueError("it has no map of sessions")  # noqa: TRY004
+    return {SessionUri.parse(text): _session(marks) for text, marks in value.items()}
+
+
+def _session(value: Any) -> SessionMarks:
+    if not isinstance(value, dict) or value.keys() != {"pins", "tags"}:
+        raise ValueError("a session in it has other keys than pins and tags")
+    pins, tags = value["pins"], value["tags"]
+    if not isinstance(pins, list) or not isinstance(tags, dict) or not (pins or tags):
+        raise ValueError("a session in it has no list of pins, no map of tags, or neither pins nor tags")
+    return SessionMarks({require_tag(tag): _id(text) for tag, text in tags.items()}, frozenset(map(_id, pins)))
+
+
+def _id(text: Any) -> bytes:
+    if not isinstance(text, str) or not _ID.fullmatch(text):
+        raise ValueError("a bundle id in it is not 64 hex digits")
+    return bytes.fromhex(text)
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
+
+
+def _digest(rest: Mapping[str, Any]) -> str:
+    return blake3(_canonical(rest)).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error).rstrip(".")[:300]
+
+
+def _read(fd: int, path: str) -> bytes:
+    """The whole file, or one byte more than is allowed."""
+    chunks, left = [], MAX_MARKS_BYTES + 1
+    try:
+        while left and (chunk := os.read(fd, left)):
+            chunks.append(chunk)
+            left -= len(chunk)
+    except OSError as error:
+        raise io_error(error, "read", path) from error
+    return b"".join(chunks)

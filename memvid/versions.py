@@ -1,0 +1,78 @@
+"""Which version of a session a selector means: by number, by tag, or by the beginning of its bundle id.
+
+Pure. Owns the rule that a selector means exactly one version: several are an error that lists them, never a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from .errors import AmbiguousVersion, SessionNotFound
+from .marks import Marks
+from .records import IndexRow
+from .uri import VERSION_MARK, Selector, SessionUri
+
+_SHORT_ID_DIGITS: Final = 12
+_MAX_LISTED: Final = 8
+
+
+def select_version(uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector) -> IndexRow:
+    """The one of a session's versions (`rows`, all of them) that `selector` means.
+
+    Raises:
+        AmbiguousVersion: it means several; `candidates` lists a reference to each.
+        SessionNotFound: it means none.
+    """
+    tagged = marks.tagged(uri, selector.tag) if selector.tag is not None else None
+    matches = [row for row in rows if _means(selector, tagged, row)]
+    if len(matches) > 1:
+        raise _ambiguous(uri, matches, selector)
+    if not matches:
+        raise _no_version(uri, rows, marks, selector, tagged)
+    return matches[0]
+
+
+def _means(selector: Selector, tagged: bytes | None, row: IndexRow) -> bool:
+    return (
+        row.version == selector.number
+        or row.bundle_id == tagged
+        or (selector.id_prefix is not None and row.bundle_id.hex().startswith(selector.id_prefix))
+    )
+
+
+def _ambiguous(uri: SessionUri, matches: Sequence[IndexRow], selector: Selector) -> AmbiguousVersion:
+    # whole ids: a shorter one could be what was ambiguous
+    candidates = [f"{uri}{VERSION_MARK}{row.bundle_id.hex()}" for row in matches]
+    shown = ", ".join(f"version {row.version} ({row.bundle_id.hex()})" for row in matches[:_MAX_LISTED])
+    more = f" and {len(matches) - _MAX_LISTED} more" if len(matches) > _MAX_LISTED else ""
+    return AmbiguousVersion(
+        f"{uri}{VERSION_MARK}{selector.text} means {len(matches)} versions: {shown}{more}. Give more digits of the id.",
+        session=str(uri),
+        selector=selector.text,
+        candidates=candidates,
+    )
+
+
+def _no_version(
+    uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector, tagged: bytes | None
+) -> SessionNotFound:
+    if tagged is not None:
+        why = (
+            f"The tag {selector.text!r} of {uri} names the bundle {tagged.hex()[:_SHORT_ID_DIGITS]}, which is none of "
+            "its versions now: it cannot be read, or is gone. `torpor verify` says more."
+        )
+    else:
+        tags = sorted(marks.session(uri).tags)
+        known = [
+            _span(sorted(row.version for row in rows)),
+            f"the tags {', '.join(tags[:_MAX_LISTED])}" if tags else "",
+        ]
+        why = f"{uri} has no version {selector.text!r}; it has {' and '.join(filter(None, known))}."
+    return SessionNotFound(why, session=str(uri), version=selector.text, suggestions=[str(uri)])
+
+
+def _span(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "no versions"
+    return f"version {numbers[0]}" if len(numbers) == 1 else f"versions from {numbers[0]} to {numbers[-1]}"
