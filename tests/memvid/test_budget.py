@@ -1,0 +1,290 @@
+"""Budgets: what would go past one is refused before it is written; nothing that frees space is asked about."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torpor.memvid.budget import (
+    UNLIMITED,
+    Budget,
+    Meter,
+    Standing,
+    free_bytes_of,
+    require_room,
+    utc_day,
+)
+from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, StoreIoError
+
+DAY_NS = 24 * 60 * 60 * 10**9
+PLENTY = 1 << 50
+
+
+def standing(store_bytes: int | None = 0, written_today: int = 0, free_bytes: int = PLENTY) -> Standing:
+    return Standing(store_bytes=store_bytes, written_today=written_today, free_bytes=free_bytes)
+
+
+def meter(
+    budget: Budget, *, store_bytes: int | None = 0, written_today: int = 0, free: list[int] | None = None
+) -> Meter:
+    """A meter whose disk says the figures of `free` one after the other, the last one for ever."""
+    left = list(free or [PLENTY])
+    return Meter(
+        budget,
+        store_bytes=store_bytes,
+        written_today=written_today,
+        day=20_000,
+        free_bytes=lambda: left.pop(0) if len(left) > 1 else left[0],
+    )
+
+
+# --- what a budget is
+
+
+@pytest.mark.parametrize("name", ["max_store_bytes", "max_bytes_per_day", "min_free_bytes"])
+@pytest.mark.parametrize("value", [-1, 1.0, True, "1", float("nan"), (1 << 60) + 1, 10**400])
+def test_a_budget_that_is_no_number_of_bytes_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidPolicy) as refusal:
+        Budget(**{name: value})
+    assert refusal.value.field == name
+
+
+def test_room_to_leave_is_a_number_and_not_nothing() -> None:
+    with pytest.raises(InvalidPolicy):
+        Budget(min_free_bytes=None)  # type: ignore[arg-type]
+
+
+def test_no_budget_allows_everything() -> None:
+    assert UNLIMITED.is_unlimited
+    require_room(UNLIMITED, standing(PLENTY, PLENTY, 0), PLENTY)
+
+
+@pytest.mark.parametrize("budget", [Budget(0), Budget(None, 0), Budget(None, None, 1)])
+def test_a_budget_of_any_kind_is_a_budget(budget: Budget) -> None:
+    assert not budget.is_unlimited
+
+
+# --- the decision
+
+
+def test_the_store_may_be_filled_to_the_last_byte_and_no_further() -> None:
+    budget = Budget(max_store_bytes=1000)
+    require_room(budget, standing(store_bytes=900), 100)
+    with pytest.raises(BudgetExceeded) as refusal:
+        require_room(budget, standing(store_bytes=900), 101)
+    error = refusal.value
+    assert (error.which, error.limit, error.used, error.needed) == ("max_store_bytes", 1000, 900, 101)
+    assert error.code == "budget_exceeded"
+    for fact in ("1000", "900", "101", "torpor rm"):
+        assert fact in error.message
+
+
+def test_the_day_may_be_filled_to_the_last_byte_and_no_further() -> None:
+    budget = Budget(max_bytes_per_day=1000)
+    require_room(budget, standing(written_today=900), 100)
+    with pytest.raises(BudgetExceeded) as refusal:
+        require_room(budget, standing(written_today=900), 101)
+    error = refusal.value
+    assert (error.which, error.limit, error.used, error.needed) == ("max_bytes_per_day", 1000, 900, 101)
+    for fact in ("1000", "900", "101", "UTC"):
+        assert fact in error.message
+
+
+def test_the_disk_keeps_the_room_that_it_must() -> None:
+    budget = Budget(min_free_bytes=1000)
+    require_room(budget, standing(free_bytes=1100), 100)
+    with pytest.raises(BudgetExceeded) as refusal:
+        require_room(budget, standing(free_bytes=1100), 101)
+    error = refusal.value
+    assert (error.which, error.limit, error.used, error.needed) == ("min_free_bytes", 1000, 1100, 101)
+    for fact in ("1000", "1100", "101", "torpor rm"):
+        assert fact in error.message
+
+
+def test_a_store_that_is_past_its_budget_already_takes_no_byte_more() -> None:
+    for budget, now in (
+        (Budget(max_store_bytes=10), standing(store_bytes=11)),
+        (Budget(max_bytes_per_day=10), standing(written_today=11)),
+        (Budget(min_free_bytes=10), standing(free_bytes=9)),
+    ):
+        with pytest.raises(BudgetExceeded):
+            require_room(budget, now, 0)
+
+
+def test_what_replaces_bytes_of_the_store_is_not_held_against_its_size() -> None:
+    require_room(Budget(max_store_bytes=0), standing(store_bytes=None), 1000)
+    with pytest.raises(BudgetExceeded):
+        require_room(Budget(max_bytes_per_day=999), standing(store_bytes=None), 1000)
+
+
+sizes = st.integers(0, 2000)
+
+
+@given(st.none() | sizes, st.none() | sizes, sizes, sizes, sizes, sizes, sizes)
+def test_a_write_is_allowed_exactly_when_no_budget_is_passed(
+    most: int | None, daily: int | None, least: int, held: int, written: int, free: int, needed: int
+) -> None:
+    allowed = (
+        (most is None or held + needed <= most)
+        and (daily is None or written + needed <= daily)
+        and (least == 0 or free - needed >= least)
+    )
+    try:
+        require_room(Budget(most, daily, least), standing(held, written, free), needed)
+    except BudgetExceeded:
+        assert not allowed
+    else:
+        assert allowed
+
+
+# --- the meter
+
+
+def test_a_meter_adds_up_what_is_written() -> None:
+    for budget in (Budget(max_store_bytes=1000), Budget(max_bytes_per_day=1000)):
+        one = meter(budget, store_bytes=700, written_today=700)
+        one.add(100)
+        one.add(200)
+        with pytest.raises(BudgetExceeded) as refusal:
+            one.add(1)
+        assert refusal.value.used == 1000
+        assert one.written_bytes == 300
+
+
+def test_what_was_refused_is_not_counted() -> None:
+    one = meter(Budget(max_store_bytes=100))
+    with pytest.raises(BudgetExceeded):
+        one.add(101)
+    one.add(100)
+    assert one.written_bytes == 100
+
+
+def test_asking_counts_nothing() -> None:
+    one = meter(Budget(max_store_bytes=100))
+    one.require(100)
+    one.require(100)
+    assert one.written_bytes == 0
+
+
+def test_a_meter_looks_at_the_disk_each_time() -> None:
+    """The disk's own figure has what this operation wrote in it already: that is not counted a second time."""
+    one = meter(Budget(min_free_bytes=1000), free=[1300, 1200, 1100, 1050])
+    one.add(100)
+    one.add(100)
+    one.add(100)
+    with pytest.raises(BudgetExceeded) as refusal:
+        one.add(51)
+    assert refusal.value.used == 1050
+
+
+def test_a_meter_without_a_budget_counts_and_asks_nobody() -> None:
+    one = Meter(UNLIMITED, store_bytes=0, written_today=0, day=0, free_bytes=lambda: 1 // 0)
+    one.add(PLENTY)
+    assert one.written_bytes == PLENTY
+
+
+def test_the_disk_is_asked_only_for_a_budget_that_needs_it() -> None:
+    Meter(Budget(max_store_bytes=1), store_bytes=0, written_today=0, day=0, free_bytes=lambda: 1 // 0).add(1)
+
+
+@given(sizes, st.lists(sizes, max_size=20))
+def test_a_meter_never_lets_the_sum_pass_the_budget(most: int, writes: list[int]) -> None:
+    one, written = meter(Budget(max_bytes_per_day=most)), 0
+    for size_bytes in writes:
+        try:
+            one.add(size_bytes)
+        except BudgetExceeded:
+            assert written + size_bytes > most
+        else:
+            written += size_bytes
+        assert one.written_bytes == written <= most
+
+
+# --- days and disks
+
+
+def test_a_day_is_a_day_of_utc() -> None:
+    assert utc_day(0) == utc_day(DAY_NS - 1) == 0
+    assert utc_day(DAY_NS) == 1
+    assert utc_day(1_735_689_600 * 10**9) == 20_089  # 2025-01-01T00:00:00Z
+    assert utc_day(1_735_689_600 * 10**9 - 1) == 20_088
+
+
+def test_threat_37_a_clock_before_1970_shows_the_first_day() -> None:
+    assert utc_day(-1) == utc_day(-(10**20)) == 0
+
+
+class Ledger:
+    """What the store does with a day: the count of a day is what was written while the clock showed it."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.written: dict[int, int] = {}
+
+    def write(self, now_ns: int, size_bytes: int) -> bool:
+        day = utc_day(now_ns)
+        one = Meter(
+            self.budget,
+            store_bytes=0,
+            written_today=self.written.get(day, 0),
+            day=day,
+            free_bytes=lambda: PLENTY,
+        )
+        try:
+            one.add(size_bytes)
+        except BudgetExceeded:
+            return False
+        self.written[one.day] = self.written.get(one.day, 0) + one.written_bytes
+        return True
+
+
+def test_threat_37_a_clock_set_back_neither_lifts_a_days_budget_nor_locks_for_ever() -> None:
+    ledger = Ledger(Budget(max_bytes_per_day=100))
+    today = 20_000 * DAY_NS
+    assert ledger.write(today, 100)
+    assert not ledger.write(today, 1)
+    assert ledger.write(today - DAY_NS, 100)  # the clock is set back: that day's own budget, once
+    assert not ledger.write(today - DAY_NS, 1)
+    assert not ledger.write(today, 1)  # and put right: today's count is as it was
+    assert ledger.write(today + 3653 * DAY_NS, 100)  # ten years ahead
+    assert not ledger.write(today, 1)
+    assert ledger.write(today + DAY_NS, 100)  # tomorrow comes all the same
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 150)), max_size=40))
+def test_threat_37_however_the_clock_jumps_no_day_gets_more_than_its_budget(jumps: list[tuple[int, int]]) -> None:
+    ledger = Ledger(Budget(max_bytes_per_day=100))
+    for days, size_bytes in jumps:
+        ledger.write((20_000 + days) * DAY_NS, size_bytes)
+    assert all(written <= 100 for written in ledger.written.values())
+    fresh = (20_000 + 4) * DAY_NS
+    assert ledger.write(fresh, 100)
+
+
+def test_the_free_space_is_what_the_disk_has_for_us(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        free = free_bytes_of(fd, str(tmp_path))
+        status = os.statvfs(tmp_path)
+        assert 0 <= free <= status.f_blocks * status.f_frsize
+        assert abs(free - status.f_bavail * status.f_frsize) < 1 << 30  # others write while we look
+    finally:
+        os.close(fd)
+
+
+def test_room_for_the_superuser_alone_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disk:
+        f_bavail, f_bfree, f_blocks, f_frsize, f_bsize = 10, 20, 30, 512, 4096
+
+    monkeypatch.setattr(os, "statvfs", lambda fd: Disk)
+    assert free_bytes_of(0, "store") == 5120
+
+
+def test_a_disk_that_cannot_be_asked_is_a_typed_error() -> None:
+    with pytest.raises(StoreIoError) as refusal:
+        free_bytes_of(-1, "store")
+    assert refusal.value.path == "store"
