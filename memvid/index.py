@@ -1,12 +1,26 @@
-"""The index: from a session's URI and version to its bundle, and facts for listings. A derived SQLite table.
+"""The index: from a session's URI and version to its bundle, who holds which block, and facts for listings.
 
-Owns the schema, and what makes an index missing, foreign or damaged. Nothing here is truth: every row can be made
-again from a bundle, and a wake compares the row with the bundle before it believes either.
+A derived SQLite table. Owns the schema, and what makes an index missing, foreign or damaged. Nothing here is truth:
+every row can be made again from a bundle, and a wake compares the row with the bundle before it believes either.
 
 How it works: a store that may write keeps STORE/index.sqlite in WAL mode. A store that may only read copies what the
 file holds into memory, so it writes nothing, not even the -wal and -shm files that a reader would leave.
 synchronous=NORMAL is enough: a row lost in a power cut is found missing at the next open and made from its bundle.
+What must not be lost or come back (`drop`, `begin_rewrite`) is brought into the file itself and flushed.
+
+What a row says of a bundle is of two kinds. What the bundle is (its owner, version, tokens) never changes, for the
+bundle's id is over it. Where its bytes lie (`refs`, `blocks`, `bundle_bytes`) changes when its file is rewritten.
+A removal believes `refs`, so they must at every moment cover what the file needs, before a rewrite and after:
+
+- `begin_rewrite` makes them cover both and marks the bundle unsettled, durably, before the file is replaced.
+- `finish_rewrite` says what the file holds now. Where it did not happen, the next open reads the file again.
+- STORE/rewrites.<count>, an empty file, has the number of rewrites begun in its name. An index that has counted fewer
+  was put back from a backup: its refs may be those of files that are no more, and it is made anew.
+
+Blocks are found by the first 8 bytes of their ids: a row of `blocks` takes 30 bytes instead of 150, and who asks
+proves the answer in the file's own directory anyway.
 """
+# ruff: noqa: S608 - every statement is put together from constants of this module
 
 from __future__ import annotations
 
@@ -14,23 +28,26 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sqlite3
+import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from .durable import sync_folder, write_error
+from .bundle import BundleFile
+from .durable import rename, sync_folder, write_error
 from .errors import NoSpace, StoreError, StoreIoError
-from .limits import MAX_INDEX_BYTES
+from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS
 from .manifest import Manifest
-from .paths import require_own_regular, stat_name
+from .paths import list_names, require_own_regular, stat_name
 from .records import IndexRow
 from .uri import SessionUri
 
 INDEX_FILE: Final = "index.sqlite"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
 SHADOWED: Final = "shadowed"
@@ -38,23 +55,56 @@ SHADOWED: Final = "shadowed"
 _SIDE_FILES: Final = ("", "-wal", "-shm", "-journal")
 _APPLICATION_ID: Final = 0x54505249  # "TPRI"
 _CHECKPOINT_PAGES: Final = 64
+_CACHE_KIB: Final = 64 * 1024
+_PAGE_ROWS: Final = 1000
+_ASKED_AT_ONCE: Final = 500
+_WRITTEN_DAYS: Final = 400
+_COUNT_NAME: Final = re.compile(r"rewrites\.([0-9]{1,15})", re.ASCII)
+_BLOCK_KEY: Final = struct.Struct(">q")
 _SCHEMA: Final = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE bundles (
-    bundle_id BLOB PRIMARY KEY, status TEXT NOT NULL, namespace TEXT, name TEXT, version INTEGER, parent BLOB,
-    identity_digest BLOB, token_count INTEGER, bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER,
-    model TEXT, labels TEXT
-) WITHOUT ROWID;
+    number INTEGER PRIMARY KEY, bundle_id BLOB NOT NULL UNIQUE, status TEXT NOT NULL, unsettled INTEGER NOT NULL,
+    namespace TEXT, name TEXT, version INTEGER, parent BLOB, identity_digest BLOB, token_count INTEGER,
+    bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER, model TEXT, labels TEXT
+);
 CREATE UNIQUE INDEX one_live_version ON bundles (namespace, name, version) WHERE status = '{LIVE}';
 CREATE INDEX by_name ON bundles (name, status);
 CREATE INDEX by_status ON bundles (status) WHERE status <> '{LIVE}';
-CREATE TABLE refs (bundle_id BLOB NOT NULL, refers_to BLOB NOT NULL, PRIMARY KEY (bundle_id, refers_to)) WITHOUT ROWID;
+CREATE INDEX by_unsettled ON bundles (bundle_id) WHERE unsettled <> 0;
+CREATE TABLE refs (number INTEGER NOT NULL, refers_to BLOB NOT NULL, PRIMARY KEY (number, refers_to)) WITHOUT ROWID;
 CREATE INDEX referrers ON refs (refers_to);
+CREATE TABLE blocks (block INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (block, number)) WITHOUT ROWID;
+CREATE INDEX blocks_of ON blocks (number);
+CREATE TABLE written (day INTEGER PRIMARY KEY, size_bytes INTEGER NOT NULL);
 """
 _COLUMNS: Final = (
     "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
     "created_ns, model, labels"
 )
+_INTEGERS: Final = ("version", "token_count", "bundle_bytes", "logical_bytes", "created_ns")
+_NO_ID: Final = "typeof({0}) <> 'blob' OR length({0}) <> 32"
+_NO_NAME: Final = (
+    f"typeof({{0}}) <> 'text' OR length({{0}}) NOT BETWEEN 1 AND {MAX_NAME_CHARS} "
+    "OR {0} GLOB '*[^A-Za-z0-9._-]*' OR {0} GLOB '[._-]*'"
+)
+_NONSENSE: Final = (
+    f"SELECT 1 FROM bundles WHERE {_NO_ID.format('bundle_id')} "
+    f"OR status NOT IN ('{LIVE}', '{UNREADABLE}', '{SHADOWED}') OR status <> '{UNREADABLE}' AND ("
+    + " OR ".join(
+        [
+            *(f"typeof({column}) <> 'integer'" for column in _INTEGERS),
+            *(_NO_NAME.format(column) for column in ("namespace", "name")),
+            f"parent IS NOT NULL AND ({_NO_ID.format('parent')})",
+            _NO_ID.format("identity_digest"),
+            "typeof(model) <> 'text'",
+            "typeof(labels) <> 'text' OR labels <> '[]' AND labels NOT GLOB '[[]\"*\"]'",
+        ]
+    )
+    + ") LIMIT 1",
+    f"SELECT 1 FROM refs WHERE {_NO_ID.format('refers_to')} LIMIT 1",
+)
+"""What no index of ours holds; what `_row` and `_id` refuse when they meet it, asked of all rows at once."""
 
 
 class IndexUnusable(Exception):
@@ -63,12 +113,24 @@ class IndexUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class IndexedBundle:
-    """What goes into the index for one bundle file; `row` is None for a bundle whose manifest cannot be read."""
+    """What goes into the index for one bundle file; `row` is None for a bundle whose manifest cannot be read.
+
+    `refs` are the other bundles that hold blocks of this one, `blocks` the ids of all frames in its file. Of the ids
+    the index keeps the first 8 bytes, and `Index.stored` gives no more of them back.
+    """
 
     bundle_id: bytes
     status: str
     row: IndexRow | None
     refs: tuple[bytes, ...]
+    blocks: tuple[bytes, ...] = ()
+
+
+def indexed(file: BundleFile) -> IndexedBundle:
+    """What the index is told of a bundle that can be read. The one place that knows where a file says it."""
+    manifest = file.manifest
+    row = row_of(manifest, file.bundle_id, file.file_bytes)
+    return IndexedBundle(file.bundle_id, LIVE, row, manifest.refs, tuple(entry.id for entry in manifest.own_blocks))
 
 
 def row_of(manifest: Manifest, bundle_id: bytes, bundle_bytes: int) -> IndexRow:
@@ -91,8 +153,10 @@ def row_of(manifest: Manifest, bundle_id: bytes, bundle_bytes: int) -> IndexRow:
 class Index:
     """An open index. Safe from several threads: one statement or transaction at a time."""
 
-    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: str, root_fd: int | None) -> None:
+        """`root_fd` is the store's folder, borrowed; None for a private copy, whose rewrites are not counted."""
         self._connection = connection
+        self._root_fd = root_fd
         self._lock = threading.RLock()
         self.path = path
 
@@ -100,11 +164,15 @@ class Index:
 
     @classmethod
     def open(cls, store_path: str, root_fd: int, store_uuid: str) -> Index:
-        """Open the index file for writing. Raises IndexUnusable if it is missing, foreign or damaged, UnsafePath."""
+        """Open the index file for writing. Raises IndexUnusable if it is missing, foreign, damaged or older than the
+        last rewrite of a bundle; UnsafePath."""
         path = _require_index_file(store_path, root_fd)
+        begun = _rewrites_begun(root_fd, store_path)
         connection = _connect(path)
         try:
             _require_ours(connection, store_uuid)
+            if _count_of(connection) < begun:
+                raise IndexUnusable("it is older than the last rewrite of a bundle")
             _configure(connection)
         except sqlite3.Error as error:
             connection.close()
@@ -112,11 +180,15 @@ class Index:
         except IndexUnusable:
             connection.close()
             raise
-        return cls(connection, path)
+        return cls(connection, path, root_fd)
 
     @classmethod
     def copy_to_memory(cls, store_path: str, root_fd: int, store_uuid: str) -> Index:
-        """A private copy of the index file as it is, for a store that may not write. Raises as `open` does."""
+        """A private copy of the index file as it is, for a store that may not write. Raises IndexUnusable if it is
+        missing, foreign or damaged; UnsafePath.
+
+        One that is older than the last rewrite will do: nothing is removed by it, and its rows name the same bundles.
+        """
         path = _require_index_file(store_path, root_fd)
         if stat_name(root_fd, INDEX_FILE, path).st_size > MAX_INDEX_BYTES:
             raise IndexUnusable(f"it has more than {MAX_INDEX_BYTES} bytes")
@@ -134,11 +206,24 @@ class Index:
         except IndexUnusable:
             memory.close()
             raise
-        return cls(memory, path)
+        return cls(memory, path, None)
 
     @classmethod
-    def create(cls, store_path: str, root_fd: int, store_uuid: str, bundles: Iterable[IndexedBundle]) -> Index:
-        """Make the index file anew. One transaction: a crash leaves a file that is not ours, so it is made again."""
+    def create(
+        cls,
+        store_path: str,
+        root_fd: int,
+        store_uuid: str,
+        bundles: Iterable[IndexedBundle],
+        *,
+        unsettled: Iterable[bytes] = (),
+        written: Mapping[int, int] | None = None,
+    ) -> Index:
+        """Make the index file anew. One transaction: a crash leaves a file that is not ours, so it is made again.
+
+        `unsettled` are those of the bundles whose files are to be read again, `written` the bytes written each day.
+        Raises NoSpace, StoreIoError, DurabilityLost.
+        """
         path = f"{store_path}/{INDEX_FILE}"
         try:
             for suffix in _SIDE_FILES:
@@ -152,7 +237,8 @@ class Index:
             connection = _connect(path)
             try:
                 _configure(connection)
-                index = cls._filled(connection, path, store_uuid, bundles)
+                index = cls(connection, path, root_fd)
+                index._fill(store_path, store_uuid, bundles, unsettled, written)
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # so that read-only stores find the schema
                 return index
             except BaseException:
@@ -160,24 +246,56 @@ class Index:
                 raise
 
     @classmethod
-    def create_in_memory(cls, store_path: str, store_uuid: str, bundles: Iterable[IndexedBundle]) -> Index:
-        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        return cls._filled(connection, f"{store_path}/{INDEX_FILE}", store_uuid, bundles)
-
-    @classmethod
-    def _filled(
-        cls, connection: sqlite3.Connection, path: str, store_uuid: str, bundles: Iterable[IndexedBundle]
+    def create_in_memory(
+        cls,
+        store_path: str,
+        store_uuid: str,
+        bundles: Iterable[IndexedBundle],
+        *,
+        root_fd: int | None = None,
+        unsettled: Iterable[bytes] = (),
+        written: Mapping[int, int] | None = None,
     ) -> Index:
-        index = cls(connection, path)
-        with index._transaction():
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            for bundle in bundles:
-                index._insert(bundle)
-            connection.execute("INSERT INTO meta VALUES ('store_uuid', ?)", (store_uuid,))
+        """An index without a file; `root_fd` is the store's folder where rewrites are counted all the same."""
+        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        index = cls(connection, f"{store_path}/{INDEX_FILE}", root_fd)
+        index._fill(store_path, store_uuid, bundles, unsettled, written)
         return index
+
+    def _fill(
+        self,
+        store_path: str,
+        store_uuid: str,
+        bundles: Iterable[IndexedBundle],
+        unsettled: Iterable[bytes],
+        written: Mapping[int, int] | None,
+    ) -> None:
+        begun = 0 if self._root_fd is None else _rewrites_begun(self._root_fd, store_path)
+        with self._transaction():
+            for statement in _SCHEMA.split(";"):
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            for bundle in bundles:
+                self._insert(bundle)
+            self._mark(unsettled)
+            self._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
+            self._connection.execute("INSERT INTO meta VALUES ('rewrites', ?)", (str(begun),))
+            self._connection.execute("INSERT INTO meta VALUES ('store_uuid', ?)", (store_uuid,))
+
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[Callable[[Index], None]]:
+        """Close the file so that a new index can be made in its place, and go on with what is handed to the callable.
+
+        Whoever asks meanwhile waits. Without a new one this object answers nothing any more.
+        """
+        with self._lock:
+            self._connection.close()
+
+            def go_on_with(fresh: Index) -> None:
+                self._connection = fresh._connection
+
+            yield go_on_with
 
     def close(self) -> None:
         with self._lock:
@@ -186,11 +304,19 @@ class Index:
     # --- writing
 
     def add(self, bundle: IndexedBundle) -> None:
-        """Add one bundle's row and references. Raises NoSpace, StoreIoError; nothing is added then."""
+        """Add one bundle's row, references and blocks. Raises NoSpace, StoreIoError; nothing is added then."""
         with self._transaction():
             self._insert(bundle)
 
-    def reconcile(self, added: Iterable[IndexedBundle], dropped: Iterable[bytes]) -> None:
+    def reconcile(
+        self,
+        added: Iterable[IndexedBundle],
+        dropped: Iterable[bytes],
+        *,
+        shadowed: Iterable[bytes] = (),
+        settled: Iterable[IndexedBundle] = (),
+        unsettled: Iterable[bytes] = (),
+    ) -> None:
         """Bring the index in line with the bundle files. Raises IndexUnusable where rows contradict each other."""
         try:
             with self._lock:
@@ -198,8 +324,14 @@ class Index:
                 try:
                     for bundle_id in dropped:
                         self._delete(bundle_id)
+                    self._connection.executemany(
+                        "UPDATE bundles SET status = ? WHERE bundle_id = ?", [(SHADOWED, one) for one in shadowed]
+                    )
                     for bundle in added:
                         self._insert(bundle)
+                    for bundle in settled:
+                        self._replace_storage(bundle)
+                    self._mark(unsettled)
                     self._connection.execute("COMMIT")
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # as in `drop`
                 except BaseException:
@@ -210,35 +342,125 @@ class Index:
             raise IndexUnusable(f"it contradicts the bundles ({error})") from error
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
-        """Durably remove rows and references of these bundles, all or none."""
+        """Durably remove rows, references and blocks of these bundles, all or none."""
         with self._transaction():
             for bundle_id in bundle_ids:
                 self._delete(bundle_id)
         self._settle()
 
+    def begin_rewrite(self, bundle_id: bytes, refs: Iterable[bytes]) -> None:
+        """A bundle's file is about to be replaced by one that needs `refs`. On disk when this returns.
+
+        From now on its references are the old ones and these, and it counts as unsettled: until `finish_rewrite` each
+        opening reads its file again. For a bundle without a row, a retired one, only the rewrite is counted.
+
+        Raises:
+            NoSpace, StoreIoError, DurabilityLost: the file must stay as it is.
+        """
+        with self._lock:
+            with self._transaction():
+                count = _count_of(self._connection) + 1
+                self._connection.execute("UPDATE meta SET value = ? WHERE key = 'rewrites'", (str(count),))
+                self._mark([bundle_id])
+                if (number := self._number(bundle_id)) is not None:
+                    self._insert_refs(number, refs)
+            self._settle()
+            self._count_on_disk(count)
+
+    def finish_rewrite(self, bundle: IndexedBundle) -> None:
+        """A bundle's file was replaced, durably: its storage is now this. Need not survive a crash itself."""
+        with self._transaction():
+            self._replace_storage(bundle)
+
+    def add_written(self, day: int, size_bytes: int) -> None:
+        """Count bytes that were written on a day (days since 1970, UTC). For budgets; a power cut may lose the last."""
+        with self._transaction():
+            self._connection.execute(
+                "INSERT INTO written VALUES (?, ?) ON CONFLICT (day) DO UPDATE SET size_bytes = size_bytes + ?",
+                (day, size_bytes, size_bytes),
+            )
+            self._connection.execute("DELETE FROM written WHERE day < ?", (day - _WRITTEN_DAYS,))
+
     def _settle(self) -> None:
         """Bring what was committed into the file itself, flushed: a power cut must not bring a dropped row back, and
         read-only stores must not see it."""
         with self._lock, _translated(self.path):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:
+                raise StoreIoError(
+                    f"The index {self.path} is being read by another program and could not be brought up to date. "
+                    "End that program and try again.",
+                    path=self.path,
+                )
+
+    def _count_on_disk(self, count: int) -> None:
+        if self._root_fd is None:
+            return
+        store_path, root_fd = os.path.dirname(self.path), self._root_fd
+        name = f"rewrites.{count}"
+        old = [found for found in list_names(root_fd, store_path) if _COUNT_NAME.fullmatch(found)]
+        if old:
+            rename(root_fd, max(old, key=_count_in), name, store_path)
+        else:
+            try:
+                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=root_fd))
+            except OSError as error:
+                raise write_error(error, "create", f"{store_path}/{name}") from error
+        sync_folder(root_fd, store_path)
 
     def _insert(self, bundle: IndexedBundle) -> None:
         row = bundle.row
-        values: tuple[Any, ...] = (bundle.bundle_id, bundle.status, *(None,) * 11)
+        facts: tuple[Any, ...] = (None,) * 11
         if row is not None:
-            values = (
-                bundle.bundle_id, bundle.status, row.uri.namespace, row.uri.name, row.version, row.parent,
-                row.identity_digest, row.token_count, row.bundle_bytes, row.logical_bytes, row.created_ns, row.model,
-                json.dumps(row.labels),
+            facts = (
+                row.uri.namespace, row.uri.name, row.version, row.parent, row.identity_digest, row.token_count,
+                row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels),
             )  # fmt: skip
-        self._connection.execute(f"INSERT INTO bundles VALUES ({', '.join('?' * 13)})", values)  # noqa: S608
+        inserted = self._connection.execute(
+            f"INSERT INTO bundles VALUES (NULL, ?, ?, 0, {', '.join('?' * 11)})",
+            (bundle.bundle_id, bundle.status, *facts),
+        )
+        number = inserted.lastrowid
+        assert number is not None
+        self._insert_refs(number, bundle.refs)
+        self._insert_blocks(number, bundle.blocks)
+
+    def _replace_storage(self, bundle: IndexedBundle) -> None:
+        number = self._number(bundle.bundle_id)
+        if number is None:
+            return
+        if bundle.row is not None:
+            self._connection.execute(
+                "UPDATE bundles SET bundle_bytes = ?, unsettled = 0 WHERE number = ?", (bundle.row.bundle_bytes, number)
+            )
+        self._delete_storage(number)
+        self._insert_refs(number, bundle.refs)
+        self._insert_blocks(number, bundle.blocks)
+
+    def _insert_refs(self, number: int, refs: Iterable[bytes]) -> None:
+        self._connection.executemany("INSERT OR IGNORE INTO refs VALUES (?, ?)", [(number, other) for other in refs])
+
+    def _insert_blocks(self, number: int, blocks: Iterable[bytes]) -> None:
+        keys = sorted(_block_key(block) for block in blocks)
+        self._connection.executemany("INSERT OR IGNORE INTO blocks VALUES (?, ?)", [(key, number) for key in keys])
+
+    def _mark(self, bundle_ids: Iterable[bytes]) -> None:
         self._connection.executemany(
-            "INSERT INTO refs VALUES (?, ?)", [(bundle.bundle_id, other) for other in bundle.refs]
+            "UPDATE bundles SET unsettled = 1 WHERE bundle_id = ?", [(one,) for one in bundle_ids]
         )
 
     def _delete(self, bundle_id: bytes) -> None:
-        self._connection.execute("DELETE FROM bundles WHERE bundle_id = ?", (bundle_id,))
-        self._connection.execute("DELETE FROM refs WHERE bundle_id = ?", (bundle_id,))
+        if (number := self._number(bundle_id)) is not None:
+            self._delete_storage(number)
+            self._connection.execute("DELETE FROM bundles WHERE number = ?", (number,))
+
+    def _delete_storage(self, number: int) -> None:
+        self._connection.execute("DELETE FROM refs WHERE number = ?", (number,))
+        self._connection.execute("DELETE FROM blocks WHERE number = ?", (number,))
+
+    def _number(self, bundle_id: bytes) -> int | None:
+        found = self._connection.execute("SELECT number FROM bundles WHERE bundle_id = ?", (bundle_id,)).fetchone()
+        return None if found is None else int(found[0])
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -252,12 +474,12 @@ class Index:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    # --- asking
+    # --- asking for sessions
 
     def find(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
         """A version of a session, the latest if none is named; None if there is none."""
-        where = "status = ? AND namespace = ? AND name = ?"
-        values: tuple[Any, ...] = (LIVE, uri.namespace, uri.name)
+        where = f"status = '{LIVE}' AND namespace = ? AND name = ?"
+        values: tuple[Any, ...] = (uri.namespace, uri.name)
         if version is not None:
             where, values = where + " AND version = ?", (*values, version)
         rows = self._rows(f"WHERE {where} ORDER BY version DESC LIMIT 1", values)
@@ -266,16 +488,37 @@ class Index:
     def versions(self, uri: SessionUri) -> list[IndexRow]:
         """All versions of a session, oldest first."""
         return self._rows(
-            "WHERE status = ? AND namespace = ? AND name = ? ORDER BY version", (LIVE, uri.namespace, uri.name)
+            f"WHERE status = '{LIVE}' AND namespace = ? AND name = ? ORDER BY version", (uri.namespace, uri.name)
         )
+
+    def iter_latest(self) -> Iterator[IndexRow]:
+        """The latest version of each session, in the order of their URIs, fetched a page at a time.
+
+        A session that comes or goes meanwhile is seen or not; no other one is missed or told twice.
+        """
+        after = ("", "")
+        while True:
+            found = self._select(
+                f"SELECT {_COLUMNS}, max(version) FROM bundles WHERE status = '{LIVE}' AND (namespace, name) > (?, ?) "
+                "GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",  # with max(), the columns of its row
+                (*after, _PAGE_ROWS),
+            )
+            rows = [_row(columns[:-1], self.path) for columns in found]
+            yield from rows
+            if len(rows) < _PAGE_ROWS:
+                return
+            after = (rows[-1].uri.namespace, rows[-1].uri.name)
 
     def latest(self) -> list[IndexRow]:
         """The latest version of each session, in the order of their URIs."""
-        return self._rows(
-            "AS row WHERE status = ? AND version = (SELECT max(version) FROM bundles AS other WHERE other.status = ? "
-            "AND other.namespace = row.namespace AND other.name = row.name) ORDER BY namespace, name",
-            (LIVE, LIVE),
+        return list(self.iter_latest())
+
+    def uris(self) -> list[SessionUri]:
+        """All sessions, in order: for suggestions. Much less work than their rows."""
+        found = self._select(
+            f"SELECT DISTINCT namespace, name FROM bundles WHERE status = '{LIVE}' ORDER BY namespace, name", ()
         )
+        return [SessionUri(namespace, name) for namespace, name in found]
 
     def find_by_name(self, name: str) -> list[SessionUri]:
         """The sessions of this name in any namespace, in the order of their URIs. By an index: lists nothing else."""
@@ -285,65 +528,161 @@ class Index:
         return [SessionUri(namespace, name) for (namespace,) in found]
 
     def all_rows(self) -> list[IndexRow]:
-        return self._rows("WHERE status = ? ORDER BY namespace, name, version", (LIVE,))
+        return self._rows(f"WHERE status = '{LIVE}' ORDER BY namespace, name, version", ())
+
+    def rows_of(self, bundle_ids: Iterable[bytes]) -> dict[bytes, IndexRow]:
+        """The rows of those of the bundles that are versions of a session."""
+        found: dict[bytes, IndexRow] = {}
+        wanted = list(bundle_ids)
+        for at in range(0, len(wanted), _ASKED_AT_ONCE):
+            some = wanted[at : at + _ASKED_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            rows = self._rows(f"WHERE status = '{LIVE}' AND bundle_id IN ({marks})", tuple(some))
+            found.update((row.bundle_id, row) for row in rows)
+        return found
+
+    def totals(self) -> tuple[int, int, int]:
+        """How many sessions, how many versions, and the bytes of the versions' files."""
+        ((versions, file_bytes),) = self._select(
+            f"SELECT count(*), ifnull(sum(bundle_bytes), 0) FROM bundles WHERE status = '{LIVE}'", ()
+        )
+        ((sessions,),) = self._select(
+            f"SELECT count(*) FROM (SELECT DISTINCT namespace, name FROM bundles WHERE status = '{LIVE}')", ()
+        )
+        return int(sessions), int(versions), int(file_bytes)
+
+    # --- asking for bundles
 
     def bundle_ids(self) -> set[bytes]:
         """Every bundle that the index knows of, readable or not."""
-        return {bytes(value) for (value,) in self._select("SELECT bundle_id FROM bundles", ())}
+        return set(self._ids("SELECT bundle_id FROM bundles", ()))
 
     def bundles_of(self, uri: SessionUri) -> list[bytes]:
         """Every bundle of a session whatever its status, oldest version first, a version's rivals before it."""
-        found = self._select(
+        return self._ids(
             "SELECT bundle_id FROM bundles WHERE namespace = ? AND name = ? ORDER BY version, status DESC, bundle_id",
             (uri.namespace, uri.name),
         )
-        return [bytes(value) for (value,) in found]
 
     def knows(self, bundle_id: bytes) -> bool:
         return bool(self._select("SELECT 1 FROM bundles WHERE bundle_id = ?", (bundle_id,)))
 
     def refs_of(self, bundle_id: bytes) -> tuple[bytes, ...]:
-        found = self._select("SELECT refers_to FROM refs WHERE bundle_id = ?", (bundle_id,))
-        return tuple(bytes(value) for (value,) in found)
+        """The other bundles that a bundle's file needs. Never fewer, though it may be more while it is unsettled."""
+        return tuple(
+            self._ids(
+                "SELECT refers_to FROM refs JOIN bundles USING (number) WHERE bundle_id = ? ORDER BY refers_to",
+                (bundle_id,),
+            )
+        )
+
+    def users_of(self, bundle_id: bytes) -> list[bytes]:
+        """The bundles whose files need this one."""
+        return self._ids(
+            "SELECT bundle_id FROM refs JOIN bundles USING (number) WHERE refers_to = ? ORDER BY bundle_id",
+            (bundle_id,),
+        )
 
     def referenced(self, but_for: Iterable[bytes] = ()) -> set[bytes]:
-        """Every bundle that another bundle's manifest names, the manifests `but_for` not counted."""
+        """Every bundle that another bundle's file needs, the bundles `but_for` not counted."""
         if others := set(but_for):
-            pairs = self._select("SELECT bundle_id, refers_to FROM refs", ())
-            return {bytes(named) for user, named in pairs if bytes(user) not in others}
-        return {bytes(value) for (value,) in self._select("SELECT DISTINCT refers_to FROM refs", ())}
+            with self._lock, _translated(self.path):
+                pairs = self._connection.execute("SELECT bundle_id, refers_to FROM refs JOIN bundles USING (number)")
+                return {_id(named, self.path) for user, named in pairs if user not in others}
+        return set(self._ids("SELECT DISTINCT refers_to FROM refs", ()))
+
+    def holders_of(self, block_id: bytes) -> list[bytes]:
+        """Versions of sessions whose files may hold this block: the caller proves it in the file's own directory."""
+        return self._ids(
+            f"SELECT bundle_id FROM blocks JOIN bundles USING (number) WHERE block = ? AND status = '{LIVE}' "
+            "ORDER BY number",
+            (_block_key(block_id),),
+        )
+
+    def unsettled(self) -> set[bytes]:
+        """The bundles of which the index does not know what their files hold now, and covers whatever they may need."""
+        return set(self._ids("SELECT bundle_id FROM bundles WHERE unsettled <> 0", ()))
 
     def with_status(self, status: str) -> list[bytes]:
-        return [bytes(value) for (value,) in self._select("SELECT bundle_id FROM bundles WHERE status = ?", (status,))]
+        return self._ids("SELECT bundle_id FROM bundles WHERE status = ?", (status,))
+
+    def stored(self, bundle_id: bytes) -> IndexedBundle | None:
+        """What the index says of a bundle, of its blocks only the first 8 bytes of each id, in order."""
+        found = self._select(f"SELECT number, status, {_COLUMNS} FROM bundles WHERE bundle_id = ?", (bundle_id,))
+        if not found:
+            return None
+        number, status, *columns = found[0]
+        keys = self._select("SELECT block FROM blocks WHERE number = ? ORDER BY block", (number,))
+        return IndexedBundle(
+            bundle_id,
+            status,
+            None if status == UNREADABLE else _row(tuple(columns), self.path),
+            self.refs_of(bundle_id),
+            tuple(_BLOCK_KEY.pack(key) for (key,) in keys),
+        )
+
+    def written_on(self, day: int) -> int:
+        """Bytes written on that day."""
+        return self.written().get(day, 0)
+
+    def written(self) -> dict[int, int]:
+        """Bytes written on each day that is still remembered."""
+        return {int(day): int(size) for day, size in self._select("SELECT day, size_bytes FROM written", ())}
 
     def _rows(self, tail: str, values: tuple[Any, ...]) -> list[IndexRow]:
-        return [_row(columns, self.path) for columns in self._select(f"SELECT {_COLUMNS} FROM bundles {tail}", values)]  # noqa: S608
+        return [_row(columns, self.path) for columns in self._select(f"SELECT {_COLUMNS} FROM bundles {tail}", values)]
+
+    def _ids(self, statement: str, values: tuple[Any, ...]) -> list[bytes]:
+        return [_id(value, self.path) for (value,) in self._select(statement, values)]
 
     def _select(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         with self._lock, _translated(self.path):
             return self._connection.execute(statement, values).fetchall()
 
 
+def _block_key(block_id: bytes) -> int:
+    (key,) = _BLOCK_KEY.unpack_from(block_id)
+    return int(key)
+
+
+def _id(value: Any, path: str) -> bytes:
+    if type(value) is not bytes or len(value) != 32:
+        raise _bad_row(path, "an id has the wrong form")
+    return value
+
+
 def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
+    """A row that was read, as a value. Written out, for a listing does it for every session."""
     namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, labels = (
         columns
     )
-    numbers = (version, tokens, file_bytes, raw_bytes, created)
-    blobs = (bundle_id, identity, *(() if parent is None else (parent,)))
     try:
-        if not all(isinstance(number, int) for number in numbers) or not isinstance(model, str):
-            raise TypeError("a column has the wrong type")
-        if not all(isinstance(blob, bytes) and len(blob) == 32 for blob in blobs):
+        if not (type(version) is type(tokens) is type(file_bytes) is type(raw_bytes) is type(created) is int):
+            raise TypeError("a number is none")
+        if not (type(bundle_id) is type(identity) is bytes and len(bundle_id) == len(identity) == 32):
             raise TypeError("an id has the wrong form")
-        names = tuple(str(label) for label in json.loads(labels))
+        if parent is not None and not (type(parent) is bytes and len(parent) == 32):
+            raise TypeError("the parent's id has the wrong form")
+        if not (type(model) is type(labels) is str):
+            raise TypeError("a text is none")
+        names = () if labels == "[]" else _labels(labels)
         uri = SessionUri(namespace, name)
     except (StoreError, TypeError, ValueError, RecursionError) as error:
-        raise StoreIoError(
-            f"{path} holds a row that is not valid: {error}. Stop the daemon and remove the file: it is made anew "
-            "from the bundles.",
-            path=path,
-        ) from error
+        raise _bad_row(path, str(error)) from error
     return IndexRow(uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names)
+
+
+@functools.lru_cache(maxsize=256)
+def _labels(encoded: str) -> tuple[str, ...]:
+    return tuple(str(label) for label in json.loads(encoded))
+
+
+def _bad_row(path: str, why: str) -> StoreIoError:
+    return StoreIoError(
+        f"{path} holds a row that is not valid: {why}. Stop the daemon and remove the file: it is made anew "
+        "from the bundles.",
+        path=path,
+    )
 
 
 def _connect(path: str) -> sqlite3.Connection:
@@ -353,7 +692,10 @@ def _connect(path: str) -> sqlite3.Connection:
 def _configure(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA fullfsync = ON")  # fsync on macOS stops at the drive's cache; no effect elsewhere
+    connection.execute("PRAGMA checkpoint_fullfsync = ON")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     connection.execute("PRAGMA trusted_schema = OFF")
 
 
@@ -371,6 +713,23 @@ def _require_index_file(store_path: str, root_fd: int) -> str:
     return path
 
 
+def _rewrites_begun(root_fd: int, store_path: str) -> int:
+    """How many rewrites were ever begun in a store, as its folder says."""
+    return max((_count_in(name) for name in list_names(root_fd, store_path) if _COUNT_NAME.fullmatch(name)), default=0)
+
+
+def _count_in(name: str) -> int:
+    return int(name.rpartition(".")[2])
+
+
+def _count_of(connection: sqlite3.Connection) -> int:
+    """How many rewrites an index has seen begin."""
+    found = connection.execute("SELECT value FROM meta WHERE key = 'rewrites'").fetchone()
+    if found is None or not _COUNT_NAME.fullmatch(f"rewrites.{found[0]}"):
+        raise IndexUnusable("it does not say how many rewrites it has seen")
+    return int(found[0])
+
+
 def _require_ours(connection: sqlite3.Connection, store_uuid: str) -> None:
     if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
         raise IndexUnusable("it is not an index of Torpor")
@@ -381,6 +740,8 @@ def _require_ours(connection: sqlite3.Connection, store_uuid: str) -> None:
         raise IndexUnusable("it belongs to another store")
     if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
         raise IndexUnusable("it is damaged")
+    if any(connection.execute(question).fetchone() for question in _NONSENSE):
+        raise IndexUnusable("it holds a row that is not valid")
 
 
 def _require_schema(connection: sqlite3.Connection) -> None:

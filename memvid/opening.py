@@ -1,4 +1,4 @@
-"""Brings index and bundle files into agreement when a store is opened. Bundles are the truth.
+"""Brings index and bundle files into agreement when a store is opened, or when it is asked to. Bundles are the truth.
 
 Owns the decision whether an index can be used, mended or must be made anew, and the removal of leftovers.
 
@@ -6,33 +6,54 @@ Rules:
 - A row whose file is missing stays: a wake then says so, instead of quietly giving the version before, and its version
   number is not given again. Only a row whose file is retired goes: its session was deleted.
 - A bundle that cannot be read is read again at each opening, and reported at each.
+- A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed. Until
+  that succeeds the index covers what the file needed before and after.
 - A failure of the system (too many open files, an input/output error) says nothing about a bundle: it is tried again,
   then raised.
+- What is asked of every bundle at an opening is asked of bare ids; a row is read for those that need a look.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from .bundle import BundleFile
 from .deletion import remove_unneeded
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
-from .index import LIVE, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, row_of
+from .index import LIVE, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed
 from .pins import Pins
-from .records import Finding, IndexRow, OpenReport
+from .records import Action, Finding, IndexRow, OpenReport
 from .uri import SessionUri
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class _Scan:
-    """Bundles read for the index, and what could not be read."""
+    """Bundles read for the index, those that could not be read, and why."""
 
     bundles: list[IndexedBundle] = field(default_factory=list)
-    unreadable: list[Finding] = field(default_factory=list)
+    unread: list[bytes] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What `Index.reconcile` is asked for."""
+
+    added: list[IndexedBundle]
+    dropped: set[bytes]
+    shadowed: set[bytes]
+    settled: list[IndexedBundle]
+    unsettled: set[bytes]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.dropped or self.shadowed or self.settled or self.unsettled)
 
 
 def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenReport]:
@@ -58,6 +79,9 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
     return index, dataclasses.replace(report, leftovers_removed=leftovers)
 
 
+# --- an index that can be used
+
+
 def _open_and_reconcile(folder: StoreFolder, files: Mapping[bytes, str], writable: bool) -> tuple[Index, OpenReport]:
     opener = Index.open if writable else Index.copy_to_memory
     index = opener(folder.path, folder.root_fd, folder.uuid)
@@ -69,34 +93,65 @@ def _open_and_reconcile(folder: StoreFolder, files: Mapping[bytes, str], writabl
 
 
 def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) -> OpenReport:
-    live = {bundle_id for bundle_id, suffix in files.items() if suffix == LIVE_SUFFIX}
+    live = _live(files)
     try:
-        rows = {row.bundle_id: row for row in index.all_rows()}  # each row must make sense
-        known, unread = index.bundle_ids(), set(index.with_status(UNREADABLE))
+        known, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
+        absent = index.rows_of(known - files.keys())
+        retired = known & files.keys() - live
+        retired |= _deleted(absent.values(), index.rows_of(retired).values())
     except StoreError as error:
         raise IndexUnusable(error.message) from error
+    gone = known - files.keys() - absent.keys()
     scan = _read_bundles(folder, (live - known) | (live & unread))
-    retired = _deleted(rows, files) | {bundle_id for bundle_id in known if files.get(bundle_id) == RETIRED_SUFFIX}
-    gone = known - files.keys() - rows.keys()
-    rivals = [_rival(index, bundle) for bundle in scan.bundles]
-    present = [rival for rival in rivals if rival is not None and rival.bundle_id not in retired]
-    added = _without_rivals({bundle.bundle_id: bundle for bundle in (*present, *scan.bundles)}.values())
-    dropped = retired | gone | unread | {bundle.bundle_id for bundle in present}
-    if added or dropped:
-        index.reconcile(added, dropped)
-    missing = [row for bundle_id, row in rows.items() if bundle_id not in files and bundle_id not in retired]
-    findings = [*scan.unreadable, *_missing(folder, missing)]
+    again = _read_bundles(folder, live & unsettled)
+    rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
+    rivals = [rival for rival in rivals if rival.bundle_id not in retired]
+    missing = absent.keys() - retired
+    changes = _changes(
+        scan, rivals, dropped=retired | gone | unread, settled=again.bundles, unsettled=missing - unsettled
+    )
+    if changes:
+        index.reconcile(
+            changes.added,
+            changes.dropped,
+            shadowed=changes.shadowed,
+            settled=changes.settled,
+            unsettled=changes.unsettled,
+        )
+    findings = [*scan.findings, *again.findings, *_missing(folder, [absent[one] for one in sorted(missing)])]
     return OpenReport(None, len(live - known), len(gone), 0, tuple(findings))
 
 
-def _deleted(rows: Mapping[bytes, IndexRow], files: Mapping[bytes, str]) -> set[bytes]:
+def _changes(
+    scan: _Scan,
+    rivals: Iterable[IndexedBundle],
+    *,
+    dropped: set[bytes],
+    settled: list[IndexedBundle],
+    unsettled: set[bytes],
+) -> _Changes:
+    """`rivals` have rows already; of those that lose their version to a bundle just read, only the status changes."""
+    present = {rival.bundle_id for rival in rivals}
+    added, shadowed = [], set()
+    for bundle in _without_rivals({one.bundle_id: one for one in (*rivals, *scan.bundles)}.values()):
+        if bundle.bundle_id not in present:
+            added.append(bundle)
+        elif bundle.status == SHADOWED:
+            shadowed.add(bundle.bundle_id)
+    added += [IndexedBundle(bundle_id, UNREADABLE, None, ()) for bundle_id in scan.unread]
+    return _Changes(added, dropped, shadowed, settled, unsettled)
+
+
+def _live(files: Mapping[bytes, str]) -> set[bytes]:
+    return {bundle_id for bundle_id, suffix in files.items() if suffix == LIVE_SUFFIX}
+
+
+def _deleted(absent: Iterable[IndexRow], retired: Iterable[IndexRow]) -> set[bytes]:
     """Rows without files that a delete was cut off behind: a retired file has the same session and no older version."""
-    retired: dict[SessionUri, int] = {}
-    for bundle_id, row in rows.items():
-        if files.get(bundle_id) == RETIRED_SUFFIX:
-            retired[row.uri] = max(row.version, retired.get(row.uri, 0))
-    missing = (row for bundle_id, row in rows.items() if bundle_id not in files)
-    return {row.bundle_id for row in missing if row.version <= retired.get(row.uri, 0)}
+    newest: dict[SessionUri, int] = {}
+    for row in retired:
+        newest[row.uri] = max(row.version, newest.get(row.uri, 0))
+    return {row.bundle_id for row in absent if row.version <= newest.get(row.uri, 0)}
 
 
 def _missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
@@ -116,25 +171,142 @@ def _missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
 def _rival(index: Index, bundle: IndexedBundle) -> IndexedBundle | None:
     """The bundle that the index has for the version that another bundle claims."""
     row = index.find(bundle.row.uri, bundle.row.version) if bundle.row else None
-    return IndexedBundle(row.bundle_id, LIVE, row, index.refs_of(row.bundle_id)) if row else None
+    return None if row is None or row.bundle_id == bundle.bundle_id else IndexedBundle(row.bundle_id, LIVE, row, ())
+
+
+# --- a new index
+
+
+def rebuild(folder: StoreFolder, index: Index) -> OpenReport:
+    """Make the index of an open store anew from its bundles. The same object goes on with the new file.
+
+    The versions whose files are missing or cannot be read are taken over from the old rows, as far as those can be
+    read, and so are the bytes written each day: no bundle tells them. Everything is read before the old file goes; a
+    crash after that leaves a file that is not ours, so the next open makes it again.
+
+    Raises:
+        StoreIoError, DurabilityLost: nothing has changed where a bundle could not be read for a failure of the system.
+    """
+    files = folder.list_bundles()
+    scan = _read_bundles(folder, _live(files))
+    kept = _taken_over(index, files, scan)
+    written = _answer(index.written) or {}
+    bundles = _as_entered(scan, kept)
+    with index.replaced() as go_on_with:
+        fresh, why = _made(folder, bundles, [one.bundle_id for one in kept], written)
+        go_on_with(fresh)
+    missing = _missing(folder, _rows_without_files(kept, files))
+    reason = f"it was asked for{why}"
+    return OpenReport(reason, len(scan.bundles) + len(scan.unread), 0, 0, (*scan.findings, *missing))
+
+
+def plan_rebuild(folder: StoreFolder, index: Index) -> tuple[list[Action], list[Finding]]:
+    """What `rebuild` would change, and what it could not read. Reads every bundle's manifest, changes nothing."""
+    files = folder.list_bundles()
+    scan = _read_bundles(folder, _live(files))
+    kept = _taken_over(index, files, scan)
+    wanted = {bundle.bundle_id: bundle for bundle in _as_entered(scan, kept)}
+    actions = []
+    for bundle_id in sorted(wanted.keys() | (_answer(index.bundle_ids) or set())):
+        present, problem = _stored(index, bundle_id)
+        reason = problem or _difference(present, wanted.get(bundle_id))
+        row = next((one.row for one in (wanted.get(bundle_id), present) if one is not None and one.row), None)
+        if reason:
+            actions.append(
+                Action(
+                    kind="index",
+                    path=folder.bundle_path(bundle_id, files.get(bundle_id, LIVE_SUFFIX)),
+                    session=row.uri if row else None,
+                    version=row.version if row else None,
+                    size_bytes=0,
+                    reason=reason,
+                )
+            )
+    return actions, [*scan.findings, *_missing(folder, _rows_without_files(kept, files))]
+
+
+def _stored(index: Index, bundle_id: bytes) -> tuple[IndexedBundle | None, str]:
+    try:
+        return index.stored(bundle_id), ""
+    except StoreError as error:
+        return None, error.message
+
+
+def _difference(present: IndexedBundle | None, wanted: IndexedBundle | None) -> str:
+    """What the index says otherwise than a bundle's file; "" if nothing."""
+    if present is None or wanted is None:
+        return "the index lacks it" if present is None else "the index has a row for it, and no version has such a file"
+    blocks = {block[:8] for block in wanted.blocks}
+    differing = [
+        name
+        for name, same in (
+            ("status", present.status == wanted.status),
+            ("facts", present.row == wanted.row),
+            ("references", set(present.refs) == set(wanted.refs)),
+            ("blocks", set(present.blocks) == blocks),
+        )
+        if not same
+    ]
+    return f"the index has another {' and '.join(differing)} for it" if differing else ""
+
+
+def _taken_over(index: Index, files: Mapping[bytes, str], scan: _Scan) -> list[IndexedBundle]:
+    """What the index alone knows: versions whose files are missing, with no delete cut off behind them, or unreadable.
+
+    Takes those out of what the scan could not read: an index made anew would forget whose they are.
+    """
+    known = _answer(index.bundle_ids) or set()
+    asked = known - files.keys() | known.intersection(scan.unread)
+    found = (_stored(index, bundle_id)[0] for bundle_id in sorted(asked))
+    kept = {one.bundle_id: one for one in found if one is not None and one.status == LIVE and one.row is not None}
+    retired = _answer(lambda: index.rows_of(known & files.keys() - _live(files))) or {}
+    deleted = _deleted(_rows_without_files(kept.values(), files), retired.values())
+    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in kept]
+    return [bundle for bundle in kept.values() if bundle.bundle_id not in deleted]
+
+
+def _rows_without_files(bundles: Iterable[IndexedBundle], files: Mapping[bytes, str]) -> list[IndexRow]:
+    return [bundle.row for bundle in bundles if bundle.row is not None and bundle.bundle_id not in files]
+
+
+def _answer(ask: Callable[[], _T]) -> _T | None:
+    """The answer of an index that may be damaged: what it cannot say is not taken over."""
+    try:
+        return ask()
+    except StoreError:
+        return None
 
 
 def _make_anew(
     folder: StoreFolder, files: Mapping[bytes, str], writable: bool, reason: str
 ) -> tuple[Index, OpenReport]:
-    live = [bundle_id for bundle_id, suffix in files.items() if suffix == LIVE_SUFFIX]
+    live = _live(files)
     scan = _read_bundles(folder, live)
-    bundles = _without_rivals(scan.bundles)
-    if not writable:
-        index = Index.create_in_memory(folder.path, folder.uuid, bundles)
+    bundles = _as_entered(scan)
+    if writable:
+        index, why = _made(folder, bundles, (), {})
+        reason += why
     else:
-        try:
-            index = Index.create(folder.path, folder.root_fd, folder.uuid, bundles)
-        except (NoSpace, StoreIoError) as error:
-            # on a full disk the store must still open, for a delete is the way out; the next open makes the file
-            index = Index.create_in_memory(folder.path, folder.uuid, bundles)
-            reason = f"{reason}; it is kept in memory because {error.message}"
-    return index, OpenReport(reason, len(live), 0, 0, tuple(scan.unreadable))
+        index = Index.create_in_memory(folder.path, folder.uuid, bundles)
+    return index, OpenReport(reason, len(live), 0, 0, tuple(scan.findings))
+
+
+def _made(
+    folder: StoreFolder, bundles: list[IndexedBundle], unsettled: Iterable[bytes], written: Mapping[int, int]
+) -> tuple[Index, str]:
+    """A new index file; on a full disk one in memory, and why: a store must still open, for a delete is the way out.
+    The next open makes the file."""
+    try:
+        fresh = Index.create(folder.path, folder.root_fd, folder.uuid, bundles, unsettled=unsettled, written=written)
+    except (NoSpace, StoreIoError) as error:
+        fresh = Index.create_in_memory(
+            folder.path, folder.uuid, bundles, root_fd=folder.root_fd, unsettled=unsettled, written=written
+        )
+        return fresh, f"; it is kept in memory because {error.message}"
+    return fresh, ""
+
+
+# --- reading bundles
 
 
 def _read_bundles(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> _Scan:
@@ -147,8 +319,8 @@ def _read_bundles(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> _Scan:
         except StoreIoError:
             raise
         except StoreError as error:
-            scan.unreadable.append(Finding(folder.bundle_path(bundle_id), error.code, error.message))
-            scan.bundles.append(IndexedBundle(bundle_id, UNREADABLE, None, ()))
+            scan.findings.append(Finding(folder.bundle_path(bundle_id), error.code, error.message))
+            scan.unread.append(bundle_id)
     return scan
 
 
@@ -157,32 +329,36 @@ def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> IndexedBundle:
         try:
             fd, path = folder.open_bundle(bundle_id)
             with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
-                row = row_of(file.manifest, bundle_id, file.file_bytes)
-                return IndexedBundle(bundle_id, LIVE, row, file.manifest.refs)
+                return indexed(file)
         except StoreIoError as error:
             if last:
                 raise StoreIoError(
-                    f"{error.message} The index lacks this bundle, and without it an older version would be woken. "
+                    f"{error.message} The index lacks what it says, and without it an older version would be woken. "
                     "Try again; if it stays so, move the file out of the store.",
                     **error.details,
                 ) from error
     raise AssertionError("the loop returns or raises")
 
 
+def _as_entered(scan: _Scan, kept: Iterable[IndexedBundle] = ()) -> list[IndexedBundle]:
+    """What a new index holds of the bundles that were read, and of those that only the old one knew."""
+    return [
+        *_without_rivals([*scan.bundles, *kept]),
+        *(IndexedBundle(bundle_id, UNREADABLE, None, ()) for bundle_id in scan.unread),
+    ]
+
+
 def _without_rivals(bundles: Iterable[IndexedBundle]) -> list[IndexedBundle]:
     """Where two bundles claim one version of one session (a backup put back), the younger one is it."""
-    result: list[IndexedBundle] = []
+    shadowed: list[IndexedBundle] = []
     best: dict[tuple[SessionUri, int], IndexedBundle] = {}
     for bundle in sorted(bundles, key=_age):
-        if bundle.row is None:
-            result.append(bundle)
-            continue
+        assert bundle.row is not None
         key = (bundle.row.uri, bundle.row.version)
-        rival = best.get(key)
-        if rival is not None:
-            result.append(IndexedBundle(rival.bundle_id, SHADOWED, rival.row, rival.refs))
+        if key in best:
+            shadowed.append(dataclasses.replace(best[key], status=SHADOWED))
         best[key] = bundle
-    return [*result, *best.values()]
+    return [*shadowed, *best.values()]
 
 
 def _age(bundle: IndexedBundle) -> tuple[int, bytes]:

@@ -154,7 +154,7 @@ def test_a_store_opens_on_a_full_disk_and_can_delete(
     store.close()
     (store_path / "index.sqlite").unlink()
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise NoSpace("No room for the index.")
 
     with monkeypatch.context() as patch:
