@@ -604,7 +604,8 @@ class Index:
         return set(self._ids("SELECT bundle_id FROM bundles WHERE unsettled <> 0", ()))
 
     def with_status(self, status: str) -> list[bytes]:
-        return self._ids("SELECT bundle_id FROM bundles WHERE status = ?", (status,))
+        """The bundles of a status other than LIVE: few, and asked for at every sleep."""
+        return self._ids(f"SELECT bundle_id FROM bundles WHERE status <> '{LIVE}' AND status = ?", (status,))
 
     def stored(self, bundle_id: bytes) -> IndexedBundle | None:
         """What the index says of a bundle, of its blocks only the first 8 bytes of each id, in order."""

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
-from torpor.memvid import SessionUri, Store
-from torpor.memvid.errors import AmbiguousName, InvalidUri, NoSpace, SessionNotFound, StoreIoError, Truncated
-from torpor.memvid.index import Index
+from torpor.memvid import SessionUri, Store, opening
+from torpor.memvid.bundle import BundleFile
+from torpor.memvid.errors import (
+    AmbiguousName,
+    BundleMissing,
+    InvalidUri,
+    NoSpace,
+    SessionNotFound,
+    StoreIoError,
+    Truncated,
+)
+from torpor.memvid.index import LIVE, Index, IndexedBundle
+from torpor.memvid.records import IndexRow
 
 
 def lose(path: Path) -> None:
@@ -205,3 +219,516 @@ def test_a_name_is_looked_up_without_listing_the_store(store: Store, monkeypatch
         monkeypatch.setattr(store.index, listing, lambda *_: pytest.fail("the store was listed"))
     for text in ("agent", "default/agent", str(URI)):
         assert store.resolve(text) == URI
+
+
+# --- who holds which block
+
+
+def test_a_block_is_found_in_the_live_bundles_that_hold_it(store: Store) -> None:
+    first = sleep(store, 600)
+    fork = sleep(store, 700, uri=OTHER_URI, before=first)
+    shared, own = first.entries[0].id, fork.entries[-1].id
+    assert store.index.holders_of(shared) == [first.bundle_id]
+    assert store.index.holders_of(own) == [fork.bundle_id]
+    assert store.index.holders_of(bytes(32)) == []
+    assert store.index.users_of(first.bundle_id) == [fork.bundle_id]
+    with store.open_session(URI):
+        store.delete_session(URI)
+        assert store.index.holders_of(shared) == []  # its file is there, but it is no version any more
+        assert store.index.users_of(first.bundle_id) == [fork.bundle_id]
+
+
+# --- rewrites: the references cover what a file needs, before, during and after
+
+NEEDED = bytes(range(32))
+
+
+def rewritten(monkeypatch: pytest.MonkeyPatch, bundle_id: bytes, refs: tuple[bytes, ...]) -> None:
+    """From now on a bundle's file needs these bundles, as after the rename of a rewrite."""
+
+    def indexed(file: BundleFile) -> IndexedBundle:
+        found = real(file)
+        if found.bundle_id != bundle_id or found.row is None:
+            return found
+        row = dataclasses.replace(found.row, bundle_bytes=4321)
+        return IndexedBundle(bundle_id, LIVE, row, refs, (b"8 bytes of a block id, and more.",))
+
+    real = opening.indexed
+    monkeypatch.setattr(opening, "indexed", indexed)
+
+
+def a_fork(store: Store) -> tuple[bytes, bytes]:
+    """A bundle that needs another: (its id, the other's)."""
+    first = sleep(store, 600)
+    return sleep(store, 700, uri=OTHER_URI, before=first).bundle_id, first.bundle_id
+
+
+def the_file(store_path: Path, bundle_id: bytes) -> Path:
+    return store_path / "bundles" / bundle_id.hex()[:2] / f"{bundle_id.hex()}.mvb"
+
+
+def test_a_rewrite_that_begins_is_in_the_index_file_when_it_is_told(store: Store, store_path: Path) -> None:
+    """A power cut keeps nothing else: neither the -wal nor what was not flushed."""
+    fork, first = a_fork(store)
+    store.index.begin_rewrite(fork, [NEEDED])
+    shutil.copy(store_path / "index.sqlite", store_path / "copy")
+    with contextlib.closing(sqlite3.connect(store_path / "copy")) as copy:
+        refs = copy.execute("SELECT refers_to FROM refs ORDER BY refers_to").fetchall()
+        assert copy.execute("SELECT bundle_id FROM bundles WHERE unsettled").fetchall() == [(fork,)]
+    assert refs == sorted([(first,), (NEEDED,)])
+    assert [found.name for found in store_path.glob("rewrites.*")] == ["rewrites.1"]
+    store.index.begin_rewrite(fork, [NEEDED])
+    assert [found.name for found in store_path.glob("rewrites.*")] == ["rewrites.2"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell which folder is flushed")
+def test_the_count_of_rewrites_is_flushed_before_a_file_is_replaced(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, _ = a_fork(store)
+    flushed: list[tuple[str, list[str]]] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        names = [found.name for found in store_path.glob("rewrites.*")]
+        flushed.append((os.path.realpath(f"/proc/self/fd/{fd}"), names))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for count in ("rewrites.1", "rewrites.2"):
+        store.index.begin_rewrite(fork, [NEEDED])
+        assert flushed[-1] == (str(store_path), [count])
+
+
+def test_a_rewrite_that_ends_replaces_what_the_file_holds(store: Store) -> None:
+    fork, _ = a_fork(store)
+    present = store.index.stored(fork)
+    assert present is not None
+    assert present.row is not None
+    store.index.begin_rewrite(fork, [NEEDED])
+    row = dataclasses.replace(present.row, bundle_bytes=4321)
+    block = b"8 bytes of a block id, and more."
+    store.index.finish_rewrite(IndexedBundle(fork, LIVE, row, (NEEDED,), (block,)))
+    assert store.index.stored(fork) == IndexedBundle(fork, LIVE, row, (NEEDED,), (block[:8],))
+    assert store.index.holders_of(block) == [fork]
+    assert store.index.unsettled() == set()
+
+
+def test_a_rewrite_of_a_retired_file_is_counted_and_marks_nothing(store: Store, store_path: Path) -> None:
+    store.index.begin_rewrite(NEEDED, [])
+    assert store.index.unsettled() == set()
+    assert (store_path / "rewrites.1").exists()
+
+
+def test_a_rewrite_does_not_begin_while_the_index_cannot_be_brought_up_to_date(store: Store, store_path: Path) -> None:
+    fork, _ = a_fork(store)
+    store.index._connection.execute("PRAGMA busy_timeout = 0")
+    with contextlib.closing(sqlite3.connect(store_path / "index.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM bundles").fetchone()
+        with pytest.raises(StoreIoError, match="another program"):
+            store.index.begin_rewrite(fork, [NEEDED])
+    assert not list(store_path.glob("rewrites.*"))
+    store.index.begin_rewrite(fork, [NEEDED])
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("renamed", [False, True])
+def test_threat_28_a_rewrite_that_was_cut_off_is_read_again(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool, renamed: bool
+) -> None:
+    """Before the rename, or after it: what the file holds then counts."""
+    fork, first = a_fork(store)
+    before = store.index.stored(fork)
+    store.index.begin_rewrite(fork, [NEEDED])
+    assert set(store.index.refs_of(fork)) == {first, NEEDED}
+    store.close()
+    if renamed:
+        rewritten(monkeypatch, fork, (NEEDED,))
+    with Store.open(store_path, writable=writable) as again:
+        assert again.opening.index_rebuilt is None
+        assert again.index.unsettled() == set()
+        found = again.index.stored(fork)
+        assert found is not None
+        assert found.row is not None
+        assert (found.refs == (NEEDED,) and found.row.bundle_bytes == 4321) if renamed else found == before
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_threats_28_51_what_a_cut_off_rewrite_may_need_is_not_removed(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: bool
+) -> None:
+    target = sleep(store, 300).bundle_id
+    user = sleep(store, 20, uri=OTHER_URI).bundle_id
+    store.index.begin_rewrite(user, [target])
+    store.delete_session(URI)
+    retired = the_file(store_path, target).with_suffix(".mvr")
+    assert retired.exists()
+    store.close()
+    if renamed:
+        rewritten(monkeypatch, user, (target,))
+    Store.open(store_path, writable=True).close()
+    assert retired.exists() == renamed
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_threat_28_a_bundle_retired_in_a_rewrite_is_gone_with_its_mark(
+    store: Store, store_path: Path, writable: bool
+) -> None:
+    fork, first = a_fork(store)
+    store.index.begin_rewrite(fork, [NEEDED])
+    store.close()
+    file = the_file(store_path, fork)
+    file.rename(file.with_suffix(".mvr"))
+    with Store.open(store_path, writable=writable) as again:
+        assert again.find_session(OTHER_URI) is None
+        assert (again.index.unsettled(), again.index.users_of(first), again.index.users_of(NEEDED)) == (set(), [], [])
+
+
+def test_threat_28_a_bundle_missing_in_a_rewrite_keeps_its_mark_until_it_is_back(
+    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, first = a_fork(store)
+    store.index.begin_rewrite(fork, [NEEDED])
+    store.close()
+    the_file(store_path, fork).rename(tmp_path / "moved")
+    for _ in range(2):
+        with Store.open(store_path, writable=True) as again:
+            assert [found.code for found in again.opening.unreadable] == [BundleMissing.code]
+            assert again.index.unsettled() == {fork}
+            assert set(again.index.refs_of(fork)) == {first, NEEDED}
+    (tmp_path / "moved").rename(the_file(store_path, fork))
+    rewritten(monkeypatch, fork, (NEEDED,))
+    with Store.open(store_path, writable=True) as again:
+        assert (again.index.unsettled(), again.index.refs_of(fork)) == (set(), (NEEDED,))
+
+
+def test_threat_25_a_file_put_back_is_read_again_for_it_may_be_an_older_rewrite(
+    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, _ = a_fork(store)
+    store.close()
+    the_file(store_path, fork).rename(tmp_path / "moved")
+    Store.open(store_path, writable=True).close()
+    (tmp_path / "moved").rename(the_file(store_path, fork))
+    rewritten(monkeypatch, fork, (NEEDED,))
+    with Store.open(store_path, writable=True) as again:
+        assert (again.index.unsettled(), again.index.refs_of(fork)) == (set(), (NEEDED,))
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_threat_28_a_bundle_damaged_in_a_rewrite_keeps_its_row_and_its_mark(
+    store: Store, store_path: Path, writable: bool
+) -> None:
+    fork, first = a_fork(store)
+    store.index.begin_rewrite(fork, [NEEDED])
+    store.close()
+    file = the_file(store_path, fork)
+    good = file.read_bytes()
+    file.write_bytes(good[:-1])
+    for _ in range(2):
+        with Store.open(store_path, writable=writable) as again:
+            assert [(found.code, found.path) for found in again.opening.unreadable] == [("truncated", str(file))]
+            assert again.index.unsettled() == {fork}
+            assert set(again.index.refs_of(fork)) == {first, NEEDED}
+            with pytest.raises(Truncated):
+                again.open_session(OTHER_URI)
+    file.write_bytes(good)
+    with Store.open(store_path, writable=True) as again:
+        assert (again.index.unsettled(), again.index.refs_of(fork)) == (set(), (first,))
+        require_awake(again, 700, uri=OTHER_URI)
+
+
+def test_threat_24_an_index_older_than_the_last_rewrite_is_made_anew(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a removal would believe references of a file that is no more."""
+    fork, _ = a_fork(store)
+    store.close()
+    old = (store_path / "index.sqlite").read_bytes()
+    rewritten(monkeypatch, fork, (NEEDED,))
+    with Store.open(store_path, writable=True) as again:
+        again.index.begin_rewrite(fork, [NEEDED])
+    for _ in range(2):
+        (store_path / "index.sqlite").write_bytes(old)
+        with Store.open(store_path, writable=False) as reader:
+            assert reader.opening.index_rebuilt is None  # removes nothing, so it may believe it
+        with Store.open(store_path, writable=True) as again:
+            assert "older than the last rewrite" in str(again.opening.index_rebuilt)
+            assert again.index.refs_of(fork) == (NEEDED,)
+        with Store.open(store_path, writable=True) as again:
+            assert again.opening.index_rebuilt is None
+
+
+def test_a_reader_beside_a_daemon_reads_what_it_rewrote(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon's last rows are only in its -wal: the reader sees the mark, and looks at the file."""
+    fork, _ = a_fork(store)
+    present = store.index.stored(fork)
+    assert present is not None
+    store.index.begin_rewrite(fork, [NEEDED])
+    rewritten(monkeypatch, fork, (NEEDED,))
+    store.index.finish_rewrite(dataclasses.replace(present, refs=(NEEDED,)))
+    later = sleep(store, 20)
+    with Store.open(store_path, writable=False) as reader:
+        assert reader.opening.index_rebuilt is None
+        assert (reader.index.unsettled(), reader.index.refs_of(fork)) == (set(), (NEEDED,))
+        assert reader.versions(URI)[-1].bundle_id == later.bundle_id
+
+
+# --- bytes written, for budgets
+
+
+def test_bytes_written_are_counted_by_day_and_kept(store: Store, store_path: Path) -> None:
+    for day, size in ((20_000, 5), (20_000, 7), (20_001, 1)):
+        store.index.add_written(day, size)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        opening.rebuild(again._folder, again.index)
+        assert [again.index.written_on(day) for day in (19_999, 20_000, 20_001)] == [0, 12, 1]
+        again.index.add_written(20_500, 1)
+        assert again.index.written() == {20_500: 1}
+
+
+# --- making the index anew on request
+
+
+def test_a_rebuild_of_an_open_store_leaves_what_the_bundles_say(store: Store, store_path: Path) -> None:
+    fork, first = a_fork(store)
+    rows = list(store.iter_sessions())
+    break_row(store_path / "index.sqlite")
+    actions, problems = opening.plan_rebuild(store._folder, store.index)
+    assert [(action.kind, action.path) for action in actions] == [
+        ("index", str(the_file(store_path, one))) for one in sorted([fork, first])
+    ]
+    assert problems == []
+    with pytest.raises(StoreIoError):
+        list(store.iter_sessions())
+    report = opening.rebuild(store._folder, store.index)
+    assert report.index_rebuilt == "it was asked for"
+    assert list(store.iter_sessions()) == rows
+    assert store.index.refs_of(fork) == (first,)
+    assert opening.plan_rebuild(store._folder, store.index) == ([], [])
+    sleep(store, 20)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert (again.opening.index_rebuilt, again.opening.rows_added) == (None, 0)
+        require_awake(again, 20)
+
+
+@pytest.mark.parametrize("damage", [lose, empty, scribble])
+def test_threat_26_an_index_lost_while_the_store_is_open_is_made_anew_on_request(
+    store: Store, store_path: Path, damage: Callable[[Path], None]
+) -> None:
+    sleep(store, 300)
+    for suffix in ("-wal", "-shm"):
+        (store_path / f"index.sqlite{suffix}").unlink()
+    damage(store_path / "index.sqlite")
+    opening.rebuild(store._folder, store.index)
+    require_awake(store, 300)
+    assert sleep(store, 600).version == 2
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt is None
+        require_awake(again, 600)
+
+
+def test_what_a_rebuild_would_change_is_told_and_nothing_changes(store: Store, store_path: Path) -> None:
+    fork, first = a_fork(store)
+    spare = sleep(store, 20, uri=SessionUri("default", "spare")).bundle_id
+    assert opening.plan_rebuild(store._folder, store.index) == ([], [])
+    index = store.index
+    index.drop([first])
+    index.begin_rewrite(fork, [NEEDED])
+    file = the_file(store_path, spare)
+    file.rename(file.with_suffix(".mvr"))
+    before = (index.bundle_ids(), index.refs_of(fork))
+    actions, _ = opening.plan_rebuild(store._folder, index)
+    told = {Path(action.path).stem: (action.session, action.version, action.reason) for action in actions}
+    assert told == {
+        first.hex(): (URI, 1, "the index lacks it"),
+        fork.hex(): (OTHER_URI, 1, "the index has another references for it"),
+        spare.hex(): (
+            SessionUri("default", "spare"), 1, "the index has a row for it, and no version has such a file"
+        ),
+    }  # fmt: skip
+    assert (index.bundle_ids(), index.refs_of(fork)) == before
+
+
+def test_a_rebuild_keeps_the_versions_that_only_the_old_rows_tell_of(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    """Else a wake would quietly give the version before, and its number would be given again."""
+    first = sleep(store, 300)
+    missing = sleep(store, 600, before=first)
+    damaged = sleep(store, 20, uri=OTHER_URI)
+    the_file(store_path, missing.bundle_id).rename(tmp_path / "moved")
+    broken = the_file(store_path, damaged.bundle_id)
+    good = broken.read_bytes()
+    broken.write_bytes(good[:-1])
+    actions, problems = opening.plan_rebuild(store._folder, store.index)
+    assert (actions, sorted(found.code for found in problems)) == ([], ["bundle_missing", "truncated"])
+    report = opening.rebuild(store._folder, store.index)
+    assert sorted(found.code for found in report.unreadable) == ["bundle_missing", "truncated"]
+    assert [row.version for row in store.versions(URI)] == [1, 2]
+    with pytest.raises(BundleMissing):
+        store.open_session(URI)
+    with pytest.raises(Truncated):
+        store.open_session(OTHER_URI)
+    assert store.index.unsettled() == {missing.bundle_id, damaged.bundle_id}
+    (tmp_path / "moved").rename(the_file(store_path, missing.bundle_id))
+    broken.write_bytes(good)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert (again.opening.unreadable, again.index.unsettled()) == ((), set())
+        require_awake(again, 600)
+        require_awake(again, 20, uri=OTHER_URI)
+
+
+def test_a_rebuild_does_not_bring_back_what_a_cut_off_delete_left(store: Store, store_path: Path) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 600, before=first)
+    the_file(store_path, first.bundle_id).unlink()
+    file = the_file(store_path, second.bundle_id)
+    file.rename(file.with_suffix(".mvr"))
+    opening.rebuild(store._folder, store.index)
+    assert store.find_session(URI) is None
+
+
+def test_threat_28_a_rebuild_that_fails_leaves_a_store_that_opens(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    real = Index._insert
+
+    def failing(self: Index, bundle: IndexedBundle) -> None:
+        real(self, bundle)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "_insert", failing)
+        with pytest.raises(KeyboardInterrupt):
+            opening.rebuild(store._folder, store.index)
+    with pytest.raises(StoreIoError):
+        store.find_session(URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt
+        require_awake(again, 300)
+
+
+def test_a_rebuild_on_a_full_disk_goes_on_in_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep(store, 300)
+
+    def full(*_: object, **__: object) -> None:
+        raise NoSpace("No room for the index.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "create", full)
+        assert "kept in memory" in str(opening.rebuild(store._folder, store.index).index_rebuilt)
+    require_awake(store, 300)
+    assert opening.rebuild(store._folder, store.index).index_rebuilt == "it was asked for"
+    require_awake(store, 300)
+
+
+# --- many sessions
+
+
+def many(count: int, versions: int = 1) -> Iterator[IndexedBundle]:
+    """Rows as bundles would give them, without the bundles."""
+    for number in range(count):
+        session, version = divmod(number, versions)
+        row = IndexRow(
+            SessionUri("default", f"agent-{session:06}"), version + 1, digest(number),
+            digest(number - 1) if version else None, digest(-1), 10, 2000, 1000, number, "demo", ("test",),
+        )  # fmt: skip
+        refs = (digest(number - 1),) if version else ()
+        yield IndexedBundle(row.bundle_id, LIVE, row, refs, tuple(digest((number, block)) for block in range(3)))
+
+
+def digest(value: object) -> bytes:
+    return hashlib.blake2b(repr(value).encode(), digest_size=32).digest()
+
+
+@pytest.mark.parametrize(
+    ("count", "versions"),
+    [(5_000, 1), (2_000, 2), (1_999, 2), (0, 1), pytest.param(100_000, 4, marks=pytest.mark.heavy)],
+)
+def test_a_large_index_answers_as_a_small_one(store: Store, count: int, versions: int) -> None:
+    """Also where a page of a listing ends exactly at its last session."""
+    folder = store._folder
+    store.index.close()
+    store.index = Index.create(store.path, folder.root_fd, store.uuid, many(count, versions))
+    rows = [bundle.row for bundle in many(count, versions)]
+    latest = [row for at, row in enumerate(rows) if row and (row.version == versions or at == count - 1)]
+    assert list(store.index.iter_latest()) == latest
+    assert store.index.all_rows() == rows
+    assert store.index.uris() == [row.uri for row in latest]
+    assert store.index.totals() == (len(latest), count, 2000 * count)
+    for number in range(0, count, max(1, count // 7)):
+        row = rows[number]
+        assert row is not None
+        assert store.index.find(row.uri, row.version) == row
+        assert store.index.holders_of(digest((number, 2))) == [row.bundle_id]
+        assert store.index.rows_of([row.bundle_id, bytes(32)]) == {row.bundle_id: row}
+    store.index.close()
+    with contextlib.closing(Index.open(store.path, folder.root_fd, store.uuid)) as again:
+        assert again.bundle_ids() == {row.bundle_id for row in rows if row}
+    with contextlib.closing(Index.copy_to_memory(store.path, folder.root_fd, store.uuid)) as copy:
+        assert copy.all_rows() == rows
+
+
+def test_no_question_of_a_wake_or_a_removal_reads_every_row(store: Store) -> None:
+    """Each is answered by an index; a scan would grow with the store."""
+    asked: list[str] = []
+    real = store.index._select
+    store.index._select = lambda statement, values: asked.append(statement) or real(statement, values)  # type: ignore[method-assign, func-returns-value]
+    store.index.find(URI)
+    store.index.find(URI, 1)
+    store.index.versions(URI)
+    store.index.find_by_name("agent")
+    store.index.bundles_of(URI)
+    store.index.knows(NEEDED)
+    store.index.refs_of(NEEDED)
+    store.index.users_of(NEEDED)
+    store.index.holders_of(NEEDED)
+    store.index.unsettled()
+    store.index.with_status("unreadable")
+    store.index.rows_of([NEEDED])
+    assert len(asked) == 12
+    for statement in asked:
+        plan = real(f"EXPLAIN QUERY PLAN {statement}", ("",) * statement.count("?"))
+        scans = [step[3] for step in plan if step[3].startswith("SCAN") and "by_unsettled" not in step[3]]
+        assert scans == [], statement
+
+
+def make_ids_of_another_type(path: Path) -> None:
+    """bytes(a large number) would take that much memory."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO refs VALUES (1, 1000000000000)")
+        connection.commit()
+
+
+def make_an_unknown_status(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE bundles SET status = 'other'")
+        connection.commit()
+
+
+def take_the_count(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE meta SET value = '-1' WHERE key = 'rewrites'")
+        connection.commit()
+
+
+@pytest.mark.parametrize("hostile", [make_ids_of_another_type, make_an_unknown_status, take_the_count])
+def test_threat_26_an_index_that_none_of_ours_would_be_is_made_anew(
+    store: Store, store_path: Path, hostile: Callable[[Path], None]
+) -> None:
+    sleep(store, 300)
+    store.close()
+    hostile(store_path / "index.sqlite")
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt
+        require_awake(again, 300)
