@@ -49,10 +49,6 @@ class Budget:
                     f"{one.name} is a whole number of bytes from 0 to {_MAX_BUDGET_BYTES}.", field=one.name
                 )
 
-    @property
-    def is_unlimited(self) -> bool:
-        return self.max_store_bytes is None and self.max_bytes_per_day is None and self.min_free_bytes == 0
-
 
 UNLIMITED: Final = Budget()
 
@@ -134,8 +130,6 @@ class Meter:
     def require(self, size_bytes: int) -> None:
         """Raise BudgetExceeded if so many bytes more would go past the budget. Counts nothing."""
         budget = self.budget
-        if budget.is_unlimited:
-            return
         held = None if self._store_bytes is None else self._store_bytes + self.written_bytes
         free = self._free_bytes() if budget.min_free_bytes else 0
         require_room(budget, Standing(held, self._written_today + self.written_bytes, free), size_bytes)

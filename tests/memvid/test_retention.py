@@ -181,6 +181,13 @@ def test_threat_37_a_version_of_1970_stays(created_ns: int) -> None:
     assert dropped(plan) == [2]
 
 
+def test_threat_37_the_first_date_that_can_be_believed_and_the_present_are_believed() -> None:
+    rows = [row(1, EARLIEST_NS), row(2, NOW_NS - DAY_NS), row(3, NOW_NS)]
+    plan = plan_retention(rows, NO_MARKS, Retention(keep_days=3), NOW_NS)
+    assert dropped(plan) == [1]
+    assert kept(plan)[3] == ("newest", "within 3 days")
+
+
 def test_threat_37_a_version_is_never_taken_to_be_older_than_those_before_it() -> None:
     """Made while the clock was a year behind, between two versions of today."""
     rows = [row(1, NOW_NS - DAY_NS), row(2, NOW_NS - 365 * DAY_NS), row(3, NOW_NS)]
