@@ -76,6 +76,10 @@ class SlotSpec:
     def size_bytes(self) -> int:
         return _size_bytes(self.dtype, self.shape)
 
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
 
 def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     size = DTYPE_BYTES[dtype]  # exact integers: no product can wrap
@@ -223,29 +227,26 @@ def block_id(encoded_header: bytes | memoryview) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BlockEntry:
-    """A line of a manifest's block list: which block, and where its frame is.
+    """A block as a manifest lists it. `raw_bytes` is the sum of its raw slots.
 
-    `bundle_id` is None for a block in the bundle itself; a reader hands out entries with it filled in.
-    `offset`, `head_bytes` and `frame_bytes` are of the frame in its file; `raw_bytes` is the sum of its raw slots.
+    `bundle_id` names a bundle whose file holds the frame. A manifest does not say it (None there), because a frame may
+    be moved; a reader and a receipt do, as it was at that moment.
     """
 
     id: bytes
     bundle_id: bytes | None
-    offset: int
-    head_bytes: int
-    frame_bytes: int
-    raw_bytes: int
     kind: BlockKind
     start: int
     token_count: int
+    raw_bytes: int
 
     @property
     def end(self) -> int:
         return self.start + self.token_count
 
-    def in_bundle(self, bundle_id: bytes) -> BlockEntry:
-        """The same line as other bundles name it; unchanged if it already names a bundle."""
-        return self if self.bundle_id is not None else dataclasses.replace(self, bundle_id=bundle_id)
+    def held_by(self, bundle_id: bytes | None) -> BlockEntry:
+        """The same block, with another bundle said to hold it."""
+        return dataclasses.replace(self, bundle_id=bundle_id)
 
 
 def require_chain(entries: Sequence[BlockEntry], token_count: int) -> str | None:

@@ -1,10 +1,12 @@
-"""Reading bundles: one checked file (`BundleFile`), and a session's state across its ancestors (`BundleReader`).
+"""Reading bundles: a file as a holder of frames (`FrameFile`), with its manifest (`BundleFile`), and a session's state
+wherever its blocks lie (`BundleReader`).
 
 Owns every check between a file descriptor and a slot's raw bytes. Knows nothing of the index or of who owns a session.
 
 Rules: a length is compared with its limit before memory is taken for it. A bundle id is recomputed before a field of
-the manifest is used, a block id before a field of its header, a slot's digest after its bytes were filled in: the
-caller gets an error or the right bytes, but its buffers may hold the wrong ones when an error is raised.
+the manifest is used, the directory's digest before a place in it, a block id before a field of its header, a slot's
+digest after its bytes were filled in: the caller gets an error or the right bytes, but its buffers may hold the wrong
+ones when an error is raised.
 Reads are positioned, so all methods may be called from several threads.
 """
 
@@ -15,182 +17,207 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NoReturn, Self
+from typing import Final, NoReturn, Self
 
 from blake3 import blake3
 
-from .blocks import BlockEntry, BlockHeader, SlotSpec, block_id, span_parents
-from .codecs import CODEC_NAMES, RAW_CODE, decompress_chunks, decompress_into
-from .errors import BlockMissing, BundleMismatch, CorruptBlock, CorruptBundle, LimitExceeded, StoreClosed, Truncated
+from .blocks import BlockEntry, BlockHeader, SlotSpec, span_parents
+from .blocks import block_id as block_id_of
+from .codecs import CODEC_NAMES, RAW_CODE, decode_chunks, decode_into
+from .directory import Directory, Frame, decode_directory, digest_of, require_covers
+from .errors import (
+    BlockMissing,
+    BundleMismatch,
+    BundleMissing,
+    CorruptBlock,
+    CorruptBundle,
+    LimitExceeded,
+    StoreClosed,
+    Truncated,
+)
 from .layout import (
     HEADER_BYTES,
     TRAILER_BYTES,
     FrameHead,
     StoredSlot,
+    Trailer,
     aligned,
-    bundle_id_of,
     decode_frame_head,
     decode_trailer,
     head_bytes_for,
     require_header,
 )
 from .limits import CHUNK_BYTES, MAX_BLOCK_HEADER_BYTES, MAX_IOVECS, MAX_OPEN_ANCESTORS, MAX_SLOTS
-from .manifest import Manifest, decode_manifest, require_gapless
+from .manifest import Manifest, bundle_id_of, decode_manifest
 from .paths import io_error, stat_open
 
 _MAX_HEAD_BYTES: Final = head_bytes_for(MAX_BLOCK_HEADER_BYTES, MAX_SLOTS)
 
 
-class BundleFile:
-    """One bundle file whose header, trailer, manifest and bundle id have been checked. Owns its descriptor."""
+class FrameFile:
+    """A bundle file as a holder of frames: header, trailer and directory have been checked. Owns its descriptor.
+
+    Its manifest is not read: what a frame holds is proven by its block id, whoever's manifest asks for it.
+    `checked_heads` is its user's: the heads that were found to be what a manifest says.
+    """
 
     def __init__(self, fd: int, path: str, expected_id: bytes | None) -> None:
         """Take over `fd` and check the file's frame of reference; on an error the descriptor is closed.
 
         Raises:
-            UnsupportedFormat, Truncated, TrailingData, CorruptBundle, BundleMismatch, LimitExceeded
+            UnsupportedFormat, Truncated, TrailingData, CorruptBundle, BundleMismatch
         """
         self._fd = fd
         self.path = path
+        self.checked_heads: dict[bytes, tuple[BlockHeader, FrameHead]] = {}
         try:
             self.file_bytes = stat_open(fd, path).st_size
-            self.bundle_id, self.manifest = self._load(expected_id)
+            self._load(expected_id)
         except BaseException:
             self.close()
             raise
-        self._own = {entry.id: entry for entry in self.manifest.own_blocks}
-        self._parents = span_parents(self.manifest.blocks)
 
-    def _load(self, expected_id: bytes | None) -> tuple[bytes, Manifest]:
-        header = self._read(0, min(HEADER_BYTES, self.file_bytes))
-        require_header(header, self.file_bytes, self.path)
-        trailer = decode_trailer(self._read(self.file_bytes - TRAILER_BYTES, TRAILER_BYTES), self.file_bytes, self.path)
-        encoded = self._read(trailer.manifest_offset, trailer.manifest_bytes)
-        bundle_id = bundle_id_of(header, encoded)
-        if bundle_id != trailer.bundle_id:
-            raise CorruptBundle(
-                f"{self.path}: the manifest is damaged: its bundle id is not the one in the trailer.",
-                path=self.path,
-                part="manifest",
-            )
-        if expected_id is not None and bundle_id != expected_id:
+    trailer: Trailer
+    bundle_id: bytes
+    directory: Directory
+    frames: dict[bytes, Frame]
+
+    def _load(self, expected_id: bytes | None) -> None:
+        require_header(self._read(0, min(HEADER_BYTES, self.file_bytes)), self.file_bytes, self.path)
+        data = self._read(self.file_bytes - TRAILER_BYTES, TRAILER_BYTES)
+        trailer = self.trailer = decode_trailer(data, self.file_bytes, self.path)
+        self.bundle_id = trailer.bundle_id
+        if expected_id is not None and self.bundle_id != expected_id:
             raise BundleMismatch(
-                f"{self.path} holds the bundle {bundle_id.hex()}: its content is not what its name promises. "
+                f"{self.path} holds the bundle {self.bundle_id.hex()}: its content is not what its name promises. "
                 "Put the right file back from a backup, or delete the session.",
                 path=self.path,
                 expected=expected_id.hex(),
-                found=bundle_id.hex(),
+                found=self.bundle_id.hex(),
             )
-        manifest = decode_manifest(encoded, self.path)
-        require_gapless(manifest.blocks, trailer.manifest_offset, self.path)
-        return bundle_id, manifest
+        encoded = self._read(trailer.directory_offset, trailer.directory_bytes)
+        if digest_of(encoded) != trailer.directory_digest:
+            raise CorruptBundle(
+                f"{self.path}: the directory is damaged: its digest is not the one in the trailer.",
+                path=self.path,
+                part="directory",
+            )
+        self.directory = decode_directory(encoded, trailer.manifest_offset, self.path)
+        self.frames = {frame.id: frame for frame in self.directory.frames}
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def require_block(self, entry: BlockEntry) -> None:
-        """Raise BlockMissing unless this file itself holds the block, as the entry describes it."""
-        own = self._own.get(entry.id)
-        if own is None or _place(own) != _place(entry):
+    def inode(self) -> tuple[int, int]:
+        """Device and inode of the open file, to tell whether its name still means it."""
+        status = stat_open(self._fd, self.path)
+        return status.st_dev, status.st_ino
+
+    def frame_of(self, block_id: bytes) -> Frame:
+        """Where a block's frame is. Raises BlockMissing unless this file holds it."""
+        frame = self.frames.get(block_id)
+        if frame is None:
             raise BlockMissing(
-                f"{self.path} does not hold the block {entry.id.hex()} that a later bundle refers to.",
-                block_id=entry.id.hex(),
+                f"{self.path} does not hold the block {block_id.hex()} that a bundle looks for in it.",
+                block_id=block_id.hex(),
                 path=self.path,
             )
+        return frame
 
-    def parent_of(self, entry: BlockEntry) -> bytes | None:
-        """The id of the span that the block list puts before a block of this file."""
-        return self._parents.get(entry.id)
-
-    def read_head(self, entry: BlockEntry) -> tuple[BlockHeader, FrameHead]:
-        """Read a block's head and recompute its id. Raises CorruptBundle, LimitExceeded, Truncated."""
-        if entry.head_bytes > _MAX_HEAD_BYTES:
+    def read_head(self, block_id: bytes) -> tuple[BlockHeader, FrameHead]:
+        """Read a block's head and recompute its id. Raises BlockMissing, CorruptBundle, LimitExceeded, Truncated."""
+        frame = self.frame_of(block_id)
+        if frame.head_bytes > _MAX_HEAD_BYTES:
             raise LimitExceeded(
-                f"{self.path}: a block's head has {entry.head_bytes} bytes, the limit is {_MAX_HEAD_BYTES}.",
+                f"{self.path}: a block's head has {frame.head_bytes} bytes, the limit is {_MAX_HEAD_BYTES}.",
                 path=self.path,
-                size_bytes=entry.head_bytes,
+                size_bytes=frame.head_bytes,
                 limit=_MAX_HEAD_BYTES,
             )
-        head = decode_frame_head(self._read(entry.offset, entry.head_bytes), self.path)
-        if block_id(head.block_header) != entry.id:
-            self._bad_head(entry, "its header has another block id")
+        head = decode_frame_head(self._read(frame.offset, frame.head_bytes), self.path)
+        if block_id_of(head.block_header) != block_id:
+            self._bad_head(frame, "its header has another block id")
+        if head.frame_bytes != frame.frame_bytes:
+            self._bad_head(frame, "its length and the directory's differ")
         header = BlockHeader.decode(head.block_header)
-        if (header.kind, header.start, header.token_count, header.raw_bytes, head.frame_bytes) != (
-            entry.kind,
-            entry.start,
-            entry.token_count,
-            entry.raw_bytes,
-            entry.frame_bytes,
-        ):
-            self._bad_head(entry, "its header and the block list differ")
-        if header.identity_digest != self.manifest.identity.digest:
-            self._bad_head(entry, "it was made under another identity than its bundle")
-        if header.parent != self.parent_of(entry):
-            self._bad_head(entry, "it follows another block than the block list says")
         if len(head.stored) != len(header.slots):
-            self._bad_head(entry, "its storage table has another number of slots")
+            self._bad_head(frame, "its storage table has another number of slots")
         for (spec, digest), stored in zip(header.slots, head.stored, strict=True):
             if stored.codec not in CODEC_NAMES:
-                self._bad_head(entry, f"slot {spec.name} is stored with an unknown codec {stored.codec}")
+                self._bad_head(frame, f"slot {spec.name} is stored with an unknown codec {stored.codec}")
             if stored.codec == RAW_CODE and (stored.stored_bytes, stored.digest) != (spec.size_bytes, digest):
-                self._bad_head(entry, f"the storage table differs from slot {spec.name}")
+                self._bad_head(frame, f"the storage table differs from slot {spec.name}")
             if stored.codec != RAW_CODE and stored.stored_bytes >= spec.size_bytes:
-                self._bad_head(entry, f"slot {spec.name} is stored in more bytes than it has")
+                self._bad_head(frame, f"slot {spec.name} is stored in more bytes than it has")
         return header, head
 
     def read_slot_into(
-        self, entry: BlockEntry, header: BlockHeader, head: FrameHead, slot_index: int, buffers: Sequence[memoryview]
+        self, block_id: bytes, header: BlockHeader, head: FrameHead, slot_index: int, buffers: Sequence[memoryview]
     ) -> None:
         """Fill the buffers with a slot's raw bytes and compare their digest. Raises CorruptBlock."""
         spec, digest = header.slots[slot_index]
         stored = head.stored[slot_index]
-        offset = entry.offset + head.payload_offsets()[slot_index]
-        where = self._slot_name(entry, spec)
+        offset = self.frame_of(block_id).offset + head.payload_offsets()[slot_index]
         if stored.codec == RAW_CODE:
             self._read_into(offset, buffers)
         else:
-            decompress_into(self._read_stored(offset, stored, entry, spec), buffers, where)
+            data = self._read_stored(offset, stored, header, spec)
+            decode_into(stored.codec, data, buffers, spec.element_bytes, self._slot_name(header, spec))
         hasher = blake3()
         for buffer in buffers:
             hasher.update(buffer)
         if hasher.digest() != digest:
-            self._bad_slot(entry, spec)
+            self._bad_slot(header, spec)
 
-    def check_block(self, entry: BlockEntry, on_bytes: Callable[[int], None] | None = None) -> BlockHeader:
+    def check_block(self, block_id: bytes, on_bytes: Callable[[int], None] | None = None) -> BlockHeader:
         """Read every byte of a block's frame and check it, in memory of CHUNK_BYTES and one compressed slot."""
-        header, head = self.read_head(entry)
+        header, head = self.read_head(block_id)
+        frame = self.frame_of(block_id)
         for (spec, digest), stored, offset in zip(header.slots, head.stored, head.payload_offsets(), strict=True):
-            start = entry.offset + offset
+            start = frame.offset + offset
             hasher = blake3()
-            for chunk in self._raw_chunks(entry, spec, stored, start):
+            for chunk in self._raw_chunks(header, spec, stored, start):
                 hasher.update(chunk)
             if hasher.digest() != digest:
-                self._bad_slot(entry, spec)
+                self._bad_slot(header, spec)
             padding = aligned(stored.stored_bytes) - stored.stored_bytes
             if any(self._read(start + stored.stored_bytes, padding)):
-                self._bad_slot(entry, spec, "the bytes after it are not zero")
+                self._bad_slot(header, spec, "the bytes after it are not zero")
             if on_bytes is not None:
                 on_bytes(stored.stored_bytes)
         return header
 
-    def _raw_chunks(self, entry: BlockEntry, spec: SlotSpec, stored: StoredSlot, start: int) -> Iterator[memoryview]:
-        if stored.codec != RAW_CODE:
-            data = self._read_stored(start, stored, entry, spec)
-            yield from decompress_chunks(data, spec.size_bytes, self._slot_name(entry, spec))
+    def frame_chunks(self, block_id: bytes) -> Iterator[memoryview]:
+        """A frame's bytes as they lie in the file, in chunks that are valid until the next, to be copied as they are.
+
+        The head is checked before the first; the payloads are not: who copies them reads back what it wrote.
+        """
+        self.read_head(block_id)
+        frame = self.frame_of(block_id)
+        yield from self._chunks(frame.offset, frame.frame_bytes)
+
+    def _raw_chunks(self, header: BlockHeader, spec: SlotSpec, stored: StoredSlot, start: int) -> Iterator[memoryview]:
+        if stored.codec == RAW_CODE:
+            yield from self._chunks(start, stored.stored_bytes)
             return
-        buffer = memoryview(bytearray(min(CHUNK_BYTES, stored.stored_bytes)))
-        for done in range(0, stored.stored_bytes, CHUNK_BYTES):
-            chunk = buffer[: min(CHUNK_BYTES, stored.stored_bytes - done)]
+        data = self._read_stored(start, stored, header, spec)
+        where = self._slot_name(header, spec)
+        yield from decode_chunks(stored.codec, data, spec.size_bytes, spec.element_bytes, where)
+
+    def _chunks(self, start: int, size_bytes: int) -> Iterator[memoryview]:
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, size_bytes)))
+        for done in range(0, size_bytes, CHUNK_BYTES):
+            chunk = buffer[: min(CHUNK_BYTES, size_bytes - done)]
             self._read_into(start + done, [chunk])
             yield chunk
 
-    def _read_stored(self, offset: int, stored: StoredSlot, entry: BlockEntry, spec: SlotSpec) -> bytearray:
+    def _read_stored(self, offset: int, stored: StoredSlot, header: BlockHeader, spec: SlotSpec) -> bytearray:
         data = bytearray(stored.stored_bytes)
         self._read_into(offset, [memoryview(data)])
         if blake3(data).digest() != stored.digest:
-            self._bad_slot(entry, spec)
+            self._bad_slot(header, spec)
         return data
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
@@ -217,59 +244,109 @@ class BundleFile:
             if count:
                 waiting[done] = waiting[done][count:]
 
-    def _slot_name(self, entry: BlockEntry, spec: SlotSpec) -> str:
-        return f"{self.path}: block {entry.id.hex()[:16]} at token {entry.start}, slot {spec.name}"
+    def _slot_name(self, header: BlockHeader, spec: SlotSpec) -> str:
+        return f"{self.path}: {header.kind} block at token {header.start}, slot {spec.name}"
 
-    def _bad_head(self, entry: BlockEntry, why: str) -> NoReturn:
+    def _bad_head(self, frame: Frame, why: str) -> NoReturn:
         raise CorruptBundle(
-            f"{self.path}: the head of block {entry.id.hex()[:16]} at token {entry.start} is damaged: {why}.",
+            f"{self.path}: the head of block {frame.id.hex()[:16]} at byte {frame.offset} is damaged: {why}.",
             path=self.path,
             part="frame",
-            block_id=entry.id.hex(),
+            block_id=frame.id.hex(),
         )
 
     def _bad_slot(
-        self, entry: BlockEntry, spec: SlotSpec, why: str = "its bytes are not those that were written"
+        self, header: BlockHeader, spec: SlotSpec, why: str = "its bytes are not those that were written"
     ) -> NoReturn:
         raise CorruptBlock(
-            f"{self._slot_name(entry, spec)} is damaged: {why}.",
+            f"{self._slot_name(header, spec)} is damaged: {why}.",
             path=self.path,
-            block_id=entry.id.hex(),
+            block_id=block_id_of(header.encode()).hex(),
             slot=spec.name,
         )
 
 
-def _place(entry: BlockEntry) -> tuple[Any, ...]:
-    return (
-        entry.offset,
-        entry.head_bytes,
-        entry.frame_bytes,
-        entry.raw_bytes,
-        entry.kind,
-        entry.start,
-        entry.token_count,
-    )
+class BundleFile(FrameFile):
+    """A bundle file whose manifest, and with it the bundle id, has been checked too.
+
+    `manifest` is None in a file that only holds blocks for others, under the name of a bundle that is gone.
+    """
+
+    manifest: Manifest | None
+
+    def _load(self, expected_id: bytes | None) -> None:
+        super()._load(expected_id)
+        self.manifest = self._load_manifest() if self.trailer.manifest_bytes else None
+        blocks = self.manifest.blocks if self.manifest else ()
+        require_covers(self.directory, blocks, self.bundle_id, self.path)
+
+    def _load_manifest(self) -> Manifest:
+        encoded = self.encoded_manifest()
+        if bundle_id_of(encoded) != self.bundle_id:
+            raise CorruptBundle(
+                f"{self.path}: the manifest is damaged: its bundle id is not the one in the trailer.",
+                path=self.path,
+                part="manifest",
+            )
+        return decode_manifest(encoded, self.path)
+
+    def encoded_manifest(self) -> bytes:
+        """The manifest as it lies in the file; empty where there is none."""
+        return self._read(self.trailer.manifest_offset, self.trailer.manifest_bytes)
+
+    @property
+    def entries(self) -> tuple[BlockEntry, ...]:
+        """The manifest's blocks, each with the bundle that holds it."""
+        blocks = self.manifest.blocks if self.manifest else ()
+        return tuple(
+            entry.held_by(self.directory.holder_of(position) or self.bundle_id) for position, entry in enumerate(blocks)
+        )
+
+
+def require_promised(
+    header: BlockHeader, entry: BlockEntry, parent: bytes | None, identity_digest: bytes, path: str
+) -> None:
+    """Raise CorruptBundle unless a block is what a manifest says of it: its place, its size, the identity, and the
+    very block that it names as its parent (threats 5 and 6)."""
+    found = (header.kind, header.start, header.token_count, header.raw_bytes, header.parent, header.identity_digest)
+    promised = (entry.kind, entry.start, entry.token_count, entry.raw_bytes, parent, identity_digest)
+    if found != promised:
+        raise CorruptBundle(
+            f"{path}: the block at token {entry.start} is not the one that the manifest describes: it has another "
+            "place, size, chain or identity.",
+            path=path,
+            part="manifest",
+            block_id=entry.id.hex(),
+        )
 
 
 class BundleReader:
     """A session's state as one bundle describes it, its blocks read from wherever they are. Close it when done.
 
-    While it is open, its bundle and those it refers to are pinned: a delete leaves their files until it closes.
+    While it is open, its bundle and those that hold its blocks are pinned: this process leaves their files until it
+    closes. Another process may move a block meanwhile; the reader then looks once more where it is.
     """
 
     def __init__(
-        self, file: BundleFile, open_file: Callable[[bytes], BundleFile], on_close: Callable[[], None]
+        self,
+        file: BundleFile,
+        manifest: Manifest,
+        open_holder: Callable[[bytes], FrameFile],
+        open_again: Callable[[], BundleFile],
+        on_close: Callable[[], None],
     ) -> None:
-        self._file = file
-        self._ancestors = _FilePool(open_file)
+        self._files = [file]  # the last one is current
+        self._open_again = open_again
+        self._holders = FilePool(open_holder)
         self._on_close = on_close
-        self._heads: dict[bytes, tuple[BlockHeader, FrameHead]] = {}
+        self._moving = threading.Lock()
         self._closed = False
         self.bundle_id = file.bundle_id
-        self.manifest = file.manifest
+        self.manifest = manifest
         self.path = file.path
         self.file_bytes = file.file_bytes
-        self.entries = tuple(entry.in_bundle(file.bundle_id) for entry in file.manifest.blocks)
+        self.entries = file.entries
+        self._places = {entry.id: entry.bundle_id for entry in self.entries}
         self._parents = span_parents(self.entries)
 
     def __enter__(self) -> Self:
@@ -283,15 +360,16 @@ class BundleReader:
         if self._closed:
             return
         self._closed = True
-        self._ancestors.close()
-        self._file.close()
+        self._holders.close()
+        for file in self._files:
+            file.close()
         self._on_close()
 
     def read_header(self, entry: BlockEntry) -> BlockHeader:
         """The block's header, its id recomputed; read once, then remembered.
 
         Raises:
-            CorruptBundle, BlockMissing, BundleMissing, and what opening an ancestor raises.
+            CorruptBundle, BlockMissing, BundleMissing, and what opening another bundle's file raises.
         """
         with self._holding(entry) as file:
             return self._head(file, entry)[0]
@@ -311,7 +389,7 @@ class BundleReader:
                     f"the buffers for slot {header.slots[slot_index][0].name} do not add up to {expected_bytes} bytes.",
                     expected=expected_bytes,
                 )
-            file.read_slot_into(entry, header, head, slot_index, views)
+            file.read_slot_into(entry.id, header, head, slot_index, views)
 
     def read_slot(self, entry: BlockEntry, slot_index: int) -> bytearray:
         """A slot's raw bytes in memory of their own."""
@@ -330,48 +408,58 @@ class BundleReader:
             )
         return ledger
 
-    def _head(self, file: BundleFile, entry: BlockEntry) -> tuple[BlockHeader, FrameHead]:
-        known = self._heads.get(entry.id)
+    def _head(self, file: FrameFile, entry: BlockEntry) -> tuple[BlockHeader, FrameHead]:
+        known = file.checked_heads.get(entry.id)
         if known is None:
-            file.require_block(entry)
-            known = file.read_head(entry)
-            self._require_place_in_chain(entry, known[0])
-            self._heads[entry.id] = known
+            known = file.read_head(entry.id)
+            identity_digest = self.manifest.identity.digest
+            require_promised(known[0], entry, self._parents.get(entry.id), identity_digest, self.path)
+            file.checked_heads[entry.id] = known
         return known
 
-    def _require_place_in_chain(self, entry: BlockEntry, header: BlockHeader) -> None:
-        """The block must be of this session's identity, and follow the very block that it names as its parent."""
-        promised = (self._parents.get(entry.id), self.manifest.identity.digest)
-        if (header.parent, header.identity_digest) != promised:
-            raise CorruptBundle(
-                f"{self.path}: the block at token {entry.start} belongs to another chain or identity.",
-                path=self.path,
-                part="manifest",
-                block_id=entry.id.hex(),
-            )
-
     @contextlib.contextmanager
-    def _holding(self, entry: BlockEntry) -> Iterator[BundleFile]:
+    def _holding(self, entry: BlockEntry) -> Iterator[FrameFile]:
+        """The file that holds a block. Where it does not any more, the bundle is asked once more where the block is."""
+        with contextlib.ExitStack() as stack:
+            place = self._places.get(entry.id)
+            try:
+                file = self._open_at(place, stack)
+                file.frame_of(entry.id)
+            except (BlockMissing, BundleMissing):
+                moved_to = self._look_again(entry.id, place)
+                if moved_to == place:
+                    raise
+                file = self._open_at(moved_to, stack)
+            yield file
+
+    def _open_at(self, place: bytes | None, stack: contextlib.ExitStack) -> FrameFile:
         if self._closed:
             raise StoreClosed("This bundle reader was closed.", path=self.path)
-        if entry.bundle_id is None or entry.bundle_id == self.bundle_id:
-            yield self._file
-        else:
-            with self._ancestors.holding(entry.bundle_id) as file:
-                yield file
+        if place == self.bundle_id or place is None:
+            return self._files[-1]
+        return stack.enter_context(self._holders.holding(place))
+
+    def _look_again(self, block_id: bytes, place: bytes | None) -> bytes | None:
+        with self._moving:
+            if self._closed or self._places.get(block_id) != place:
+                return self._places.get(block_id)
+            file = self._open_again()
+            self._files.append(file)  # the earlier ones stay open: another thread may be reading from them
+            self._places = {entry.id: entry.bundle_id for entry in file.entries}
+            return self._places.get(block_id)
 
 
-class _FilePool:
+class FilePool:
     """Open ancestor files: few at a time, the longest unused one closed first, none while it is being read."""
 
-    def __init__(self, open_file: Callable[[bytes], BundleFile]) -> None:
+    def __init__(self, open_file: Callable[[bytes], FrameFile]) -> None:
         self._open_file = open_file
-        self._files: OrderedDict[bytes, BundleFile] = OrderedDict()
+        self._files: OrderedDict[bytes, FrameFile] = OrderedDict()
         self._users: dict[bytes, int] = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def holding(self, bundle_id: bytes) -> Iterator[BundleFile]:
+    def holding(self, bundle_id: bytes) -> Iterator[FrameFile]:
         with self._lock:
             file = self._files.get(bundle_id)
             if file is None:

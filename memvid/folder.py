@@ -91,6 +91,24 @@ class StoreFolder:
                     return True
         return False
 
+    def suffix_of(self, bundle_id: bytes) -> str | None:
+        """A bundle's ending at present; None if there is no file of it."""
+        name = bundle_id.hex()
+        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+            with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
+                return suffix
+        return None
+
+    def is_current(self, bundle_id: bytes, inode: tuple[int, int]) -> bool:
+        """Whether a bundle's name still means the file with this device and inode, and not one written since."""
+        name = bundle_id.hex()
+        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+            with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                status = stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
+                return (status.st_dev, status.st_ino) == inode
+        return False
+
     def list_bundles(self) -> dict[bytes, str]:
         """All bundle files by id, with their ending. A bundle with both endings counts as live. Raises StoreIoError."""
         found: dict[bytes, str] = {}
@@ -127,6 +145,12 @@ class StoreFolder:
         with self._prefix_folder(name[:2]) as folder_fd:
             temp.publish(folder_fd, name + LIVE_SUFFIX, path)
         return f"{path}/{name}{LIVE_SUFFIX}"
+
+    def replace(self, temp: durable.TempFile, bundle_id: bytes, suffix: str) -> None:
+        """Let a flushed temporary file take the place of a bundle's file, durably."""
+        name = bundle_id.hex()
+        with self._prefix_folder(name[:2]) as folder_fd:
+            temp.publish(folder_fd, name + suffix, f"{self.path}/{BUNDLES}/{name[:2]}", replacing=True)
 
     def retire(self, bundle_id: bytes) -> None:
         """Durably turn a version of a session into a mere holder of blocks; a file that is gone needs no turning."""

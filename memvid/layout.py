@@ -2,7 +2,7 @@
 
 Knows nothing of files, manifests or block contents. docs/format.md has the same tables for people.
 
-    header (64) | frame, frame, … | manifest | trailer (96)
+    header (64) | frame, frame, … | manifest | directory | trailer (136)
     frame = prefix (64) | block header | storage table (48 a slot) | zeros | payload, zeros | payload, zeros | …
 
 Rules: integers are little-endian. Frames, and payloads within them, start at multiples of 64 bytes from the start of
@@ -22,6 +22,7 @@ from .errors import CorruptBundle, TrailingData, Truncated, UnsupportedFormat
 from .limits import (
     MAX_BLOCK_HEADER_BYTES,
     MAX_BUNDLE_BYTES,
+    MAX_DIRECTORY_BYTES,
     MAX_FRAME_BYTES,
     MAX_MANIFEST_BYTES,
     MAX_SLOT_BYTES,
@@ -34,12 +35,13 @@ ALIGNMENT: Final = 64
 
 HEADER_MAGIC: Final = b"\x89MVB\r\n\x1a\n"  # like PNG's: a transfer in text mode breaks it
 FRAME_MAGIC: Final = b"MVBLOCK\x00"
-TRAILER_MAGIC: Final = b"MVTRAIL\x00"
+TRAILER_MAGIC: Final = b"MVTAIL\r\n"
 
 _HEADER: Final = struct.Struct("<8sIIQ8x")  # magic, version, header bytes, file bytes, zeros
 _PREFIX: Final = struct.Struct("<8sIIQ8x")  # magic, block header bytes, slots, frame bytes, zeros
 _STORED: Final = struct.Struct("<IIQ32s")  # codec, zero, stored bytes, digest of the stored bytes
-_TRAILER: Final = struct.Struct("<8sQQQ32s")  # magic, manifest offset, manifest bytes, file bytes, bundle id
+_TRAILER: Final = struct.Struct("<8sQQQQ32s32s")
+# magic, manifest offset, manifest bytes, directory bytes, file bytes, bundle id, digest of the directory
 _DIGEST_BYTES: Final = 32
 
 HEADER_BYTES: Final = _HEADER.size + _DIGEST_BYTES
@@ -47,6 +49,7 @@ PREFIX_BYTES: Final = _PREFIX.size + _DIGEST_BYTES
 STORED_BYTES: Final = _STORED.size
 TRAILER_BYTES: Final = _TRAILER.size + _DIGEST_BYTES
 MIN_FILE_BYTES: Final = HEADER_BYTES + 1 + TRAILER_BYTES
+_UNRELEASED_TRAILER: Final = (b"MVTRAIL\x00", 96)  # of development trees before 0.1.0: magic, bytes of the trailer
 
 
 def aligned(size_bytes: int) -> int:
@@ -108,34 +111,64 @@ def require_header(data: bytes, actual_bytes: int, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
+    """Where manifest and directory are, back to back before it. A file without a manifest has 0 bytes of it."""
+
     manifest_offset: int
     manifest_bytes: int
-    file_bytes: int
+    directory_bytes: int
     bundle_id: bytes
+    directory_digest: bytes
+
+    @property
+    def directory_offset(self) -> int:
+        return self.manifest_offset + self.manifest_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        return self.directory_offset + self.directory_bytes + TRAILER_BYTES
 
     def encode(self) -> bytes:
-        fixed = _TRAILER.pack(TRAILER_MAGIC, self.manifest_offset, self.manifest_bytes, self.file_bytes, self.bundle_id)
+        fixed = _TRAILER.pack(
+            TRAILER_MAGIC,
+            self.manifest_offset,
+            self.manifest_bytes,
+            self.directory_bytes,
+            self.file_bytes,
+            self.bundle_id,
+            self.directory_digest,
+        )
         return fixed + blake3(fixed).digest()
 
 
 def decode_trailer(data: bytes, file_bytes: int, path: str) -> Trailer:
     """Read the last TRAILER_BYTES of a file whose length the header has confirmed."""
-    magic, manifest_offset, manifest_bytes, claimed_bytes, bundle_id = _TRAILER.unpack_from(data)
+    magic, manifest_offset, manifest_bytes, directory_bytes, claimed_bytes, bundle_id, digest = _TRAILER.unpack_from(
+        data
+    )
     fixed = data[: _TRAILER.size]
     if magic != TRAILER_MAGIC or blake3(fixed).digest() != data[_TRAILER.size :]:
+        _require_released(data, path)
         _corrupt(path, "trailer", "its magic or its digest differs")
-    if claimed_bytes != file_bytes or manifest_offset + manifest_bytes + TRAILER_BYTES != file_bytes:
+    trailer = Trailer(manifest_offset, manifest_bytes, directory_bytes, bundle_id, digest)
+    if claimed_bytes != file_bytes or trailer.file_bytes != file_bytes:
         _corrupt(path, "trailer", "its lengths do not add up to the file's")
-    if not 1 <= manifest_bytes <= MAX_MANIFEST_BYTES or manifest_offset < HEADER_BYTES or manifest_offset % ALIGNMENT:
+    if manifest_bytes > MAX_MANIFEST_BYTES or manifest_offset < HEADER_BYTES or manifest_offset % ALIGNMENT:
         _corrupt(path, "trailer", "the manifest's place is outside its limits")
-    return Trailer(manifest_offset, manifest_bytes, file_bytes, bundle_id)
+    if not 1 <= directory_bytes <= MAX_DIRECTORY_BYTES:
+        _corrupt(path, "trailer", "the directory's length is outside its limits")
+    return trailer
 
 
-def bundle_id_of(header: bytes, manifest: bytes) -> bytes:
-    """BLAKE3-256 over header and manifest: the manifest names every block, so it covers their bytes too."""
-    digest = blake3(header)
-    digest.update(manifest)
-    return digest.digest()
+def _require_released(trailer: bytes, path: str) -> None:
+    magic, size_bytes = _UNRELEASED_TRAILER
+    if trailer[-size_bytes:].startswith(magic):
+        raise UnsupportedFormat(
+            f"{path} was written by a development version from before the first release, in a layout that no release "
+            "reads. Read the session anew. The file was not touched.",
+            path=path,
+            found=0,
+            supported=FORMAT_VERSION,
+        )
 
 
 # --- frames

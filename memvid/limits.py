@@ -20,11 +20,17 @@ MAX_TOKENS: Final = 16 * MIB
 MAX_BLOCKS: Final = 128 * KIB
 """Lines of a block list: MAX_TOKENS in spans of 256, and as many whole-state records."""
 
-MAX_BUNDLE_REFS: Final = MAX_BLOCKS
-"""Other bundles that one manifest names: at most one for each block."""
+MAX_MANIFEST_BYTES: Final = 16 * MIB
+"""A manifest with MAX_BLOCKS lines of 56 bytes and the largest session map fits."""
 
-MAX_MANIFEST_BYTES: Final = 32 * MIB
-"""A manifest with MAX_BLOCKS lines of 80 bytes, as many references, and the largest session map, fits."""
+MAX_FRAMES: Final = 2 * MAX_BLOCKS
+"""Frames in one file: those of its own manifest, and as many that it holds for others."""
+
+MAX_HOLDERS: Final = MAX_BLOCKS
+"""Other bundles that hold blocks of one manifest: at most one for each block."""
+
+MAX_DIRECTORY_BYTES: Final = 20 * MIB
+"""A directory with MAX_FRAMES lines of 56 bytes and MAX_HOLDERS places and ids fits."""
 
 MAX_SESSION_MAP_BYTES: Final = 4 * MIB
 """Packed size of what the layers above keep with a session. Bulk belongs in blocks."""

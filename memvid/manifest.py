@@ -1,23 +1,24 @@
-"""What a bundle says of itself, as a value, and its canonical encoding.
+"""What a bundle says of itself, as a value, and its canonical encoding, whose digest is the bundle id.
 
-Owns the manifest's fields and their checks. Knows nothing of files; what the session map means is for other layers.
+Owns the manifest's fields and their checks. Says what a snapshot is, not where its bytes lie: that is the directory's,
+so that frames can be moved and recompressed while the bundle stays the same. Knows nothing of files; what the session
+map means is for other layers.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
+
+from blake3 import blake3
 
 from .blocks import ID_BYTES, BlockEntry, kind_code, kind_of_code, require_chain
 from .errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
 from .identity import Identity
-from .layout import ALIGNMENT, HEADER_BYTES, PREFIX_BYTES
 from .limits import (
     MAX_BLOCKS,
-    MAX_BUNDLE_BYTES,
-    MAX_BUNDLE_REFS,
     MAX_ENVIRONMENT_CHARS,
     MAX_ENVIRONMENT_ENTRIES,
     MAX_FRAME_BYTES,
@@ -33,17 +34,15 @@ from .uri import SessionUri
 
 _DOMAIN: Final = "torpor.manifest/1"
 _KEYS: Final = {
-    "blocks", "created_ns", "environment", "identity", "parent", "refs", "session", "token_count", "uri", "version",
+    "blocks", "created_ns", "environment", "identity", "parent", "session", "token_count", "uri", "version",
 }  # fmt: skip
-_LINE: Final = struct.Struct("<32sIHHQQQQII")
-# block id, reference (0: this bundle, n: n-th of refs), kind, tokens, start, offset, frame bytes, raw bytes,
-# head bytes, zero
+_LINE: Final = struct.Struct("<32sQQHHI")  # block id, start, raw bytes, tokens, kind, zero
 LINE_BYTES: Final = _LINE.size
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`parent` is the session's previous bundle; `refs` are the other bundles that hold some of the blocks."""
+    """`parent` is the bundle of the session's previous state; `blocks` name no holder."""
 
     uri: SessionUri
     version: int
@@ -54,16 +53,6 @@ class Manifest:
     blocks: tuple[BlockEntry, ...]
     session: Mapping[str, Any]
     environment: Mapping[str, str]
-
-    @property
-    def refs(self) -> tuple[bytes, ...]:
-        """Other bundles that hold blocks of this one, in the order of first use."""
-        return tuple(dict.fromkeys(entry.bundle_id for entry in self.blocks if entry.bundle_id is not None))
-
-    @property
-    def own_blocks(self) -> tuple[BlockEntry, ...]:
-        """The blocks whose frames are in this bundle, in file order."""
-        return tuple(entry for entry in self.blocks if entry.bundle_id is None)
 
     @property
     def logical_bytes(self) -> int:
@@ -84,8 +73,6 @@ class Manifest:
     def encode(self) -> bytes:
         """The canonical bytes. Raises InvalidDraft or LimitExceeded for what may not be written."""
         require_session_map(self.session)
-        refs = self.refs
-        numbers = {bundle_id: number for number, bundle_id in enumerate(refs, start=1)}
         document = {
             "uri": str(self.uri),
             "version": self.version,
@@ -93,8 +80,7 @@ class Manifest:
             "identity": [[part, value] for part, value in self.identity.parts],
             "token_count": self.token_count,
             "created_ns": self.created_ns,
-            "refs": b"".join(refs),
-            "blocks": b"".join(_encode_line(entry, numbers) for entry in self.blocks),
+            "blocks": b"".join(_encode_line(entry) for entry in self.blocks),
             "session": dict(self.session),
             "environment": dict(self.environment),
         }
@@ -124,20 +110,13 @@ def require_session_map(session: Mapping[str, Any]) -> None:
         raise InvalidDraft(f"a label is text of 1 to {MAX_LABEL_CHARS} characters.", field="labels")
 
 
-def _encode_line(entry: BlockEntry, numbers: Mapping[bytes, int]) -> bytes:
-    number = 0 if entry.bundle_id is None else numbers[entry.bundle_id]
-    return _LINE.pack(
-        entry.id,
-        number,
-        kind_code(entry.kind),
-        entry.token_count,
-        entry.start,
-        entry.offset,
-        entry.frame_bytes,
-        entry.raw_bytes,
-        entry.head_bytes,
-        0,
-    )
+def bundle_id_of(encoded: bytes) -> bytes:
+    """BLAKE3-256 of an encoded manifest: it names every block, and a block's id covers its bytes."""
+    return blake3(encoded).digest()
+
+
+def _encode_line(entry: BlockEntry) -> bytes:
+    return _LINE.pack(entry.id, entry.start, entry.raw_bytes, entry.token_count, kind_code(entry.kind), 0)
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -160,7 +139,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
             identity=Identity(tuple((part, value) for part, value in _list(fields["identity"]))),
             token_count=_integer(fields["token_count"], 0, MAX_TOKENS),
             created_ns=_integer(fields["created_ns"], 0, (1 << 63) - 1),
-            blocks=_decode_blocks(fields["blocks"], fields["refs"]),
+            blocks=_decode_blocks(fields["blocks"]),
             session=_map(fields["session"]),
             environment=_environment(fields["environment"]),
         )
@@ -175,49 +154,17 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     return manifest
 
 
-def require_gapless(entries: Sequence[BlockEntry], manifest_offset: int, path: str) -> None:
-    """Refuse a block list whose own frames do not fill the file from the header to the manifest, in order."""
-    offset = HEADER_BYTES
-    for entry in entries:
-        if entry.bundle_id is not None:
-            continue
-        if entry.offset != offset:
-            _refuse(path, f"a frame is said to be at {entry.offset} instead of {offset}")
-        offset += entry.frame_bytes
-    if offset != manifest_offset:
-        _refuse(path, f"the frames end at {offset}, but the manifest begins at {manifest_offset}")
-
-
-def _decode_blocks(lines: Any, refs: Any) -> tuple[BlockEntry, ...]:
+def _decode_blocks(lines: Any) -> tuple[BlockEntry, ...]:
     if not isinstance(lines, bytes) or len(lines) % LINE_BYTES or len(lines) > MAX_BLOCKS * LINE_BYTES:
         raise ValueError("its block list has a wrong length")
-    if not isinstance(refs, bytes) or len(refs) % ID_BYTES or len(refs) > MAX_BUNDLE_REFS * ID_BYTES:
-        raise ValueError("its list of other bundles has a wrong length")
-    bundles: list[bytes | None] = [None, *(refs[at : at + ID_BYTES] for at in range(0, len(refs), ID_BYTES))]
-    return tuple(_decode_line(fields, bundles) for fields in _LINE.iter_unpack(lines))
+    return tuple(_decode_line(fields) for fields in _LINE.iter_unpack(lines))
 
 
-def _decode_line(fields: tuple[Any, ...], bundles: Sequence[bytes | None]) -> BlockEntry:
-    block_id, number, kind, token_count, start, offset, frame_bytes, raw_bytes, head_bytes, zero = fields
-    if number >= len(bundles):
-        raise ValueError("a line of its block list names a bundle that is not in its list")
-    if zero or start > MAX_TOKENS or frame_bytes > MAX_FRAME_BYTES or raw_bytes > MAX_FRAME_BYTES:
+def _decode_line(fields: tuple[Any, ...]) -> BlockEntry:
+    block_id, start, raw_bytes, token_count, kind, zero = fields
+    if zero or start > MAX_TOKENS or raw_bytes > MAX_FRAME_BYTES:
         raise ValueError("a line of its block list is outside its limits")
-    if offset > MAX_BUNDLE_BYTES or any(size % ALIGNMENT for size in (offset, frame_bytes, head_bytes)):
-        raise ValueError("a line of its block list is not aligned")
-    if offset < HEADER_BYTES or not PREFIX_BYTES <= head_bytes <= frame_bytes:
-        raise ValueError("a line of its block list does not hold a frame")
-    return BlockEntry(
-        id=block_id,
-        bundle_id=bundles[number],
-        offset=offset,
-        head_bytes=head_bytes,
-        frame_bytes=frame_bytes,
-        raw_bytes=raw_bytes,
-        kind=kind_of_code(kind),
-        start=start,
-        token_count=token_count,
-    )
+    return BlockEntry(block_id, None, kind_of_code(kind), start, token_count, raw_bytes)
 
 
 def _integer(value: Any, low: int, high: int) -> int:

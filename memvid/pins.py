@@ -24,6 +24,11 @@ class Pins:
             self._counts.subtract(bundle_ids)
             self._counts = +self._counts
 
+    def count(self, bundle_id: bytes) -> int:
+        """How many have a bundle open or rely on it."""
+        with self._lock:
+            return self._counts[bundle_id]
+
     def wait_or_free(self, bundle_ids: Iterable[bytes]) -> list[bytes]:
         """Those of `bundle_ids`, and of those that waited, that nobody has open; the others wait."""
         with self._lock:

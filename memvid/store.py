@@ -1,6 +1,7 @@
 """The store: sessions' versions put to sleep, opened again, deleted. The only door to what is on disk.
 
-Owns the order of steps in a sleep, a wake and a delete, the pins, and who may write. Knows nothing of models.
+Owns opening and closing, and the order of a wake; every other operation has a module of its own. Knows nothing of
+models.
 
 Rules:
 - Sleep: temporary file → flush → read back → rename → flush folder → index row → receipt.
@@ -15,33 +16,17 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import platform
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from .. import __version__
 from . import deletion
-from .blocks import BlockDraft, BlockEntry, require_chain, span_parents
-from .bundle import BundleFile, BundleReader
+from .blocks import BlockDraft, BlockEntry
+from .bundle import BundleReader
 from .codecs import RAW, Codec
-from .durable import TempFile
-from .errors import (
-    BundleMissing,
-    DurabilityLost,
-    InvalidDraft,
-    LimitExceeded,
-    LockLost,
-    ReadOnlyStore,
-    SessionNotFound,
-    StoreClosed,
-    StoreError,
-)
+from .core import StoreCore
+from .errors import BundleMissing, SessionNotFound, StoreError
 from .folder import (
-    LIVE_SUFFIX,
     StoreFolder,
     create_store,
     has_store_file,
@@ -51,16 +36,13 @@ from .folder import (
     require_creatable,
 )
 from .identity import Identity
-from .index import LIVE, UNREADABLE, Index, IndexedBundle, IndexUnusable, row_of
-from .limits import MAX_BLOCKS, MAX_BUNDLE_REFS, MAX_TOKENS
+from .index import Index, IndexUnusable
 from .lock import StoreLock
-from .manifest import Manifest, require_session_map
 from .opening import load_index
-from .pins import Pins
 from .records import DeleteReport, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
+from .sleeping import SleepRequest, environment, write_version
 from .uri import SessionUri, not_found, parse_reference, resolve
 from .verify import require_same_as_row, verify_store
-from .writer import BundleWriter
 
 __all__ = [
     "DeleteReport",
@@ -82,15 +64,9 @@ class Store:
     def __init__(self, folder: StoreFolder, lock: StoreLock | None, index: Index, opening: OpenReport) -> None:
         self.path = folder.path
         self.uuid = folder.uuid
-        self.writable = lock is not None
         self.index = index
         self.opening = opening
-        self._folder = folder
-        self._lock = lock
-        self._writing = threading.RLock()
-        self._pins = Pins()
-        self._poison: StoreError | None = None
-        self._closed = False
+        self._core = StoreCore(folder, lock, index)
 
     # --- opening and closing
 
@@ -130,14 +106,12 @@ class Store:
 
     def close(self) -> None:
         """Let go of files and lock. Open readers stay usable for what they have open. Idempotent."""
-        with self._writing:
-            if self._closed:
-                return
-            self._closed = True
-            self.index.close()
-            if self._lock is not None:
-                self._lock.close()
-            self._folder.close()
+        self._core.close()
+
+    @property
+    def writable(self) -> bool:
+        """Whether it was opened for writing."""
+        return self._core.has_lock
 
     def __enter__(self) -> Self:
         return self
@@ -171,118 +145,21 @@ class Store:
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
         """
-        with self._writing, self._poisoning():
-            self._require_writable()
-            require_session_map(session)
-            if not 0 <= token_count <= MAX_TOKENS:
-                raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {token_count}.", limit=MAX_TOKENS)
-            self._require_reusable(reused, identity)
-            manifest = Manifest(
+        return write_version(
+            self._core,
+            SleepRequest(
                 uri=uri,
-                version=self._next_version(uri),
-                parent=parent,
                 identity=identity,
-                token_count=token_count,
-                created_ns=max(time.time_ns(), 0),  # a clock before 1970 must not make the bundle invalid
-                blocks=tuple(reused),
+                parent=parent,
+                reused=reused,
+                blocks=blocks,
                 session=session,
-                environment=_environment(),
-            )
-            temp = self._folder.new_temp()
-            try:
-                return self._write(temp, manifest, blocks, codec, on_progress)
-            finally:
-                temp.close()
-
-    def _write(
-        self,
-        temp: TempFile,
-        draft: Manifest,
-        blocks: Iterable[BlockDraft],
-        codec: Codec,
-        on_progress: Progress | None,
-    ) -> Receipt:
-        writer = BundleWriter(temp, draft.identity.digest, codec)
-        entries = list(draft.blocks)
-        span = next((entry for entry in reversed(entries) if entry.kind == "span"), None)
-        done, total = 0, draft.token_count - (span.end if span else 0)
-        for block in blocks:
-            entry = writer.add_block(block, span.id if span else None)
-            entries.append(entry)
-            if len(entries) > MAX_BLOCKS:
-                raise LimitExceeded(f"a session has at most {MAX_BLOCKS} blocks.", limit=MAX_BLOCKS)
-            if entry.kind == "span":
-                span = entry
-                done += entry.token_count
-                if on_progress is not None:
-                    on_progress(done, total)
-        problem = require_chain(entries, draft.token_count)
-        if problem:
-            raise InvalidDraft(f"The blocks of {draft.uri} are not one chain: {problem}.", session=str(draft.uri))
-        manifest = dataclasses.replace(draft, blocks=tuple(entries))
-        bundle_id = writer.finish(manifest)
-        self._commit(temp, manifest, bundle_id)
-        return Receipt(
-            uri=manifest.uri,
-            version=manifest.version,
-            bundle_id=bundle_id,
-            parent=manifest.parent,
-            token_count=manifest.token_count,
-            bytes_written=temp.size_bytes,
-            logical_bytes=manifest.logical_bytes,
-            blocks_new=len(manifest.own_blocks),
-            blocks_reused=len(draft.blocks),
-            entries=tuple(entry.in_bundle(bundle_id) for entry in entries),
+                token_count=token_count,
+                codec=codec,
+                on_progress=on_progress,
+                environment=environment(),
+            ),
         )
-
-    def _commit(self, temp: TempFile, manifest: Manifest, bundle_id: bytes) -> None:
-        """Publish the flushed and checked file, then enter it in the index; undo the first if the second fails."""
-        self._require_lock()
-        self._folder.publish(temp, bundle_id)
-        row = row_of(manifest, bundle_id, temp.size_bytes)
-        try:
-            self.index.add(IndexedBundle(bundle_id, LIVE, row, manifest.refs))
-        except BaseException as failure:  # whatever stopped it, a version that was not acknowledged must not stay
-            try:
-                self._folder.remove(bundle_id, LIVE_SUFFIX)
-            except Exception as error:
-                # else the next sleep would get the same version number, and the clock decide between the two
-                raise DurabilityLost(
-                    f"The index took no row for {self._folder.bundle_path(bundle_id)} ({failure}), and the file could "
-                    f"not be taken back ({error}). Nothing more is written until the store is opened again.",
-                    path=self._folder.bundle_path(bundle_id),
-                ) from error
-            raise
-
-    def _next_version(self, uri: SessionUri) -> int:
-        """One more than the last, and past the numbers that bundles may have which cannot be read at present."""
-        latest = self.index.find(uri)
-        return (latest.version if latest else 0) + len(self.index.with_status(UNREADABLE)) + 1
-
-    def _require_reusable(self, reused: Sequence[BlockEntry], identity: Identity) -> None:
-        """Every reused block must be where its entry says, in a bundle of the same identity."""
-        files: dict[bytes, list[BlockEntry]] = {}
-        for entry in reused:
-            if entry.bundle_id is None:
-                raise InvalidDraft("a reused block must name the bundle that holds it.", block_id=entry.id.hex())
-            files.setdefault(entry.bundle_id, []).append(entry)
-        if len(files) > MAX_BUNDLE_REFS:
-            raise LimitExceeded(f"a bundle refers to at most {MAX_BUNDLE_REFS} others.", limit=MAX_BUNDLE_REFS)
-        parents = span_parents(reused)
-        for bundle_id, entries in files.items():
-            with contextlib.closing(self._open_file(bundle_id)) as file:
-                if file.manifest.identity.digest != identity.digest:
-                    raise InvalidDraft(
-                        f"blocks of {file.path} were made under another identity and cannot be reused.",
-                        mismatched_fields=file.manifest.identity.mismatched_fields(identity),
-                    )
-                for entry in entries:
-                    file.require_block(entry)
-                    if file.parent_of(entry) != parents[entry.id]:
-                        raise InvalidDraft(
-                            f"the reused block at token {entry.start} follows another block than it was made behind.",
-                            block_id=entry.id.hex(),
-                        )
 
     # --- wake and inspection
 
@@ -293,7 +170,7 @@ class Store:
             SessionNotFound, BundleMissing, Truncated, TrailingData, CorruptBundle, BundleMismatch, OwnerMismatch,
             VersionMismatch, ParentMismatch, IndexMismatch, UnsupportedFormat, UnsafePath
         """
-        self._require_open()
+        self._core.require_open()
         row = self.find_session(uri, version)
         if row is None:
             raise self._not_found(uri, version)
@@ -307,24 +184,33 @@ class Store:
             reader.close()
             raise self._not_found(uri, version)
         try:
-            require_same_as_row(row, uri, reader.manifest, reader.file_bytes, reader.path)
+            require_same_as_row(row, uri, reader.manifest, reader.path)
         except BaseException:
             reader.close()
             raise
         return reader
 
     def open_bundle(self, bundle_id: bytes) -> BundleReader:
-        """Open a bundle by its id, whoever owns it: for inspection. The bundle id is still recomputed."""
-        self._require_open()
-        self._pins.add([bundle_id])
+        """Open a bundle by its id, whoever owns it: for inspection. The bundle id is still recomputed.
+
+        Raises:
+            BundleMissing: there is no file of it, or one that only holds blocks for other bundles.
+        """
+        core = self._core
+        core.require_open()
+        file, release = core.open_pinned(bundle_id)
         try:
-            file = self._open_file(bundle_id)
+            if file.manifest is None:
+                raise BundleMissing(
+                    f"The session of {file.path} was erased; the file only holds blocks that other sessions need.",
+                    bundle_id=bundle_id.hex(),
+                    path=file.path,
+                )
+            return BundleReader(file, file.manifest, core.open_frames, lambda: core.open_bundle(bundle_id), release)
         except BaseException:
-            self._unpin([bundle_id])
+            file.close()
+            release()
             raise
-        refs = file.manifest.refs
-        self._pins.add(refs)
-        return BundleReader(file, self._open_file, lambda: self._unpin([bundle_id, *refs]))
 
     def resolve(self, text: str, also: Iterable[SessionUri] = ()) -> SessionUri:
         """The one session that `text` (a URI, NAMESPACE/NAME, or a bare NAME) means, of the store's and of `also`.
@@ -334,7 +220,7 @@ class Store:
         Raises:
             InvalidUri, AmbiguousName, SessionNotFound
         """
-        self._require_open()
+        self._core.require_open()
         namespace, name = parse_reference(text)
         others = set(also)
         if namespace is None:
@@ -348,17 +234,17 @@ class Store:
             raise not_found(text, others.union(row.uri for row in self.index.latest())) from None
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
-        self._require_open()
+        self._core.require_open()
         return self.index.find(uri, version)
 
     def versions(self, uri: SessionUri) -> list[IndexRow]:
         """All versions of a session, oldest first."""
-        self._require_open()
+        self._core.require_open()
         return self.index.versions(uri)
 
     def iter_sessions(self) -> Iterator[IndexRow]:
         """The latest version of each session, by URI."""
-        self._require_open()
+        self._core.require_open()
         yield from self.index.latest()
 
     def verify(self, uri: SessionUri | None = None, *, deep: bool, on_progress: Progress | None = None) -> VerifyReport:
@@ -369,21 +255,21 @@ class Store:
         Raises:
             SessionNotFound
         """
-        self._require_open()
+        self._core.require_open()
         if uri is not None and self.find_session(uri) is None:
             raise self._not_found(uri, None)
-        return verify_store(self._folder, self.index, uri, self._promised, deep=deep, on_progress=on_progress)
+        return verify_store(self._core.folder, self.index, uri, self._promised, deep=deep, on_progress=on_progress)
 
     def statistics(self) -> StoreStatistics:
-        self._require_open()
+        self._core.require_open()
         rows = self.index.all_rows()
         return StoreStatistics(
             sessions=len({row.uri for row in rows}),
             versions=len(rows),
-            bundle_files=len(self._folder.list_bundles()),
+            bundle_files=len(self._core.folder.list_bundles()),
             file_bytes=sum(row.bundle_bytes for row in rows),
-            bundles_pinned=len(self._pins),
-            writable=self.writable and self._poison is None,
+            bundles_pinned=len(self._core.pins),
+            writable=self._core.writable,
         )
 
     # --- delete
@@ -397,35 +283,17 @@ class Store:
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
-        with self._writing, self._poisoning():
-            self._require_writable()
+        with self._core.committing():
             if self.index.find(uri) is None:
                 raise self._not_found(uri, None)
-            return deletion.delete_session(self._folder, self.index, self._pins, uri)
-
-    def _unpin(self, bundle_ids: Sequence[bytes]) -> None:
-        """A reader closed. Never waits for a writer: what is left then goes with the next delete, or the next open."""
-        self._pins.release(bundle_ids)
-        if self._pins.waiting and self._writing.acquire(blocking=False):
-            try:
-                if not self._closed and self._poison is None:
-                    with contextlib.suppress(StoreError, OSError):
-                        deletion.remove_waiting(self._folder, self.index, self._pins)
-            finally:
-                self._writing.release()
-
-    # --- guards
-
-    def _open_file(self, bundle_id: bytes) -> BundleFile:
-        fd, path = self._folder.open_bundle(bundle_id)
-        return BundleFile(fd, path, bundle_id)
+            return deletion.delete_session(self._core.folder, self.index, self._core.pins, uri)
 
     def _promised(self, bundle_id: bytes) -> bool:
         """Whether a bundle that is not there ought to be: a fresh look, for a daemon beside us may have deleted it."""
-        if self.writable:
+        if self._core.has_lock:
             return self.index.knows(bundle_id)
         try:
-            fresh = Index.copy_to_memory(self.path, self._folder.root_fd, self.uuid)
+            fresh = Index.copy_to_memory(self.path, self._core.folder.root_fd, self.uuid)
         except (IndexUnusable, StoreError):
             return True
         with contextlib.closing(fresh):
@@ -442,34 +310,6 @@ class Store:
             version=version,
             suggestions=[str(uri)],
         )
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise StoreClosed(f"The store {self.path} was closed.", path=self.path)
-
-    def _require_writable(self) -> None:
-        self._require_open()
-        if self._lock is None:
-            raise ReadOnlyStore(f"The store {self.path} was opened for reading only.", path=self.path)
-        if self._poison is not None:
-            raise type(self._poison)(
-                f"The store {self.path} writes no more since an earlier failure: {self._poison.message}",
-                **self._poison.details,
-            )
-        self._require_lock()
-
-    def _require_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.require_held()
-
-    @contextlib.contextmanager
-    def _poisoning(self) -> Iterator[None]:
-        """Remember a failure after which this object must not write again."""
-        try:
-            yield
-        except (DurabilityLost, LockLost) as error:
-            self._poison = self._poison or error
-            raise
 
 
 def _claim(root_fd: int, path: str) -> tuple[StoreLock, str]:
@@ -489,13 +329,3 @@ def _claim(root_fd: int, path: str) -> tuple[StoreLock, str]:
     except BaseException:
         lock.close()
         raise
-
-
-def _environment() -> dict[str, str]:
-    """What wrote the bundle, for people who look into it later. No reader acts on it."""
-    return {
-        "torpor": __version__,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "machine": platform.machine(),
-    }

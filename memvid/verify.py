@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .blocks import BlockEntry, span_parents
-from .bundle import BundleFile
+from .bundle import BundleFile, FrameFile, require_promised
 from .errors import (
     BundleMissing,
-    CorruptBundle,
     IndexMismatch,
     OwnerMismatch,
     ParentMismatch,
@@ -33,7 +32,7 @@ _REMEDY = (
 )
 
 
-def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, file_bytes: int, path: str) -> None:
+def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path: str) -> None:
     """Raise unless the bundle says of itself what the index says of it: a bundle repointed to another session, of
     the same model and length even, stops here (GM2, GM3; threat 7).
 
@@ -45,7 +44,7 @@ def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, file
     _require_equal(ParentMismatch, path, "parent", _hex(row.parent), _hex(manifest.parent))
     _require_equal(IndexMismatch, path, "identity", _hex(row.identity_digest), _hex(manifest.identity.digest))
     _require_equal(IndexMismatch, path, "token_count", row.token_count, manifest.token_count)
-    if row != row_of(manifest, row.bundle_id, file_bytes):
+    if row != row_of(manifest, row.bundle_id, row.bundle_bytes):  # a file's length says nothing of its meaning
         raise IndexMismatch(
             f"{path}: the index tells other facts of it than it does itself. {_REMEDY}", path=path, field="facts"
         )
@@ -79,7 +78,7 @@ class _Tally:
 
 @dataclass(slots=True)
 class _User:
-    """A bundle that names blocks of another: what it says of each, and which span it puts before it."""
+    """A bundle that looks for blocks in another: what it says of each, and which span it puts before it."""
 
     bundle_id: bytes
     path: str
@@ -111,10 +110,8 @@ def verify_store(
     users: dict[bytes, list[_User]] = {}
     for bundle_id in _in_order(wanted, rows):
         row = rows.get(bundle_id)
-        manifest = _verify_bundle(folder, bundle_id, row, promised, tally, deep)
-        if manifest is not None:
-            for other, user in _uses(bundle_id, folder.bundle_path(bundle_id), manifest).items():
-                users.setdefault(other, []).append(user)
+        for other, user in _verify_bundle(folder, bundle_id, row, promised, tally, deep).items():
+            users.setdefault(other, []).append(user)
         if row is not None and on_progress is not None:
             done += row.bundle_bytes
             on_progress(done, total)
@@ -123,13 +120,13 @@ def verify_store(
     return VerifyReport(deep, tuple(tally.findings), tally.bundles, tally.blocks, tally.bytes_checked)
 
 
-def _uses(bundle_id: bytes, path: str, manifest: Manifest) -> dict[bytes, _User]:
-    """What a manifest says of other bundles, by their ids; one walk along its block list."""
+def _uses(file: BundleFile, manifest: Manifest) -> dict[bytes, _User]:
+    """What a bundle looks for in other bundles, by their ids; one walk along its block list."""
     found: dict[bytes, _User] = {}
     parents = span_parents(manifest.blocks)
-    for entry in manifest.blocks:
-        if entry.bundle_id is not None:
-            user = found.setdefault(entry.bundle_id, _User(bundle_id, path, manifest.identity.digest))
+    for entry in file.entries:
+        if entry.bundle_id is not None and entry.bundle_id != file.bundle_id:
+            user = found.setdefault(entry.bundle_id, _User(file.bundle_id, file.path, manifest.identity.digest))
             user.blocks.append((entry, parents[entry.id]))
     return found
 
@@ -161,8 +158,8 @@ def _verify_bundle(
     promised: Callable[[bytes], bool],
     tally: _Tally,
     deep: bool,
-) -> Manifest | None:
-    """Check one bundle's own bytes, and its row; None if its manifest cannot be read."""
+) -> dict[bytes, _User]:
+    """Check one bundle's own file, and its row; what it looks for in others, nothing if it cannot be read."""
     path = folder.bundle_path(bundle_id)
     tally.bundles += 1
     try:
@@ -171,29 +168,47 @@ def _verify_bundle(
     except StoreError as error:
         if not isinstance(error, BundleMissing) or (row is not None and promised(bundle_id)):
             tally.find(path, error)
-        return None
+        return {}
     with contextlib.closing(file):
-        if row is not None:
-            try:
-                require_same_as_row(row, row.uri, file.manifest, file.file_bytes, path)
-            except StoreError as error:
-                tally.find(path, error)
-        for entry in file.manifest.own_blocks:
-            tally.blocks += 1
-            try:
-                tally.bytes_checked += _check(file, entry, deep)
-            except StoreError as error:
-                tally.find(path, error)
-        return file.manifest
+        listed = _check_manifest(file, row, tally)
+        for block_id in file.frames:
+            _verify_block(file, block_id, listed.get(block_id), file.manifest, tally, deep)
+        return _uses(file, file.manifest) if file.manifest else {}
 
 
-def _check(file: BundleFile, entry: BlockEntry, deep: bool) -> int:
-    """Check one block; how many bytes that took."""
-    if deep:
-        file.check_block(entry)
-        return entry.frame_bytes
-    file.read_head(entry)
-    return entry.head_bytes
+def _check_manifest(
+    file: BundleFile, row: IndexRow | None, tally: _Tally
+) -> dict[bytes, tuple[BlockEntry, bytes | None]]:
+    """Compare a bundle with its row; the blocks of its manifest with the span that stands before each."""
+    if file.manifest is None:
+        return {}
+    if row is not None:
+        try:
+            require_same_as_row(row, row.uri, file.manifest, file.path)
+        except StoreError as error:
+            tally.find(file.path, error)
+    parents = span_parents(file.manifest.blocks)
+    return {entry.id: (entry, parents[entry.id]) for entry in file.manifest.blocks}
+
+
+def _verify_block(
+    file: FrameFile,
+    block_id: bytes,
+    listed: tuple[BlockEntry, bytes | None] | None,
+    manifest: Manifest | None,
+    tally: _Tally,
+    deep: bool,
+) -> None:
+    """Check one frame, and that it is what the file's own manifest says, if that lists it."""
+    tally.blocks += 1
+    try:
+        frame = file.frame_of(block_id)
+        header = file.check_block(block_id) if deep else file.read_head(block_id)[0]
+        if listed is not None and manifest is not None:
+            require_promised(header, *listed, manifest.identity.digest, file.path)
+        tally.bytes_checked += frame.frame_bytes if deep else frame.head_bytes
+    except StoreError as error:
+        tally.find(file.path, error)
 
 
 def _verify_refs(
@@ -208,7 +223,7 @@ def _verify_refs(
     """Check that a bundle holds every block that others say it holds; their bytes too, if nobody else does."""
     try:
         fd, path = folder.open_bundle(bundle_id)
-        file = BundleFile(fd, path, bundle_id)
+        file = FrameFile(fd, path, bundle_id)
     except StoreError as error:
         for user in users:
             if not isinstance(error, BundleMissing) or promised(user.bundle_id):
@@ -219,21 +234,11 @@ def _verify_refs(
         for user in users:
             for entry, parent in user.blocks:
                 try:
-                    file.require_block(entry)
-                    _require_same_chain(file, entry, parent, user)
-                    if deep and entry.id not in checked:
-                        checked.add(entry.id)
-                        tally.blocks += 1
-                        tally.bytes_checked += _check(file, entry, deep)
+                    header = file.read_head(entry.id)[0]
+                    require_promised(header, entry, parent, user.identity_digest, user.path)
                 except StoreError as error:
                     tally.find(user.path, error)
-
-
-def _require_same_chain(file: BundleFile, entry: BlockEntry, parent: bytes | None, user: _User) -> None:
-    if (file.parent_of(entry), file.manifest.identity.digest) != (parent, user.identity_digest):
-        raise CorruptBundle(
-            f"{user.path}: the block at token {entry.start} in {file.path} belongs to another chain or identity.",
-            path=user.path,
-            part="manifest",
-            block_id=entry.id.hex(),
-        )
+                    continue
+                if deep and entry.id not in checked:
+                    checked.add(entry.id)
+                    _verify_block(file, entry.id, None, None, tally, deep)

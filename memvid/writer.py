@@ -1,113 +1,160 @@
-"""Writing one bundle into a temporary file, and reading it back before anyone is told.
+"""Writing one bundle file into a temporary file, and reading it back before anyone is told.
 
-Owns the order blocks → manifest → trailer → header → flush → read back. Does not publish, and knows no index or lock.
+Owns the order frames → manifest → directory → trailer → header → flush → read back. Does not publish, and knows no
+index or lock.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from blake3 import blake3
 
-from .blocks import BLOCK_KINDS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, block_id
-from .bundle import BundleFile
-from .codecs import RAW_CODE, ZSTD_CODE, Codec, compress
+from .blocks import BLOCK_KINDS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec, block_id
+from .bundle import BundleFile, FrameFile
+from .codecs import RAW_CODE, Codec, encode_slot
+from .directory import Directory, Frame, digest_of
 from .durable import TempFile
 from .errors import CorruptBundle, Corruption, InvalidDraft, LimitExceeded, ReadBackFailed
 from .layout import (
     HEADER_BYTES,
-    TRAILER_BYTES,
     StoredSlot,
     Trailer,
     aligned,
-    bundle_id_of,
     encode_frame_head,
     encode_header,
     frame_bytes_for,
 )
-from .limits import MAX_BLOCK_HEADER_BYTES, MAX_BUNDLE_BYTES, MAX_SLOTS
-from .manifest import Manifest
+from .limits import MAX_BLOCK_HEADER_BYTES, MAX_BUNDLE_BYTES, MAX_FRAMES, MAX_SLOTS
 from .paths import io_error
+
+Buffers = list[memoryview | bytes]
+Room = Callable[[int], None]
+"""Told how many bytes are about to be written; raises where there is no room for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBlock:
+    """A draft with its id: hashed, not yet encoded or written."""
+
+    id: bytes
+    encoded_header: bytes
+    header: BlockHeader
+    slots: tuple[tuple[SlotDraft, list[memoryview]], ...]
+
+    def entry(self, bundle_id: bytes | None) -> BlockEntry:
+        header = self.header
+        return BlockEntry(self.id, bundle_id, header.kind, header.start, header.token_count, header.raw_bytes)
+
+
+def prepare_block(draft: BlockDraft, parent: bytes | None, identity_digest: bytes) -> PreparedBlock:
+    """Hash a draft. `parent` is the id of the span that ends where this block starts.
+
+    Raises:
+        InvalidDraft, LimitExceeded
+    """
+    slots = tuple((slot, _byte_views(slot)) for slot in draft.slots)
+    header = BlockHeader(
+        kind=draft.kind,
+        identity_digest=identity_digest,
+        start=draft.start,
+        tokens=bytes(draft.tokens),
+        parent=parent,
+        slots=tuple((slot.spec, _digest(views)) for slot, views in slots),
+    )
+    encoded = _encode_checked(header)
+    return PreparedBlock(block_id(encoded), encoded, header, slots)
 
 
 class BundleWriter:
-    """Writes one bundle. The caller owns the temporary file and publishes or closes it."""
+    """Writes one bundle file. The caller owns the temporary file and publishes or closes it."""
 
-    def __init__(self, temp: TempFile, identity_digest: bytes, codec: Codec) -> None:
+    def __init__(self, temp: TempFile, room: Room | None = None) -> None:
         self._temp = temp
-        self._identity_digest = identity_digest
-        self._codec = codec
-        temp.append([bytes(HEADER_BYTES)])  # zeros until the end: a torn file is no bundle
+        self._room = room
+        self.frames: dict[bytes, Frame] = {}
+        self._append([bytes(HEADER_BYTES)])  # zeros until the end: a torn file is no bundle
 
-    def add_block(self, draft: BlockDraft, parent: bytes | None) -> BlockEntry:
-        """Append one block's frame. `parent` is the id of the span that ends where this block starts.
+    def add(self, block: PreparedBlock, codec: Codec) -> None:
+        """Append a block's frame; one that is there already is not written again.
 
         Raises:
-            InvalidDraft, LimitExceeded, NoSpace, StoreIoError
+            LimitExceeded, NoSpace, StoreIoError, and what `room` raises.
         """
-        slots = [(slot, _byte_views(slot)) for slot in draft.slots]
-        header = BlockHeader(
-            kind=draft.kind,
-            identity_digest=self._identity_digest,
-            start=draft.start,
-            tokens=bytes(draft.tokens),
-            parent=parent,
-            slots=tuple((slot.spec, _digest(views)) for slot, views in slots),
-        )
-        encoded = _encode_checked(header)
+        if block.id in self.frames:
+            return
+        digests = [digest for _, digest in block.header.slots]
         payloads = [
-            self._store(slot, views, digest) for (slot, views), (_, digest) in zip(slots, header.slots, strict=True)
+            _stored(slot.spec, views, digest, codec) for (slot, views), digest in zip(block.slots, digests, strict=True)
         ]
+        self._add_frame(block.id, block.encoded_header, payloads)
+
+    def add_copy(self, source: FrameFile, block_id: bytes, codec: Codec | None = None) -> None:
+        """Append a frame of another file: as it lies there, or its slots encoded anew where a codec is given.
+
+        What is damaged in the source is found here or when the file is read back.
+
+        Raises:
+            BlockMissing, CorruptBundle, CorruptBlock, LimitExceeded, NoSpace, StoreIoError, and what `room` raises.
+        """
+        if block_id in self.frames:
+            return
+        if codec is not None:
+            self._add_frame(block_id, *_decoded(source, block_id, codec))
+            return
+        frame = source.frame_of(block_id)
+        self._enter(block_id, frame.frame_bytes, frame.head_bytes)
+        for chunk in source.frame_chunks(block_id):
+            self._append([chunk])
+
+    def _add_frame(
+        self, block_id: bytes, encoded_header: bytes, payloads: Sequence[tuple[StoredSlot, Buffers]]
+    ) -> None:
         stored = [slot for slot, _ in payloads]
-        head = encode_frame_head(encoded, stored)
-        entry = BlockEntry(
-            id=block_id(encoded),
-            bundle_id=None,
-            offset=self._temp.size_bytes,
-            head_bytes=len(head),
-            frame_bytes=frame_bytes_for(len(head), stored),
-            raw_bytes=header.raw_bytes,
-            kind=draft.kind,
-            start=draft.start,
-            token_count=draft.token_count,
-        )
-        if entry.offset + entry.frame_bytes > MAX_BUNDLE_BYTES:
-            raise LimitExceeded(f"the bundle would have more than {MAX_BUNDLE_BYTES} bytes.", limit=MAX_BUNDLE_BYTES)
-        buffers: list[memoryview | bytes] = [head]
+        head = encode_frame_head(encoded_header, stored)
+        self._enter(block_id, frame_bytes_for(len(head), stored), len(head))
+        buffers: Buffers = [head]
         for slot, views in payloads:
             buffers += [*views, bytes(aligned(slot.stored_bytes) - slot.stored_bytes)]
+        self._append(buffers)
+
+    def _enter(self, block_id: bytes, frame_bytes: int, head_bytes: int) -> None:
+        offset = self._temp.size_bytes
+        if offset + frame_bytes > MAX_BUNDLE_BYTES:
+            raise LimitExceeded(f"the bundle would have more than {MAX_BUNDLE_BYTES} bytes.", limit=MAX_BUNDLE_BYTES)
+        if len(self.frames) >= MAX_FRAMES:
+            raise LimitExceeded(f"a file holds at most {MAX_FRAMES} frames.", limit=MAX_FRAMES)
+        self.frames[block_id] = Frame(block_id, offset, frame_bytes, head_bytes)
+
+    def _append(self, buffers: Sequence[memoryview | bytes]) -> None:
+        if self._room is not None:
+            self._room(sum(memoryview(buffer).nbytes for buffer in buffers))
         self._temp.append(buffers)
-        return entry
 
-    def _store(self, slot: SlotDraft, views: list[memoryview], digest: bytes) -> tuple[StoredSlot, list[memoryview]]:
-        size_bytes = slot.spec.size_bytes
-        if self._codec.code == ZSTD_CODE and size_bytes:
-            data = compress(views, size_bytes, self._codec.level)
-            if len(data) < size_bytes:
-                return StoredSlot(ZSTD_CODE, len(data), blake3(data).digest()), [memoryview(data)]
-        return StoredSlot(RAW_CODE, size_bytes, digest), views
+    def finish(
+        self, manifest: bytes, blocks: Sequence[BlockEntry], bundle_id: bytes, holders: Mapping[bytes, bytes]
+    ) -> Directory:
+        """Write manifest, directory, trailer and header, flush, and read everything back.
 
-    def finish(self, manifest: Manifest) -> bytes:
-        """Write manifest, trailer and header, flush, and read everything back. Returns the bundle id.
+        `manifest` is encoded, empty for a file that only holds blocks for others; `blocks` are those it lists;
+        `holders` says which bundles hold those of them that have no frame here.
 
         Raises:
             ReadBackFailed: the file does not hold what was meant.
-            DurabilityLost, NoSpace, StoreIoError
+            DurabilityLost, NoSpace, StoreIoError, LimitExceeded, and what `room` raises.
         """
-        encoded = manifest.encode()
-        manifest_offset = self._temp.size_bytes
-        file_bytes = manifest_offset + len(encoded) + TRAILER_BYTES
-        header = encode_header(file_bytes)
-        bundle_id = bundle_id_of(header, encoded)
-        trailer = Trailer(manifest_offset, len(encoded), file_bytes, bundle_id)
-        self._temp.append([encoded, trailer.encode()])
-        self._temp.rewrite_start(header)
+        directory = Directory.of(self.frames.values(), blocks, holders)
+        encoded = directory.encode()
+        trailer = Trailer(self._temp.size_bytes, len(manifest), len(encoded), bundle_id, digest_of(encoded))
+        self._append([manifest, encoded, trailer.encode()])
+        self._temp.rewrite_start(encode_header(trailer.file_bytes))
         self._temp.sync()
-        self._read_back(bundle_id, manifest)
-        return bundle_id
+        self._read_back(bundle_id)
+        return directory
 
-    def _read_back(self, bundle_id: bytes, manifest: Manifest) -> None:
+    def _read_back(self, bundle_id: bytes) -> None:
         """Decode what was encoded, with the code that a wake will use, before anyone relies on it."""
         try:
             fd = os.dup(self._temp.fd)
@@ -116,8 +163,8 @@ class BundleWriter:
         try:
             file = BundleFile(fd, self._temp.path, bundle_id)
             try:
-                for entry in manifest.own_blocks:
-                    file.check_block(entry)
+                for block in file.frames:
+                    file.check_block(block)
             finally:
                 file.close()
         except Corruption as error:
@@ -127,6 +174,26 @@ class BundleWriter:
                 path=self._temp.path,
                 cause=error.code,
             ) from error
+
+
+def _stored(spec: SlotSpec, views: Sequence[memoryview], digest: bytes, codec: Codec) -> tuple[StoredSlot, Buffers]:
+    """A slot as it will lie in the file: encoded where that makes it smaller, else raw."""
+    encoded = encode_slot(views, spec, codec)
+    if encoded is None:
+        return StoredSlot(RAW_CODE, spec.size_bytes, digest), list(views)
+    code, buffers, stored_bytes = encoded
+    return StoredSlot(code, stored_bytes, _digest(buffers)), buffers
+
+
+def _decoded(source: FrameFile, block_id: bytes, codec: Codec) -> tuple[bytes, list[tuple[StoredSlot, Buffers]]]:
+    """A frame of another file, its slots verified and encoded anew."""
+    header, head = source.read_head(block_id)
+    payloads = []
+    for index, (spec, digest) in enumerate(header.slots):
+        raw = memoryview(bytearray(spec.size_bytes))
+        source.read_slot_into(block_id, header, head, index, [raw])
+        payloads.append(_stored(spec, [raw], digest, codec))
+    return head.block_header, payloads
 
 
 def _byte_views(slot: SlotDraft) -> list[memoryview]:
@@ -143,7 +210,7 @@ def _byte_views(slot: SlotDraft) -> list[memoryview]:
     return views
 
 
-def _digest(views: Sequence[memoryview]) -> bytes:
+def _digest(views: Sequence[memoryview | bytes]) -> bytes:
     hasher = blake3()
     for view in views:
         hasher.update(view)

@@ -117,19 +117,23 @@ def flip(path: Path, offset: int) -> None:
 def regions(path: Path) -> dict[str, int]:
     """An offset within each part of a bundle file (docs/format.md)."""
     size = path.stat().st_size
-    trailer = size - 96
+    trailer = size - 136
     manifest = int.from_bytes(path.read_bytes()[trailer + 8 : trailer + 16], "little")
+    directory = path.read_bytes().index(b"torpor.directory")
     return {
         "header": 20,
         "block head": 64 + 70,
         "first slot": 64 + 4096,
         "last slot": manifest - 62,
         "manifest": manifest + 40,
+        "directory": directory + 40,
         "trailer": trailer + 30,
     }
 
 
-@pytest.mark.parametrize("part", ["header", "block head", "first slot", "last slot", "manifest", "trailer"])
+@pytest.mark.parametrize(
+    "part", ["header", "block head", "first slot", "last slot", "manifest", "directory", "trailer"]
+)
 async def test_one_flipped_bit_is_refused_t12(open_rig: Any, store: Path, part: str) -> None:
     async with open_rig() as rig:
         await sleeping(rig)
@@ -138,7 +142,7 @@ async def test_one_flipped_bit_is_refused_t12(open_rig: Any, store: Path, part: 
         error = await refused(rig, store)
         assert error.code in {"corrupt_bundle", "corrupt_block", "bundle_mismatch"}
         assert str(path) in error.message
-        flip(path, regions(path)[part] if part != "trailer" else path.stat().st_size - 66)
+        flip(path, regions(path)[part] if part != "trailer" else path.stat().st_size - 106)
         await rig.wake("a")
 
 

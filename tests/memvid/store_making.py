@@ -6,7 +6,9 @@ A fixture of a released format version is made once, by the release that introdu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import struct
 import sys
 from pathlib import Path
@@ -25,6 +27,8 @@ from torpor.memvid import (
     Store,
     zstd,
 )
+from torpor.memvid.bundle import FrameFile
+from torpor.memvid.directory import Frame
 
 URI = SessionUri("default", "agent")
 OTHER_URI = SessionUri("default", "other")
@@ -127,6 +131,14 @@ def require_awake(store: Store, token_count: int, *, uri: SessionUri = URI, seed
 def bundle_path(store: Store, bundle_id: bytes) -> Path:
     name = bundle_id.hex()
     return Path(store.path) / "bundles" / name[:2] / f"{name}.mvb"
+
+
+def frame_of(store: Store, entry: BlockEntry) -> Frame:
+    """Where a block's frame lies in the file of the bundle that the entry names."""
+    assert entry.bundle_id is not None
+    path = bundle_path(store, entry.bundle_id)
+    with contextlib.closing(FrameFile(os.open(path, os.O_RDONLY), str(path), entry.bundle_id)) as file:
+        return file.frame_of(entry.id)
 
 
 def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:

@@ -17,12 +17,14 @@ from store_making import (
     bundle_path,
     contents,
     expected,
+    frame_of,
     require_awake,
     sleep,
     sleep_compressed,
 )
-from torpor.memvid import Identity, Store, zstd
+from torpor.memvid import BlockEntry, Identity, Store, writer, zstd
 from torpor.memvid.bundle import BundleFile
+from torpor.memvid.directory import Directory
 from torpor.memvid.errors import (
     BlockMissing,
     BundleMismatch,
@@ -41,21 +43,20 @@ from torpor.memvid.errors import (
     UnsupportedFormat,
     VersionMismatch,
 )
-from torpor.memvid.layout import HEADER_BYTES, TRAILER_BYTES, StoredSlot, bundle_id_of, encode_header
+from torpor.memvid.layout import HEADER_BYTES, TRAILER_BYTES, StoredSlot, Trailer, encode_header
 from torpor.memvid.manifest import decode_manifest
-from torpor.memvid.writer import BundleWriter
 
 
 def read_all(path: Path, bundle_id: bytes) -> list[list[bytes]]:
     """What a wake reads of a bundle that needs no other."""
     with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id)) as file:
         blocks = []
-        for entry in file.manifest.own_blocks:
-            header, head = file.read_head(entry)
+        for block_id in file.frames:
+            header, head = file.read_head(block_id)
             slots = []
             for number, (spec, _) in enumerate(header.slots):
                 slot = bytearray(spec.size_bytes)
-                file.read_slot_into(entry, header, head, number, [memoryview(slot)])
+                file.read_slot_into(block_id, header, head, number, [memoryview(slot)])
                 slots.append(bytes(slot))
             blocks.append(slots)
         return blocks
@@ -64,8 +65,8 @@ def read_all(path: Path, bundle_id: bytes) -> list[list[bytes]]:
 def check_all(path: Path, bundle_id: bytes) -> None:
     """What a deep verify reads of it."""
     with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id)) as file:
-        for entry in file.manifest.own_blocks:
-            file.check_block(entry)
+        for block_id in file.frames:
+            file.check_block(block_id)
 
 
 def flip(path: Path, byte: int, bit: int = 0) -> None:
@@ -113,6 +114,7 @@ def place(file: Path, part: str) -> int:
         "payload": manifest_offset // 2,
         "manifest": manifest_offset + 50,
         "block list": data.index(b"\xa6blocks") + 30,
+        "directory": data.index(b"\xa6frames") + 30,
         "trailer magic": len(data) - TRAILER_BYTES,
         "trailer offset": len(data) - TRAILER_BYTES + 8,
         "trailer id": len(data) - TRAILER_BYTES + 40,
@@ -136,6 +138,7 @@ def place(file: Path, part: str) -> int:
         ("payload", CorruptBlock),
         ("manifest", CorruptBundle),
         ("block list", CorruptBundle),
+        ("directory", CorruptBundle),
         ("trailer magic", CorruptBundle),
         ("trailer offset", CorruptBundle),
         ("trailer id", CorruptBundle),
@@ -359,7 +362,6 @@ def test_another_parent_in_the_index_is_refused(store: Store) -> None:
         ("token_count", 299, "token_count"),
         ("token_count", 1 << 62, "token_count"),
         ("token_count", -1, "token_count"),
-        ("bundle_bytes", 1, "facts"),
         ("logical_bytes", 1, "facts"),
         ("created_ns", 1, "facts"),
         ("model", "another", "facts"),
@@ -377,27 +379,43 @@ def test_threat_8_any_other_fact_in_the_index_is_refused(store: Store, column: s
 # --- bundles resealed by a hand that knows the format: every digest but the block ids is right
 
 
-def reseal(store: Store, bundle_id: bytes, change: Callable[[bytearray, int], bytes]) -> bytes:
-    """Let `change` edit (bytes before the manifest, manifest offset) and return a manifest; publish the result."""
-    data = bundle_path(store, bundle_id).read_bytes()
-    offset = int.from_bytes(data[-TRAILER_BYTES + 8 :][:8], "little")
-    frames = bytearray(data[:offset])
-    manifest = change(frames, offset)
-    file_bytes = len(frames) + len(manifest) + TRAILER_BYTES
-    header = encode_header(file_bytes)
-    new_id = bundle_id_of(header, manifest)
-    fixed = b"MVTRAIL\0" + b"".join(n.to_bytes(8, "little") for n in (len(frames), len(manifest), file_bytes)) + new_id
+@dataclasses.dataclass
+class Parts:
+    """A bundle file taken apart, to be changed."""
+
+    frames: bytearray  # header included
+    manifest: bytes
+    directory: Directory
+    original: bytes  # the bundle id
+
+    def change_manifest(self, **changes: object) -> None:
+        """Other fields, honestly encoded."""
+        self.manifest = dataclasses.replace(decode_manifest(self.manifest, "original"), **changes).encode()
+
+    def change_directory(self, **changes: object) -> None:
+        self.directory = dataclasses.replace(self.directory, **changes)
+
+
+def taken_apart(store: Store, bundle_id: bytes) -> Parts:
+    path = bundle_path(store, bundle_id)
+    with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id)) as file:
+        frames = bytearray(path.read_bytes()[: file.trailer.manifest_offset])
+        return Parts(frames, file.encoded_manifest(), file.directory, bundle_id)
+
+
+def reseal(store: Store, bundle_id: bytes, change: Callable[[Parts], object]) -> bytes:
+    """Let `change` edit a bundle's parts, make every digest right again, and publish the result under its new id."""
+    parts = taken_apart(store, bundle_id)
+    change(parts)
+    directory = parts.directory.encode()
+    new_id = blake3(parts.manifest).digest()
+    trailer = Trailer(len(parts.frames), len(parts.manifest), len(directory), new_id, blake3(directory).digest())
     path = bundle_path(store, new_id)
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(header + frames[HEADER_BYTES:] + manifest + fixed + blake3(fixed).digest())
+    header = encode_header(trailer.file_bytes)
+    path.write_bytes(header + parts.frames[HEADER_BYTES:] + parts.manifest + directory + trailer.encode())
     path.parent.chmod(0o700)
     return new_id
-
-
-def manifest_of(store: Store, bundle_id: bytes) -> bytes:
-    data = bundle_path(store, bundle_id).read_bytes()
-    offset = int.from_bytes(data[-TRAILER_BYTES + 8 :][:8], "little")
-    return data[offset:-TRAILER_BYTES]
 
 
 def refused_when_read(store: Store, bundle_id: bytes, kind: type[StoreError] = Corruption) -> None:
@@ -417,7 +435,7 @@ def read_whole(store: Store, bundle_id: bytes) -> None:
 def test_a_resealed_copy_is_accepted(store: Store) -> None:
     """The helper below must make bundles that differ from good ones in nothing but the change."""
     receipt = sleep(store, 300)
-    copy = reseal(store, receipt.bundle_id, lambda frames, offset: manifest_of(store, receipt.bundle_id))
+    copy = reseal(store, receipt.bundle_id, lambda parts: None)
     assert copy == receipt.bundle_id
     with store.open_bundle(copy) as reader:
         assert contents(reader) == expected(300)
@@ -425,66 +443,81 @@ def test_a_resealed_copy_is_accepted(store: Store) -> None:
 
 def test_threat_5_a_frame_of_another_bundle_is_refused(store: Store) -> None:
     mine, others = sleep(store, 300, seed=1), sleep(store, 300, uri=OTHER_URI, seed=2)
-    entry = mine.entries[0]
+    frame = frame_of(store, mine.entries[0])
     foreign = bundle_path(store, others.bundle_id).read_bytes()
 
-    def change(frames: bytearray, offset: int) -> bytes:
-        end = entry.offset + entry.frame_bytes
-        frames[entry.offset : end] = foreign[entry.offset : end]
-        return manifest_of(store, mine.bundle_id)
+    def change(parts: Parts) -> None:
+        end = frame.offset + frame.frame_bytes
+        parts.frames[frame.offset : end] = foreign[frame.offset : end]
 
     refused_when_read(store, reseal(store, mine.bundle_id, change), CorruptBundle)
 
 
 def test_threat_5_payloads_of_another_bundle_are_refused(store: Store) -> None:
     mine, others = sleep(store, 300, seed=1), sleep(store, 300, uri=OTHER_URI, seed=2)
-    entry = mine.entries[0]
+    frame = frame_of(store, mine.entries[0])
     foreign = bundle_path(store, others.bundle_id).read_bytes()
 
-    def change(frames: bytearray, offset: int) -> bytes:
-        start, end = entry.offset + entry.head_bytes, entry.offset + entry.frame_bytes
-        frames[start:end] = foreign[start:end]
-        return manifest_of(store, mine.bundle_id)
+    def change(parts: Parts) -> None:
+        start, end = frame.offset + frame.head_bytes, frame.offset + frame.frame_bytes
+        parts.frames[start:end] = foreign[start:end]
 
     refused_when_read(store, reseal(store, mine.bundle_id, change), CorruptBlock)
 
 
 def test_threat_6_k_and_v_of_a_layer_swapped_are_refused(store: Store) -> None:
     mine = sleep(store, 256)
-    entry = mine.entries[0]
+    frame = frame_of(store, mine.entries[0])
 
-    def change(frames: bytearray, offset: int) -> bytes:
+    def change(parts: Parts) -> None:
         size = 2 * 256 * 4 * 2
-        k = entry.offset + entry.head_bytes
-        frames[k : k + 2 * size] = frames[k + size : k + 2 * size] + frames[k : k + size]
-        return manifest_of(store, mine.bundle_id)
+        k = frame.offset + frame.head_bytes
+        parts.frames[k : k + 2 * size] = parts.frames[k + size : k + 2 * size] + parts.frames[k : k + size]
 
     refused_when_read(store, reseal(store, mine.bundle_id, change), CorruptBlock)
 
 
-def remade(store: Store, bundle_id: bytes, **changes: object) -> Callable[[bytearray, int], bytes]:
-    """A manifest with other fields, honestly encoded."""
-    manifest = decode_manifest(manifest_of(store, bundle_id), "original")
-    return lambda frames, offset: dataclasses.replace(manifest, **changes).encode()
+def blocks_of(store: Store, bundle_id: bytes) -> tuple[BlockEntry, ...]:
+    return decode_manifest(taken_apart(store, bundle_id).manifest, "original").blocks
 
 
 def test_threat_6_blocks_listed_in_another_order_are_refused(store: Store) -> None:
     mine = sleep(store, 512)
-    blocks = decode_manifest(manifest_of(store, mine.bundle_id), "original").blocks
+    blocks = blocks_of(store, mine.bundle_id)
     swapped = (blocks[1], blocks[0], blocks[2])
-    refused_when_read(store, reseal(store, mine.bundle_id, remade(store, mine.bundle_id, blocks=swapped)))
+    refused_when_read(store, reseal(store, mine.bundle_id, lambda parts: parts.change_manifest(blocks=swapped)))
+
+
+def test_threat_6_blocks_that_trade_their_ids_are_refused(store: Store) -> None:
+    """Two full spans of one chain, of one size: only what their headers say of place and parent tells them apart."""
+    mine = sleep(store, 512)
+    one, two, state = blocks_of(store, mine.bundle_id)
+    traded = (dataclasses.replace(one, id=two.id), dataclasses.replace(two, id=one.id), state)
+    refused_when_read(store, reseal(store, mine.bundle_id, lambda parts: parts.change_manifest(blocks=traded)))
 
 
 @pytest.mark.parametrize("change", [{"token_count": 299}, {"token_count": 301}, {"token_count": 1 << 40}])
 def test_threat_8_a_manifest_with_another_length_is_refused(store: Store, change: dict[str, int]) -> None:
     mine = sleep(store, 300)
-    refused_when_read(store, reseal(store, mine.bundle_id, remade(store, mine.bundle_id, **change)))
+    refused_when_read(store, reseal(store, mine.bundle_id, lambda parts: parts.change_manifest(**change)))
 
 
 def test_threat_9_blocks_under_another_identity_are_refused(store: Store) -> None:
     mine = sleep(store, 300)
     identity = Identity((("weights", "another"),))
-    refused_when_read(store, reseal(store, mine.bundle_id, remade(store, mine.bundle_id, identity=identity)))
+    refused_when_read(store, reseal(store, mine.bundle_id, lambda parts: parts.change_manifest(identity=identity)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"raw_bytes": 0}, {"start": 256}, {"token_count": 10}, {"kind": "state"}, {"id": bytes(32)}],
+    ids=lambda change: next(iter(change)),
+)
+def test_threat_8_a_block_list_that_describes_another_block_is_refused(store: Store, change: dict[str, object]) -> None:
+    mine = sleep(store, 300)
+    blocks = blocks_of(store, mine.bundle_id)
+    edited = (dataclasses.replace(blocks[0], **change), *blocks[1:])
+    refused_when_read(store, reseal(store, mine.bundle_id, lambda parts: parts.change_manifest(blocks=edited)))
 
 
 @pytest.mark.parametrize(
@@ -496,50 +529,75 @@ def test_threat_9_blocks_under_another_identity_are_refused(store: Store) -> Non
         {"head_bytes": 1 << 31},
         {"frame_bytes": 64},
         {"frame_bytes": 1 << 43},
-        {"raw_bytes": 0},
-        {"start": 256},
-        {"token_count": 10},
-        {"kind": "state"},
         {"id": bytes(32)},
-        {"bundle_id": bytes(32)},
     ],
     ids=lambda change: next(iter(change.items())).__repr__()[:24],
 )
-def test_threat_15_a_block_list_that_points_elsewhere_is_refused(store: Store, change: dict[str, object]) -> None:
+def test_threat_15_a_directory_that_points_elsewhere_is_refused(store: Store, change: dict[str, object]) -> None:
+    """Under the same bundle id: the file is put in the place of the sound one."""
     mine = sleep(store, 300)
-    blocks = decode_manifest(manifest_of(store, mine.bundle_id), "original").blocks
-    edited = (dataclasses.replace(blocks[0], **change), *blocks[1:])
-    refused_when_read(store, reseal(store, mine.bundle_id, remade(store, mine.bundle_id, blocks=edited)))
+    frames = taken_apart(store, mine.bundle_id).directory.frames
+    edited = (dataclasses.replace(frames[0], **change), *frames[1:])
+    assert reseal(store, mine.bundle_id, lambda parts: parts.change_directory(frames=edited)) == mine.bundle_id
+    refused_when_read(store, mine.bundle_id, CorruptBundle)
 
 
-def test_a_block_of_an_ancestor_that_follows_another_parent_is_refused(store: Store) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"places": (0, 0)},
+        {"places": (0, 0, 0, 0)},
+        {"places": (0, 0, 1)},
+        {"holders": (b"h" * 32,)},
+        {"places": (1, 0, 0), "holders": (b"h" * 32,)},
+        {"places": (0, 2, 1), "holders": (b"h" * 32, b"i" * 32)},
+        {"places": (1, 2, 0), "holders": (b"h" * 32, b"h" * 32)},
+    ],
+)
+def test_threat_15_a_directory_that_contradicts_the_manifest_is_refused(
+    store: Store, change: dict[str, object]
+) -> None:
+    mine = sleep(store, 300)
+    assert reseal(store, mine.bundle_id, lambda parts: parts.change_directory(**change)) == mine.bundle_id
+    refused_when_read(store, mine.bundle_id, CorruptBundle)
+
+
+def test_a_bundle_that_names_itself_as_another_holder_is_refused(store: Store) -> None:
+    mine = sleep(store, 300)
+
+    def change(parts: Parts) -> None:
+        first, *others = parts.directory.frames
+        del parts.frames[first.offset : first.offset + first.frame_bytes]
+        moved = tuple(dataclasses.replace(frame, offset=frame.offset - first.frame_bytes) for frame in others)
+        parts.change_directory(frames=moved, places=(1, 0, 0), holders=(mine.bundle_id,))
+
+    reseal(store, mine.bundle_id, change)
+    refused_when_read(store, mine.bundle_id, CorruptBundle)
+
+
+def led_to(parts: Parts, blocks: tuple[BlockEntry, ...], holders: dict[bytes, bytes]) -> None:
+    """Let a bundle list other blocks, and look for those that are not its own where `holders` says."""
+    parts.change_manifest(blocks=tuple(entry.held_by(None) for entry in blocks))
+    parts.directory = Directory.of(parts.directory.frames, blocks, holders)
+
+
+def test_a_block_of_another_bundle_that_follows_another_parent_is_refused(store: Store) -> None:
     """The second span of one session, put behind the first span of another."""
     one = sleep(store, 512, seed=1)
     two = sleep(store, 512, uri=OTHER_URI, seed=2)
-    mixed = (one.entries[0], two.entries[1])
-    frames_gone = reseal(store, one.bundle_id, cut_to_header(remade(store, one.bundle_id, blocks=mixed)))
-    refused_when_read(store, frames_gone, CorruptBundle)
-
-
-def cut_to_header(change: Callable[[bytearray, int], bytes]) -> Callable[[bytearray, int], bytes]:
-    """The same manifest in a file without frames of its own."""
-
-    def cut(frames: bytearray, offset: int) -> bytes:
-        del frames[HEADER_BYTES:]
-        return change(frames, offset)
-
-    return cut
+    own = blocks_of(store, one.bundle_id)
+    mixed = (own[0], two.entries[1], own[2])
+    changed = reseal(store, one.bundle_id, lambda parts: led_to(parts, mixed, {two.entries[1].id: two.bundle_id}))
+    refused_when_read(store, changed, CorruptBundle)
 
 
 def test_a_block_of_the_bundle_itself_that_follows_another_parent_is_refused(store: Store) -> None:
     one = sleep(store, 256, seed=1)
     two = sleep(store, 256, uri=OTHER_URI, seed=2)
     delta = sleep(store, 300, seed=1, before=one)
-    blocks = decode_manifest(manifest_of(store, delta.bundle_id), "original").blocks
-    edited = (two.entries[0], *blocks[1:])
-    refused_when_read(
-        store, reseal(store, delta.bundle_id, remade(store, delta.bundle_id, blocks=edited)), CorruptBundle
-    )
+    edited = (two.entries[0], *blocks_of(store, delta.bundle_id)[1:])
+    changed = reseal(store, delta.bundle_id, lambda parts: led_to(parts, edited, {two.entries[0].id: two.bundle_id}))
+    refused_when_read(store, changed, CorruptBundle)
 
 
 @pytest.mark.parametrize("gap", [bytes(64), b"x" * 64])
@@ -547,9 +605,8 @@ def test_threat_4_bytes_between_frames_and_manifest_are_refused(store: Store, ga
     """No digest would cover them."""
     mine = sleep(store, 300)
 
-    def change(frames: bytearray, offset: int) -> bytes:
-        frames += gap
-        return manifest_of(store, mine.bundle_id)
+    def change(parts: Parts) -> None:
+        parts.frames += gap
 
     refused_when_read(store, reseal(store, mine.bundle_id, change), CorruptBundle)
 
@@ -557,21 +614,22 @@ def test_threat_4_bytes_between_frames_and_manifest_are_refused(store: Store, ga
 def test_a_head_above_the_limit_is_refused_before_it_is_read(store: Store) -> None:
     mine = sleep(store, 300)
     path = bundle_path(store, mine.bundle_id)
-    huge = dataclasses.replace(mine.entries[0], head_bytes=1 << 40)
     file = BundleFile(os.open(path, os.O_RDONLY), str(path), None)
+    first = mine.entries[0].id
+    file.frames[first] = dataclasses.replace(file.frames[first], head_bytes=1 << 40)
     with contextlib.closing(file), pytest.raises(LimitExceeded):
-        file.read_head(huge)
+        file.read_head(first)
 
 
 @pytest.mark.parametrize(
-    "stored", [StoredSlot(2, 8, bytes(32)), StoredSlot(1, 64, bytes(32)), StoredSlot(0, 63, bytes(32))]
+    "stored", [StoredSlot(3, 8, bytes(32)), StoredSlot(1, 64, bytes(32)), StoredSlot(0, 63, bytes(32))]
 )
 def test_threat_14_a_slot_stored_in_an_unknown_or_growing_way_is_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch, stored: StoredSlot
 ) -> None:
     """Written by a writer that errs, and so already refused when it is read back."""
     data = [memoryview(bytes(stored.stored_bytes))]
-    monkeypatch.setattr(BundleWriter, "_store", lambda *_: (stored, data))
+    monkeypatch.setattr(writer, "_stored", lambda *_: (stored, data))
     with pytest.raises(ReadBackFailed) as refusal:
         sleep(store, 1, layers=1, dim=4)
     assert refusal.value.cause == "corrupt_bundle"
@@ -581,7 +639,8 @@ def test_an_ancestor_that_lost_its_block_is_refused(store: Store) -> None:
     first = sleep(store, 600)
     sleep(store, 700, before=first)
     file = bundle_path(store, first.bundle_id)
-    flip(file, first.entries[0].offset + first.entries[0].head_bytes + 5)
+    frame = frame_of(store, first.entries[0])
+    flip(file, frame.offset + frame.head_bytes + 5)
     with store.open_session(URI) as reader:
         assert len(reader.tokens()) == 2800
         with pytest.raises(CorruptBlock, match=first.bundle_id.hex()):
@@ -593,11 +652,11 @@ def test_an_ancestor_that_lost_its_block_is_refused(store: Store) -> None:
     assert codes == {"bundle_missing"}
 
 
-def test_an_ancestor_replaced_by_a_bundle_without_the_block_is_refused(store: Store) -> None:
+def test_a_holder_that_does_not_hold_the_block_is_refused(store: Store) -> None:
     first = sleep(store, 600)
     second = sleep(store, 700, before=first)
-    blocks = decode_manifest(manifest_of(store, second.bundle_id), "original").blocks
-    moved = (dataclasses.replace(blocks[0], offset=blocks[0].offset + 64), *blocks[1:])
-    refused_when_read(
-        store, reseal(store, second.bundle_id, remade(store, second.bundle_id, blocks=moved)), BlockMissing
-    )
+    other = sleep(store, 300, uri=OTHER_URI, seed=5)
+    moved = {entry.id: other.bundle_id for entry in second.entries if entry.bundle_id == first.bundle_id}
+    blocks = blocks_of(store, second.bundle_id)
+    assert reseal(store, second.bundle_id, lambda parts: led_to(parts, blocks, moved)) == second.bundle_id
+    refused_when_read(store, second.bundle_id, BlockMissing)

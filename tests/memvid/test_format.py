@@ -12,9 +12,9 @@ from torpor.memvid import Store
 
 DATA = Path(__file__).parent / "data" / "format-1"
 FILES = {  # how the bundle id begins: SHA-256 of the file, by another hand than the store's
-    "01f2fcf08b79eac8": "28fd22162458e8d3615cff0f43ff9be50b27d09545dbde3e94f00be1a9067201",
-    "47bf6ad1482f5bd8": "8c3b6de2d91146a4059fb912bac2d259852233c372277eb9689ddff5f29b55db",
-    "bfe8e15e950eea3c": "4339353aa8c4e5e0da8aede93156c5e9957d2604ae3661de07c31d1d01a89744",
+    "f1dd0192b961940b": "754634b7067e7812525af8ac3d1c70d05b370ab3dea1feccb98decdb65d33ab2",
+    "1f3bba31f9dc0a92": "fc22a1829890ea7236604a38f1564a148f2c5d2676e48a9252141ce21cff2826",
+    "2d5a87893d82892f": "03e109f86d7b0c1a41341176f2751476a38e16e1544d6726d76a636f740238f5",
 }
 
 

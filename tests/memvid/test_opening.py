@@ -430,7 +430,7 @@ def test_a_version_that_can_neither_be_entered_nor_taken_back_ends_writing(
 
     with monkeypatch.context() as patch:
         patch.setattr(Index, "add", failing)
-        patch.setattr(type(store._folder), "remove", failing)
+        patch.setattr(type(store._core.folder), "remove", failing)
         with pytest.raises(DurabilityLost, match="taken back"):
             sleep(store, 600, before=first)
     with pytest.raises(DurabilityLost):

@@ -19,6 +19,7 @@ from store_making import (
     bundle_path,
     drafts,
     expected,
+    frame_of,
     raw_bytes,
     require_awake,
     sleep,
@@ -307,34 +308,89 @@ def test_a_failing_source_of_blocks_leaves_the_store_as_it_was(store: Store) -> 
     assert tree(Path(store.path) / "bundles") == before
 
 
-def test_a_reused_block_that_is_not_where_it_says_is_refused(store: Store) -> None:
-    receipt = sleep(store, 600)
-    entry = receipt.entries[0]
+def test_reused_blocks_that_are_not_the_beginning_of_the_parent_are_refused(store: Store) -> None:
+    one, two = sleep(store, 600, seed=1), sleep(store, 600, uri=OTHER_URI, seed=2)
+    first, second = one.entries[:2]
     for wrong in (
-        dataclasses.replace(entry, id=bytes(32)),
-        dataclasses.replace(entry, offset=entry.offset + 64),
-        dataclasses.replace(entry, raw_bytes=entry.raw_bytes + 1),
+        [dataclasses.replace(first, id=bytes(32))],
+        [dataclasses.replace(first, raw_bytes=first.raw_bytes + 1)],
+        [second],
+        [first, two.entries[1]],
+        [first, second, second],
     ):
-        with pytest.raises(BlockMissing):
-            write(store, [span(256, 4)], 260, reused=[wrong])
-    with pytest.raises(BundleMissing):
-        write(store, [span(256, 4)], 260, reused=[dataclasses.replace(entry, bundle_id=bytes(32))])
-    with pytest.raises(InvalidDraft):
-        write(store, [span(256, 4)], 260, reused=[dataclasses.replace(entry, bundle_id=None)])
-
-
-def test_a_reused_block_behind_another_one_than_its_own_parent_is_refused(store: Store) -> None:
-    one, two = sleep(store, 512, seed=1), sleep(store, 512, uri=OTHER_URI, seed=2)
-    with pytest.raises(InvalidDraft, match="follows another"):
-        write(store, [span(512, 3)], 515, reused=[one.entries[0], two.entries[1]])
+        with pytest.raises(InvalidDraft, match="not the beginning"):
+            write(store, [], wrong[-1].end, reused=wrong, parent=one.bundle_id)
+    with pytest.raises(InvalidDraft, match="parent"):
+        write(store, [span(256, 4)], 260, reused=[first])
     assert len(store.versions(URI)) == 1
 
 
+def test_a_reused_block_is_found_wherever_it_lies_now(store: Store) -> None:
+    """Who holds a block is a hint in the entries: it may have been moved since they were handed out."""
+    one = sleep(store, 600)
+    stale = [dataclasses.replace(entry, bundle_id=bytes(32)) for entry in one.entries[:2]]
+    receipt = write(store, [span(512, 4)], 516, reused=stale, parent=one.bundle_id)
+    assert [entry.bundle_id for entry in receipt.entries] == [one.bundle_id, one.bundle_id, receipt.bundle_id]
+
+
+def test_a_reused_block_that_no_file_holds_any_more_is_refused(store: Store) -> None:
+    first = sleep(store, 256)
+    second = sleep(store, 600, before=first)
+    bundle_path(store, first.bundle_id).unlink()
+    with pytest.raises(BlockMissing):
+        write(store, [span(256, 4)], 260, reused=second.entries[:1], parent=second.bundle_id)
+    bundle_path(store, second.bundle_id).unlink()
+    with pytest.raises(BundleMissing):
+        write(store, [span(256, 4)], 260, reused=second.entries[:1], parent=second.bundle_id)
+
+
 def test_a_reused_block_of_another_identity_is_refused(store: Store) -> None:
-    receipt = sleep(store, 600)
+    one = sleep(store, 600)
+    other = Identity((("weights", "other"),))
     with pytest.raises(InvalidDraft) as refusal:
-        write(store, [span(256, 4)], 260, reused=receipt.entries[:1], identity=Identity((("weights", "other"),)))
+        write(store, [span(256, 4)], 260, reused=one.entries[:1], identity=other, parent=one.bundle_id)
     assert {item["field"] for item in refusal.value.mismatched_fields} == {"compute_dtype", "weights"}
+
+
+# --- blocks that are there already
+
+
+def test_a_block_that_another_session_holds_is_not_written_again(store: Store) -> None:
+    base = sleep(store, 600)
+    twin = sleep(store, 600, uri=OTHER_URI)
+    assert (twin.blocks_new, twin.blocks_reused) == (0, 4)
+    assert {entry.bundle_id for entry in twin.entries} == {base.bundle_id}
+    store.delete_session(URI)
+    require_awake(store, 600, uri=OTHER_URI)
+    store.delete_session(OTHER_URI)
+    assert store.statistics().bundle_files == 0
+
+
+def test_a_hundred_sessions_of_one_beginning_cost_one_beginning_and_a_hundred_tails(store: Store) -> None:
+    base = sleep(store, 2560, layers=1)
+    before = sum(path.stat().st_size for path in Path(store.path).rglob("*.mvb"))
+    for number in range(100):
+        fork = store.write_bundle(
+            uri=SessionUri("fork", str(number)), identity=IDENTITY, parent=None, reused=(),
+            blocks=[*drafts(2560, layers=1)[:-1], span(2560, 1, seed=number, layers=1)], session={}, token_count=2561,
+        )  # fmt: skip
+        assert (fork.blocks_new, fork.blocks_reused) == (1, 10)
+    after = sum(path.stat().st_size for path in Path(store.path).rglob("*.mvb"))
+    assert after - before < 100 * 3000
+    assert before > base.logical_bytes > 80_000
+
+
+def test_a_damaged_block_is_written_again_and_not_referred_to(store: Store) -> None:
+    """What another bundle holds by name only would be lost with the memory that is about to be freed."""
+    base = sleep(store, 600)
+    path = bundle_path(store, base.bundle_id)
+    frame = frame_of(store, base.entries[1])
+    data = bytearray(path.read_bytes())
+    data[frame.offset + frame.head_bytes] ^= 1
+    path.write_bytes(data)
+    twin = sleep(store, 600, uri=OTHER_URI)
+    assert (twin.blocks_new, twin.blocks_reused) == (1, 3)
+    require_awake(store, 600, uri=OTHER_URI)
 
 
 def test_an_unknown_session_is_refused_by_name(store: Store) -> None:

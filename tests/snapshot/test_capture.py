@@ -22,7 +22,7 @@ MakeState = Callable[..., LiveState]
 
 
 def entry(number: int, count: int = BLOCK_TOKENS, kind: Any = "span") -> BlockEntry:
-    return BlockEntry(bytes([number] * 32), b"b" * 32, 64, 64, 64, 0, kind, number * BLOCK_TOKENS, count)
+    return BlockEntry(bytes([number] * 32), b"b" * 32, kind, number * BLOCK_TOKENS, count, 0)
 
 
 def cut_of(state: LiveState, **options: Any) -> Any:

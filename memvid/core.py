@@ -1,0 +1,191 @@
+"""What every operation of an open store shares: its folder, index, pins and lock, and who may write when.
+
+Owns the rule that a commit happens under the store's lock, by one thread, and never after a failed flush. Knows
+nothing of what is committed.
+
+Rules:
+- Long work (writing a temporary file, reading, hashing) happens outside `committing`; what it relies on is pinned.
+- Inside `committing` nothing but renames, flushes of folders and index rows happens, so no sleep waits for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+from . import deletion
+from .bundle import BundleFile, FrameFile
+from .durable import TempFile
+from .errors import DurabilityLost, LockLost, ReadOnlyStore, StoreClosed, StoreError
+from .folder import StoreFolder
+from .index import UNREADABLE, Index
+from .lock import StoreLock
+from .pins import Pins
+from .uri import SessionUri
+
+
+class StoreCore:
+    """The parts of one open store. Safe from several threads."""
+
+    def __init__(self, folder: StoreFolder, lock: StoreLock | None, index: Index) -> None:
+        self.folder = folder
+        self.index = index
+        self.pins = Pins()
+        self._lock = lock
+        self._writing = threading.RLock()
+        self._reserved: dict[SessionUri, list[int]] = {}
+        self._poison: StoreError | None = None
+        self._closed = False
+
+    @property
+    def path(self) -> str:
+        return self.folder.path
+
+    @property
+    def writable(self) -> bool:
+        """Whether this object may still write: it has the lock, and no flush has failed."""
+        return self._lock is not None and self._poison is None
+
+    @property
+    def has_lock(self) -> bool:
+        return self._lock is not None
+
+    def close(self) -> None:
+        """Let go of files and lock. Open readers stay usable for what they have open. Idempotent."""
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+            self.index.close()
+            if self._lock is not None:
+                self._lock.close()
+            self.folder.close()
+
+    # --- guards
+
+    def require_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"The store {self.path} was closed.", path=self.path)
+
+    def require_writable(self) -> None:
+        """Raises StoreClosed, ReadOnlyStore, LockLost, or again the failure after which nothing is written."""
+        self.require_open()
+        if self._lock is None:
+            raise ReadOnlyStore(f"The store {self.path} was opened for reading only.", path=self.path)
+        if self._poison is not None:
+            raise type(self._poison)(
+                f"The store {self.path} writes no more since an earlier failure: {self._poison.message}",
+                **self._poison.details,
+            )
+        self.require_lock()
+
+    def require_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.require_held()
+
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """The one thread that may rename files and change the index, while the lock is still ours."""
+        with self._writing, self.poisoning():
+            self.require_writable()
+            yield
+
+    @contextlib.contextmanager
+    def poisoning(self) -> Iterator[None]:
+        """Remember a failure after which this object must not write again."""
+        try:
+            yield
+        except (DurabilityLost, LockLost) as error:
+            self._poison = self._poison or error
+            raise
+
+    # --- versions
+
+    @contextlib.contextmanager
+    def next_version(self, uri: SessionUri) -> Iterator[int]:
+        """A version number that nobody else gets while it is being written: one more than the last, than those being
+        written, and past the numbers that bundles may have which cannot be read at present."""
+        with self._writing:
+            latest = self.index.find(uri)
+            taken = self._reserved.setdefault(uri, [])
+            unknown = len(self.index.with_status(UNREADABLE))
+            version = max([latest.version if latest else 0, *taken]) + unknown + 1
+            taken.append(version)
+        try:
+            yield version
+        finally:
+            with self._writing:
+                taken.remove(version)
+                if not taken:
+                    self._reserved.pop(uri, None)
+
+    # --- files
+
+    def new_temp(self) -> TempFile:
+        return self.folder.new_temp()
+
+    def open_bundle(self, bundle_id: bytes) -> BundleFile:
+        """Open a bundle's file, live or retired, with its manifest. Raises BundleMissing and what damage raises."""
+        fd, path = self.folder.open_bundle(bundle_id)
+        return BundleFile(fd, path, bundle_id)
+
+    def open_frames(self, bundle_id: bytes) -> FrameFile:
+        """Open a bundle's file for the frames in it only."""
+        fd, path = self.folder.open_bundle(bundle_id)
+        return FrameFile(fd, path, bundle_id)
+
+    def open_pinned(self, bundle_id: bytes) -> tuple[BundleFile, Callable[[], None]]:
+        """Open a bundle's file with it and all holders of its blocks pinned; the second value lets go of them.
+
+        A bundle whose file is written anew between its opening and the pinning is opened again: the holders that
+        the earlier file named may be gone.
+        """
+        while True:
+            held = [bundle_id]
+            self.pins.add(held)
+            try:
+                file = self.open_bundle(bundle_id)
+                try:
+                    self.pins.add(file.directory.holders)
+                    held += file.directory.holders
+                    current = self.folder.is_current(bundle_id, file.inode())
+                except BaseException:
+                    file.close()
+                    raise
+            except BaseException:
+                self.unpin(held)
+                raise
+            if current:
+                return file, functools.partial(self.unpin, held)
+            file.close()
+            self.unpin(held)
+
+    # --- pins
+
+    @contextlib.contextmanager
+    def pinning(self) -> Iterator[Callable[[bytes], None]]:
+        """Hold bundles for the length of a piece of work: what it yields pins one more."""
+        held: list[bytes] = []
+
+        def pin(bundle_id: bytes) -> None:
+            self.pins.add([bundle_id])
+            held.append(bundle_id)
+
+        try:
+            yield pin
+        finally:
+            self.unpin(held)
+
+    def unpin(self, bundle_ids: Iterable[bytes]) -> None:
+        """Somebody is done with them. Never waits for a writer: what is left then goes with the next delete or gc, or
+        the next open."""
+        self.pins.release(bundle_ids)
+        if self.pins.waiting and self._writing.acquire(blocking=False):
+            try:
+                if not self._closed and self.writable:
+                    with contextlib.suppress(StoreError, OSError), self.poisoning():
+                        deletion.remove_waiting(self.folder, self.index, self.pins)
+            finally:
+                self._writing.release()

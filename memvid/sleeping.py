@@ -1,0 +1,272 @@
+"""Sleep: makes a session's state durable as its next version.
+
+Owns which blocks are written and which are only referred to, and the order file → index row → receipt.
+
+Rules:
+- Reused blocks are the beginning of the parent's block list, as the parent's own manifest tells it: their ids bind
+  their content, so nothing of them is read again, and a sleep costs what is new.
+- A new block that some live bundle holds already, by its id, is referred to and not written. Its bytes on disk are
+  read and compared first: nothing is acknowledged that was not found good on disk.
+- What is referred to is pinned until the new version's row stands in the index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import __version__
+from .blocks import BlockDraft, BlockEntry, require_chain
+from .bundle import FilePool
+from .codecs import Codec
+from .core import StoreCore
+from .durable import TempFile
+from .errors import BlockMissing, BundleMissing, DurabilityLost, InvalidDraft, LimitExceeded, StoreError
+from .folder import LIVE_SUFFIX
+from .identity import Identity
+from .index import LIVE, IndexedBundle, row_of
+from .limits import MAX_BLOCKS, MAX_TOKENS
+from .manifest import Manifest, bundle_id_of, require_session_map
+from .records import Receipt
+from .uri import SessionUri
+from .writer import BundleWriter, PreparedBlock, Room, prepare_block
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SleepRequest:
+    """What is to be made durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed."""
+
+    uri: SessionUri
+    identity: Identity
+    parent: bytes | None
+    reused: Sequence[BlockEntry]
+    blocks: Iterable[BlockDraft]
+    session: Mapping[str, Any]
+    token_count: int
+    codec: Codec
+    on_progress: Progress | None
+    environment: Mapping[str, str]
+    created_ns: int | None = None
+
+
+def write_version(core: StoreCore, request: SleepRequest, room: Room | None = None) -> Receipt:
+    """Write, flush, read back, publish and index the next version of a session. See `Store.write_bundle`."""
+    core.require_writable()
+    require_session_map(request.session)
+    if not 0 <= request.token_count <= MAX_TOKENS:
+        raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {request.token_count}.", limit=MAX_TOKENS)
+    with core.pinning() as pin, core.next_version(request.uri) as version, contextlib.ExitStack() as stack:
+        holdings = _Holdings(core, pin)
+        stack.callback(holdings.close)
+        places = _places_of_reused(core, pin, holdings, request)
+        with core.poisoning():
+            temp = core.new_temp()
+            stack.callback(temp.close)
+            return _Sleep(core, request, version, holdings, places, temp, room).run()
+
+
+class _Sleep:
+    """One sleep under way."""
+
+    def __init__(
+        self,
+        core: StoreCore,
+        request: SleepRequest,
+        version: int,
+        holdings: _Holdings,
+        places: dict[bytes, bytes],
+        temp: TempFile,
+        room: Room | None,
+    ) -> None:
+        self._core = core
+        self._request = request
+        self._version = version
+        self._holdings = holdings
+        self._places = places
+        self._temp = temp
+        self._writer = BundleWriter(temp, room)
+
+    def run(self) -> Receipt:
+        entries = [*self._request.reused, *self._write_blocks()]
+        problem = require_chain(entries, self._request.token_count)
+        if problem:
+            raise InvalidDraft(f"The blocks of {self._request.uri} are not one chain: {problem}.")
+        manifest = self._manifest(entries)
+        encoded = manifest.encode()
+        bundle_id = bundle_id_of(encoded)
+        directory = self._writer.finish(encoded, manifest.blocks, bundle_id, self._places)
+        row = row_of(manifest, bundle_id, self._temp.size_bytes)
+        blocks = tuple(self._writer.frames)
+        publish(self._core, self._temp, IndexedBundle(bundle_id, LIVE, row, directory.holders, blocks))
+        return Receipt(
+            uri=manifest.uri,
+            version=manifest.version,
+            bundle_id=bundle_id,
+            parent=manifest.parent,
+            token_count=manifest.token_count,
+            bytes_written=self._temp.size_bytes,
+            logical_bytes=manifest.logical_bytes,
+            blocks_new=len(blocks),
+            blocks_reused=len(entries) - len(blocks),
+            entries=tuple(entry.held_by(self._places.get(entry.id, bundle_id)) for entry in entries),
+        )
+
+    def _write_blocks(self) -> Iterator[BlockEntry]:
+        request = self._request
+        span = next((entry for entry in reversed(request.reused) if entry.kind == "span"), None)
+        done, total = 0, request.token_count - (span.end if span else 0)
+        for count, draft in enumerate(request.blocks, start=len(request.reused) + 1):
+            if count > MAX_BLOCKS:
+                raise LimitExceeded(f"a session has at most {MAX_BLOCKS} blocks.", limit=MAX_BLOCKS)
+            block = prepare_block(draft, span.id if span else None, request.identity.digest)
+            self._write_block(block)
+            entry = block.entry(None)
+            yield entry
+            if entry.kind == "span":
+                span = entry
+                done += entry.token_count
+                if request.on_progress is not None:
+                    request.on_progress(done, total)
+
+    def _write_block(self, block: PreparedBlock) -> None:
+        if block.id in self._places:
+            return
+        holder = self._holdings.find_sound(block.id)
+        if holder is None:
+            self._writer.add(block, self._request.codec)
+        else:
+            self._places[block.id] = holder
+
+    def _manifest(self, entries: Sequence[BlockEntry]) -> Manifest:
+        request = self._request
+        now_ns = time.time_ns() if request.created_ns is None else request.created_ns
+        return Manifest(
+            uri=request.uri,
+            version=self._version,
+            parent=request.parent,
+            identity=request.identity,
+            token_count=request.token_count,
+            created_ns=max(now_ns, 0),  # a clock before 1970 must not make the bundle invalid
+            blocks=tuple(entry.held_by(None) for entry in entries),
+            session=request.session,
+            environment=request.environment,
+        )
+
+
+def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle) -> None:
+    """Give the flushed and checked file its name, then enter it in the index; undo the first if the second fails."""
+    with core.committing():
+        core.folder.publish(temp, bundle.bundle_id)
+        try:
+            core.index.add(bundle)
+        except BaseException as failure:  # whatever stopped it, a version that was not acknowledged must not stay
+            path = core.folder.bundle_path(bundle.bundle_id)
+            try:
+                core.folder.remove(bundle.bundle_id, LIVE_SUFFIX)
+            except Exception as error:
+                # else the next sleep would get the same version number, and the clock decide between the two
+                raise DurabilityLost(
+                    f"The index took no row for {path} ({failure}), and the file could not be taken back ({error}). "
+                    "Nothing more is written until the store is opened again.",
+                    path=path,
+                ) from error
+            raise
+
+
+class _Holdings:
+    """Other bundles' files, opened and pinned as a sleep asks for them."""
+
+    def __init__(self, core: StoreCore, pin: Callable[[bytes], None]) -> None:
+        self._core = core
+        self._pin = pin
+        self._pinned: set[bytes] = set()
+        self._pool = FilePool(core.open_frames)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def has(self, holder: bytes, block_id: bytes) -> bool:
+        """Whether a bundle's file holds a frame of this block; False too where the file cannot be read or is gone."""
+        if holder not in self._pinned:  # first pinned, then looked at
+            self._pin(holder)
+            self._pinned.add(holder)
+        try:
+            with self._pool.holding(holder) as file:
+                return block_id in file.frames
+        except StoreError:
+            return False
+
+    def find(self, block_id: bytes) -> bytes | None:
+        """Some live bundle whose file holds this block."""
+        return next((holder for holder in self._core.index.holders_of(block_id) if self.has(holder, block_id)), None)
+
+    def find_sound(self, block_id: bytes) -> bytes | None:
+        """Some live bundle that holds this block with every byte as it should be."""
+        for holder in self._core.index.holders_of(block_id):
+            if self.has(holder, block_id):
+                with contextlib.suppress(StoreError), self._pool.holding(holder) as file:
+                    file.check_block(block_id)
+                    return holder
+        return None
+
+
+def _places_of_reused(
+    core: StoreCore, pin: Callable[[bytes], None], holdings: _Holdings, request: SleepRequest
+) -> dict[bytes, bytes]:
+    """Where each reused block lies at present; proves that they are the beginning of the parent's chain.
+
+    Raises:
+        InvalidDraft: they are not.
+        BlockMissing, BundleMissing, Corruption: what would be referred to is not there.
+    """
+    if not request.reused:
+        return {}
+    if request.parent is None:
+        raise InvalidDraft("reused blocks must come from the parent bundle, and none is named.", field="parent")
+    pin(request.parent)
+    with contextlib.closing(core.open_bundle(request.parent)) as parent:
+        manifest = parent.manifest
+        if manifest is None:
+            raise BundleMissing(
+                f"{parent.path} is no version of a session any more.",
+                bundle_id=parent.bundle_id.hex(),
+                path=parent.path,
+            )
+        if manifest.identity.digest != request.identity.digest:
+            raise InvalidDraft(
+                f"blocks of {parent.path} were made under another identity and cannot be reused.",
+                mismatched_fields=manifest.identity.mismatched_fields(request.identity),
+            )
+        begin = [entry.held_by(None) for entry in request.reused]
+        if begin != list(manifest.blocks[: len(begin)]):
+            raise InvalidDraft(
+                f"the reused blocks are not the beginning of the chain of {parent.path}.", field="reused"
+            )
+        places = {entry.id: entry.bundle_id for entry in parent.entries[: len(begin)]}
+    found = {}
+    for block_id, place in places.items():
+        holder = place if place is not None and holdings.has(place, block_id) else holdings.find(block_id)
+        if holder is None:
+            raise BlockMissing(
+                f"No bundle holds the block {block_id.hex()} any more that {parent.path} refers to.",
+                block_id=block_id.hex(),
+                path=parent.path,
+            )
+        found[block_id] = holder
+    return found
+
+
+def environment() -> dict[str, str]:
+    """What wrote a bundle, for people who look into it later. No reader acts on it."""
+    return {
+        "torpor": __version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+    }
