@@ -39,7 +39,7 @@ from urllib.parse import quote
 
 from .bundle import BundleFile
 from .durable import rename, sync_folder, write_error
-from .errors import CorruptBundle, NoSpace, StoreError, StoreIoError
+from .errors import NoSpace, StoreError, StoreIoError
 from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS
 from .manifest import Manifest
 from .paths import list_names, require_own_regular, stat_name
@@ -58,6 +58,7 @@ _CHECKPOINT_PAGES: Final = 64
 _CACHE_KIB: Final = 64 * 1024
 _PAGE_ROWS: Final = 1000
 _ASKED_AT_ONCE: Final = 500
+_COPY_TRIES: Final = 10
 _WRITTEN_DAYS: Final = 400
 _COUNT_NAME: Final = re.compile(r"rewrites\.([0-9]{1,15})", re.ASCII)
 _BLOCK_KEY: Final = struct.Struct(">q")
@@ -127,17 +128,10 @@ class IndexedBundle:
 
 
 def indexed(file: BundleFile) -> IndexedBundle:
-    """What the index is told of a live bundle that can be read. The one place that knows where a file says it.
-
-    Raises:
-        CorruptBundle: the file only holds blocks for others, which no version does.
-    """
-    if file.manifest is None:
-        raise CorruptBundle(
-            f"{file.path} has the ending of a version, but no manifest.", path=file.path, part="manifest"
-        )
-    row = row_of(file.manifest, file.bundle_id, file.file_bytes)
-    return IndexedBundle(file.bundle_id, LIVE, row, file.directory.holders, tuple(file.frames))
+    """What the index is told of a bundle that can be read. The one place that knows where a file says it."""
+    manifest = file.manifest
+    row = row_of(manifest, file.bundle_id, file.file_bytes)
+    return IndexedBundle(file.bundle_id, LIVE, row, manifest.refs, tuple(entry.id for entry in manifest.own_blocks))
 
 
 def row_of(manifest: Manifest, bundle_id: bytes, bundle_bytes: int) -> IndexRow:
@@ -196,24 +190,30 @@ class Index:
 
         One that is older than the last rewrite will do: nothing is removed by it, and its rows name the same bundles.
         """
-        path = _require_index_file(store_path, root_fd)
-        if stat_name(root_fd, INDEX_FILE, path).st_size > MAX_INDEX_BYTES:
-            raise IndexUnusable(f"it has more than {MAX_INDEX_BYTES} bytes")
-        memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        try:
-            # immutable: rows still in a live daemon's -wal are not seen; the store finds them by their bundles
-            source = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
-            with contextlib.closing(source):
-                _require_schema(source)
-                source.backup(memory)
-            _require_ours(memory, store_uuid)
-        except sqlite3.Error as error:
-            memory.close()
-            raise IndexUnusable(f"it is damaged ({error})") from error
-        except IndexUnusable:
-            memory.close()
-            raise
-        return cls(memory, path, None)
+        for _ in range(_COPY_TRIES):
+            path = _require_index_file(store_path, root_fd)
+            before = _state_of_file(root_fd, path)
+            if before[0] > MAX_INDEX_BYTES:
+                raise IndexUnusable(f"it has more than {MAX_INDEX_BYTES} bytes")
+            memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            failure: Exception | None = None
+            try:
+                # immutable: rows still in a live daemon's -wal are not seen; the store finds them by their bundles
+                source = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
+                with contextlib.closing(source):
+                    _require_schema(source)
+                    source.backup(memory)
+                _require_ours(memory, store_uuid)
+            except (sqlite3.Error, IndexUnusable) as error:
+                failure = error
+            if _state_of_file(root_fd, path) == before:
+                if failure is None:
+                    return cls(memory, path, None)
+                memory.close()
+                reason = str(failure) if isinstance(failure, IndexUnusable) else f"it is damaged ({failure})"
+                raise IndexUnusable(reason) from failure
+            memory.close()  # a daemon wrote to the file meanwhile: what was copied may be half old, half new
+        raise IndexUnusable("it changes faster than it can be copied")
 
     @classmethod
     def create(
@@ -719,6 +719,15 @@ def _require_index_file(store_path: str, root_fd: int) -> str:
             continue
         require_own_regular(status, path + suffix)
     return path
+
+
+def _state_of_file(root_fd: int, path: str) -> tuple[int, int, int]:
+    """What differs once the index file was written to or replaced; its size first."""
+    try:
+        status = stat_name(root_fd, INDEX_FILE, path)
+    except FileNotFoundError as error:
+        raise IndexUnusable("it is missing") from error
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _rewrites_begun(root_fd: int, store_path: str) -> int:

@@ -329,7 +329,10 @@ def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> IndexedBundle:
         try:
             fd, path = folder.open_bundle(bundle_id)
             with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
-                return indexed(file)
+                found = indexed(file)
+            if path.endswith(RETIRED_SUFFIX):  # it was live when the folder was listed
+                raise BundleMissing(f"The session of {path} was deleted.", bundle_id=bundle_id.hex(), path=path)
+            return found
         except StoreIoError as error:
             if last:
                 raise StoreIoError(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
 from torpor.memvid import Store
-from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import BlockMissing, BundleMissing, NoSpace, SessionNotFound, StoreIoError
+from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 
 
@@ -237,15 +237,15 @@ def test_a_delete_on_a_full_disk_that_is_cut_off_is_no_loss(
 def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the opening of its bundle and the pinning of its ancestors: not damage."""
     second = sleep(store, 700, before=sleep(store, 600))
-    real = StoreCore.open_bundle
+    real = Store._open_file
 
-    def open_bundle(self: StoreCore, bundle_id: bytes) -> object:
+    def open_file(self: Store, bundle_id: bytes) -> object:
         file = real(self, bundle_id)
         if bundle_id == second.bundle_id and self.index.find(URI):
-            store.delete_session(URI)
+            self.delete_session(URI)
         return file
 
-    monkeypatch.setattr(StoreCore, "open_bundle", open_bundle)
+    monkeypatch.setattr(Store, "_open_file", open_file)
     with pytest.raises(SessionNotFound):
         store.open_session(URI)
     assert files(store) == []
@@ -277,7 +277,7 @@ def test_an_ancestor_deleted_beside_a_read_only_store_is_not_taken_for_damage(
     with Store.open(store_path, writable=False) as reader:
         store.close()
         with Store.open(store_path, writable=True) as writer:
-            folder = reader._core.folder
+            folder = reader._folder
             real = type(folder).open_bundle
 
             def open_bundle(self: object, bundle_id: bytes) -> tuple[int, str]:
@@ -288,3 +288,23 @@ def test_an_ancestor_deleted_beside_a_read_only_store_is_not_taken_for_damage(
 
             monkeypatch.setattr(type(folder), "open_bundle", open_bundle)
             assert reader.verify(deep=True).findings == ()
+
+
+def test_a_session_deleted_while_a_read_only_store_opens_is_not_listed(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file was listed, its row is gone by then, and a fork still needs the retired file."""
+    sleep(store, 700, uri=OTHER_URI, before=sleep(store, 600))
+    real = StoreFolder.list_bundles
+
+    def list_bundles(self: StoreFolder) -> dict[bytes, str]:
+        listed = real(self)
+        if store.find_session(URI):
+            store.delete_session(URI)
+        return listed
+
+    monkeypatch.setattr(StoreFolder, "list_bundles", list_bundles)
+    with Store.open(store_path, writable=False) as reader:
+        assert files(store) == [".mvb", ".mvr"]
+        assert [row.uri for row in reader.iter_sessions()] == [OTHER_URI]
+        assert reader.opening.unreadable == ()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
 from torpor.memvid import SessionUri, Store, opening
+from torpor.memvid import index as index_module
 from torpor.memvid.bundle import BundleFile
 from torpor.memvid.errors import (
     AmbiguousName,
@@ -25,7 +26,7 @@ from torpor.memvid.errors import (
     StoreIoError,
     Truncated,
 )
-from torpor.memvid.index import LIVE, Index, IndexedBundle
+from torpor.memvid.index import LIVE, SHADOWED, Index, IndexedBundle
 from torpor.memvid.records import IndexRow
 
 
@@ -236,6 +237,15 @@ def test_a_block_is_found_in_the_live_bundles_that_hold_it(store: Store) -> None
         store.delete_session(URI)
         assert store.index.holders_of(shared) == []  # its file is there, but it is no version any more
         assert store.index.users_of(first.bundle_id) == [fork.bundle_id]
+
+
+def test_a_bundle_that_lost_its_version_to_a_rival_is_no_holder(store: Store) -> None:
+    present = store.index.stored(sleep(store, 300).bundle_id)
+    assert present is not None
+    rival = dataclasses.replace(present, bundle_id=NEEDED, status=SHADOWED, refs=(bytes(32),))
+    store.index.add(rival)
+    assert store.index.holders_of(present.blocks[0]) == [present.bundle_id]
+    assert store.index.users_of(bytes(32)) == [NEEDED]  # but what it needs stays
 
 
 # --- rewrites: the references cover what a file needs, before, during and after
@@ -475,6 +485,31 @@ def test_a_reader_beside_a_daemon_reads_what_it_rewrote(
         assert reader.opening.index_rebuilt is None
         assert (reader.index.unsettled(), reader.index.refs_of(fork)) == (set(), (NEEDED,))
         assert reader.versions(URI)[-1].bundle_id == later.bundle_id
+
+
+@pytest.mark.parametrize("writes", [1, 10])
+def test_an_index_that_changes_while_it_is_copied_is_copied_again(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """Half of it would be old and half new; a daemon that never rests leaves the bundles to read."""
+    rows = [sleep(store, 300)]
+    real, left = index_module._require_schema, writes
+
+    def while_it_is_copied(connection: sqlite3.Connection) -> None:
+        nonlocal left
+        real(connection)
+        if left and connection.execute("PRAGMA database_list").fetchone()[2]:  # the file, not the copy
+            left -= 1
+            rows.append(sleep(store, 300))
+            store.index._settle()
+
+    monkeypatch.setattr(index_module, "_require_schema", while_it_is_copied)
+    with Store.open(store_path, writable=False) as reader:
+        assert reader.opening.index_rebuilt == (None if writes == 1 else "it changes faster than it can be copied")
+        assert reader.opening.unreadable == ()
+        assert len(rows) == 1 + writes
+        assert {row.version for row in reader.versions(URI)} >= ({1, 2} if writes == 1 else {1})
+        require_awake(reader, 300)
 
 
 # --- bytes written, for budgets
