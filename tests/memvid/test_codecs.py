@@ -51,6 +51,7 @@ def restore(stored: bytes, size_bytes: int = len(RAW)) -> bytes:
     return bytes(target)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=5000), st.integers(1, 19))
 def test_every_slot_survives_compression(data: bytes, level: int) -> None:
     half = len(data) // 2
@@ -141,6 +142,7 @@ def test_a_frame_that_is_cut_is_refused(cut: int) -> None:
     refused(frame()[:cut])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused_in_a_typed_way(data: bytes) -> None:
     refused(data)
@@ -285,7 +287,7 @@ def splittable(data: bytes, element_bytes: int) -> bytes:
     return b"".join(bytes([byte]) + bytes(element_bytes - 1) for byte in data)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(FLOATING),
     st.binary(min_size=100, max_size=2000),
@@ -518,7 +520,7 @@ def test_a_number_that_is_no_compression_is_refused(code: int) -> None:
             attempt()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_payload_with_any_byte_changed_is_refused_or_means_the_same_size(data: st.DataObject) -> None:
     # The layers above compare digests first; here nothing may crash, hang, overrun, or end in another exception.
@@ -533,7 +535,7 @@ def test_a_payload_with_any_byte_changed_is_refused_or_means_the_same_size(data:
     assert 24 <= at < 24 + 3 * ELEMENTS  # a plane without compression has no checksum of its own
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_as_planes_are_refused_in_a_typed_way(data: bytes) -> None:
     head = struct.pack("<II", WIDTH, WRITTEN_CHUNK)
