@@ -39,7 +39,7 @@ from urllib.parse import quote
 
 from .bundle import BundleFile
 from .durable import rename, sync_folder, write_error
-from .errors import NoSpace, StoreError, StoreIoError
+from .errors import CorruptBundle, NoSpace, StoreError, StoreIoError
 from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS
 from .manifest import Manifest
 from .paths import list_names, require_own_regular, stat_name
@@ -124,14 +124,21 @@ class IndexedBundle:
     status: str
     row: IndexRow | None
     refs: tuple[bytes, ...]
-    blocks: tuple[bytes, ...] = ()
+    blocks: tuple[bytes, ...]
 
 
 def indexed(file: BundleFile) -> IndexedBundle:
-    """What the index is told of a bundle that can be read. The one place that knows where a file says it."""
-    manifest = file.manifest
-    row = row_of(manifest, file.bundle_id, file.file_bytes)
-    return IndexedBundle(file.bundle_id, LIVE, row, manifest.refs, tuple(entry.id for entry in manifest.own_blocks))
+    """What the index is told of a live bundle that can be read. The one place that knows where a file says it.
+
+    Raises:
+        CorruptBundle: the file only holds blocks for others, which no version does.
+    """
+    if file.manifest is None:
+        raise CorruptBundle(
+            f"{file.path} has the ending of a version, but no manifest.", path=file.path, part="manifest"
+        )
+    row = row_of(file.manifest, file.bundle_id, file.file_bytes)
+    return IndexedBundle(file.bundle_id, LIVE, row, file.directory.holders, tuple(file.frames))
 
 
 def row_of(manifest: Manifest, bundle_id: bytes, bundle_bytes: int) -> IndexRow:

@@ -138,7 +138,7 @@ def _changes(
             added.append(bundle)
         elif bundle.status == SHADOWED:
             shadowed.add(bundle.bundle_id)
-    added += [IndexedBundle(bundle_id, UNREADABLE, None, ()) for bundle_id in scan.unread]
+    added += [IndexedBundle(bundle_id, UNREADABLE, None, (), ()) for bundle_id in scan.unread]
     return _Changes(added, dropped, shadowed, settled, unsettled)
 
 
@@ -171,7 +171,7 @@ def _missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
 def _rival(index: Index, bundle: IndexedBundle) -> IndexedBundle | None:
     """The bundle that the index has for the version that another bundle claims."""
     row = index.find(bundle.row.uri, bundle.row.version) if bundle.row else None
-    return None if row is None or row.bundle_id == bundle.bundle_id else IndexedBundle(row.bundle_id, LIVE, row, ())
+    return None if row is None or row.bundle_id == bundle.bundle_id else IndexedBundle(row.bundle_id, LIVE, row, (), ())
 
 
 # --- a new index
@@ -347,7 +347,7 @@ def _as_entered(scan: _Scan, kept: Iterable[IndexedBundle] = ()) -> list[Indexed
     """What a new index holds of the bundles that were read, and of those that only the old one knew."""
     return [
         *_without_rivals([*scan.bundles, *kept]),
-        *(IndexedBundle(bundle_id, UNREADABLE, None, ()) for bundle_id in scan.unread),
+        *(IndexedBundle(bundle_id, UNREADABLE, None, (), ()) for bundle_id in scan.unread),
     ]
 
 

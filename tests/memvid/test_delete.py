@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
 from torpor.memvid import Store
+from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import BlockMissing, BundleMissing, NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
@@ -237,15 +238,15 @@ def test_a_delete_on_a_full_disk_that_is_cut_off_is_no_loss(
 def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the opening of its bundle and the pinning of its ancestors: not damage."""
     second = sleep(store, 700, before=sleep(store, 600))
-    real = Store._open_file
+    real = StoreCore.open_bundle
 
-    def open_file(self: Store, bundle_id: bytes) -> object:
+    def open_bundle(self: StoreCore, bundle_id: bytes) -> object:
         file = real(self, bundle_id)
         if bundle_id == second.bundle_id and self.index.find(URI):
-            self.delete_session(URI)
+            store.delete_session(URI)
         return file
 
-    monkeypatch.setattr(Store, "_open_file", open_file)
+    monkeypatch.setattr(StoreCore, "open_bundle", open_bundle)
     with pytest.raises(SessionNotFound):
         store.open_session(URI)
     assert files(store) == []
@@ -277,7 +278,7 @@ def test_an_ancestor_deleted_beside_a_read_only_store_is_not_taken_for_damage(
     with Store.open(store_path, writable=False) as reader:
         store.close()
         with Store.open(store_path, writable=True) as writer:
-            folder = reader._folder
+            folder = reader._core.folder
             real = type(folder).open_bundle
 
             def open_bundle(self: object, bundle_id: bytes) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
-from torpor.memvid import SessionUri, Store, opening
+from torpor.memvid import SessionUri, Store, opening, rewriting
 from torpor.memvid import index as index_module
 from torpor.memvid.bundle import BundleFile
 from torpor.memvid.errors import (
@@ -512,6 +512,36 @@ def test_an_index_that_changes_while_it_is_copied_is_copied_again(
         require_awake(reader, 300)
 
 
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_session_whose_file_was_written_anew_wakes_with_the_rows_of_before(
+    store: Store, store_path: Path, writable: bool
+) -> None:
+    """Where its blocks lie is not what the session is: a store opened before the rewrite, or an index that was not
+    told of its end, refuses nothing."""
+    fork, first = a_fork(store)
+    with contextlib.ExitStack() as stack:
+        if not writable:
+            before = stack.enter_context(Store.open(store_path, writable=False))
+        core = store._core
+        with contextlib.closing(core.open_bundle(fork)) as file:
+            entries = [(entry.id, fork if entry.bundle_id is None else entry.bundle_id) for entry in file.entries]
+        with rewriting.prepared(core, fork, rewriting.Contents(entries, {})) as prepared:
+            stack.enter_context(pytest.MonkeyPatch.context()).setattr(Index, "finish_rewrite", lambda *_: None)
+            assert prepared.commit()
+        assert store.index.refs_of(fork) == (first,)
+        if writable:
+            store.delete_session(URI)
+            before = store
+        require_awake(before, 700, uri=OTHER_URI)
+    store.close()
+    for way in (writable, True):
+        with Store.open(store_path, writable=way) as again:
+            assert (again.index.unsettled(), again.index.refs_of(fork)) == (set(), ())
+            assert len(set(again.index.holders_of(entries[0][0])) & {fork, first}) == (1 if writable else 2)
+            require_awake(again, 700, uri=OTHER_URI)
+            assert again.verify(deep=True).ok
+
+
 # --- bytes written, for budgets
 
 
@@ -520,7 +550,7 @@ def test_bytes_written_are_counted_by_day_and_kept(store: Store, store_path: Pat
         store.index.add_written(day, size)
     store.close()
     with Store.open(store_path, writable=True) as again:
-        opening.rebuild(again._folder, again.index)
+        opening.rebuild(again._core.folder, again.index)
         assert [again.index.written_on(day) for day in (19_999, 20_000, 20_001)] == [0, 12, 1]
         again.index.add_written(20_500, 1)
         assert again.index.written() == {20_500: 1}
@@ -533,18 +563,18 @@ def test_a_rebuild_of_an_open_store_leaves_what_the_bundles_say(store: Store, st
     fork, first = a_fork(store)
     rows = list(store.iter_sessions())
     break_row(store_path / "index.sqlite")
-    actions, problems = opening.plan_rebuild(store._folder, store.index)
+    actions, problems = opening.plan_rebuild(store._core.folder, store.index)
     assert [(action.kind, action.path) for action in actions] == [
         ("index", str(the_file(store_path, one))) for one in sorted([fork, first])
     ]
     assert problems == []
     with pytest.raises(StoreIoError):
         list(store.iter_sessions())
-    report = opening.rebuild(store._folder, store.index)
+    report = opening.rebuild(store._core.folder, store.index)
     assert report.index_rebuilt == "it was asked for"
     assert list(store.iter_sessions()) == rows
     assert store.index.refs_of(fork) == (first,)
-    assert opening.plan_rebuild(store._folder, store.index) == ([], [])
+    assert opening.plan_rebuild(store._core.folder, store.index) == ([], [])
     sleep(store, 20)
     store.close()
     with Store.open(store_path, writable=True) as again:
@@ -560,7 +590,7 @@ def test_threat_26_an_index_lost_while_the_store_is_open_is_made_anew_on_request
     for suffix in ("-wal", "-shm"):
         (store_path / f"index.sqlite{suffix}").unlink()
     damage(store_path / "index.sqlite")
-    opening.rebuild(store._folder, store.index)
+    opening.rebuild(store._core.folder, store.index)
     require_awake(store, 300)
     assert sleep(store, 600).version == 2
     store.close()
@@ -572,14 +602,14 @@ def test_threat_26_an_index_lost_while_the_store_is_open_is_made_anew_on_request
 def test_what_a_rebuild_would_change_is_told_and_nothing_changes(store: Store, store_path: Path) -> None:
     fork, first = a_fork(store)
     spare = sleep(store, 20, uri=SessionUri("default", "spare")).bundle_id
-    assert opening.plan_rebuild(store._folder, store.index) == ([], [])
+    assert opening.plan_rebuild(store._core.folder, store.index) == ([], [])
     index = store.index
     index.drop([first])
     index.begin_rewrite(fork, [NEEDED])
     file = the_file(store_path, spare)
     file.rename(file.with_suffix(".mvr"))
     before = (index.bundle_ids(), index.refs_of(fork))
-    actions, _ = opening.plan_rebuild(store._folder, index)
+    actions, _ = opening.plan_rebuild(store._core.folder, index)
     told = {Path(action.path).stem: (action.session, action.version, action.reason) for action in actions}
     assert told == {
         first.hex(): (URI, 1, "the index lacks it"),
@@ -602,9 +632,9 @@ def test_a_rebuild_keeps_the_versions_that_only_the_old_rows_tell_of(
     broken = the_file(store_path, damaged.bundle_id)
     good = broken.read_bytes()
     broken.write_bytes(good[:-1])
-    actions, problems = opening.plan_rebuild(store._folder, store.index)
+    actions, problems = opening.plan_rebuild(store._core.folder, store.index)
     assert (actions, sorted(found.code for found in problems)) == ([], ["bundle_missing", "truncated"])
-    report = opening.rebuild(store._folder, store.index)
+    report = opening.rebuild(store._core.folder, store.index)
     assert sorted(found.code for found in report.unreadable) == ["bundle_missing", "truncated"]
     assert [row.version for row in store.versions(URI)] == [1, 2]
     with pytest.raises(BundleMissing):
@@ -627,7 +657,7 @@ def test_a_rebuild_does_not_bring_back_what_a_cut_off_delete_left(store: Store, 
     the_file(store_path, first.bundle_id).unlink()
     file = the_file(store_path, second.bundle_id)
     file.rename(file.with_suffix(".mvr"))
-    opening.rebuild(store._folder, store.index)
+    opening.rebuild(store._core.folder, store.index)
     assert store.find_session(URI) is None
 
 
@@ -644,7 +674,7 @@ def test_threat_28_a_rebuild_that_fails_leaves_a_store_that_opens(
     with monkeypatch.context() as patch:
         patch.setattr(Index, "_insert", failing)
         with pytest.raises(KeyboardInterrupt):
-            opening.rebuild(store._folder, store.index)
+            opening.rebuild(store._core.folder, store.index)
     with pytest.raises(StoreIoError):
         store.find_session(URI)
     store.close()
@@ -661,9 +691,9 @@ def test_a_rebuild_on_a_full_disk_goes_on_in_memory(store: Store, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(Index, "create", full)
-        assert "kept in memory" in str(opening.rebuild(store._folder, store.index).index_rebuilt)
+        assert "kept in memory" in str(opening.rebuild(store._core.folder, store.index).index_rebuilt)
     require_awake(store, 300)
-    assert opening.rebuild(store._folder, store.index).index_rebuilt == "it was asked for"
+    assert opening.rebuild(store._core.folder, store.index).index_rebuilt == "it was asked for"
     require_awake(store, 300)
 
 
@@ -692,7 +722,7 @@ def digest(value: object) -> bytes:
 )
 def test_a_large_index_answers_as_a_small_one(store: Store, count: int, versions: int) -> None:
     """Also where a page of a listing ends exactly at its last session."""
-    folder = store._folder
+    folder = store._core.folder
     store.index.close()
     store.index = Index.create(store.path, folder.root_fd, store.uuid, many(count, versions))
     rows = [bundle.row for bundle in many(count, versions)]
