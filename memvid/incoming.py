@@ -1,0 +1,123 @@
+"""STORE/incoming: where a client of a running daemon puts a bundle for the daemon to take.
+
+Owns the folder's name and the putting in. A client hands over an id and never a path, so nothing that it says is ever
+joined to a folder. Needs no lock: a file gets its name only once it is complete, flushed and checked, and whoever takes
+it checks it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from . import durable
+from .bundle import BundleFile
+from .errors import BundleMissing, CorruptBundle, StoreIoError
+from .folder import LIVE_SUFFIX, load_store_uuid, open_existing_root
+from .limits import CHUNK_BYTES
+from .paths import FOLDER_MODE, io_error, open_file, open_folder
+from .uri import SessionUri
+
+INCOMING: Final = "incoming"
+
+
+def hand_over(store_path: str, source_path: str) -> bytes:
+    """Put a checked copy of an exported bundle into a store's folder `incoming`, durably; gives its bundle id.
+
+    Raises:
+        StoreIoError, NoSpace: it cannot be read, or not be written.
+        Corruption: it is no bundle, or a damaged one, or lacks blocks of its own; nothing is left behind.
+    """
+    with _folder_of(store_path, make=True) as (folder_fd, path):
+        temp = durable.TempFile(folder_fd, path)
+        try:
+            _copy(source_path, temp)
+            temp.sync()
+            bundle_id = _check(temp, source_path)
+            temp.publish(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path, replacing=True)
+        finally:
+            temp.close()
+    return bundle_id
+
+
+def take_back(store_path: str, bundle_id: bytes) -> None:
+    """Remove what was handed over and not taken; what is gone needs no removing."""
+    with contextlib.suppress(FileNotFoundError), _folder_of(store_path) as (folder_fd, path):
+        durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path)
+
+
+def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
+    """Whose snapshot a handed-over bundle is. Raises BundleMissing, and what damage raises."""
+    name = bundle_id.hex() + LIVE_SUFFIX
+    place = f"{store_path}/{INCOMING}/{name}"
+    try:
+        with _folder_of(store_path) as (folder_fd, _):
+            fd = open_file(folder_fd, name, os.O_RDONLY, place)
+    except FileNotFoundError as error:
+        raise BundleMissing(
+            f"Nothing was handed over as {place}. Put the file there first, complete, and ask again.",
+            bundle_id=bundle_id.hex(),
+            path=place,
+        ) from error
+    with contextlib.closing(BundleFile(fd, place, bundle_id)) as file:
+        return _require_manifest(file, place)
+
+
+def _copy(source_path: str, temp: durable.TempFile) -> None:
+    try:
+        fd = os.open(source_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block forever
+    except OSError as error:
+        raise io_error(error, "open", source_path) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise StoreIoError(f"{source_path} is not a file.", path=source_path, action="read", errno=0)
+        while data := os.read(fd, CHUNK_BYTES):
+            temp.append([data])
+    except OSError as error:
+        raise io_error(error, "read", source_path) from error
+    finally:
+        os.close(fd)
+
+
+def _check(temp: durable.TempFile, source_path: str) -> bytes:
+    """Check every byte of the copy, and that it stands alone; gives its bundle id."""
+    try:
+        fd = os.dup(temp.fd)
+    except OSError as error:
+        raise io_error(error, "open", temp.path) from error
+    with contextlib.closing(BundleFile(fd, source_path, None)) as file:
+        _require_manifest(file, source_path)
+        for entry in file.entries:
+            file.check_block(entry.id)  # raises BlockMissing for one that lies elsewhere
+        return file.bundle_id
+
+
+def _require_manifest(file: BundleFile, path: str) -> SessionUri:
+    if file.manifest is None:
+        raise CorruptBundle(
+            f"{path} holds blocks for other bundles and no session of its own; there is nothing to import.",
+            path=path,
+            part="manifest",
+        )
+    return file.manifest.uri
+
+
+@contextlib.contextmanager
+def _folder_of(store_path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """The folder's descriptor and its path, for messages. Raises FileNotFoundError, NoStore, UnsafePath."""
+    root_fd = open_existing_root(store_path)
+    try:
+        load_store_uuid(root_fd, store_path)
+        if make:
+            durable.make_folder(root_fd, INCOMING, store_path, FOLDER_MODE)
+        path = f"{store_path}/{INCOMING}"
+        folder_fd = open_folder(root_fd, INCOMING, path)
+    finally:
+        os.close(root_fd)
+    try:
+        yield folder_fd, path
+    finally:
+        os.close(folder_fd)
