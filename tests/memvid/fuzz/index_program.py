@@ -1,0 +1,195 @@
+"""Changes to an index file, written as a short program of bytes; the same program fits an index of any schema.
+
+A program is a list of steps, each a byte that says what and some bytes of arguments; what is missing counts as zero.
+Steps on tables come first and work through SQLite, so that the file stays a sound database with wrong content; steps
+on bytes then change pages, header and side files as they lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import struct
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Final
+
+from .mutation import INTERESTING, TEXTS
+
+STEPS: Final = 12
+SCHEMA_CHANGES: Final = (
+    "DROP INDEX one_live_version",
+    "DROP TABLE refs",
+    "DROP TABLE bundles",
+    "DROP TABLE meta",
+    "ALTER TABLE bundles ADD COLUMN more TEXT",
+    "CREATE VIEW seen AS SELECT * FROM bundles",
+    "CREATE TRIGGER grow AFTER INSERT ON bundles BEGIN DELETE FROM bundles; END",
+    "CREATE TRIGGER shrink AFTER DELETE ON bundles BEGIN SELECT raise(FAIL, 'no'); END",
+    "ALTER TABLE bundles RENAME TO sessions",
+    "CREATE TABLE extra (a, b, c)",
+    "DELETE FROM bundles",
+    "DELETE FROM meta",
+    "DELETE FROM refs",
+    "UPDATE bundles SET status = 'unreadable'",
+    "UPDATE bundles SET status = 'shadowed'",
+    "UPDATE bundles SET status = 'nothing'",
+)
+
+
+class Reader:
+    """Takes arguments off a program; zeros when it has ended."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def ended(self) -> bool:
+        return self._at >= len(self._data)
+
+    def take(self, size: int) -> bytes:
+        data = self._data[self._at : self._at + size]
+        self._at += size
+        return data + bytes(size - len(data))
+
+    def number(self, size: int = 1) -> int:
+        return int.from_bytes(self.take(size), "little")
+
+
+def apply(image: bytes, program: bytes) -> tuple[bytes, bytes]:
+    """(index file, its -wal) after a program was run on the index file `image`."""
+    reader = Reader(program)
+    tables: list[tuple[int, bytes]] = []
+    pages: list[tuple[int, bytes]] = []
+    while not reader.ended and len(tables) + len(pages) < 64:
+        step = reader.number() % STEPS
+        (tables if step < 5 else pages).append((step, reader.take(16 if step != 6 else 40)))
+    if tables:
+        image = _with_tables_changed(image, tables)
+    return _with_bytes_changed(image, pages)
+
+
+def _with_tables_changed(image: bytes, steps: Sequence[tuple[int, bytes]]) -> bytes:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    with contextlib.closing(connection):
+        connection.deserialize(image[:18] + b"\x01\x01" + image[20:])  # a journal mode that memory has
+        for step, arguments in steps:
+            with contextlib.suppress(sqlite3.Error, OverflowError, IndexError, ValueError, UnicodeError):
+                _table_step(connection, step, Reader(arguments))
+        changed = connection.serialize()
+    return changed[:18] + image[18:20] + changed[20:]
+
+
+def _table_step(connection: sqlite3.Connection, step: int, reader: Reader) -> None:
+    if step == 4:
+        connection.execute(SCHEMA_CHANGES[reader.number() % len(SCHEMA_CHANGES)])
+        return
+    names = sorted(name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
+    table = (["bundles"] * 3 + names)[reader.number() % (3 + len(names))]
+    columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+    rows = connection.execute(f"SELECT * FROM {table}").fetchall()
+    if not rows:
+        return
+    row = rows[reader.number() % len(rows)]
+    at = reader.number() % len(columns)
+    same = " AND ".join(f"{column} IS ?" for column in columns)
+    if step == 3:
+        connection.execute(f"DELETE FROM {table} WHERE {same}", row)
+        return
+    value = _value(reader, row[at], rows[reader.number() % len(rows)][at])
+    if step == 2:
+        changed = [*row[:at], value, *row[at + 1 :]]
+        connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", changed)
+        return
+    connection.execute(f"UPDATE {table} SET {columns[at]} = ? WHERE {same}", (value, *row))
+
+
+def _value(reader: Reader, now: Any, other: Any) -> Any:
+    kind = reader.number() % 10
+    if kind == 0:
+        return None
+    if kind == 1:
+        return INTERESTING[reader.number() % len(INTERESTING)] - (1 << 63 if reader.number() % 4 == 3 else 0)
+    if kind == 2:
+        return TEXTS[reader.number() % len(TEXTS)]
+    if kind == 3:
+        return reader.take(reader.number() % 34)
+    if kind == 4:
+        return struct.unpack("<d", reader.take(8))[0]
+    if kind == 5 and isinstance(now, int):
+        return now + reader.number() % 5 - 2
+    if kind == 6 and isinstance(now, bytes):
+        flipped = bytearray(now)
+        if flipped:
+            flipped[reader.number() % len(flipped)] ^= 1 << reader.number() % 8
+        return bytes(flipped)
+    if kind == 7 and isinstance(now, str):
+        return now[:-1] + chr(reader.number(2) % 0xD800)
+    if kind == 8:
+        return ("[" * 2000, '["a", 5, null]', "{}", '"', "[1e999]", str(now) * 3)[reader.number() % 6]
+    return other
+
+
+def _with_bytes_changed(image: bytes, steps: Sequence[tuple[int, bytes]]) -> tuple[bytes, bytes]:
+    data, wal = bytearray(image), b""
+    for step, arguments in steps:
+        reader = Reader(arguments)
+        at = reader.number(4) % len(data) if data else 0
+        if step == 5:
+            data[at : at + 1] = reader.take(1)
+        elif step == 6:
+            size = reader.number() % 33
+            data[at : at + size] = reader.take(size)[: len(data) - at]
+        elif step == 7:
+            del data[at:]
+        elif step == 8:
+            page = at // 4096 * 4096
+            data[page : page + 4096] = bytes(len(data[page : page + 4096]))
+        elif step == 9:
+            wal = _wal(bytes(data), reader)
+        elif step == 10:
+            data[at % 100 : at % 100 + 4] = reader.take(4)[: len(data)]  # the file's header
+        elif data:
+            data[at] ^= 1 << reader.number() % 8
+    return bytes(data), wal
+
+
+def _wal(data: bytes, reader: Reader) -> bytes:
+    """A write-ahead log with one frame, its checksums right: SQLite takes the page in it for the newer one."""
+    page_size = 4096
+    number = reader.number() % max(1, len(data) // page_size)
+    page = bytearray(data[number * page_size : (number + 1) * page_size].ljust(page_size, b"\x00"))
+    page[reader.number(2) % page_size] = reader.number()
+    header = struct.pack(">8I", 0x377F0682, 3007000, page_size, 0, 1, 2, 0, 0)[:24]
+    first = _checksum(header, (0, 0))
+    frame = struct.pack(">2I", number + 1, len(data) // page_size)
+    second = _checksum(frame + page, first)
+    return header + struct.pack(">2I", *first) + frame + struct.pack(">4I", 1, 2, *second) + bytes(page)
+
+
+def _checksum(data: bytes, start: tuple[int, int]) -> tuple[int, int]:
+    one, two = start
+    words = struct.unpack(f"<{len(data) // 4}I", data)
+    for at in range(0, len(words), 2):
+        one = (one + words[at] + two) & 0xFFFFFFFF
+        two = (two + words[at + 1] + one) & 0xFFFFFFFF
+    return one, two
+
+
+def change(program: bytes, rng: Random) -> bytes:
+    """Another program: a step more, a step less, other arguments."""
+    choice = rng.randrange(6)
+    buffer = bytearray(program)
+    if choice < 3 or not buffer:
+        step = rng.randrange(STEPS)
+        arguments = rng.randbytes(rng.choice((4, 8, 16)))
+        if step in (5, 6, 11):  # where there is something
+            arguments = (rng.randrange(rng.choice((100, 4096, 1 << 16)))).to_bytes(4, "little") + arguments
+        buffer += bytes([step]) + arguments.ljust(40 if step == 6 else 16, b"\x00")[: 40 if step == 6 else 16]
+    elif choice == 3:
+        at = rng.randrange(len(buffer))
+        del buffer[at : at + 17]
+    else:
+        buffer[rng.randrange(len(buffer))] = rng.randrange(256)
+    return bytes(buffer)

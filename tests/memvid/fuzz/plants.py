@@ -1,0 +1,103 @@
+# ruff: noqa: E501 - what is replaced stands as it does in the code
+"""Can the fuzzer find anything? Plant a fault in a copy of the code, fuzz it, and see how long it takes.
+
+    python tests/memvid/fuzz/plants.py --seconds 60 [--only NAME]
+
+Each plant is one replacement in one module. What is not found within the time is a hole in the fuzzer: it ends with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+
+
+@dataclass(frozen=True)
+class Plant:
+    name: str
+    target: str
+    module: str
+    before: str
+    after: str
+
+
+PLANTS: Final = (
+    Plant("map keys in any order", "packing", "packing.py", "former >= key for", "False for"),
+    Plant("no second packing", "packing", "packing.py", "msgpack.packb(value, use_bin_type=True) != data", "False"),
+    Plant("duplicate keys raise KeyError", "packing", "packing.py", 'raise _Refused(f"the key {key[:64]!r} is there twice")', "raise KeyError(key)"),
+    Plant("no depth limit on reading", "packing", "packing.py", "    if depth > MAX_DEPTH:\n        raise _Refused(f\"nesting is deeper than {MAX_DEPTH}\")\n    if isinstance(value, list):", "    if isinstance(value, list):"),
+    Plant("struct.error escapes", "packing", "packing.py", "except struct.error as error", "except ZeroDivisionError as error"),
+    Plant("version is not checked", "manifest", "manifest.py", '_integer(fields["version"], 1, MAX_VERSION)', 'fields["version"]'),
+    Plant("chain is not checked", "manifest", "manifest.py", "problem = require_chain(manifest.blocks, manifest.token_count)", "problem = None"),
+    Plant("TypeError escapes from a manifest", "manifest", "manifest.py", "except (StoreError, ValueError, TypeError) as error", "except (StoreError, ValueError) as error"),
+    Plant("slot digest is not checked for length", "block_header", "blocks.py", "if not isinstance(shape, list) or not _is_id(digest):", "if not isinstance(shape, list):"),
+    Plant("sizes wrap at 64 bits", "block_header", "blocks.py", "        size *= dim\n", "        size = (size * dim + (1 << 63)) % (1 << 64) - (1 << 63)\n"),
+    Plant("unknown dtype is a KeyError", "block_header", "blocks.py", "spec.dtype not in DTYPE_BYTES", "not spec.dtype"),
+    Plant("frame may declare any size", "slot", "codecs.py", "if parameters.content_size != raw_bytes:", "if False:"),
+    Plant("bytes after a zstd frame", "slot", "codecs.py", "if position + _CHECKSUM_BYTES != len(stored):", "if False:"),
+    Plant("zstd's errors escape", "slot", "codecs.py", "        except zstandard.ZstdError as error:\n            _refuse(where, f\"zstd says {error}\")\n        if not count:", "        except ZeroDivisionError as error:\n            _refuse(where, f\"zstd says {error}\")\n        if not count:"),
+    Plant("slot digest is not compared", "bundle", "bundle.py", "        if hasher.digest() != digest:\n            self._bad_slot(entry, spec)\n\n    def check_block", "\n    def check_block"),
+    Plant("block id is not compared", "bundle", "bundle.py", "if block_id(head.block_header) != entry.id:", "if False:"),
+    Plant("unknown codec is read", "bundle", "bundle.py", "if stored.codec not in CODEC_NAMES:", "if False:"),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--engine", default="atheris")
+    parser.add_argument("--only")
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    results = []
+    for plant in PLANTS:
+        if arguments.only in (None, plant.name):
+            results.append(_hunt(plant, arguments.seconds, arguments.engine))
+            print(json.dumps(results[-1]), flush=True)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(results, indent=1) + "\n")
+    return 0 if all(result["found"] for result in results) else 1
+
+
+def _hunt(plant: Plant, seconds: float, engine: str) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(prefix="torpor-plant-") as folder:
+        package = Path(folder) / "torpor"
+        package.mkdir()
+        for name in ("__init__.py", "errors.py"):
+            shutil.copy(ROOT / name, package)
+        shutil.copytree(ROOT / "memvid", package / "memvid", ignore=shutil.ignore_patterns("__pycache__"))
+        module = package / "memvid" / plant.module
+        source = module.read_text()
+        if source.count(plant.before) != 1:
+            return {"plant": plant.name, "found": False, "why": f"it does not fit {plant.module}"}
+        module.write_text(source.replace(plant.before, plant.after))
+        report = Path(folder) / "report.json"
+        command = [sys.executable, str(HERE / "run.py"), "--target", plant.target, "--seconds", str(seconds)]
+        command += ["--engine", engine, "--stop-at-finding", "--no-corpus"]
+        command += ["--json", str(report), "--out", str(Path(folder) / "findings")]
+        environment = {**os.environ, "PYTHONPATH": folder}
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        figures = json.loads(report.read_text())
+    return {
+        "plant": plant.name,
+        "target": plant.target,
+        "found": bool(figures["findings"]),
+        "seconds": figures["first_finding_seconds"],
+        "executions": figures["executions"],
+        "as": figures["findings"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

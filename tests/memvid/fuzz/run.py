@@ -1,0 +1,293 @@
+"""Fuzz one part of the store: `python tests/memvid/fuzz/run.py --target bundle --seconds 600 --seed 1`.
+
+With atheris (`pip install atheris`; Linux wheels, CPython 3.11 to 3.13) the search is guided by the coverage of
+torpor.memvid; without it, or with `--engine blind`, the same changes are made by chance alone. Findings, one input for
+each kind, go to `--out`; the figures are printed and, with `--json`, written. Ends with 1 if there were findings.
+
+The work is done by a child process, so that a crash of an extension module is a finding as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+CORPUS = HERE / "corpus"
+SHOW_SECONDS = 2.0
+FROM_SOUND = 0.4
+"""Share of changes that begin with an input that is accepted: what was refused once seldom becomes right again."""
+
+sys.path[:0] = [str(HERE.parent)]  # `fuzz` and store_making are found there
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.child:
+        _child(arguments)
+        return 0
+    if arguments.engine == "atheris" and importlib.util.find_spec("atheris") is None:
+        print("atheris is not installed (pip install atheris, on Linux); changing by chance alone.", file=sys.stderr)
+        arguments.engine = "blind"
+    result = _supervise(arguments)
+    print(json.dumps(result, indent=1))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if result["findings"] else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engine", choices=("atheris", "blind"), default="atheris")
+    parser.add_argument("--corpus", help="folder that grows; a temporary one by default")
+    parser.add_argument("--out", default="fuzz-findings", help="folder for inputs that were findings")
+    parser.add_argument("--json", help="file for the figures")
+    parser.add_argument("--stop-at-finding", action="store_true")
+    parser.add_argument("--no-corpus", action="store_true", help="begin without the checked-in corpus")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# --- the parent: starts the child again after a crash, adds the figures up
+
+
+def _supervise(arguments: argparse.Namespace) -> dict[str, Any]:
+    began = time.monotonic()
+    total: dict[str, Any] = {"target": arguments.target, "engine": arguments.engine, "seed": arguments.seed}
+    runs: list[dict[str, Any]] = []
+    coverage: dict[str, int] = {}
+    crashes: list[str] = []
+    with contextlib.ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torpor-fuzz-run-")))
+        corpus = Path(arguments.corpus) if arguments.corpus else work / "corpus"
+        corpus.mkdir(parents=True, exist_ok=True)
+        while (left := arguments.seconds - (time.monotonic() - began)) > 1 or not runs:
+            report = work / f"report-{len(runs)}.json"
+            code, log = _run_child(arguments, corpus, report, left, arguments.seed + len(runs))
+            runs.append(json.loads(report.read_text()) if report.exists() else {"executions": 0, "findings": []})
+            coverage = _coverage(log) or coverage
+            if code:
+                crashes.append(_keep_crash(arguments, work, code, log))
+            if (
+                len(crashes) > 20
+                or not runs[-1]["executions"]
+                or (arguments.stop_at_finding and (crashes or runs[-1]["findings"]))
+            ):
+                break
+        total["corpus_files"] = len(list(corpus.iterdir()))
+        total["corpus_bytes"] = sum(path.stat().st_size for path in corpus.iterdir())
+    seconds = time.monotonic() - began
+    total |= _added_up(runs)
+    total |= {"hours": round(seconds / 3600, 4), "per_second": round(total["executions"] / seconds), **coverage}
+    total["findings"] = sorted(set(total["findings"]) | set(crashes))
+    return total
+
+
+def _added_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    outcomes: dict[str, int] = {}
+    for run in runs:
+        for outcome, count in run.get("outcomes", {}).items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
+    return {
+        "executions": sum(run["executions"] for run in runs),
+        "outcomes": dict(sorted(outcomes.items(), key=lambda item: -item[1])),
+        "slowest_seconds": max((run.get("slowest_seconds", 0) for run in runs), default=0),
+        "rss_peak_mib": max((run.get("rss_peak_mib", 0) for run in runs), default=0),
+        "rss_before_mib": min((run.get("rss_before_mib", 0) for run in runs), default=0),
+        "first_finding_seconds": min(
+            (run["first_finding_seconds"] for run in runs if run.get("first_finding_seconds") is not None), default=None
+        ),
+        "findings": sorted({kind for run in runs for kind in run["findings"]}),
+    }
+
+
+def _run_child(
+    arguments: argparse.Namespace, corpus: Path, report: Path, seconds: float, seed: int
+) -> tuple[int, list[str]]:
+    command = [sys.executable, __file__, "--child", str(report), "--target", arguments.target, "--engine"]
+    command += [arguments.engine, "--seconds", str(max(1, int(seconds))), "--seed", str(seed), "--corpus", str(corpus)]
+    command += ["--out", arguments.out, *(["--stop-at-finding"] if arguments.stop_at_finding else [])]
+    command += ["--no-corpus"] if arguments.no_corpus else []
+    log = report.with_suffix(".log")
+    with log.open("wb") as stream:
+        code = subprocess.run(command, stdout=stream, stderr=stream, cwd=report.parent, check=False).returncode
+    return code, log.read_text(errors="replace").splitlines()
+
+
+def _coverage(log: list[str]) -> dict[str, int]:
+    """What libFuzzer's last line of figures says."""
+    for line in reversed(log):
+        if found := re.search(r"cov: (\d+) ft: (\d+)", line):
+            return {"edges": int(found[1]), "features": int(found[2])}
+    return {}
+
+
+def _keep_crash(arguments: argparse.Namespace, work: Path, code: int, log: list[str]) -> str:
+    """A child that died: libFuzzer left the input beside its report."""
+    kind = f"crash:{code}"
+    for pattern in ("crash-*", "timeout-*", "oom-*", "slow-unit-*"):
+        for path in work.glob(pattern):
+            kind = f"{path.name.split('-')[0]}:{code}"
+            keep_finding(Path(arguments.out), arguments.target, path.read_bytes(), kind, "\n".join(log[-60:]))
+            path.unlink()
+    if kind.startswith("crash:"):
+        print("\n".join(log[-12:]), file=sys.stderr)
+    return kind
+
+
+def keep_finding(out: Path, target: str, data: bytes, kind: str, text: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"{target}-{hashlib.sha256(data).hexdigest()[:16]}"
+    (out / name).write_bytes(data)
+    (out / f"{name}.txt").write_text(f"{kind}\n\n{text}\n")
+
+
+# --- the child: one engine, one target
+
+
+def _child(arguments: argparse.Namespace) -> None:
+    out = Path(arguments.out).resolve()
+    if arguments.engine == "atheris":
+        import atheris
+
+        with atheris.instrument_imports(include=["torpor.memvid"]):
+            import torpor.memvid
+            import torpor.memvid.store  # noqa: F401
+
+    from fuzz import targets
+    from fuzz.watch import Finding, Watch, limit_address_space, with_alarm
+    from torpor.memvid import StoreError
+
+    began = time.monotonic()
+    last_report = 0.0
+    first_finding: float | None = None
+
+    with targets.opened(arguments.target) as target:
+        corpus = Path(arguments.corpus)
+        for data in _beginnings(target, arguments.no_corpus):
+            (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+        watch = Watch(target.check, StoreError)
+        limit_address_space()
+
+        def report() -> None:
+            figures = watch.summary() | {"first_finding_seconds": first_finding}
+            Path(arguments.child).write_text(json.dumps(figures))
+
+        def execute(data: bytes) -> Finding | None:
+            nonlocal last_report, first_finding
+            known = len(watch.findings)
+            finding = watch.execute(data)
+            now = time.monotonic() - began
+            if finding is not None and len(watch.findings) > known:
+                first_finding = now if first_finding is None else first_finding
+                keep_finding(out, arguments.target, data, finding.kind, finding.text)
+                last_report = 0.0
+            if now - last_report > SHOW_SECONDS or not last_report:
+                last_report = now
+                report()
+            return finding
+
+        if arguments.engine == "atheris":
+            _atheris(arguments, target, execute, report, watch)
+        else:
+            _blind(arguments, target, with_alarm(execute), report)
+
+
+def _beginnings(target: Any, without_corpus: bool) -> Iterator[bytes]:
+    yield from target.seeds()
+    folder = CORPUS / target.name
+    if folder.is_dir() and not without_corpus:
+        yield from (path.read_bytes() for path in sorted(folder.iterdir()))
+
+
+class _Sound:
+    """Inputs that are accepted in full: those that we began with, then some of those that come up."""
+
+    def __init__(self, corpus: str, execute: Callable[[bytes], Any], watch: Any) -> None:
+        self.inputs: list[bytes] = []
+        self._watch = watch
+        self._seen = 0
+        for path in sorted(Path(corpus).iterdir()):
+            data = path.read_bytes()
+            execute(data)
+            self.look_at(data, always=True)
+
+    def look_at(self, data: bytes, *, always: bool = False) -> None:
+        if self._watch.last_outcome != "sound":
+            return
+        self._seen += 1
+        if always or len(self.inputs) < 64:
+            self.inputs.append(data)
+        elif self._seen % 50 == 0:
+            self.inputs[self._seen // 50 % 64] = data
+
+
+def _atheris(
+    arguments: argparse.Namespace,
+    target: Any,
+    execute: Callable[[bytes], Any],
+    report: Callable[[], None],
+    watch: Any,
+) -> None:
+    import os
+
+    import atheris
+
+    sound = _Sound(arguments.corpus, execute, watch)
+
+    def one_input(data: bytes) -> None:
+        if execute(data) is not None and arguments.stop_at_finding:
+            report()
+            os._exit(0)
+        sound.look_at(data)
+
+    def mutator(data: bytes, max_size: int, seed: int) -> bytes:
+        rng = Random(seed)
+        if sound.inputs and rng.random() < FROM_SOUND:
+            data = rng.choice(sound.inputs)
+        changed = target.change(data, rng)
+        return changed if len(changed) <= max_size else atheris.Mutate(data, max_size)
+
+    options = [f"-seed={arguments.seed}", f"-max_total_time={int(arguments.seconds)}", f"-max_len={target.max_bytes}"]
+    options += ["-rss_limit_mb=0", "-malloc_limit_mb=0", "-timeout=20", "-print_final_stats=1", "-len_control=0"]
+    options += ["-use_value_profile=1", "-reload=0"]
+    atheris.Setup([sys.argv[0], *options, arguments.corpus], one_input, custom_mutator=mutator)
+    atheris.Fuzz()
+
+
+def _blind(
+    arguments: argparse.Namespace, target: Any, execute: Callable[[bytes], Any], report: Callable[[], None]
+) -> None:
+    """No feedback: each input is some changes away from one that we began with."""
+    rng = Random(arguments.seed)
+    pool = [path.read_bytes() for path in sorted(Path(arguments.corpus).iterdir())]
+    for data in pool:
+        execute(data)
+    end = time.monotonic() + arguments.seconds
+    while time.monotonic() < end:
+        data = rng.choice(pool)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            changed = target.change(data, rng)
+            data = changed if len(changed) <= target.max_bytes else data
+        if execute(data) is not None and arguments.stop_at_finding:
+            break
+    report()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Targets that are a whole store: one with a hostile bundle in it, one with a hostile index.
+
+The checks use the store as its users do. What was put to sleep is known, so that a wake is compared with the truth.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import store_making
+from blake3 import blake3
+from torpor.memvid import IndexRow, SessionUri, Store, StoreError, zstd
+from torpor.memvid.bundle import BundleReader
+
+from . import bundle_file, index_program
+from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, require
+
+INDEX_FILES: Final = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal")
+Version = tuple[SessionUri, int]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a version was when it was put to sleep."""
+
+    bundle_id: bytes
+    needs: frozenset[bytes]
+    blocks: list[list[bytes]]
+
+
+class Template:
+    """A store with two sessions, three versions and a block shared by two of them, and what is in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        agent, packed = store_making.URI, SessionUri("work", "packed")
+        with Store.open(folder, writable=True) as store:
+            first = store_making.sleep(store, 258, uri=agent, **SMALL)
+            store_making.sleep(store, 260, uri=agent, before=first, **SMALL)
+            store_making.sleep(store, 6, uri=packed, codec=zstd(3), layers=2, heads=1, dim=2)
+            store_making.sleep_compressed(store, packed)
+            self.truths = {(row.uri, row.version): _truth(store, row.uri, row.version) for row in all_rows(store)}
+        self.index = (folder / "index.sqlite").read_bytes()
+        self.files = {path: path.read_bytes() for path in (folder / "bundles").glob("*/*.mvb")}
+        self._strange: set[Path] = set()
+
+    def put(self, name: bytes, data: bytes) -> Path:
+        """Add a bundle file, or replace one; until the next `restore`."""
+        path = self.path / "bundles" / name.hex()[:2] / f"{name.hex()}.mvb"
+        self._strange.add(path)
+        write(path, data)
+        return path
+
+    def restore(self, indexed: bool) -> None:
+        """Put the store back as it was; without its index if it is not `indexed`."""
+        for path in self._strange:
+            path.unlink(missing_ok=True)
+            if path in self.files:
+                write(path, self.files[path])
+            elif not any(path.parent.iterdir()):
+                path.parent.rmdir()
+        self._strange.clear()
+        for name in INDEX_FILES:
+            (self.path / name).unlink(missing_ok=True)
+        if indexed:
+            write(self.path / "index.sqlite", self.index)
+
+
+def write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(0o700, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def all_rows(store: Store) -> list[IndexRow]:
+    return [row for latest in store.iter_sessions() for row in store.versions(latest.uri)]
+
+
+def _truth(store: Store, uri: SessionUri, version: int) -> Truth:
+    with store.open_session(uri, version) as reader:
+        needs = {entry.bundle_id for entry in reader.entries if entry.bundle_id} | {reader.bundle_id}
+        return Truth(reader.bundle_id, frozenset(needs), store_making.contents(reader))
+
+
+def read_checked(reader: BundleReader) -> list[list[bytes]] | None:
+    """Every slot of every block, each against its digest and its block's id; None where that would be too much."""
+    if reader.manifest.logical_bytes > MAX_SLOT_BYTES:
+        return None
+    blocks = []
+    for entry in reader.entries:
+        header = reader.read_header(entry)
+        require(blake3(header.encode()).digest() == entry.id, "a block has another id")
+        slots = [bytes(reader.read_slot(entry, number)) for number in range(len(header.slots))]
+        for (_, digest), slot in zip(header.slots, slots, strict=True):
+            require(blake3(slot).digest() == digest, "a slot's bytes are not those of its digest")
+        blocks.append(slots)
+    reader.tokens()
+    return blocks
+
+
+def look_at(store: Store, truths: Mapping[Version, Truth], harmed: bytes | None) -> dict[Version, bytes | None]:
+    """Wake every version: its bundle id, or None where it was refused. What is not harmed must be right.
+
+    `harmed` is the bundle whose file was replaced under its own name, so that what needs it may be refused; None where
+    it is the index that was changed, and anything may be refused.
+    """
+    seen: dict[Version, bytes | None] = {}
+    for row in all_rows(store):
+        truth = truths.get((row.uri, row.version))
+        ours = truth is not None and truth.bundle_id == row.bundle_id
+        try:
+            with store.open_session(row.uri, row.version) as reader:
+                blocks = read_checked(reader)
+            seen[row.uri, row.version] = row.bundle_id
+            require(
+                not ours or blocks == (truth and truth.blocks), "a version woke with other content than it slept with"
+            )
+        except StoreError:
+            spared = truth is not None and harmed is not None and harmed not in truth.needs
+            require(not ours or not spared, "a version that nobody touched is refused")
+            seen[row.uri, row.version] = None
+    return seen
+
+
+def agree_with_verify(store: Store, seen: Mapping[Version, bytes | None]) -> bool:
+    """Whether verify finds nothing; it must find something if a wake was refused."""
+    report = store.verify(deep=True)
+    refused = any(bundle_id is None for bundle_id in seen.values())
+    require(not (report.ok and refused), "verify finds nothing, but a version does not wake")
+    store.statistics()
+    return report.ok
+
+
+class StoreTarget(Target):
+    """A bundle file under the name that it gives itself, in a store where it may take another's place."""
+
+    name = "store"
+    max_bytes = 1 << 16
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._template = Template(folder / "store")
+
+    def seeds(self) -> Iterable[bytes]:
+        return list(self._template.files.values())
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        return bundle_file.change(data, rng)
+
+    def check(self, data: bytes) -> str:
+        chance = blake3(data).digest()[0]
+        name = bundle_file.bundle_id(data)
+        self._template.restore(indexed=bool(chance & 1))
+        path = self._template.put(name, data)
+        listings = []
+        sound = True
+        for writable in (False, True) if chance & 2 else (False,):
+            with Store.open(self._template.path, writable=writable) as store:
+                seen = look_at(store, self._template.truths, name)
+                sound = agree_with_verify(store, seen) and sound
+                listings.append(seen)
+        require(all(listing == listings[0] for listing in listings), "a reader sees other versions than a writer")
+        require(path.read_bytes() == data, "a file was changed by looking at it")
+        return SOUND if sound else "reported"
+
+
+class IndexTarget(Target):
+    """A program that changes the index file of a sound store."""
+
+    name = "index"
+    max_bytes = 512
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._template = Template(folder / "store")
+
+    def seeds(self) -> Iterable[bytes]:
+        yield b""
+        yield from (bytes([step, *range(1, 17)]) for step in range(index_program.STEPS))
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        return index_program.change(data, rng)
+
+    def check(self, data: bytes) -> str:
+        listings = [self._listing(data, writable) for writable in (False, True)]
+        if None in listings:
+            return "refused"
+        return SOUND if all(listing == self._expected() for listing in listings) else "other listing"
+
+    def _expected(self) -> dict[Version, bytes | None]:
+        return {version: truth.bundle_id for version, truth in self._template.truths.items()}
+
+    def _listing(self, data: bytes, writable: bool) -> dict[Version, bytes | None] | None:
+        template = self._template
+        template.restore(indexed=False)
+        image, wal = index_program.apply(template.index, data)
+        write(template.path / "index.sqlite", image)
+        if wal:
+            write(template.path / "index.sqlite-wal", wal)
+        try:
+            with Store.open(template.path, writable=writable) as store:
+                seen = look_at(store, template.truths, None)
+                agree_with_verify(store, seen)
+        except StoreError:
+            return None
+        for (uri, version), bundle_id in seen.items():
+            truth = template.truths.get((uri, version))
+            require(
+                bundle_id is None or (truth is not None and truth.bundle_id == bundle_id), "a version woke that is none"
+            )
+        require_not_older(template.truths, seen)
+        require(all(path.read_bytes() == kept for path, kept in template.files.items()), "a bundle was changed")
+        return seen
+
+
+def require_not_older(truths: Mapping[Version, Truth], seen: Mapping[Version, bytes | None]) -> None:
+    """A session's latest version must be the latest there is: an older one woken in its place is a silent loss."""
+    for uri in {uri for uri, _ in truths}:
+        latest = max(version for name, version in truths if name == uri)
+        listed = max((version for name, version in seen if name == uri), default=0)
+        require(listed >= latest, "an older version stands for a session, or none")
+
+
+TARGETS: Final[Sequence[type[Target]]] = (StoreTarget, IndexTarget)

@@ -1,0 +1,53 @@
+"""What every target is: seeds, a change of an input, and the check of one execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import ClassVar, Final, TypeVar
+
+from .watch import SOUND, Broken
+
+MAX_SLOT_BYTES: Final = 1 << 24
+"""Raw bytes that a check reads whole: what a file declares honestly takes its memory and its time."""
+
+T = TypeVar("T")
+
+SMALL: Final = {"layers": 1, "heads": 1, "dim": 2}
+
+
+class Target:
+    """One kind of input."""
+
+    name: ClassVar[str]
+    max_bytes: ClassVar[int] = 1 << 16
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is empty and ours, for as long as the target is used."""
+        self.folder = folder
+
+    def seeds(self) -> Iterable[bytes]:
+        raise NotImplementedError
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        raise NotImplementedError
+
+    def check(self, data: bytes) -> str:
+        raise NotImplementedError
+
+
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Broken(what)
+
+
+def again(encode: Callable[[], T]) -> T:
+    """What was accepted must be accepted again: an error of this second step is a fault, whatever its type."""
+    try:
+        return encode()
+    except Exception as error:
+        raise Broken(f"what was accepted is not taken back ({type(error).__name__})") from error
+
+
+__all__ = ["MAX_SLOT_BYTES", "SMALL", "SOUND", "Target", "again", "require"]

@@ -1,0 +1,307 @@
+"""What is fuzzed: for each part of the store the seeds, the change of an input, and the check of one execution.
+
+A check returns how the input was taken ("sound", or what it found), raises a StoreError for a refusal, and raises
+anything else, `Broken` above all, for a fault. What is accepted must hold a second property, worked out without the
+code that accepted it wherever that is possible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import store_making
+from blake3 import blake3
+from torpor.memvid import SessionUri, Store, StoreError, zstd
+from torpor.memvid.blocks import DTYPE_BYTES, BlockHeader
+from torpor.memvid.bundle import BundleFile
+from torpor.memvid.codecs import decode_chunks, decode_into
+from torpor.memvid.directory import decode_directory
+from torpor.memvid.limits import MAX_BLOCK_HEADER_BYTES, MAX_SESSION_MAP_BYTES
+from torpor.memvid.manifest import decode_manifest
+from torpor.memvid.packing import pack, unpack
+
+from . import bundle_file, zstd_frames
+from .marks_target import TARGETS as MARKS_TARGETS
+from .mutation import change_document, change_int, parse
+from .store_targets import TARGETS as STORE_TARGETS
+from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, again, require
+
+
+def sample_bundles(folder: Path) -> list[bytes]:
+    """Small bundles of every kind: one span, several, with blocks of another bundle, compressed, empty."""
+    with Store.open(folder / "samples", writable=True) as store:
+        first = store_making.sleep(store, 5, **SMALL)
+        long = store_making.sleep(store, 258, uri=store_making.OTHER_URI, **SMALL)
+        receipts = [
+            first,
+            long,
+            store_making.sleep(store, 262, uri=store_making.OTHER_URI, before=long, **SMALL),
+            store_making.sleep_compressed(store, SessionUri("work", "packed")),
+            store_making.sleep(store, 0, uri=SessionUri("work", "empty")),
+            store_making.sleep(store, 3, uri=SessionUri("work", "wide"), layers=3, heads=2, dim=8, codec=zstd(3)),
+        ]
+        return [store_making.bundle_path(store, receipt.bundle_id).read_bytes() for receipt in receipts]
+
+
+class PackingTarget(Target):
+    """Canonical msgpack: one document has one encoding."""
+
+    name = "packing"
+    max_bytes = 1 << 17
+
+    def seeds(self) -> Iterable[bytes]:
+        yield from (pack(value, "seed") for value in (None, [], {"a": [1, -1, 1.5, "x", b"y", True]}, [[[{"k": [0]}]]]))
+        for last in (["a", {"b": 2}], "x" * 40, [0] * 20, {f"key {n}": b"" for n in range(17)}):
+            yield pack([bytes(66_000), last], "seed")  # large enough to be counted before it is built
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        return change_document(data, rng)
+
+    def check(self, data: bytes) -> str:
+        value = unpack(data, max_bytes=MAX_SESSION_MAP_BYTES, what="input")
+        require(again(lambda: pack(value, "input")) == data, "an accepted document is packed otherwise")
+        return SOUND
+
+
+class ManifestTarget(Target):
+    name = "manifest"
+
+    def seeds(self) -> Iterable[bytes]:
+        return [bundle_file.take_apart(data).manifest for data in sample_bundles(self.folder)]
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        bundle = bundle_file.Bundle([], data, b"")
+        bundle_file.change_manifest(bundle, rng)
+        return bundle.manifest
+
+    def check(self, data: bytes) -> str:
+        manifest = decode_manifest(data, "input")
+        require(again(manifest.encode) == data, "an accepted manifest is encoded otherwise")
+        require(sum(entry.token_count for entry in manifest.blocks) == manifest.token_count, "the tokens do not add up")
+        require(all(isinstance(label, str) for label in manifest.labels), "a label is no text")
+        return SOUND
+
+
+def require_sane(data: bytes) -> None:
+    """The rules of docs/format.md for a manifest, looked at without the code that accepted it."""
+    fields = dict(parse(data)[1])
+    numbers = {"version": (1, (1 << 53) - 1), "token_count": (0, 1 << 24), "created_ns": (0, (1 << 63) - 1)}
+    for key, (low, high) in numbers.items():
+        require(type(fields[key]) is int and low <= fields[key] <= high, f"{key} is outside its limits")
+    parent, labels = fields["parent"], dict(fields["session"]).get("labels", [])
+    require(parent is None or (isinstance(parent, bytes) and len(parent) == 32), "the parent is no id")
+    require(
+        re.fullmatch(r"torpor://([A-Za-z0-9][A-Za-z0-9._-]{0,127}/?){2}", fields["uri"]) is not None, "the URI is none"
+    )
+    require(len(labels) <= 256 and all(type(label) is str and 1 <= len(label) <= 256 for label in labels), "bad labels")
+    require(1 <= len(fields["identity"]) <= 64, "the identity has no parts, or too many")
+    require(all(type(text) is str for pair in fields["environment"] for text in pair), "the environment is no text")
+    require_chain(bundle_file.lines_of(data, "blocks", bundle_file.LINE), fields["token_count"])
+
+
+def require_chain(lines: Sequence[tuple[Any, ...]], token_count: int) -> None:
+    position, full = 0, True
+    for line in lines:
+        kind, tokens, start = line[bundle_file.KIND], line[bundle_file.TOKENS], line[bundle_file.START]
+        require(kind in (0, 1) and start == position, "a block is not where the ones before it end")
+        require(tokens == 0 if kind else full and 1 <= tokens <= 256, "a block has a wrong number of tokens")
+        full = full if kind else tokens == 256
+        position += tokens
+    require(position == token_count, "the tokens do not add up")
+
+
+class DirectoryTarget(Target):
+    """8 bytes of where the frames end, then a directory."""
+
+    name = "directory"
+
+    def seeds(self) -> Iterable[bytes]:
+        for data in sample_bundles(self.folder):
+            bundle = bundle_file.take_apart(data)
+            end = 64 + sum(len(frame.encode()) for frame in bundle.frames)
+            yield end.to_bytes(8, "little") + bundle.directory
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        bundle = bundle_file.Bundle([], b"", data[8:])
+        bundle_file.change_directory(bundle, rng)
+        end = data[:8]
+        with contextlib.suppress(Exception):  # where the change left lines, the frames end where they say
+            if rng.random() < 0.8:
+                lines = bundle_file.lines_of(bundle.directory, "frames", bundle_file.FRAME_LINE)
+                end = (64 + sum(line[2] for line in lines)).to_bytes(8, "little")
+        return end + bundle.directory
+
+    def check(self, data: bytes) -> str:
+        end, encoded = int.from_bytes(data[:8], "little"), data[8:]
+        directory = decode_directory(encoded, end, "input")
+        require(again(directory.encode) == encoded, "an accepted directory is encoded otherwise")
+        offset = 64
+        for _, start, size, head, zero in bundle_file.lines_of(encoded, "frames", bundle_file.FRAME_LINE):
+            require(start == offset and zero == 0 and 64 <= head <= size, "a frame is not behind the one before")
+            offset += size
+        require(offset == end and len({frame.id for frame in directory.frames}) == len(directory.frames), "bad frames")
+        require(all(place <= len(directory.holders) for place in directory.places), "a place names no holder")
+        held = [directory.holder_of(position) for position in range(len(directory.places))]
+        require({holder for holder in held if holder} == set(directory.holders), "a holder is not used")
+        return SOUND
+
+
+class BlockHeaderTarget(Target):
+    name = "block_header"
+
+    def seeds(self) -> Iterable[bytes]:
+        return [frame.header for data in sample_bundles(self.folder) for frame in bundle_file.take_apart(data).frames]
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        return change_document(data, rng)
+
+    def check(self, data: bytes) -> str:
+        header = BlockHeader.decode(data)
+        require(again(header.encode) == data, "an accepted block header is encoded otherwise")
+        require(len(data) <= MAX_BLOCK_HEADER_BYTES, "a block header above the limit was accepted")
+        require(header.raw_bytes >= 0, "raw bytes below zero")
+        return SOUND
+
+
+class SlotTarget(Target):
+    """A stored slot behind 10 bytes: how many raw bytes it says it has (8), its codec, the bytes of an element."""
+
+    name = "slot"
+    max_bytes = 1 << 18
+
+    def seeds(self) -> Iterable[bytes]:
+        for raw in (b"", b"aa", store_making.COMPRESSIBLE, bytes(5000), bytes(range(256)) * 300):
+            yield len(raw).to_bytes(8, "little") + b"\x01\x01" + zstd_frames.sound(raw)
+            yield len(raw).to_bytes(8, "little") + b"\x02\x02" + zstd_frames.planes(raw, 2, 1 << 16)
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        data = data.ljust(10, b"\x01")
+        size, codec, element, payload = int.from_bytes(data[:8], "little"), data[8], data[9], data[10:]
+        codec, payload, new_size, element = zstd_frames.change_slot(codec, payload, size, element or 1, rng)
+        size = new_size if rng.random() < 0.9 else change_int(size, 64, rng)
+        return (size % (1 << 64)).to_bytes(8, "little") + bytes([codec % 256, element % 256]) + payload
+
+    def check(self, data: bytes) -> str:
+        data = data.ljust(10, b"\x00")
+        size, codec, element, stored = int.from_bytes(data[:8], "little"), data[8], data[9], data[10:]
+        if size > MAX_SLOT_BYTES:
+            next(decode_chunks(codec, stored, size, element, "input"))
+            return "declares much"
+        chunks = b"".join(bytes(chunk) for chunk in decode_chunks(codec, stored, size, element, "input"))
+        buffers = [memoryview(bytearray(size // 3)), memoryview(bytearray(size - size // 3))]
+        decode_into(codec, stored, buffers, element, "input")
+        expected = zstd_frames.raw_of(codec, stored, size, element)
+        require(b"".join(buffers) == chunks == expected, "two ways to decompress differ")
+        return SOUND
+
+
+class BundleTarget(Target):
+    """A whole file under the name that it gives itself."""
+
+    name = "bundle"
+    max_bytes = 1 << 17
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._path = str(folder / "input.mvb")
+
+    def seeds(self) -> Iterable[bytes]:
+        return sample_bundles(self.folder)
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        return bundle_file.change(data, rng)
+
+    def check(self, data: bytes) -> str:
+        with self._opened(data) as file:
+            return check_bundle(file, data)
+
+    @contextlib.contextmanager
+    def _opened(self, data: bytes) -> Iterator[BundleFile]:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.write(fd, data)
+        with contextlib.closing(BundleFile(fd, self._path, bundle_file.bundle_id(data))) as file:
+            yield file
+
+
+def check_bundle(file: BundleFile, data: bytes) -> str:
+    """Everything that can be read of a file that was accepted, against what the file is by a second opinion."""
+    parts = bundle_file.take_apart(data)
+    manifest = file.manifest
+    require((manifest is None) == (not parts.manifest), "a manifest is there for one and not for the other")
+    if manifest is not None:
+        require(again(manifest.encode) == parts.manifest, "an accepted manifest is encoded otherwise")
+        require(blake3(parts.manifest).digest() == file.bundle_id, "the manifest has another bundle id")
+        require_sane(parts.manifest)
+    require(again(file.directory.encode) == parts.directory, "an accepted directory is encoded otherwise")
+    require([frame.id for frame in parts.frames] == list(file.frames), "other frames are found")
+    for entry in file.entries:
+        require(
+            (entry.bundle_id == file.bundle_id) == (entry.id in file.frames), "a block is said to be where it is not"
+        )
+    refusals = 0
+    for frame in parts.frames:
+        try:
+            refusals += not _check_block(file, frame)
+        except StoreError:
+            refusals += 1
+    if refusals:
+        return "some blocks refused"
+    require(parts.encode() == data, "a sound file is encoded otherwise")
+    return SOUND
+
+
+def _check_block(file: BundleFile, frame: bundle_file.Frame) -> bool:
+    header, head = file.read_head(frame.id)
+    require(blake3(header.encode()).digest() == frame.id, "a block has another id")
+    require(header.encode() == frame.header, "a block header is read otherwise")
+    if header.raw_bytes > MAX_SLOT_BYTES:
+        return True
+    readable = True
+    for number, (spec, digest) in enumerate(header.slots):
+        raw = bytearray(spec.size_bytes)
+        try:
+            file.read_slot_into(frame.id, header, head, number, [memoryview(raw)])
+        except StoreError:
+            readable = False
+            continue
+        require(blake3(raw).digest() == digest, "a slot's bytes are not those of its digest")
+        stored = frame.slots[number]
+        second = zstd_frames.raw_of(stored.codec, stored.payload, spec.size_bytes, DTYPE_BYTES[spec.dtype])
+        require(second == raw, "a slot is read otherwise")
+    try:
+        file.check_block(frame.id)
+    except StoreError:
+        padded = any(slot.after.strip(b"\x00") for slot in frame.slots)
+        require(not readable or padded, "a block is refused by the deep check alone")
+        return False
+    require(readable, "the deep check accepts a block that cannot be read")
+    return True
+
+
+TARGETS: Final[tuple[type[Target], ...]] = (
+    PackingTarget,
+    ManifestTarget,
+    DirectoryTarget,
+    BlockHeaderTarget,
+    SlotTarget,
+    BundleTarget,
+    *MARKS_TARGETS,
+    *STORE_TARGETS,
+)
+
+
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[Target]:
+    """A target by name, with a folder in memory where the system has one."""
+    kinds = {kind.name: kind for kind in TARGETS}
+    memory = "/dev/shm"
+    where = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="torpor-fuzz-", dir=where) as folder:
+        yield kinds[name](Path(folder))

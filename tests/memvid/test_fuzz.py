@@ -1,0 +1,163 @@
+"""T6 in small: every input that the fuzzer ever found, and some changes by chance (`fuzz/run.py` searches for hours).
+
+Each check of a target holds what it accepts against a second opinion; see fuzz/targets.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from fuzz import targets
+from fuzz.target import Target
+from fuzz.watch import Hung, Watch, with_alarm
+from torpor.memvid import StoreError
+
+FUZZ = Path(__file__).parent / "fuzz"
+NAMES = [kind.name for kind in targets.TARGETS]
+CHANGES = {"store": 40, "index": 40, "packing": 100, "marks": 100}
+"""How many changed inputs of a target are tried in a bounded run; 250 of those not named."""
+
+
+KNOWN = {"index": {"Broken:target.py:require:an older version stands for a session, or none"}}
+"""What the search finds and the design leaves: an index whose rows were changed behind SQLite's back is believed until
+it is made anew."""
+
+
+def faults(watch: Watch, target: Target) -> str:
+    """The findings that are none of the known ones, for people."""
+    found = (finding for kind, finding in watch.findings.items() if kind not in KNOWN.get(target.name, ()))
+    return "\n".join(finding.text for finding in found)
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    with targets.opened(request.param) as opened:
+        yield opened
+
+
+def changed_inputs(target: Target, count: int, seed: int) -> Iterator[bytes]:
+    rng = Random(seed)
+    seeds = [*target.seeds(), *(path.read_bytes() for path in corpus_of(target))]
+    for _ in range(count):
+        data = rng.choice(seeds)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            changed = target.change(data, rng)
+            data = changed if len(changed) <= target.max_bytes else data
+        yield data
+
+
+def corpus_of(target: Target) -> list[Path]:
+    return sorted((FUZZ / "corpus" / target.name).glob("*"))
+
+
+@pytest.mark.parametrize("target", NAMES, indirect=True)
+def test_t6_seeds_are_accepted(target: Target) -> None:
+    watch = Watch(target.check, StoreError)
+    for data in target.seeds():
+        watch.execute(data)
+    assert not faults(watch, target)
+    assert watch.outcomes["sound"] >= 1
+
+
+@pytest.mark.parametrize("target", NAMES, indirect=True)
+def test_t6_inputs_once_found_stay_refused_or_right(target: Target) -> None:
+    watch = Watch(target.check, StoreError)
+    for path in corpus_of(target):
+        watch.execute(path.read_bytes())
+    assert not faults(watch, target)
+
+
+@pytest.mark.parametrize("target", NAMES, indirect=True)
+def test_t6_changed_inputs_are_refused_or_right(target: Target) -> None:
+    watch = Watch(target.check, StoreError)
+    for data in changed_inputs(target, CHANGES.get(target.name, 250), seed=1):
+        watch.execute(data)
+    assert not faults(watch, target)
+    assert len(watch.outcomes) > 1  # some were accepted and some refused, else the changes are no good
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("target", NAMES, indirect=True)
+def test_t6_many_changed_inputs_are_refused_or_right(target: Target) -> None:
+    watch = Watch(target.check, StoreError)
+    for data in changed_inputs(target, 10 * CHANGES.get(target.name, 250), seed=2):
+        watch.execute(data)
+    assert not faults(watch, target)
+
+
+@pytest.mark.parametrize("target", ["bundle"], indirect=True)
+def test_t6_changes_get_past_the_digests(target: Target) -> None:
+    """Most changed files are refused for what they say, not for a digest that was not made right."""
+    texts = []
+    for data in changed_inputs(target, 300, seed=3):
+        try:
+            texts.append(target.check(data))
+        except StoreError as error:
+            texts.append(error.message)
+    assert sum("digest" in text for text in texts) < len(texts) / 5
+    assert texts.count("sound") > len(texts) / 50
+
+
+def test_t6_the_watch_tells_a_fault_from_a_refusal() -> None:
+    def check(data: bytes) -> str:
+        if data == b"typed":
+            raise StoreError("refused")
+        if data == b"fault":
+            raise KeyError("fault")
+        return "sound"
+
+    watch = Watch(check, StoreError)
+    assert watch.execute(b"good") is None
+    assert watch.execute(b"typed") is None
+    finding = watch.execute(b"fault")
+    assert finding is not None
+    assert finding.kind.startswith("KeyError")
+    assert dict(watch.outcomes) == {"sound": 1, "store_error": 1, "FINDING": 1}
+
+
+def test_t6_the_watch_tells_what_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuzz.watch.MAX_CPU_SECONDS", 0.01)
+
+    def check(data: bytes) -> str:
+        sum(range(int(data)))
+        return "sound"
+
+    watch = Watch(check, StoreError)
+    assert watch.execute(b"10") is None
+    finding = watch.execute(b"3000000")
+    assert finding is not None
+    assert finding.kind == "slow:sound"
+
+
+def test_t6_the_watch_gives_up_on_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuzz.watch.MAX_WALL_SECONDS", 0.05)
+
+    def check(data: bytes) -> str:
+        while True:
+            pass
+
+    finding = with_alarm(Watch(check, StoreError).execute)(b"")
+    assert finding is not None
+    assert finding.kind.startswith(Hung.__name__)
+
+
+def test_t6_a_run_is_made_again_by_its_seed(tmp_path: Path) -> None:
+    """The command line, without coverage: the same seed begins with the same inputs."""
+    with targets.opened("bundle") as target:
+        assert list(changed_inputs(target, 20, seed=5)) != list(changed_inputs(target, 20, seed=6))
+        seeds = list(target.seeds())
+        assert [target.change(data, Random(7)) for data in seeds] == [target.change(data, Random(7)) for data in seeds]
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(FUZZ / "run.py"), "--target", "directory", "--engine", "blind", "--seconds", "1"]
+    command += ["--out", str(tmp_path / "findings"), "--json", str(report)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    figures = json.loads(report.read_text())
+    assert figures["executions"] > 5
+    assert figures["findings"] == []
+    assert 0 < figures["rss_peak_mib"] < 256
