@@ -149,7 +149,9 @@ def report(sleepers: list[Sleeper], shape: Shape, out: Path) -> None:
             values = [[1000 * each[name][which] for each in histories] for which in ("median", "lowest", "highest")]
             axes.plot(tokens, values[0], "o-", label=label, color=colour)
             axes.fill_between(tokens, values[1], values[2], alpha=0.2, color=colour)
-        axes.set_xscale("log", base=2)
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xticks(tokens, [f"{count:,}" for count in tokens])
         axes.set_ylim(bottom=0)
         axes.set(xlabel="tokens that were durable before", ylabel="milliseconds")
         axes.legend()

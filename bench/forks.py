@@ -64,38 +64,43 @@ def measure(plan: Plan, folder: Path | None) -> dict[str, dict[str, Any]]:
     for way in WAYS:
         with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=folder) as place:
             with Store.open(Path(place) / "store", writable=True) as store:
-                seconds = _fork_all(store, plan, memory, way)
+                seconds, handed_in = _fork_all(store, plan, memory, way)
                 _require_awake(store, plan, memory)
-            results[way] = {"sleep_seconds": spread(seconds), **_disk(Path(place) / "store")}
+            disk = _disk(Path(place) / "store")
+            results[way] = {"sleep_seconds": spread(seconds), "blocks_handed_in": handed_in, **disk}
     return results
 
 
-def _fork_all(store: Store, plan: Plan, memory: CacheMemory, way: str) -> list[float]:
+def _fork_all(store: Store, plan: Plan, memory: CacheMemory, way: str) -> tuple[list[float], int]:
+    """Seconds of each fork's sleep; how many blocks were handed in, the base's included."""
     ledger = random_ledger(plan.shape, plan.base_tokens, 0)
-    base = _write(store, SessionUri("bench", "base"), memory, ledger, None, way)
+    base, handed_in = _write(store, SessionUri("bench", "base"), memory, ledger, None, way)
     seconds = []
     for number in range(1, plan.forks + 1):
         own = ledger + random_ledger(plan.shape, plan.own_tokens, number)
         started = time.perf_counter()
-        _write(store, SessionUri("bench", f"fork-{number}"), memory, own, base, way)
+        _, blocks = _write(store, SessionUri("bench", f"fork-{number}"), memory, own, base, way)
         seconds.append(time.perf_counter() - started)
-    return seconds
+        handed_in += blocks
+    return seconds, handed_in
 
 
 def _write(
     store: Store, uri: SessionUri, memory: CacheMemory, ledger: bytes, base: Receipt | None, way: str
-) -> Receipt:
+) -> tuple[Receipt, int]:
     full = [entry for entry in (base.entries if base else ()) if entry.token_count == BLOCK_TOKENS]
     reused = tuple(full) if way == "reused" else ()
-    return store.write_bundle(
+    drafts = list(memory.drafts(ledger, first=len(reused) * BLOCK_TOKENS))
+    receipt = store.write_bundle(
         uri=uri,
         identity=IDENTITY,
         parent=base.bundle_id if base else None,
         reused=reused,
-        blocks=memory.drafts(ledger, first=len(reused) * BLOCK_TOKENS),
+        blocks=drafts,
         session={},
         token_count=len(ledger) // 4,
     )
+    return receipt, len(drafts)
 
 
 def _require_awake(store: Store, plan: Plan, memory: CacheMemory) -> None:

@@ -139,7 +139,9 @@ class Bench:
             pool.shutdown()
 
     def run(self, rounds: int) -> Result:
-        """A round that is not counted (it touches all memory and shows the parts), then all that are."""
+        """A sleep that is not counted and touches all memory, one sleep and one read in parts, then the rounds."""
+        self._write(0)
+        self._forget()
         self._sleep_in_parts()
         self._read_in_parts()
         self._forget()

@@ -124,7 +124,8 @@ def fresh_memory(shape: Shape, tokens: int) -> CacheMemory:
     """Memory that nothing has touched yet: each page of it faults when it is first written."""
     capacity = _capacity(tokens)
     size = capacity * shape.heads * shape.row_bytes
-    arrays = [memoryview(mmap.mmap(-1, size)) for _ in range(2 * shape.layers)]
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # as an allocator takes it; Python's default would be shared
+    arrays = [memoryview(mmap.mmap(-1, size, flags=private)) for _ in range(2 * shape.layers)]
     return CacheMemory(
         shape, capacity, arrays, [memoryview(bytearray(spec.size_bytes)) for spec in shape.state_slots()]
     )
