@@ -180,7 +180,8 @@ class Store:
             if not self._promised(row.bundle_id):  # deleted meanwhile
                 raise self._not_found(uri, version, but=row) from None
             raise
-        if self.find_session(uri, row.version) != row:  # deleted before its ancestors were pinned: they may be gone
+        now = self.find_session(uri, row.version)
+        if now is None or now.bundle_id != row.bundle_id:  # deleted before what it needs was pinned: it may be gone
             reader.close()
             raise self._not_found(uri, version)
         try:

@@ -13,6 +13,7 @@ from typing import Any
 from .blocks import BlockEntry, span_parents
 from .bundle import BundleFile, FrameFile, require_promised
 from .errors import (
+    BlockMissing,
     BundleMissing,
     IndexMismatch,
     OwnerMismatch,
@@ -25,6 +26,9 @@ from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
 from .records import Finding, IndexRow, VerifyReport
 from .uri import SessionUri
+
+_LOOKS = 3
+"""How often a block is looked for anew that is not where its bundle said: each look follows one rewrite of the file."""
 
 _REMEDY = (
     "Stop the daemon and remove index.sqlite: it is made anew from the bundles. If the refusal stays, the bundle "
@@ -219,26 +223,68 @@ def _verify_refs(
     tally: _Tally,
     *,
     deep: bool,
+    looks: int = _LOOKS,
 ) -> None:
-    """Check that a bundle holds every block that others say it holds; their bytes too, if nobody else does."""
-    try:
-        fd, path = folder.open_bundle(bundle_id)
-        file = FrameFile(fd, path, bundle_id)
-    except StoreError as error:
-        for user in users:
-            if not isinstance(error, BundleMissing) or promised(user.bundle_id):
-                tally.find(user.path, error)
-        return
-    with contextlib.closing(file):
-        checked: set[bytes] = set()
+    """Check that a bundle holds every block that others look for in it; their bytes too, if nobody else does.
+
+    A block that is not there may have been moved since the user's file was read, by a daemon beside us: the user is
+    asked again where it looks, at most `looks` times.
+    """
+    moved: dict[bytes, dict[bytes, _User]] = {}
+    checked: set[bytes] = set()
+    with contextlib.ExitStack() as stack:
+        holder = _Opened(folder, bundle_id, stack)
         for user in users:
             for entry, parent in user.blocks:
                 try:
+                    file = holder.file()
                     header = file.read_head(entry.id)[0]
                     require_promised(header, entry, parent, user.identity_digest, user.path)
+                    if deep and entry.id not in checked:
+                        checked.add(entry.id)
+                        _verify_block(file, entry.id, None, None, tally, deep)
                 except StoreError as error:
-                    tally.find(user.path, error)
-                    continue
-                if deep and entry.id not in checked:
-                    checked.add(entry.id)
-                    _verify_block(file, entry.id, None, None, tally, deep)
+                    place = _place_now(folder, user, entry.id) if looks else None
+                    if place is not None and place != bundle_id:
+                        again = _User(user.bundle_id, user.path, user.identity_digest)
+                        moved.setdefault(place, {}).setdefault(user.bundle_id, again).blocks.append((entry, parent))
+                        continue
+                    if not isinstance(error, BundleMissing) or promised(user.bundle_id):
+                        tally.find(user.path, error)
+                    if not holder.sound:
+                        break  # nothing else that this user looks for there will be found
+    for place, its_users in moved.items():
+        _verify_refs(folder, place, list(its_users.values()), promised, tally, deep=True, looks=looks - 1)
+
+
+class _Opened:
+    """A bundle's file, or why it cannot be had: asked for again and again, opened once."""
+
+    def __init__(self, folder: StoreFolder, bundle_id: bytes, stack: contextlib.ExitStack) -> None:
+        self._opened: FrameFile | None = None
+        self._failure: StoreError | None = None
+        try:
+            fd, path = folder.open_bundle(bundle_id)
+            self._opened = stack.enter_context(contextlib.closing(FrameFile(fd, path, bundle_id)))
+        except StoreError as error:
+            self._failure = error
+
+    @property
+    def sound(self) -> bool:
+        return self._opened is not None
+
+    def file(self) -> FrameFile:
+        if self._opened is None:
+            assert self._failure is not None
+            raise self._failure
+        return self._opened
+
+
+def _place_now(folder: StoreFolder, user: _User, block_id: bytes) -> bytes | None:
+    """Where a bundle's file, read anew, says that a block is; None if the file cannot be read."""
+    try:
+        fd, path = folder.open_bundle(user.bundle_id)
+        with contextlib.closing(BundleFile(fd, path, user.bundle_id)) as file:
+            return next((entry.bundle_id for entry in file.entries if entry.id == block_id), None)
+    except StoreError:
+        return None
