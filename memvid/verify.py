@@ -13,7 +13,6 @@ from typing import Any
 from .blocks import BlockEntry, span_parents
 from .bundle import BundleFile, FrameFile, require_promised
 from .errors import (
-    BlockMissing,
     BundleMissing,
     IndexMismatch,
     OwnerMismatch,
