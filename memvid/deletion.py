@@ -1,20 +1,24 @@
-"""Deleting: the order in which a session's versions leave, and which bundle files may go.
+"""Versions leave: the order in which a delete, a prune or a forget takes them away, and which files may go.
 
-Owns the steps of a delete and the question who still needs a retired file. Takes no lock: the store holds it.
+Owns the steps from a version to no version, and the question who still needs a retired file. Takes no lock: who calls
+holds it. Which versions are to leave, others decide.
 
 Rules:
 - A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss.
+- Oldest versions first. A session whose newest version is retired is deleted; one whose newest version stands has lost
+  those versions whose files are retired, and no other one.
 - Whatever a bundle that cannot be read might need stays: while there is one, no file is removed.
-- Every delete considers all retired files, for one that was needed before may have lost its last user now.
+- Every removal considers all retired files, for one that was needed before may have lost its last user now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .errors import NoSpace
+from .errors import CorruptMarks, NoSpace, StoreIoError, UnsafePath, UnsupportedFormat
 from .folder import RETIRED_SUFFIX, StoreFolder
 from .index import UNREADABLE, Index
+from .marks import Marks
 from .pins import Pins
 from .records import DeleteReport
 from .uri import SessionUri
@@ -24,7 +28,8 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     """Retire all bundles of a session, whatever their status, drop their rows, and remove what nothing needs."""
     versions = len(index.versions(uri))
     bundle_ids = index.bundles_of(uri)
-    freed = retire(folder, index, pins, bundle_ids) + remove_unneeded(folder, index, pins)
+    freed = retire(folder, index, pins, bundle_ids) + sum(remove_unneeded(folder, index, pins).values())
+    _unmark(folder, uri)
     kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
@@ -48,42 +53,55 @@ def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[b
     return 0
 
 
-def remove_unneeded(folder: StoreFolder, index: Index, pins: Pins, files: Mapping[bytes, str] | None = None) -> int:
+def remove_unneeded(
+    folder: StoreFolder, index: Index, pins: Pins, files: Mapping[bytes, str] | None = None
+) -> dict[bytes, int]:
     """Remove all retired files that no other bundle needs; those that are open wait for their last reader.
 
-    Returns the bytes that this frees. `files` is the folder's listing, if there is one already.
+    Returns the bytes that each frees. `files` is the folder's listing, if there is one already.
     """
     if index.with_status(UNREADABLE):
-        return 0
+        return {}
     listed = folder.list_bundles() if files is None else files
     retired = [bundle_id for bundle_id, suffix in listed.items() if suffix == RETIRED_SUFFIX]
-    free = pins.wait_or_free(_unneeded(index, retired))
-    return _remove(folder, _unneeded(index, free))
+    free = pins.wait_or_free(unneeded(index, retired))
+    return _remove(folder, unneeded(index, free))
 
 
-def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> int:
+def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> dict[bytes, int]:
     """Remove the retired files whose last reader has closed; one that is needed after all goes with a later delete.
 
     Nothing waits in a store with a bundle that cannot be read: there no delete asks for a removal.
     """
-    return _remove(folder, _unneeded(index, pins.wait_or_free(())))
+    return _remove(folder, unneeded(index, pins.wait_or_free(())))
 
 
-def _unneeded(index: Index, bundle_ids: Iterable[bytes], but_for: Iterable[bytes] = ()) -> list[bytes]:
+def unneeded(index: Index, bundle_ids: Iterable[bytes], but_for: Iterable[bytes] = ()) -> list[bytes]:
     """Those of the bundles that no other one needs, the needs of `but_for` not counted."""
     others = frozenset(but_for)
     return [bundle_id for bundle_id in bundle_ids if others.issuperset(index.users_of(bundle_id))]
 
 
-def _remove(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> int:
-    return sum(folder.remove(bundle_id, RETIRED_SUFFIX) for bundle_id in bundle_ids)
+def _remove(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> dict[bytes, int]:
+    return {bundle_id: folder.remove(bundle_id, RETIRED_SUFFIX) for bundle_id in bundle_ids}
 
 
 def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> int:
-    """Free a session's bytes while its rows still stand. The newest file is only emptied: as long as its name is there
-    the rows beside it mean a delete that was cut off, not a loss."""
-    if not bundle_ids or index.with_status(UNREADABLE):
+    """Free versions' bytes while their rows still stand. The files are only emptied: as long as a retired file's name
+    is there, a row beside it means a delete that was cut off, not a loss."""
+    if index.with_status(UNREADABLE):
         return 0
-    free = pins.wait_or_free(_unneeded(index, bundle_ids, but_for=bundle_ids))
-    freed = _remove(folder, (bundle_id for bundle_id in free if bundle_id in bundle_ids[:-1]))
-    return freed + (folder.empty_retired(bundle_ids[-1]) if bundle_ids[-1] in free else 0)
+    leaving = set(bundle_ids)
+    free = leaving.intersection(pins.wait_or_free(unneeded(index, bundle_ids, but_for=leaving)))
+    return sum(map(folder.empty_retired, free))
+
+
+def _unmark(folder: StoreFolder, uri: SessionUri) -> None:
+    """No marks of a session that is gone. What stays where this fails names bundles that are no more, and is harmless:
+    neither a full disk nor damaged marks may stop a delete."""
+    try:
+        marks = Marks.load(folder)
+        if marks.session(uri):
+            marks.without(uri).save(folder)
+    except (NoSpace, CorruptMarks, UnsupportedFormat, UnsafePath, StoreIoError):
+        return

@@ -100,6 +100,14 @@ class StoreFolder:
                 return suffix
         return None
 
+    def size_of(self, bundle_id: bytes) -> int:
+        """The bytes of a bundle's file, live or retired; 0 if there is none."""
+        name = bundle_id.hex()
+        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+            with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                return stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)).st_size
+        return 0
+
     def is_current(self, bundle_id: bytes, inode: tuple[int, int]) -> bool:
         """Whether a bundle's name still means the file with this device and inode, and not one written since."""
         name = bundle_id.hex()

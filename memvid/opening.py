@@ -98,7 +98,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
         known, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
         absent = index.rows_of(known - files.keys())
         retired = known & files.keys() - live
-        retired |= _deleted(absent.values(), index.rows_of(retired).values())
+        retired |= _deleted(index, absent.values(), index.rows_of(retired).values())
     except StoreError as error:
         raise IndexUnusable(error.message) from error
     gone = known - files.keys() - absent.keys()
@@ -146,12 +146,14 @@ def _live(files: Mapping[bytes, str]) -> set[bytes]:
     return {bundle_id for bundle_id, suffix in files.items() if suffix == LIVE_SUFFIX}
 
 
-def _deleted(absent: Iterable[IndexRow], retired: Iterable[IndexRow]) -> set[bytes]:
-    """Rows without files that a delete was cut off behind: a retired file has the same session and no older version."""
-    newest: dict[SessionUri, int] = {}
+def _deleted(index: Index, absent: Iterable[IndexRow], retired: Iterable[IndexRow]) -> set[bytes]:
+    """Rows without files that a delete was cut off behind: the session's newest version is retired, and with it all."""
+    gone: set[SessionUri] = set()
     for row in retired:
-        newest[row.uri] = max(row.version, newest.get(row.uri, 0))
-    return {row.bundle_id for row in absent if row.version <= newest.get(row.uri, 0)}
+        newest = index.find(row.uri)
+        if newest is not None and newest.version <= row.version:
+            gone.add(row.uri)
+    return {row.bundle_id for row in absent if row.uri in gone}
 
 
 def _missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
@@ -260,7 +262,8 @@ def _taken_over(index: Index, files: Mapping[bytes, str], scan: _Scan) -> list[I
     found = (_stored(index, bundle_id)[0] for bundle_id in sorted(asked))
     kept = {one.bundle_id: one for one in found if one is not None and one.status == LIVE and one.row is not None}
     retired = _answer(lambda: index.rows_of(known & files.keys() - _live(files))) or {}
-    deleted = _deleted(_rows_without_files(kept.values(), files), retired.values())
+    absent = _rows_without_files(kept.values(), files)
+    deleted = _answer(lambda: _deleted(index, absent, retired.values())) or set()
     scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in kept]
     return [bundle for bundle in kept.values() if bundle.bundle_id not in deleted]
 

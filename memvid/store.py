@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from . import deletion
+from . import deletion, marking, pruning
 from .blocks import BlockDraft, BlockEntry
 from .bundle import BundleReader
 from .codecs import RAW, Codec
@@ -38,11 +38,14 @@ from .folder import (
 from .identity import Identity
 from .index import Index, IndexUnusable
 from .lock import StoreLock
+from .marks import Marks, SessionMarks
 from .opening import load_index
-from .records import DeleteReport, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
+from .records import DeleteReport, IndexRow, MaintenanceReport, OpenReport, Receipt, StoreStatistics, VerifyReport
+from .retention import Retention
 from .sleeping import SleepRequest, environment, write_version
-from .uri import SessionUri, not_found, parse_reference, resolve
+from .uri import SessionUri, not_found, parse_reference, parse_version_reference, resolve
 from .verify import require_same_as_row, verify_store
+from .versions import select_version
 
 __all__ = [
     "DeleteReport",
@@ -288,6 +291,77 @@ class Store:
             if self.index.find(uri) is None:
                 raise self._not_found(uri, None)
             return deletion.delete_session(self._core.folder, self.index, self._core.pins, uri)
+
+    def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
+        """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.
+
+        The newest version, tagged and pinned ones always stay. A dry run says what would go and changes nothing; it
+        works in a store that was opened for reading.
+
+        Raises:
+            SessionNotFound, CorruptMarks: nothing was dropped.
+            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
+        """
+        if uri is not None and self.find_session(uri) is None:
+            raise self._not_found(uri, None)
+        return pruning.prune(self._core, retention, uri, dry_run=dry_run)
+
+    # --- tags and pins
+
+    def tag(self, uri: SessionUri, version: int | None, tag: str, *, move: bool = False) -> IndexRow:
+        """Let a tag name a version, the latest if none is named. `move` takes the tag away from another version.
+
+        Raises:
+            SessionNotFound, InvalidTag, TagTaken, LimitExceeded, CorruptMarks, NoSpace, StoreIoError
+            ReadOnlyStore, LockLost, DurabilityLost
+        """
+        self._require_session(uri, version)
+        return marking.tag(self._core, uri, version, tag, move=move)
+
+    def untag(self, uri: SessionUri, tag: str) -> None:
+        """Take a tag away, also one that names a version that is gone.
+
+        Raises:
+            InvalidTag, MarkNotFound, CorruptMarks, NoSpace, StoreIoError, ReadOnlyStore, LockLost, DurabilityLost
+        """
+        marking.untag(self._core, uri, tag)
+
+    def pin(self, uri: SessionUri, version: int | None) -> IndexRow:
+        """Keep a version, the latest if none is named, whatever a retention says. Raises as `tag` does."""
+        self._require_session(uri, version)
+        return marking.pin(self._core, uri, version)
+
+    def unpin(self, uri: SessionUri, version: int | None) -> IndexRow:
+        """Give a version back to the retention. Raises MarkNotFound, and as `tag` does."""
+        self._require_session(uri, version)
+        return marking.unpin(self._core, uri, version)
+
+    def marks(self, uri: SessionUri) -> SessionMarks:
+        """A session's tags and pins. Raises CorruptMarks, UnsupportedFormat, UnsafePath."""
+        self._core.require_open()
+        return Marks.load(self._core.folder).session(uri)
+
+    def resolve_version(self, text: str) -> IndexRow:
+        """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,
+        or 8 or more hex digits of a bundle id; without it the latest version.
+
+        Raises:
+            InvalidUri, AmbiguousName, AmbiguousVersion, SessionNotFound
+            CorruptMarks: only where a tag is asked for.
+        """
+        name, selector = parse_version_reference(text)
+        uri = self.resolve(name)
+        if selector is None:
+            return self._require_session(uri, None)
+        folder = self._core.folder
+        marks = Marks.load(folder) if selector.tag is not None else Marks(folder.uuid)
+        return select_version(uri, self.index.versions(uri), marks, selector)
+
+    def _require_session(self, uri: SessionUri, version: int | None) -> IndexRow:
+        row = self.find_session(uri, version)
+        if row is None:
+            raise self._not_found(uri, version)
+        return row
 
     def _promised(self, bundle_id: bytes) -> bool:
         """Whether a bundle that is not there ought to be: a fresh look, for a daemon beside us may have deleted it."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from store_making import OTHER_URI, URI, Receipt, Store, require_awake, sleep
 from torpor.memvid.index import Index
+from torpor.memvid.retention import Retention
 
 CALLS = ("writev", "pwrite", "fsync", "rename", "unlink", "mkdir", "open", "preadv", "ftruncate", "close")
 INDEX_CALLS = ("add", "drop", "_insert", "_delete", "create", "reconcile")
@@ -67,6 +68,11 @@ def run_delete(path: Path, before: Receipt) -> None:
         store.delete_session(URI)
 
 
+def run_prune(path: Path, before: Receipt) -> None:
+    with Store.open(path, writable=True) as store:
+        store.prune(Retention(keep_last=1))
+
+
 def run_rebuild(path: Path, before: Receipt) -> None:
     os.remove(path / "index.sqlite")
     Store.open(path, writable=True).close()
@@ -94,6 +100,10 @@ def check(path: Path, scenario: str, acknowledged: bool) -> None:
             require_awake(store, row.token_count)
         if scenario != "create":
             require_awake(store, 700, uri=OTHER_URI)
+        if scenario == "prune":
+            assert not acknowledged or len(store.versions(URI)) == 1
+            store.prune(Retention(keep_last=1))  # a second one does the rest
+            assert [row.token_count for row in store.versions(URI)] == [600]
         report = store.verify(deep=True)
         assert report.ok, report.findings
         sleep(store, 20)
@@ -102,7 +112,7 @@ def check(path: Path, scenario: str, acknowledged: bool) -> None:
         require_awake(store, 20)
 
 
-SCENARIOS = {"new": run_new, "delete": run_delete, "rebuild": run_rebuild, "create": run_create}
+SCENARIOS = {"new": run_new, "delete": run_delete, "prune": run_prune, "rebuild": run_rebuild, "create": run_create}
 
 
 def sweep(base: Path, scenario: str, *, torn: bool) -> dict[str, object]:

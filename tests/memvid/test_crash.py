@@ -19,6 +19,7 @@ CHILD = Path(__file__).parent / "crash_child.py"
         ("new", "whole", 40),
         ("new", "torn", 40),
         ("delete", "whole", 20),
+        ("prune", "whole", 20),
         ("rebuild", "whole", 15),
         ("create", "whole", 40),
     ],

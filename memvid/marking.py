@@ -1,0 +1,46 @@
+"""Tagging and pinning versions: changes of the store's marks, one at a time.
+
+Owns the rule that a mark is given to a version that stands in the index at that moment, and that a change is on disk
+before anyone is told. What marks are is in marks.py.
+"""
+
+from __future__ import annotations
+
+from .core import StoreCore
+from .errors import SessionNotFound
+from .marks import Marks
+from .records import IndexRow
+from .uri import SessionUri
+
+
+def tag(core: StoreCore, uri: SessionUri, version: int | None, name: str, *, move: bool) -> IndexRow:
+    with core.committing():
+        row = _require_version(core, uri, version)
+        Marks.load(core.folder).tag(uri, row.bundle_id, name, move=move).save(core.folder)
+        return row
+
+
+def untag(core: StoreCore, uri: SessionUri, name: str) -> None:
+    with core.committing():
+        Marks.load(core.folder).untag(uri, name).save(core.folder)
+
+
+def pin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
+    with core.committing():
+        row = _require_version(core, uri, version)
+        Marks.load(core.folder).pin(uri, row.bundle_id).save(core.folder)
+        return row
+
+
+def unpin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
+    with core.committing():
+        row = _require_version(core, uri, version)
+        Marks.load(core.folder).unpin(uri, row.bundle_id).save(core.folder)
+        return row
+
+
+def _require_version(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
+    row = core.index.find(uri, version)
+    if row is None:  # the caller has looked before: it went in between
+        raise SessionNotFound(f"{uri} has no such version any more.", session=str(uri), version=version, suggestions=[])
+    return row

@@ -1,0 +1,362 @@
+"""Prune: drops what no rule keeps, in the order of a delete; what stays wakes to the bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
+from torpor.memvid import Receipt, Store
+from torpor.memvid.errors import CorruptMarks, InvalidPolicy, NoSpace, ReadOnlyStore, SessionNotFound
+from torpor.memvid.folder import StoreFolder
+from torpor.memvid.index import Index
+from torpor.memvid.retention import Retention
+
+LAST = Retention(keep_last=1)
+
+
+def four_versions(store: Store) -> list[Receipt]:
+    """Each refers to the full spans of the one before; the first span lies in the first one's file."""
+    receipts = [sleep(store, 300)]
+    for tokens in (400, 700, 800):
+        receipts.append(sleep(store, tokens, before=receipts[-1]))
+    return receipts
+
+
+def versions(store: Store) -> list[int]:
+    return [row.version for row in store.versions(URI)]
+
+
+def suffixes(store: Store) -> list[str]:
+    return sorted(file.suffix for file in Path(store.path).rglob("*.mv?"))
+
+
+def test_what_no_rule_keeps_goes_and_what_stays_wakes_to_the_bit(store: Store) -> None:
+    receipts = four_versions(store)
+    report = store.prune(LAST)
+    assert versions(store) == [4]
+    require_awake(store, 800)
+    assert store.verify(deep=True).ok
+    # the second version alone had nothing that the fourth needs
+    assert [(action.kind, action.version) for action in report.actions] == [("retire", 1), ("remove", 2), ("retire", 3)]
+    assert report.bytes_freed == receipts[1].bytes_written
+    assert suffixes(store) == [".mvb", ".mvr", ".mvr"]
+    store.delete_session(URI)
+    assert suffixes(store) == []
+
+
+def test_a_session_pruned_and_opened_again_has_the_same_versions(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    store.prune(LAST)
+    store.close()
+    for index in (True, False):
+        if not index:
+            (store_path / "index.sqlite").unlink()
+        with Store.open(store_path, writable=True) as again:
+            assert versions(again) == [4]
+            assert again.opening.unreadable == ()
+            require_awake(again, 800)
+            assert again.find_session(URI, 4) is not None
+
+
+def test_version_numbers_go_on_after_a_prune(store: Store) -> None:
+    last = four_versions(store)[-1]
+    store.prune(LAST)
+    assert sleep(store, 900, before=last).version == 5
+    require_awake(store, 900)
+
+
+def test_a_retention_without_a_rule_drops_nothing(store: Store) -> None:
+    four_versions(store)
+    report = store.prune(Retention())
+    assert (report.actions, report.bytes_freed) == ((), 0)
+    assert versions(store) == [1, 2, 3, 4]
+
+
+def test_tagged_and_pinned_versions_stay_and_the_report_says_why(store: Store) -> None:
+    four_versions(store)
+    store.tag(URI, 1, "first")
+    store.pin(URI, 3)
+    report = store.prune(LAST)
+    assert versions(store) == [1, 3, 4]
+    kept = {action.version: action.reason for action in report.actions if action.kind == "keep"}
+    assert kept == {1: "it is tagged first", 3: "it is pinned"}
+    with store.open_session(URI, 1) as reader:
+        assert reader.manifest.token_count == 300
+
+
+def test_a_version_that_is_tagged_while_a_prune_plans_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    four_versions(store)
+    from torpor.memvid import pruning
+
+    real = pruning._steps
+
+    def steps(drop: object) -> object:
+        store.tag(URI, 2, "just-in-time")
+        return real(drop)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pruning, "_steps", steps)
+    store.prune(LAST)
+    assert versions(store) == [2, 4]
+
+
+def test_one_session_can_be_pruned_alone_and_all_of_them_at_once(store: Store) -> None:
+    four_versions(store)
+    sleep(store, 20, uri=OTHER_URI)
+    sleep(store, 30, uri=OTHER_URI)
+    store.prune(LAST, URI)
+    assert versions(store) == [4]
+    assert len(store.versions(OTHER_URI)) == 2
+    store.prune(LAST)
+    assert [row.token_count for row in store.versions(OTHER_URI)] == [30]
+    with pytest.raises(SessionNotFound):
+        store.prune(LAST, type(URI)("default", "nobody"))
+
+
+def test_a_dry_run_says_what_the_prune_then_does(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    with Store.open(store_path, writable=False) as reader:
+        planned = reader.prune(LAST, dry_run=True)
+    assert versions(store) == [1, 2, 3, 4]
+    assert suffixes(store) == [".mvb"] * 4
+    done = store.prune(LAST)
+    assert (planned.dry_run, done.dry_run) == (True, False)
+    assert [(one.kind, one.version, one.size_bytes) for one in planned.actions] == [
+        (one.kind, one.version, one.size_bytes) for one in done.actions
+    ]
+    assert planned.bytes_freed == done.bytes_freed > 0
+
+
+def test_a_store_that_is_read_only_refuses_a_prune(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    with Store.open(store_path, writable=False) as reader, pytest.raises(ReadOnlyStore):
+        reader.prune(LAST)
+
+
+def test_an_open_reader_of_a_pruned_version_finishes_and_then_its_file_goes(store: Store) -> None:
+    four_versions(store)
+    with store.open_session(URI, 2) as reader:
+        report = store.prune(LAST)
+        assert report.bytes_freed == 0
+        assert len(reader.tokens()) == 4 * 400
+    assert suffixes(store) == [".mvb", ".mvr", ".mvr"]
+
+
+def test_an_awake_session_whose_parent_was_pruned_can_sleep_whole(store: Store) -> None:
+    """What it would have referred to may be gone: a typed refusal, upon which all of it is written."""
+    second = four_versions(store)[1]
+    store.prune(LAST)
+    from torpor.memvid.errors import Corruption
+
+    with pytest.raises(Corruption):
+        sleep(store, 500, before=second)
+    assert sleep(store, 500).version == 5
+    require_awake(store, 500)
+
+
+def test_with_damaged_marks_nothing_is_dropped(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    store.tag(URI, 1, "first")
+    marks = store_path / "marks.json"
+    marks.write_bytes(marks.read_bytes()[:-3])
+    with pytest.raises(CorruptMarks):
+        store.prune(LAST)
+    assert versions(store) == [1, 2, 3, 4]
+    assert suffixes(store) == [".mvb"] * 4
+    store.delete_session(URI)  # which is no rule but a wish
+    assert store.find_session(URI) is None
+
+
+def test_a_bundle_that_cannot_be_read_keeps_the_files_of_what_is_pruned(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    file = bundle_path(store, sleep(store, 20, uri=OTHER_URI).bundle_id)
+    store.close()
+    good = file.read_bytes()
+    file.write_bytes(good[:-1])
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        report = again.prune(LAST)
+        assert versions(again) == [4]
+        assert [finding.path for finding in report.problems] == [str(file)]
+        assert report.bytes_freed == 0
+        assert suffixes(again) == [".mvb", ".mvb", ".mvr", ".mvr", ".mvr"]
+    file.write_bytes(good)
+    with Store.open(store_path, writable=True) as again:
+        assert versions(again) == [4]
+        assert suffixes(again) == [".mvb", ".mvb", ".mvr", ".mvr"]
+
+
+def test_a_prune_on_a_full_disk_makes_itself_room(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index takes no change until bytes were freed; what is freed is only what nobody needs."""
+    receipts = four_versions(store)
+    real, refusals = Index.drop, 0
+
+    def drop(self: Index, bundle_ids: object) -> None:
+        nonlocal refusals
+        if not refusals:
+            refusals += 1
+            raise NoSpace("No room for the index.")
+        real(self, bundle_ids)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "drop", drop)
+        report = store.prune(LAST)
+    assert report.bytes_freed == receipts[1].bytes_written
+    assert versions(store) == [4]
+    require_awake(store, 800)
+    assert store.verify(deep=True).ok
+
+
+def test_a_prune_cut_off_on_a_full_disk_is_no_loss(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes are freed before the rows can go; what is left must still say that the versions were pruned."""
+    four_versions(store)
+
+    def full(*_: object) -> None:
+        raise NoSpace("No room for the index.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "drop", full)
+        with pytest.raises(NoSpace):
+            store.prune(LAST)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert (versions(again), again.opening.unreadable) == ([4], ())
+        require_awake(again, 800)
+
+
+def test_a_lost_version_that_is_tagged_is_still_reported_when_a_prune_is_cut_off(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retired newer version means a delete only if it is the newest: a prune retires versions between others."""
+    first = sleep(store, 20)
+    for tokens in (30, 40, 50):
+        sleep(store, tokens)
+    store.tag(URI, 1, "precious")
+    bundle_path(store, first.bundle_id).unlink()
+
+    def power_cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "drop", power_cut)
+        with pytest.raises(KeyboardInterrupt):
+            store.prune(LAST)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert versions(again) == [1, 4]
+        assert [finding.code for finding in again.opening.unreadable] == ["bundle_missing"]
+
+
+@pytest.mark.parametrize("renames", [1, 2, 3])
+def test_a_prune_cut_off_between_its_renames_has_dropped_only_the_oldest(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    four_versions(store)
+    real, done = StoreFolder.retire, 0
+
+    def retire(self: StoreFolder, bundle_id: bytes) -> None:
+        nonlocal done
+        if done == renames:
+            raise KeyboardInterrupt
+        done += 1
+        real(self, bundle_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "retire", retire)
+        patch.setattr(Index, "drop", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            store.prune(LAST)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert versions(again) == list(range(renames + 1, 5))
+        assert again.opening.unreadable == ()
+        require_awake(again, 800)
+        again.prune(LAST)
+        assert versions(again) == [4]
+
+
+def test_many_sessions_are_pruned_in_steps_that_never_split_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torpor.memvid import pruning
+
+    uris = [type(URI)("default", f"agent{number}") for number in range(5)]
+    for uri in uris:
+        for tokens in (5, 6, 7):
+            sleep(store, tokens, uri=uri)
+    drops: list[int] = []
+    real = Index.drop
+
+    def drop(self: Index, bundle_ids: list[bytes]) -> None:
+        drops.append(len(bundle_ids))
+        real(self, bundle_ids)
+
+    monkeypatch.setattr(pruning, "_STEP_VERSIONS", 3)
+    monkeypatch.setattr(Index, "drop", drop)
+    report = store.prune(LAST)
+    assert drops == [4, 4, 2]
+    assert all([row.token_count for row in store.versions(uri)] == [7] for uri in uris)
+    assert len(report.actions) == 10
+    assert report.bytes_freed == sum(action.size_bytes for action in report.actions)
+
+
+def test_a_version_that_lost_its_number_to_a_pruned_one_does_not_take_its_place(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    """A backup put back left two bundles of version 1; when the one that counts is pruned, both go."""
+    import shutil
+
+    store.close()
+    shutil.copytree(store_path, tmp_path / "backup")
+    with Store.open(tmp_path / "backup", writable=True) as again:
+        file = bundle_path(again, sleep(again, 60, seed=2).bundle_id)
+    with Store.open(store_path, writable=True) as again:
+        sleep(again, 50, seed=1)
+        sleep(again, 70)
+    target = store_path / "bundles" / file.parent.name
+    target.mkdir(0o700, exist_ok=True)
+    shutil.copy(file, target / file.name)
+    with Store.open(store_path, writable=True) as again:
+        again.prune(LAST)
+        assert versions(again) == [2]
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert versions(again) == [2]
+    assert len(list(store_path.rglob("*.mv?"))) == 1
+
+
+def test_a_process_that_reads_beside_sees_every_version_or_none(store: Store, store_path: Path) -> None:
+    """Another process, read-only: what it listed before wakes whole or is not found, and nothing is called damage."""
+    four_versions(store)
+    program = """
+import sys
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.errors import SessionNotFound
+with Store.open(sys.argv[1], writable=False) as store:
+    uri = SessionUri("default", "agent")
+    print(len(store.versions(uri)), flush=True)
+    sys.stdin.readline()
+    for row in store.versions(uri):
+        try:
+            with store.open_session(uri, row.version) as reader:
+                print(row.version, len(reader.tokens()) // 4)
+        except SessionNotFound:
+            print(row.version, "gone")
+    print(len(store.verify(deep=True).findings))
+"""
+    command = [sys.executable, "-c", program, str(store_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "4\n"
+        store.prune(LAST)
+        answer, _ = child.communicate("go on\n", timeout=60)
+    assert answer.splitlines() == ["1 300", "2 gone", "3 700", "4 800", "0"]  # 1 and 3 still hold blocks
+
+
+def test_a_retention_that_means_nothing_is_refused() -> None:
+    with pytest.raises(InvalidPolicy):
+        Retention(keep_last=0)
