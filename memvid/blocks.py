@@ -5,7 +5,6 @@ Owns the canonical block header and so the block id. Knows nothing of files, fra
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -246,7 +245,9 @@ class BlockEntry:
 
     def held_by(self, bundle_id: bytes | None) -> BlockEntry:
         """The same block, with another bundle said to hold it."""
-        return dataclasses.replace(self, bundle_id=bundle_id)
+        if self.bundle_id == bundle_id:
+            return self
+        return BlockEntry(self.id, bundle_id, self.kind, self.start, self.token_count, self.raw_bytes)
 
 
 def require_chain(entries: Sequence[BlockEntry], token_count: int) -> str | None:

@@ -159,7 +159,7 @@ class FrameFile:
         """Fill the buffers with a slot's raw bytes and compare their digest. Raises CorruptBlock."""
         spec, digest = header.slots[slot_index]
         stored = head.stored[slot_index]
-        offset = self.frame_of(block_id).offset + head.payload_offsets()[slot_index]
+        offset = self.frame_of(block_id).offset + head.payload_offsets[slot_index]
         if stored.codec == RAW_CODE:
             self._read_into(offset, buffers)
         else:
@@ -175,7 +175,7 @@ class FrameFile:
         """Read every byte of a block's frame and check it, in memory of CHUNK_BYTES and one compressed slot."""
         header, head = self.read_head(block_id)
         frame = self.frame_of(block_id)
-        for (spec, digest), stored, offset in zip(header.slots, head.stored, head.payload_offsets(), strict=True):
+        for (spec, digest), stored, offset in zip(header.slots, head.stored, head.payload_offsets, strict=True):
             start = frame.offset + offset
             hasher = blake3()
             for chunk in self._raw_chunks(header, spec, stored, start):

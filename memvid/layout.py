@@ -12,7 +12,7 @@ the file. Every payload's place follows from the lengths before it, so no offset
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -104,6 +104,11 @@ def require_header(data: bytes, actual_bytes: int, path: str) -> None:
         )
     if file_bytes < MIN_FILE_BYTES:
         _corrupt(path, "header", "it is too short for a bundle")
+
+
+def is_sealed_header(data: bytes) -> bool:
+    """Whether a header's digest fits it, whatever version it tells: then it says what its writer meant."""
+    return len(data) >= HEADER_BYTES and blake3(data[: _HEADER.size]).digest() == data[_HEADER.size : HEADER_BYTES]
 
 
 # --- trailer
@@ -210,15 +215,18 @@ class FrameHead:
     block_header: bytes
     stored: tuple[StoredSlot, ...]
     frame_bytes: int
+    payload_offsets: tuple[int, ...]
+    """Where each slot's stored bytes begin, from the start of the frame."""
 
-    def payload_offsets(self) -> list[int]:
-        """Where each slot's stored bytes begin, from the start of the frame."""
-        offset = head_bytes_for(len(self.block_header), len(self.stored))
-        offsets = []
-        for slot in self.stored:
-            offsets.append(offset)
-            offset += aligned(slot.stored_bytes)
-        return offsets
+
+def head_bytes_told(prefix: bytes) -> int | None:
+    """How long the frame head that begins with this prefix says it is; None where it is no prefix within the limits."""
+    if len(prefix) < PREFIX_BYTES:
+        return None
+    magic, header_bytes, slot_count, _ = _PREFIX.unpack_from(prefix)
+    if magic != FRAME_MAGIC or header_bytes > MAX_BLOCK_HEADER_BYTES or slot_count > MAX_SLOTS:
+        return None
+    return head_bytes_for(header_bytes, slot_count)
 
 
 def decode_frame_head(data: bytes, path: str) -> FrameHead:
@@ -242,7 +250,14 @@ def decode_frame_head(data: bytes, path: str) -> FrameHead:
         _corrupt(path, "frame", "its unused bytes are not zero")
     if frame_bytes_for(len(data), stored) != frame_bytes:
         _corrupt(path, "frame", "its payloads do not fill it")
-    return FrameHead(block_header, stored, frame_bytes)
+    return FrameHead(block_header, stored, frame_bytes, tuple(_payload_offsets(len(data), stored)))
+
+
+def _payload_offsets(head_bytes: int, stored: Sequence[StoredSlot]) -> Iterator[int]:
+    offset = head_bytes
+    for slot in stored:
+        yield offset
+        offset += aligned(slot.stored_bytes)
 
 
 def _stored_slot(fields: tuple[Any, ...], path: str) -> StoredSlot:

@@ -107,6 +107,10 @@ MAX_UNSCANNED_BYTES: Final = 64 * KIB
 """Packed data up to this size may be unpacked at once: a value takes a byte at least and 100 bytes once built, so it
 takes 7 MiB at most."""
 
+MAX_CLAIMED_ELEMENTS: Final = 2 * MIB
+"""What the containers of a document that is unpacked at once may claim together: 8 bytes for each are set aside before
+it is known whether it is there. A document that could claim more is walked first."""
+
 MAX_NODES: Final = 128 * KIB
 """Values in one packed document above that size, counted before it is unpacked: 14 MiB once built. The largest block
 header has half as many; a manifest has a few dozen and what the layers above keep in the session map."""

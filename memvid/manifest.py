@@ -120,7 +120,7 @@ def _encode_line(entry: BlockEntry) -> bytes:
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
-    """Read a manifest, refusing whatever `encode` would not have written.
+    """Read a manifest, refusing whatever `encode` would not have written: the packing and each field have one form.
 
     Raises:
         CorruptBundle, LimitExceeded
@@ -136,7 +136,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
             uri=SessionUri.parse(fields["uri"]),
             version=_integer(fields["version"], 1, MAX_VERSION),
             parent=None if fields["parent"] is None else _bytes(fields["parent"], ID_BYTES),
-            identity=Identity(tuple((part, value) for part, value in _list(fields["identity"]))),
+            identity=_identity(fields["identity"]),
             token_count=_integer(fields["token_count"], 0, MAX_TOKENS),
             created_ns=_integer(fields["created_ns"], 0, (1 << 63) - 1),
             blocks=_decode_blocks(fields["blocks"]),
@@ -144,8 +144,6 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
             environment=_environment(fields["environment"]),
         )
         require_session_map(manifest.session)
-        if manifest.encode() != data:
-            raise ValueError("it is not in canonical form")
     except (StoreError, ValueError, TypeError) as error:
         _refuse(path, str(error).rstrip("."))
     problem = require_chain(manifest.blocks, manifest.token_count)
@@ -179,15 +177,19 @@ def _bytes(value: Any, size_bytes: int) -> bytes:
     return value
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("a list is missing")  # noqa: TRY004 - one kind of refusal, turned into CorruptBundle above
-    return value
+def _identity(value: Any) -> Identity:
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        raise ValueError("its identity is not a list of pairs")
+    parts = tuple((part, text) for part, text in value)
+    identity = Identity(parts)
+    if identity.parts != parts:
+        raise ValueError("its identity is out of order")
+    return identity
 
 
 def _map(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("a map is missing")  # noqa: TRY004
+        raise ValueError("a map is missing")  # noqa: TRY004 - one kind of refusal, turned into CorruptBundle above
     return value
 
 

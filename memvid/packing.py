@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgpack
 
 from .errors import CorruptBundle, InvalidDraft, LimitExceeded
-from .limits import MAX_DEPTH, MAX_NODES, MAX_UNSCANNED_BYTES
+from .limits import MAX_CLAIMED_ELEMENTS, MAX_DEPTH, MAX_NODES, MAX_UNSCANNED_BYTES
 
 
 class _Refused(Exception):  # turned into a typed error at the edge of this module
@@ -86,8 +86,9 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int, what: str) -
             f"{what} has {len(data)} bytes, the limit is {max_bytes}.", what=what, size_bytes=len(data), limit=max_bytes
         )
     try:
-        if len(data) > MAX_UNSCANNED_BYTES:
+        if len(data) > MAX_UNSCANNED_BYTES or _may_claim(data) > MAX_CLAIMED_ELEMENTS:
             _require_few_nodes(memoryview(data), what)
+        most = min(MAX_NODES, len(data))  # each element takes a byte at least
         value = msgpack.unpackb(
             data,
             raw=False,
@@ -97,16 +98,25 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int, what: str) -
             object_pairs_hook=_map_without_duplicates,
             max_str_len=max_bytes,
             max_bin_len=max_bytes,
-            max_array_len=MAX_NODES,
-            max_map_len=MAX_NODES,
+            max_array_len=most,
+            max_map_len=most,
             max_ext_len=0,
         )
         _require_canonical(value, 0)
         if msgpack.packb(value, use_bin_type=True) != data:
             raise _Refused("it is not in canonical form")
-    except (_Refused, ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+    except (
+        _Refused, ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException
+    ) as error:  # fmt: skip
         raise CorruptBundle(f"{what} is not valid: {error}.", part=what) from error
     return value
+
+
+def _may_claim(data: bytes | bytearray | memoryview) -> int:
+    """At most how many elements the containers in a document can claim together, whether they are there or not: msgpack
+    makes room for what a container claims before it looks at the first element (threat 17)."""
+    plain = bytes(data)
+    return len(plain) * sum(plain.count(first) for first in _LARGE_CONTAINERS)
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
@@ -128,11 +138,27 @@ def _map_without_duplicates(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
 # fixed number of payload bytes. Needed because msgpack builds every value before anyone can count them.
 _FIXED: Final = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | {first: 1 << (first & 3) for first in range(0xCC, 0xD4)}
 _SIZED: Final = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
+_LARGE_CONTAINERS: Final = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
 _COUNTED: Final = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I", 2)}
 
 
-def _require_few_nodes(data: memoryview, what: str) -> None:
-    """Walk the document without building it; a hostile 32 MiB of empty lists would take gigabytes once built."""
+def length_of_first(data: bytes | memoryview, what: str) -> int:
+    """Bytes of the document that `data` begins with, whatever follows it: for a document whose end nobody tells.
+
+    Raises:
+        CorruptBundle, LimitExceeded: there is none.
+    """
+    try:
+        return _require_few_nodes(memoryview(data), what)
+    except _Refused as error:
+        raise CorruptBundle(f"{what} is not valid: {error}.", part=what) from error
+
+
+def _require_few_nodes(data: memoryview, what: str) -> int:
+    """Walk the document without building it; a hostile 32 MiB of empty lists would take gigabytes once built.
+
+    Returns where it ends, which may be past the end of `data`.
+    """
     position, nodes, open_values = 0, 0, 1
     end = len(data)
     while open_values:
@@ -145,6 +171,7 @@ def _require_few_nodes(data: memoryview, what: str) -> None:
         skip, added = _node(data, position)
         position += skip
         open_values += added
+    return position
 
 
 def _node(data: memoryview, position: int) -> tuple[int, int]:

@@ -55,7 +55,7 @@ class SleepRequest:
     created_ns: int | None = None
 
 
-def write_version(core: StoreCore, request: SleepRequest, room: Room | None = None) -> Receipt:
+def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
     """Write, flush, read back, publish and index the next version of a session. See `Store.write_bundle`."""
     core.require_writable()
     require_session_map(request.session)
@@ -65,6 +65,8 @@ def write_version(core: StoreCore, request: SleepRequest, room: Room | None = No
         holdings = _Holdings(core, pin)
         stack.callback(holdings.close)
         places = _places_of_reused(core, pin, holdings, request)
+        room = stack.enter_context(core.metering())
+        room(0)  # where nothing may be written any more, not even a temporary file is made
         with core.poisoning():
             temp = core.new_temp()
             stack.callback(temp.close)
@@ -82,7 +84,7 @@ class _Sleep:
         holdings: _Holdings,
         places: dict[bytes, bytes],
         temp: TempFile,
-        room: Room | None,
+        room: Room,
     ) -> None:
         self._core = core
         self._request = request
@@ -185,7 +187,7 @@ class _Holdings:
     def __init__(self, core: StoreCore, pin: Callable[[bytes], None]) -> None:
         self._core = core
         self._pin = pin
-        self._pinned: set[bytes] = set()
+        self._frames: dict[bytes, frozenset[bytes]] = {}
         self._pool = FilePool(core.open_frames)
 
     def close(self) -> None:
@@ -193,14 +195,18 @@ class _Holdings:
 
     def has(self, holder: bytes, block_id: bytes) -> bool:
         """Whether a bundle's file holds a frame of this block; False too where the file cannot be read or is gone."""
-        if holder not in self._pinned:  # first pinned, then looked at
-            self._pin(holder)
-            self._pinned.add(holder)
+        known = self._frames.get(holder)
+        if known is None:
+            self._pin(holder)  # first pinned, then looked at
+            known = self._frames[holder] = self._read(holder)
+        return block_id in known
+
+    def _read(self, holder: bytes) -> frozenset[bytes]:
         try:
             with self._pool.holding(holder) as file:
-                return block_id in file.frames
+                return frozenset(file.frames)
         except StoreError:
-            return False
+            return frozenset()
 
     def find(self, block_id: bytes) -> bytes | None:
         """Some live bundle whose file holds this block."""
@@ -249,17 +255,19 @@ def _places_of_reused(
                 f"the reused blocks are not the beginning of the chain of {parent.path}.", field="reused"
             )
         places = {entry.id: entry.bundle_id for entry in parent.entries[: len(begin)]}
-    found = {}
-    for block_id, place in places.items():
-        holder = place if place is not None and holdings.has(place, block_id) else holdings.find(block_id)
-        if holder is None:
-            raise BlockMissing(
-                f"No bundle holds the block {block_id.hex()} any more that {parent.path} refers to.",
-                block_id=block_id.hex(),
-                path=parent.path,
-            )
-        found[block_id] = holder
-    return found
+    return {block_id: _holder_now(holdings, block_id, place, request.parent) for block_id, place in places.items()}
+
+
+def _holder_now(holdings: _Holdings, block_id: bytes, place: bytes | None, parent: bytes) -> bytes:
+    """Which bundle holds a block at present: where its bundle says, or wherever the index has it."""
+    holder = place if place is not None and holdings.has(place, block_id) else holdings.find(block_id)
+    if holder is None:
+        raise BlockMissing(
+            f"No bundle holds the block {block_id.hex()} any more that the bundle {parent.hex()} refers to.",
+            block_id=block_id.hex(),
+            bundle_id=parent.hex(),
+        )
+    return holder
 
 
 def environment() -> dict[str, str]:

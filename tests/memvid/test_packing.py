@@ -161,3 +161,16 @@ def test_another_encoder_s_plain_output_is_accepted_only_where_it_is_canonical(v
         assert read(data) == value
     except CorruptBundle:
         assert data != pack(value, "value")
+
+
+@pytest.mark.parametrize("claim", [b"\xdd\x00\x01\xff\xff", b"\xdc\xff\xff", b"\xdf\x00\x01\xff\xff", b"\xde\xff\xff"])
+def test_threat_17_containers_that_claim_more_than_there_is_get_no_room(claim: bytes) -> None:
+    """msgpack sets a list up for what its head claims; a thousand nested heads must not add up to a gigabyte."""
+    tracemalloc.start()
+    try:
+        for data in (claim * 1000, claim * 12_000):
+            with pytest.raises((CorruptBundle, LimitExceeded)):
+                read(data)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
