@@ -237,7 +237,17 @@ def _wrapped(value: Any, rng: Random) -> Any:
 
 def _copies(value: Any, rng: Random, counts: tuple[int, ...]) -> int:
     """How often to repeat a value: a large one seldom, or an input would outgrow every limit in a few changes."""
-    return rng.choice(counts if not isinstance(value, list | str | bytes) or len(value) < 8 else counts[:2])
+    return rng.choice(counts if _is_small(value) else counts[:2])
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, list | str | bytes | Packed):
+        return (
+            not isinstance(value, Packed)
+            and len(value) < 8
+            and all(map(_is_small, value if isinstance(value, list) else ()))
+        )
+    return not isinstance(value, tuple) or all(map(_is_small, value))
 
 
 def change_document(data: bytes, rng: Random) -> bytes:
@@ -248,9 +258,9 @@ def change_document(data: bytes, rng: Random) -> bytes:
         tree = parse(data, 8192)
     except Exception:  # whatever it is, it is not a document
         return change_bytes(data, rng)
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        tree = change_tree(tree, rng)
     try:
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            tree = change_tree(tree, rng)
         return pack(tree)
     except (ValueError, OverflowError, TypeError, RecursionError, UnicodeEncodeError):
         return change_bytes(data, rng)

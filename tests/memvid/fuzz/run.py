@@ -260,8 +260,11 @@ def _atheris(
         rng = Random(seed)
         if sound.inputs and rng.random() < FROM_SOUND:
             data = rng.choice(sound.inputs)
-        changed = target.change(data, rng)
-        return changed if len(changed) <= max_size else atheris.Mutate(data, max_size)
+        try:
+            changed = target.change(data, rng)
+        except Exception:  # what cannot be taken apart is still bytes
+            return bytes(atheris.Mutate(data, max_size))
+        return changed if len(changed) <= max_size else bytes(atheris.Mutate(data, max_size))
 
     options = [f"-seed={arguments.seed}", f"-max_total_time={int(arguments.seconds)}", f"-max_len={target.max_bytes}"]
     options += ["-rss_limit_mb=0", "-malloc_limit_mb=0", "-timeout=20", "-print_final_stats=1", "-len_control=0"]

@@ -95,9 +95,13 @@ def read_checked(reader: BundleReader) -> list[list[bytes]] | None:
     if reader.manifest.logical_bytes > MAX_SLOT_BYTES:
         return None
     blocks = []
+    span = None
     for entry in reader.entries:
         header = reader.read_header(entry)
         require(blake3(header.encode()).digest() == entry.id, "a block has another id")
+        require((header.start, header.parent) == (entry.start, span), "a block of another chain was accepted")
+        require(header.identity_digest == reader.manifest.identity.digest, "a block of another identity was accepted")
+        span = entry.id if header.kind == "span" else span
         slots = [bytes(reader.read_slot(entry, number)) for number in range(len(header.slots))]
         for (_, digest), slot in zip(header.slots, slots, strict=True):
             require(blake3(slot).digest() == digest, "a slot's bytes are not those of its digest")

@@ -145,12 +145,37 @@ def change_slot(codec: int, payload: bytes, size: int, element: int, rng: Random
 
 
 def _planes_changed(payload: bytes, rng: Random) -> bytes:
-    """Header or table of planes changed, the planes themselves left, or one of them swapped for a bomb."""
-    buffer = bytearray(payload)
-    words = min(len(buffer) // 4, 2 + 16)
-    if not words:
+    """Header or table of planes changed, the planes left; or one plane stored another way, the table right."""
+    words = list(struct.unpack_from(f"<{len(payload) // 4}I", payload))
+    if len(words) < 2:
         return payload
-    at = 4 * rng.randrange(words)
-    value = int.from_bytes(buffer[at : at + 4], "little")
-    buffer[at : at + 4] = change_int(value, 32, rng).to_bytes(4, "little")
-    return bytes(buffer)
+    if rng.random() < 0.4:
+        at = rng.randrange(min(len(words), 18))
+        words[at] = change_int(words[at], 32, rng)
+        return struct.pack(f"<{len(words)}I", *words) + payload[4 * len(words) :]
+    count = _planes_in(words, len(payload))
+    if not count:
+        return change_bytes(payload, rng)
+    lengths = words[2 : 2 + count]
+    which, start = rng.randrange(count), 8 + 4 * count
+    at = start + sum(lengths[:which])
+    plane = payload[at : at + lengths[which]]
+    bombs = [zeros(size) for size in (64, 1 << 16, 1 << 20)]
+    other = rng.choice(
+        (sound(plane), change_bytes(plane, rng), *bombs, made_by_hand(len(plane), [(0, plane, len(plane))], rng))
+    )
+    lengths[which] = len(other)
+    table = struct.pack(f"<{count}I", *lengths)
+    return payload[:8] + table + payload[start:at] + other + payload[at + len(plane) :]
+
+
+def _planes_in(words: list[int], size: int) -> int:
+    """How many planes a payload has, by its own table: as many lengths as fill it; 0 where none do."""
+    total = 8
+    for count, length in enumerate(words[2:], start=1):
+        total += 4 + length
+        if total == size:
+            return count
+        if total > size:
+            break
+    return 0
