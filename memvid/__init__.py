@@ -3,6 +3,7 @@
 from .blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
 from .bundle import BundleReader
 from .codecs import RAW, Codec, zstd
+from .compaction_plan import CompactionPolicy
 from .errors import StoreError
 from .identity import Identity
 from .location import default_store_path
@@ -20,6 +21,7 @@ __all__ = [
     "BlockHeader",
     "BundleReader",
     "Codec",
+    "CompactionPolicy",
     "DeleteReport",
     "Finding",
     "Identity",

@@ -60,14 +60,9 @@ class Cut:
         return BlockDraft(kind="span", start=start, tokens=self.tokens[4 * start : 4 * (start + count)], slots=slots)
 
 
-# A wake opens every bundle that its snapshot refers to. A session that sleeps often starts anew, with a bundle that
-# holds all it needs, after so many: the cost of that is spread over them, and a wake stays as cheap as an early one.
-MAX_ANCESTORS = 24
-
-
 def plan_reuse(durable: Sequence[BlockEntry], unchanged_tokens: int) -> tuple[BlockEntry, ...]:
-    """The leading blocks of the last snapshot that still hold what the cache holds; none where they are spread over
-    too many bundles.
+    """The leading blocks of the last snapshot that still hold what the cache holds, however many files they lie in:
+    a sleep writes only what is new.
 
     unchanged_tokens: how many leading tokens have neither been dropped nor rewritten since. A last block that was
     not full is written again, so that blocks always stand back to back.
@@ -78,7 +73,7 @@ def plan_reuse(durable: Sequence[BlockEntry], unchanged_tokens: int) -> tuple[Bl
         if not full or entry.start + BLOCK_TOKENS > unchanged_tokens:
             break
         reused.append(entry)
-    return tuple(reused) if len({entry.bundle_id for entry in reused}) <= MAX_ANCESTORS else ()
+    return tuple(reused)
 
 
 def cut(state: LiveState, layout: CacheLayout, *, durable: Sequence[BlockEntry], unchanged_tokens: int) -> Cut:
