@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from . import deletion
+from .budget import UNLIMITED, Budget, Meter, free_bytes_of, utc_day
 from .bundle import BundleFile, FrameFile
 from .durable import TempFile
 from .errors import DurabilityLost, LockLost, ReadOnlyStore, StoreClosed, StoreError
@@ -24,20 +26,28 @@ from .index import UNREADABLE, Index
 from .lock import StoreLock
 from .pins import Pins
 from .uri import SessionUri
+from .writer import Room
 
 
 class StoreCore:
     """The parts of one open store. Safe from several threads."""
 
-    def __init__(self, folder: StoreFolder, lock: StoreLock | None, index: Index) -> None:
+    def __init__(self, folder: StoreFolder, lock: StoreLock | None, index: Index, budget: Budget = UNLIMITED) -> None:
         self.folder = folder
+        self.budget = budget
         self.index = index
         self.pins = Pins()
         self._lock = lock
         self._writing = threading.RLock()
         self._reserved: dict[SessionUri, list[int]] = {}
+        self.importing = threading.Lock()
         self._poison: StoreError | None = None
         self._closed = False
+        self._metering = threading.Lock()
+        self._metered_bytes = 0
+        self._meters: list[Meter] = []
+        if budget.max_store_bytes is not None:
+            folder.held_bytes()
 
     @property
     def path(self) -> str:
@@ -116,10 +126,67 @@ class StoreCore:
         try:
             yield version
         finally:
-            with self._writing:
-                taken.remove(version)
-                if not taken:
-                    self._reserved.pop(uri, None)
+            self._give_back(uri, version)
+
+    @contextlib.contextmanager
+    def this_version(self, uri: SessionUri, version: int) -> Iterator[bool]:
+        """Whether a version number is nobody's; if so nobody else gets it while it is being written."""
+        with self._writing:
+            taken = self._reserved.setdefault(uri, [])
+            is_free = version not in taken and self.index.find(uri, version) is None
+            taken.append(version)
+        try:
+            yield is_free
+        finally:
+            self._give_back(uri, version)
+
+    def _give_back(self, uri: SessionUri, version: int) -> None:
+        with self._writing:
+            taken = self._reserved[uri]
+            taken.remove(version)
+            if not taken:
+                del self._reserved[uri]
+
+    # --- budgets
+
+    @contextlib.contextmanager
+    def metering(self, *, replacing: bool = False) -> Iterator[Room]:
+        """The room that the budget leaves for a piece of work: asked for before each write, counted for the day.
+
+        `replacing`: what is written takes the place of what is there, so how much the store may hold is not asked.
+        What others write meanwhile counts too. What was written stays counted when the work fails: the disk has had it.
+        """
+        with self._metering:
+            meter = self._new_meter(replacing)
+            begun = self._metered_bytes - sum(other.written_bytes for other in self._meters)
+            self._meters.append(meter)
+
+        def room(size_bytes: int) -> None:
+            with self._metering:
+                by_others = self._metered_bytes - begun - meter.written_bytes
+                meter.require(size_bytes + by_others)
+                meter.add(size_bytes)
+                self._metered_bytes += size_bytes
+
+        try:
+            yield room
+        finally:
+            with self._metering:
+                self._meters.remove(meter)
+            if meter.written_bytes and self.writable and not self._closed:
+                with contextlib.suppress(StoreError):  # a count that is lost must not fail what it counted
+                    self.index.add_written(meter.day, meter.written_bytes)
+
+    def _new_meter(self, replacing: bool) -> Meter:
+        budget, folder = self.budget, self.folder
+        day = utc_day(time.time_ns())
+        return Meter(
+            budget,
+            store_bytes=None if replacing or budget.max_store_bytes is None else folder.held_bytes(),
+            written_today=0 if budget.max_bytes_per_day is None else self.index.written_on(day),
+            day=day,
+            free_bytes=lambda: free_bytes_of(folder.bundles_fd, folder.path),
+        )
 
     # --- files
 

@@ -27,6 +27,9 @@ TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp", re.ASCII)
 
 NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
+_NO_LINKS_ERRNOS: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What a filesystem answers that has no hard links."""
+
 _TEMP_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -79,6 +82,7 @@ class TempFile:
         self._name = f"{secrets.token_hex(8)}{TEMP_SUFFIX}"
         self.path = f"{folder_path}/{self._name}"
         self.size_bytes = 0
+        self.closed = False
         try:
             self.fd = os.open(self._name, _TEMP_FLAGS, FILE_MODE, dir_fd=folder_fd)
         except OSError as error:
@@ -135,8 +139,55 @@ class TempFile:
                     os.unlink(name, dir_fd=folder_fd)
             raise
 
+    def publish_new(self, name: str) -> None:
+        """Give the flushed file a name in its own folder that nothing has, and flush the folder.
+
+        A link fails where the name is taken, as no rename does. Where there are no links the name is taken by an empty
+        file first, which only a crash can leave behind.
+
+        Raises:
+            FileExistsError: the name is taken; nothing was changed.
+            DurabilityLost: the folder could not be flushed; the name is taken back as far as possible.
+        """
+        path = f"{self._folder_path}/{name}"
+        try:
+            self._link(name)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise write_error(error, "create", path) from error
+        try:
+            os.unlink(self._name, dir_fd=self._folder_fd)
+        except FileNotFoundError:
+            pass  # renamed
+        except OSError as error:
+            raise write_error(error, "rename", path) from error
+        self._published = True
+        try:
+            sync_folder(self._folder_fd, self._folder_path)
+        except DurabilityLost:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._folder_fd)
+            raise
+
+    def _link(self, name: str) -> None:
+        folder = self._folder_fd
+        try:
+            os.link(self._name, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS_ERRNOS:
+                raise
+            os.close(os.open(name, _TEMP_FLAGS, FILE_MODE, dir_fd=folder))
+            try:
+                os.rename(self._name, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+                raise
+
     def close(self) -> None:
         """Close, and remove the file unless it was published. Never raises; leftovers are removed at the next open."""
+        self.closed = True
         with contextlib.suppress(OSError):
             os.close(self.fd)
         if not self._published:

@@ -17,6 +17,7 @@ import os
 import re
 import stat
 import uuid
+import weakref
 from collections.abc import Iterator
 from typing import Final
 
@@ -45,6 +46,8 @@ class StoreFolder:
         self.path = path
         self.root_fd = root_fd
         self.uuid = store_uuid
+        self._held_bytes: int | None = None
+        self._temps: weakref.WeakSet[durable.TempFile] = weakref.WeakSet()
         try:
             self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
         except FileNotFoundError as error:
@@ -152,13 +155,26 @@ class StoreFolder:
         durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
         with self._prefix_folder(name[:2]) as folder_fd:
             temp.publish(folder_fd, name + LIVE_SUFFIX, path)
+        self._count(temp.size_bytes)
         return f"{path}/{name}{LIVE_SUFFIX}"
 
     def replace(self, temp: durable.TempFile, bundle_id: bytes, suffix: str) -> None:
         """Let a flushed temporary file take the place of a bundle's file, durably."""
         name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
         with self._prefix_folder(name[:2]) as folder_fd:
-            temp.publish(folder_fd, name + suffix, f"{self.path}/{BUNDLES}/{name[:2]}", replacing=True)
+            old_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
+            temp.publish(folder_fd, name + suffix, path, replacing=True)
+        self._count(temp.size_bytes - old_bytes)
+
+    def put_beside(self, temp: durable.TempFile, bundle_id: bytes) -> None:
+        """Give a flushed temporary file the name of a retired bundle, durably. Beside a live file of the same bundle it
+        counts for nothing until that one is gone."""
+        name = bundle_id.hex()
+        with self._prefix_folder(name[:2]) as folder_fd:
+            path = f"{self.path}/{BUNDLES}/{name[:2]}"
+            temp.publish(folder_fd, name + RETIRED_SUFFIX, path, replacing=True)
+        self._held_bytes = None
 
     def retire(self, bundle_id: bytes) -> None:
         """Durably turn a version of a session into a mere holder of blocks; a file that is gone needs no turning."""
@@ -177,6 +193,7 @@ class StoreFolder:
             try:
                 size_bytes = os.fstat(fd).st_size
                 os.ftruncate(fd, 0)
+                self._count(-size_bytes)
                 return size_bytes
             except OSError as error:
                 raise io_error(error, "empty", path) from error
@@ -191,12 +208,52 @@ class StoreFolder:
         with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
             size_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
             durable.remove(folder_fd, name + suffix, path)
+            self._count(-size_bytes)
             durable.sync_folder(folder_fd, path)
             return size_bytes
         return 0
 
+    # --- how much they take
+
+    def held_bytes(self) -> int:
+        """The bytes of all bundle files, live and retired: looked at once, then kept up with what this object does.
+
+        The first call costs a look at each file; who moves files past this object calls `recount`.
+        """
+        if self._held_bytes is None:
+            self._held_bytes = self.recount()
+        return self._held_bytes
+
+    def recount(self) -> int:
+        """Look at each bundle file anew."""
+        total = 0
+        for prefix in filter(_PREFIX_NAME.fullmatch, self._names()):
+            path = f"{self.path}/{BUNDLES}/{prefix}"
+            with contextlib.suppress(FileNotFoundError), self._prefix_folder(prefix) as folder_fd:
+                for name in filter(_BUNDLE_NAME.fullmatch, list_names(folder_fd, path)):
+                    with contextlib.suppress(FileNotFoundError):
+                        total += stat_name(folder_fd, name, f"{path}/{name}").st_size
+        self._held_bytes = total
+        return total
+
+    def _count(self, size_bytes: int) -> None:
+        if self._held_bytes is not None:
+            self._held_bytes += size_bytes
+
+    # --- temporary files
+
     def new_temp(self) -> durable.TempFile:
-        return durable.TempFile(self.bundles_fd, f"{self.path}/{BUNDLES}")
+        temp = durable.TempFile(self.bundles_fd, f"{self.path}/{BUNDLES}")
+        self._temps.add(temp)
+        return temp
+
+    def leftover_temps(self) -> list[str]:
+        """The names of temporary files that nobody is writing. Only under the store's lock.
+
+        Small files are written at one go under the store's writing lock: who holds that too meets none of them.
+        """
+        written = {os.path.basename(temp.path) for temp in self._temps.copy() if not temp.closed}
+        return [name for name in filter(durable.TEMP_NAME.fullmatch, self._names()) if name not in written]
 
     def remove_temps(self) -> int:
         """Remove what unfinished writes left behind; how many there were. Only under the store's lock.
