@@ -1,7 +1,7 @@
 """The commands: which commands there are, and what their failures mean to the shell.
 
 Owns the list of commands, the text of `torpor --help`, and the way from an exception to an exit status. What a command
-does is in the module of its name.
+does is in the module of its name, or of its family's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,23 @@ import typer
 
 from .. import __version__
 from ..errors import TorporError
-from . import append, chat, demo, doctor, generate, ls, rm, serve, show, sleep, stop, verify, wake
+from . import (
+    append,
+    chat,
+    demo,
+    doctor,
+    generate,
+    ls,
+    maintenance,
+    marks,
+    rm,
+    serve,
+    show,
+    sleep,
+    stop,
+    verify,
+    wake,
+)
 from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK, USAGE, describe_exit_codes
 from .output import report_error, write_failure
@@ -43,6 +59,7 @@ one JSON document. [dim]TORPOR_SOCKET and TORPOR_STORE say where daemon and stor
 _AT_WORK = "Work with sessions"
 _AT_REST = "Sleep and wake"
 _LOOK = "Look (no daemon needed)"
+_STORE = "Look after the store (with or without a daemon)"
 _SYSTEM = "Daemon and machine"
 
 # In the order in which help lists them.
@@ -60,6 +77,11 @@ COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("ls", _LOOK, ls.ls),
     ("show", _LOOK, show.show),
     ("verify", _LOOK, verify.verify),
+    ("tag", _STORE, marks.tag),
+    ("untag", _STORE, marks.untag),
+    ("pin", _STORE, marks.pin),
+    ("unpin", _STORE, marks.unpin),
+    ("prune", _STORE, maintenance.prune),
 )
 
 # Typer may bring its own copy of click; its public BadParameter leads to the base class of wrong usage in either case.

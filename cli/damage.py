@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import TorporError
 from ..memvid.records import Finding, IndexRow
 from ..memvid.store import Store
-from ..memvid.uri import SessionUri
+from ..memvid.uri import VERSION_MARK, SessionUri
 from .exit_codes import INTEGRITY, exit_status_of
 
 
@@ -53,7 +53,9 @@ def add_suggestion(error: TorporError, store_path: Path, session: str, version: 
         return
     try:
         with Store.open(store_path, writable=False) as store:
-            uri = store.resolve(session)
+            if VERSION_MARK in session:
+                version = store.resolve_version(session).version
+            uri = store.resolve(session.partition(VERSION_MARK)[0])
             intact = find_intact_version(store, uri, version)
     except TorporError:
         return  # what is wrong has been said; that nothing better is known needs no second error

@@ -31,12 +31,32 @@ StoreOption = Annotated[
         help="Read this store's files directly, whether or not a daemon runs.",
     ),
 ]
+WrittenStoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="PATH",
+        show_default=False,
+        help="Work on this store's files directly; no daemon may have it.",
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.", show_default=False)
+]
 SessionArgument = Annotated[
     str, typer.Argument(metavar="SESSION", show_default=False, help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.")
 ]
 SessionsArgument = Annotated[
     list[str],
     typer.Argument(metavar="SESSION...", show_default=False, help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME."),
+]
+VersionArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SESSION[@VERSION]",
+        show_default=False,
+        help="A session, and which version of it: a number, a tag, or 8 or more digits of its bundle id.",
+    ),
 ]
 ModelOption = Annotated[
     str | None,

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from ..errors import TorporError
 from ..memvid.location import default_store_path
+from ..memvid.uri import VERSION_MARK
 from .daemon_link import find_daemon
 from .damage import add_suggestion
 from .formatting import format_bytes, format_count, format_id, format_time
-from .options import JsonOption, SessionArgument, SocketOption, StoreOption
+from .options import JsonOption, SocketOption, StoreOption, VersionArgument
 from .output import Output, facts_table, neutralise, plain, rows_table
 from .store_view import load_detail, open_store
 
@@ -22,16 +23,17 @@ LINES_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them a
 
 
 def show(
-    session: SessionArgument, socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False
+    session: VersionArgument, socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
     """Show one session: its state, its versions, the model it belongs to, and the end of its text.
 
     Asks the daemon if one runs. With no daemon, or with --store, it reads the store's files, which tell everything
-    but the text: that needs the model's tokenizer.
+    but the text: that needs the model's tokenizer. An earlier version is always shown from the files.
 
     [bold]Examples[/]
 
     [cyan]torpor show notes[/]
+    [cyan]torpor show notes@before-refactor[/]
     [cyan]torpor show torpor://default/notes --json | jq .versions[/]
     """
     output = Output(as_json=as_json)
@@ -46,12 +48,17 @@ def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, d
     daemon = find_daemon(socket) if store is None else None
     if daemon is not None:
         with daemon:
+            if VERSION_MARK in session:
+                return _load_from_files(session, Path(daemon.status().store))
             try:
                 return "daemon", daemon.show(session).model_dump(mode="json")
             except TorporError as error:
                 add_suggestion(error, Path(daemon.status().store), session)
                 raise
-    place = store or default_store_path()
+    return _load_from_files(session, store or default_store_path())
+
+
+def _load_from_files(session: str, place: Path) -> tuple[str, dict[str, Any]]:
     try:
         with open_store(place) as opened:
             found = load_detail(opened, session)
@@ -109,7 +116,7 @@ def _facts(info: dict[str, Any]) -> RenderableType:
 
 
 def _versions(versions: list[dict[str, Any]]) -> RenderableType:
-    names = ("  VERSION", "BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT")
+    names = ("  VERSION", "BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT", "MARKS")
     table = rows_table(*names, right=("TOKENS", "WRITTEN", "STATE"))
     for version in versions:
         table.add_row(
@@ -120,6 +127,7 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
             format_bytes(version["bundle_bytes"]),
             format_bytes(version["logical_bytes"]),
             format_time(version["created_ns"]),
+            plain(" ".join([*version["tags"], *(["(pinned)"] if version["pinned"] else [])])),
         )
     return table
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..memvid.blocks import SlotSpec
+from ..memvid.errors import CorruptMarks
 from ..memvid.location import default_store_path
+from ..memvid.marks import SessionMarks
 from ..memvid.store import IndexRow, Store
 from ..memvid.uri import SessionUri, resolve
 from .daemon_link import find_daemon
@@ -55,23 +57,24 @@ def list_store(store: Store, namespace: str | None) -> list[dict[str, Any]]:
 
 
 def load_detail(store: Store, session: str) -> Detail:
-    """Read one session's manifest.
+    """Read the manifest of one session, of its newest version or of the one behind an `@`.
 
     Raises:
-        SessionNotFound, AmbiguousName, and what a damaged bundle raises.
+        SessionNotFound, AmbiguousName, AmbiguousVersion, and what a damaged bundle raises.
     """
-    uri = load_uri(store, session)
-    versions = sorted(store.versions(uri), key=lambda row: row.version)
-    with store.open_session(uri) as reader:
+    row = store.resolve_version(session)
+    marks = _marks_to_show(store, row.uri)
+    versions = sorted(store.versions(row.uri), key=lambda each: each.version)
+    with store.open_session(row.uri, row.version) as reader:
         header = reader.read_header(reader.entries[0]) if reader.entries else None
         slots = [spec for spec, _ in header.slots] if header else []
         layers = _layers_of(slots)
         manifest = reader.manifest
     return Detail(
-        info=info_of_versions(versions),
-        versions=[_version_of_row(row) for row in versions],
+        info=info_of_versions(versions, row),
+        versions=[_version_of_row(each, marks) for each in versions],
         layers=layers,
-        lineage=[row.bundle_id.hex() for row in versions],
+        lineage=[each.bundle_id.hex() for each in versions if each.version <= row.version],
         identity=dict(manifest.identity.parts),
         environment=dict(manifest.environment),
     )
@@ -88,9 +91,18 @@ def load_uri(store: Store, session: str) -> SessionUri:
     return resolve(session, (row.uri for row in store.iter_sessions()))
 
 
-def info_of_versions(versions: Sequence[IndexRow]) -> dict[str, Any]:
-    """Shape a session's index rows, oldest first, like the daemon's SessionInfo, as far as a store can know it."""
-    row = versions[-1]
+def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
+    """A session's tags and pins; none if they cannot be read, which must not keep anybody from looking."""
+    try:
+        return store.marks(uri)
+    except CorruptMarks:
+        return SessionMarks()
+
+
+def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) -> dict[str, Any]:
+    """Shape a session's index rows, oldest first, like the daemon's SessionInfo, as far as a store can know it: of the
+    newest, or of `row`."""
+    row = row or versions[-1]
     return {
         "session": str(row.uri),
         "namespace": row.uri.namespace,
@@ -109,7 +121,7 @@ def info_of_versions(versions: Sequence[IndexRow]) -> dict[str, Any]:
     }
 
 
-def _version_of_row(row: IndexRow) -> dict[str, Any]:
+def _version_of_row(row: IndexRow, marks: SessionMarks) -> dict[str, Any]:
     return {
         "version": row.version,
         "bundle_id": row.bundle_id.hex(),
@@ -118,4 +130,6 @@ def _version_of_row(row: IndexRow) -> dict[str, Any]:
         "bundle_bytes": row.bundle_bytes,
         "logical_bytes": row.logical_bytes,
         "created_ns": row.created_ns,
+        "tags": sorted(tag for tag, named in marks.tags.items() if named == row.bundle_id),
+        "pinned": row.bundle_id in marks.pins,
     }

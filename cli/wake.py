@@ -8,20 +8,23 @@ from typing import Annotated
 import typer
 
 from ..errors import TorporError
+from ..memvid.uri import VERSION_MARK
 from .daemon_link import connect, progress_of
 from .damage import add_suggestion
+from .errors import InvalidUsage
 from .formatting import format_bytes, format_plural, format_seconds
-from .options import JsonOption, SessionArgument, SocketOption
+from .options import JsonOption, SocketOption, VersionArgument
 from .output import Output, plain
 
 VersionOption = Annotated[
-    int | None,
-    typer.Option("--version", metavar="N", min=1, show_default=False, help="An earlier sleep instead of the last."),
+    str | None,
+    typer.Option("--version", metavar="VERSION", show_default=False, help="As behind the @: an earlier sleep."),
 ]
+PLAIN_NUMBER_DIGITS = 7  # from one more on, digits may also begin a bundle id, and the daemon looks for both
 
 
 def wake(
-    session: SessionArgument,
+    session: VersionArgument,
     version: VersionOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
@@ -35,13 +38,15 @@ def wake(
 
     [cyan]torpor wake notes[/]
     [cyan]torpor wake notes --version 2[/]
+    [cyan]torpor wake notes@before-refactor[/]
     """
     output = Output(as_json=as_json)
+    session, number = _named(session, version)
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         try:
-            result = client.wake(session, version=version, on_event=on_event)
+            result = client.wake(session, version=number, on_event=on_event)
         except TorporError as error:
-            add_suggestion(error, Path(client.status().store), session, version)
+            add_suggestion(error, Path(client.status().store), session, number)
             raise
     if as_json:
         output.document("wake", result.model_dump(mode="json"))
@@ -53,3 +58,14 @@ def wake(
             f" {result.tokens_prefilled} of them prefilled, {format_bytes(result.bytes_read)} read"
             f" in {format_seconds(result.seconds)}"
         )
+
+
+def _named(session: str, version: str | None) -> tuple[str, int | None]:
+    """The session, with whatever else than a plain number selects a version behind its @, and that number."""
+    if version is None:
+        return session, None
+    if VERSION_MARK in session:
+        raise InvalidUsage(f"{session} names a version already; leave out --version.", option="--version")
+    if version.isascii() and version.isdecimal() and len(version) <= PLAIN_NUMBER_DIGITS:
+        return session, int(version)
+    return f"{session}{VERSION_MARK}{version}", None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..memvid.blocks import SlotSpec
+from ..memvid.errors import CorruptMarks
+from ..memvid.marks import SessionMarks
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot.errors import MalformedSnapshot
@@ -75,11 +77,11 @@ def info_of_asleep(versions: Sequence[IndexRow], sampling: Sampling | None = Non
     )
 
 
-def detail_of_awake(live: Session, versions: Sequence[IndexRow]) -> SessionDetail:
+def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionMarks) -> SessionDetail:
     """A session in memory, in full."""
     return SessionDetail(
         info=info_of_awake(live, versions),
-        versions=tuple(version_info(row) for row in versions),
+        versions=tuple(version_info(row, marks) for row in versions),
         tail_text=_tail(live.model, live.state.tokens),
         layers=tuple(str(layer) for layer in live.model.layout.layers),
         lineage=_lineage(versions),
@@ -87,7 +89,9 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow]) -> SessionDetai
     )
 
 
-def detail_of_asleep(store: Store, versions: Sequence[IndexRow], models: Collection[LoadedModel]) -> SessionDetail:
+def detail_of_asleep(
+    store: Store, versions: Sequence[IndexRow], marks: SessionMarks, models: Collection[LoadedModel]
+) -> SessionDetail:
     """A session on disk, in full, by its versions, oldest first.
 
     models: those that are resident. Its text is told only if the very model is among them, under whatever name: to
@@ -112,7 +116,7 @@ def detail_of_asleep(store: Store, versions: Sequence[IndexRow], models: Collect
         sampling = Sampling.from_map(manifest.session["sampling"])
     return SessionDetail(
         info=info_of_asleep(versions, sampling),
-        versions=tuple(version_info(each) for each in versions),
+        versions=tuple(version_info(each, marks) for each in versions),
         tail_text=tail,
         layers=layers,
         lineage=_lineage(versions),
@@ -120,8 +124,16 @@ def detail_of_asleep(store: Store, versions: Sequence[IndexRow], models: Collect
     )
 
 
-def version_info(row: IndexRow) -> VersionInfo:
-    """One sleep."""
+def marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
+    """A session's tags and pins; none if they cannot be read, which must not keep anybody from looking."""
+    try:
+        return store.marks(uri)
+    except CorruptMarks:
+        return SessionMarks()
+
+
+def version_info(row: IndexRow, marks: SessionMarks) -> VersionInfo:
+    """One sleep, with its marks."""
     return VersionInfo(
         version=row.version,
         bundle_id=row.bundle_id.hex(),
@@ -130,6 +142,8 @@ def version_info(row: IndexRow) -> VersionInfo:
         bundle_bytes=row.bundle_bytes,
         logical_bytes=row.logical_bytes,
         created_ns=row.created_ns,
+        tags=tuple(sorted(tag for tag, named in marks.tags.items() if named == row.bundle_id)),
+        pinned=row.bundle_id in marks.pins,
     )
 
 

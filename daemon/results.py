@@ -68,7 +68,7 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class VersionInfo:
-    """One sleep of a session."""
+    """One sleep of a session, with its marks."""
 
     version: int
     bundle_id: str
@@ -77,6 +77,8 @@ class VersionInfo:
     bundle_bytes: int
     logical_bytes: int
     created_ns: int
+    tags: tuple[str, ...] = ()
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,52 @@ class DeleteResult:
     versions_deleted: int
     bundles_deleted: int
     bytes_freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceAction:
+    """One thing that an operation on the store did, or would do."""
+
+    kind: str
+    path: str
+    session: str | None
+    version: int | None
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceProblem:
+    """Something that an operation could not put right."""
+
+    path: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceResult:
+    """What an operation on the store did, or with `dry_run` would do; `..._left_out` count what a list was cut by."""
+
+    operation: str
+    dry_run: bool
+    actions: tuple[MaintenanceAction, ...]
+    actions_left_out: int
+    bytes_freed: int
+    bytes_written: int
+    problems: tuple[MaintenanceProblem, ...]
+    problems_left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarksResult:
+    """The marks of one version."""
+
+    session: str
+    version: int | None
+    bundle_id: str
+    tags: tuple[str, ...]
+    pinned: bool
 
 
 @dataclass(frozen=True, slots=True)

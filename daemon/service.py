@@ -16,10 +16,12 @@ from pathlib import Path
 
 from .. import __version__
 from ..errors import TorporError
+from ..memvid.incoming import owner_of
 from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
+from ..memvid.orders import Order, set_mark, take_in
 from ..memvid.store import IndexRow, Receipt, Store
-from ..memvid.uri import DEFAULT_NAMESPACE, SessionUri, resolve
+from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, resolve
 from ..snapshot.blas import library_in_use
 from ..snapshot.digests import DigestCache, default_cache_path
 from ..snapshot.state import LiveState, token_array
@@ -29,6 +31,7 @@ from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
 from .generation import WriteOrder, Written
 from .hibernation import Hibernation
+from .maintenance import Maintenance, marks_of, nothing_done
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel, load_model
 from .results import (
     AppendResult,
@@ -36,6 +39,8 @@ from .results import (
     DeleteResult,
     Emit,
     GenerateResult,
+    MaintenanceResult,
+    MarksResult,
     Progress,
     SessionDetail,
     SessionInfo,
@@ -58,6 +63,7 @@ class Service:
         self._engine = engine
         self._models = dict(loaded)
         self._hibernation = Hibernation(store, engine)
+        self._maintenance = Maintenance(store)
         self._encoder = Encoder()
         self._turns = Turns()
         self._awake: dict[SessionUri, Session] = {}
@@ -137,6 +143,7 @@ class Service:
                     except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others theirs
                         failed[str(uri)] = f"{type(error).__name__}: {error}"
         await asyncio.to_thread(self._encoder.close)
+        await asyncio.to_thread(self._maintenance.close)
         await asyncio.to_thread(self._hibernation.close)
         await asyncio.to_thread(self._engine.stop)
         self._store.close()
@@ -275,11 +282,18 @@ class Service:
     async def wake(self, *, session: str, version: int | None = None, emit: Emit) -> WakeResult:
         """Put a session's state back, at its last version or an earlier one, with nothing prefilled.
 
+        The version is named by `version`, or behind an `@` of `session`: by number, tag, or digits of its bundle id.
+
         Raises:
+            AmbiguousVersion: several versions fit what is behind the `@`.
             SessionAwake: another version was asked for while the session is awake.
             IdentityMismatch, OwnerMismatch, CorruptBlock, ...: why it was refused; nothing live has changed.
         """
         started = time.monotonic()
+        if VERSION_MARK in session:
+            self._require_open()
+            row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
+            session, version = str(row.uri), row.version
         async with self._turn(self._resolve(session)) as uri:
             return await to_the_end(self._wake(uri, version, emit, started))
 
@@ -305,12 +319,13 @@ class Service:
         """
         async with self._turn(self._resolve(session)) as uri:
             versions = self._store.versions(uri)
+            marks = await self._hibernation.on_io(lambda: listing.marks_to_show(self._store, uri))
             live = self._awake.get(uri)
             if live is not None:
-                return listing.detail_of_awake(live, versions)
+                return listing.detail_of_awake(live, versions, marks)
             self._require_row(uri)
             models = self._models.values()
-            return await self._hibernation.on_io(lambda: listing.detail_of_asleep(self._store, versions, models))
+            return await self._hibernation.on_io(lambda: listing.detail_of_asleep(self._store, versions, marks, models))
 
     async def delete(self, *, session: str) -> DeleteResult:
         """Remove a session and all its versions, from memory and from disk. Bytes that others share stay.
@@ -320,6 +335,72 @@ class Service:
         """
         async with self._turn(self._resolve(session)) as uri:
             return await to_the_end(self._delete(uri))
+
+    async def maintain(
+        self,
+        *,
+        operation: str,
+        session: str | None = None,
+        dry_run: bool = False,
+        keep_last: int | None = None,
+        keep_days: float | None = None,
+        cold_after_days: float | None = None,
+    ) -> MaintenanceResult:
+        """Look after the store: gc, compact, repair, rebuild_index, prune, or forget a session.
+
+        Operations run one after the other; sessions are served meanwhile. What has begun runs to its end.
+
+        Raises:
+            SessionNotFound, AmbiguousName, InvalidPolicy, CorruptMarks, and what else the store refuses.
+        """
+        self._require_open()
+        if operation == "forget" and session is not None:
+            async with self._turn(self._resolve(session)) as uri:
+                return await to_the_end(self._forget(uri, dry_run=dry_run))
+        uri_or_all = None if session is None else self._store.resolve(session)
+        order = Order(operation, uri_or_all, dry_run, keep_last, keep_days, cold_after_days)
+        return await to_the_end(self._maintenance.carry_out(order))
+
+    async def mark(
+        self,
+        *,
+        session: str,
+        tag: str | None = None,
+        untag: str | None = None,
+        pinned: bool | None = None,
+        move: bool = False,
+    ) -> MarksResult:
+        """Tag or pin the version that `session` means, or take such a mark off.
+
+        Raises:
+            SessionNotFound, AmbiguousName, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks.
+        """
+        self._require_open()
+        marking = partial(set_mark, self._store, session, tag=tag, untag=untag, pinned=pinned, move=move)
+        return marks_of(await to_the_end(self._hibernation.on_writer(marking)))
+
+    async def import_bundle(self, *, bundle_id: str, session: str | None = None) -> SleepResult:
+        """Adopt the bundle of that id from the store's folder `incoming`, under its own name or another.
+
+        Raises:
+            SessionExists: a session of that name is awake.
+            Corruption, and what else the store refuses; the store is then as it was.
+        """
+        started = time.monotonic()
+        self._require_open()
+        handed = bytes.fromhex(bundle_id)
+        wanted = None if session is None else _uri_of_new(session)
+        owner = (
+            wanted if wanted is not None else await self._hibernation.on_io(partial(owner_of, self._store.path, handed))
+        )
+        async with self._turn(owner):
+            if owner in self._awake:
+                raise SessionExists(
+                    f"{owner} is awake; put it to sleep first, or import under another name.", session=str(owner)
+                )
+            adopting = partial(take_in, self._store, handed, wanted)
+            receipt = await to_the_end(self._maintenance.run(adopting))
+        return listing.receipt_of_sleep(receipt, seconds=time.monotonic() - started)
 
     async def _sleep(self, uri: SessionUri, emit: Emit, started: float) -> SleepResult:
         live = self._awake.get(uri)
@@ -376,6 +457,17 @@ class Service:
         # Only now: what cannot be removed from the disk must not be lost from memory.
         self._awake.pop(uri, None)
         return DeleteResult(str(uri), report.versions_deleted, report.bundles_deleted, report.bytes_freed)
+
+    async def _forget(self, uri: SessionUri, *, dry_run: bool) -> MaintenanceResult:
+        if uri in self._awake and self._store.find_session(uri) is None:
+            if not dry_run:
+                del self._awake[uri]
+            return nothing_done("forget", dry_run=dry_run)
+        self._require_row(uri)
+        result = await self._maintenance.carry_out(Order("forget", uri, dry_run))
+        if not dry_run:
+            self._awake.pop(uri, None)  # only now, as in `_delete`
+        return result
 
     async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> None:
         loop = asyncio.get_running_loop()

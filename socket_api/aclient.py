@@ -150,6 +150,49 @@ class AsyncClient:
         """Remove the session and all its versions."""
         return await self._run(calls.delete(session))
 
+    async def maintain(
+        self,
+        operation: str,
+        *,
+        session: str | None = None,
+        dry_run: bool = False,
+        keep_last: int | None = None,
+        keep_days: float | None = None,
+        cold_after_days: float | None = None,
+    ) -> results.MaintenanceResult:
+        """Have the daemon look after its store: gc, compact, repair, rebuild_index, prune, forget.
+
+        It reports no progress and may take long; `dry_run` tells what it would do and changes nothing.
+        """
+        call = calls.maintain(
+            operation,
+            session=session,
+            dry_run=dry_run,
+            keep_last=keep_last,
+            keep_days=keep_days,
+            cold_after_days=cold_after_days,
+        )
+        return await self._run(call)
+
+    async def mark(
+        self,
+        session: str,
+        *,
+        tag: str | None = None,
+        untag: str | None = None,
+        pinned: bool | None = None,
+        move: bool = False,
+    ) -> results.MarksResult:
+        """Put one mark on a version (`NAME@3`; the latest of a bare name), or take one off.
+
+        `move` takes a tag from the version that has it.
+        """
+        return await self._run(calls.mark(session, tag=tag, untag=untag, pinned=pinned, move=move))
+
+    async def import_bundle(self, bundle_id: str, *, session: str | None = None) -> results.SleepResult:
+        """Adopt a bundle that was put into the store's folder `incoming`, under its own name or another."""
+        return await self._run(calls.import_bundle(bundle_id, session=session))
+
     async def shutdown(self) -> results.ShutdownResult:
         """Stop the daemon. When this returns, it has put its sessions to sleep, and its process (`peer_pid`) ends.
 

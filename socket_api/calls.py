@@ -133,6 +133,37 @@ def delete(session: str) -> Call[results.DeleteResult]:
     return _call("delete", results.DeleteResult, session=session)
 
 
+def maintain(
+    operation: str,
+    *,
+    session: str | None,
+    dry_run: bool,
+    keep_last: int | None,
+    keep_days: float | None,
+    cold_after_days: float | None,
+) -> Call[results.MaintenanceResult]:
+    return _call(
+        "maintain",
+        results.MaintenanceResult,
+        operation=operation,
+        session=session,
+        dry_run=dry_run,
+        keep_last=keep_last,
+        keep_days=keep_days,
+        cold_after_days=cold_after_days,
+    )
+
+
+def mark(
+    session: str, *, tag: str | None, untag: str | None, pinned: bool | None, move: bool
+) -> Call[results.MarksResult]:
+    return _call("mark", results.MarksResult, session=session, tag=tag, untag=untag, pinned=pinned, move=move)
+
+
+def import_bundle(bundle_id: str, *, session: str | None) -> Call[results.SleepResult]:
+    return _call("import_bundle", results.SleepResult, bundle_id=bundle_id, session=session)
+
+
 def shutdown() -> Call[results.ShutdownResult]:
     return _call("shutdown", results.ShutdownResult)
 

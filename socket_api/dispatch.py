@@ -75,6 +75,29 @@ class Backend(Protocol):
 
     async def delete(self, *, session: str) -> daemon.DeleteResult: ...
 
+    async def maintain(
+        self,
+        *,
+        operation: str,
+        session: str | None = None,
+        dry_run: bool = False,
+        keep_last: int | None = None,
+        keep_days: float | None = None,
+        cold_after_days: float | None = None,
+    ) -> daemon.MaintenanceResult: ...
+
+    async def mark(
+        self,
+        *,
+        session: str,
+        tag: str | None = None,
+        untag: str | None = None,
+        pinned: bool | None = None,
+        move: bool = False,
+    ) -> daemon.MarksResult: ...
+
+    async def import_bundle(self, *, bundle_id: str, session: str | None = None) -> daemon.SleepResult: ...
+
 
 ShutDown = Callable[[], Awaitable[daemon.CloseReport]]
 """Asks the process to stop, and returns what became of the sessions. Not the service's affair, so not a backend's."""
@@ -166,6 +189,27 @@ async def _delete(backend: Backend, params: methods.SessionParams, emit: daemon.
     return await backend.delete(session=params.session)
 
 
+async def _maintain(backend: Backend, params: methods.MaintainParams, emit: daemon.Emit) -> object:
+    return await backend.maintain(
+        operation=params.operation,
+        session=params.session,
+        dry_run=params.dry_run,
+        keep_last=params.keep_last,
+        keep_days=params.keep_days,
+        cold_after_days=params.cold_after_days,
+    )
+
+
+async def _mark(backend: Backend, params: methods.MarkParams, emit: daemon.Emit) -> object:
+    return await backend.mark(
+        session=params.session, tag=params.tag, untag=params.untag, pinned=params.pinned, move=params.move
+    )
+
+
+async def _import_bundle(backend: Backend, params: methods.ImportParams, emit: daemon.Emit) -> object:
+    return await backend.import_bundle(bundle_id=params.bundle_id, session=params.session)
+
+
 _SHUTDOWN = "shutdown"
 _Call = Callable[[Backend, Any, daemon.Emit], Awaitable[object]]
 _CALLS: Mapping[str, _Call] = MappingProxyType(
@@ -180,6 +224,9 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
         "list": _list,
         "show": _show,
         "delete": _delete,
+        "maintain": _maintain,
+        "mark": _mark,
+        "import_bundle": _import_bundle,
     }
 )
 assert _CALLS.keys() | {_SHUTDOWN} == METHODS.keys(), "every method of the protocol has exactly one call"

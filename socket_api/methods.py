@@ -20,10 +20,27 @@ from .results import Sampling, TokenId
 SessionText = Annotated[str, Field(min_length=1, max_length=limits.MAX_SESSION_CHARS)]
 ModelName = Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_CHARS)]
 Label = Annotated[str, Field(min_length=1, max_length=limits.MAX_LABEL_CHARS)]
+Tag = Annotated[str, Field(min_length=1, max_length=limits.MAX_TAG_CHARS)]
 Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 Text = Annotated[str, Field(min_length=1, max_length=limits.MAX_REQUEST_FRAME_BYTES)]
 MaxTokens = Annotated[int, Field(ge=1, le=limits.MAX_GENERATED_TOKENS)]
 Role = Literal["user", "system", "tool"]
+Days = Annotated[float, Field(ge=0, le=limits.MAX_DAYS)]
+DaysKept = Annotated[float, Field(gt=0, le=limits.MAX_DAYS)]
+Count = Annotated[int, Field(ge=1, le=limits.MAX_REQUEST_ID)]
+Operation = Literal["gc", "compact", "repair", "rebuild_index", "prune", "forget"]
+
+# What an operation may be told beside `dry_run`; all of it is optional but for what `MaintainParams` asks for.
+OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "gc": frozenset(),
+        "compact": frozenset({"session", "cold_after_days"}),
+        "repair": frozenset(),
+        "rebuild_index": frozenset(),
+        "prune": frozenset({"session", "keep_last", "keep_days"}),
+        "forget": frozenset({"session"}),
+    }
+)
 
 
 class Params(BaseModel):
@@ -93,16 +110,77 @@ class SessionParams(Params):
 
 
 class WakeParams(Params):
-    """A session and, if not the latest, which version of it."""
+    """A session and, if not the latest, which version of it: by `version`, or behind an `@` of `session`."""
 
     session: SessionText
     version: Annotated[int, Field(ge=0, le=limits.MAX_REQUEST_ID)] | None = None
+
+    @model_validator(mode="after")
+    def _require_one_version(self) -> Self:
+        if self.version is not None and "@" in self.session:
+            raise ValueError("name the version once: behind the @ of session, or in version")
+        return self
 
 
 class ListParams(Params):
     """All sessions, or those of one namespace."""
 
     namespace: SessionText | None = None
+
+
+class MaintainParams(Params):
+    """One of the store's operations, and what that one takes; anything else is refused rather than passed over."""
+
+    operation: Operation
+    session: SessionText | None = None
+    dry_run: bool = False
+    keep_last: Count | None = None
+    keep_days: DaysKept | None = None
+    cold_after_days: Days | None = None
+
+    @model_validator(mode="after")
+    def _require_what_the_operation_takes(self) -> Self:
+        given = {name for name in _ALL_OPTIONS if getattr(self, name) is not None}
+        if strange := sorted(given - OPERATION_OPTIONS[self.operation]):
+            raise ValueError(f"{self.operation} takes no {' and no '.join(strange)}")
+        if self.operation == "forget" and self.session is None:
+            raise ValueError("forget needs the session to forget")
+        if self.operation == "prune" and self.keep_last is None and self.keep_days is None:
+            raise ValueError("prune needs keep_last, keep_days or both; without them every version stays")
+        return self
+
+
+class MarkParams(Params):
+    """One mark put on a version, or taken off: `tag`, `untag` or `pinned`; `move` lets a tag leave another version.
+
+    With `untag`, `session` names a session only: which version has the tag, the tag says.
+    """
+
+    session: SessionText
+    tag: Tag | None = None
+    untag: Tag | None = None
+    pinned: bool | None = None
+    move: bool = False
+
+    @model_validator(mode="after")
+    def _require_one_mark(self) -> Self:
+        if [self.tag, self.untag, self.pinned].count(None) != 2:
+            raise ValueError("give exactly one of tag, untag and pinned")
+        if self.move and self.tag is None:
+            raise ValueError("only a tag can be moved")
+        if self.untag is not None and "@" in self.session:
+            raise ValueError("untag takes a session without a version: the tag says which one has it")
+        return self
+
+
+class ImportParams(Params):
+    """A bundle that lies in the store's folder `incoming` under its id, and the session it becomes if not its own."""
+
+    bundle_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    session: SessionText | None = None
+
+
+_ALL_OPTIONS = frozenset().union(*OPERATION_OPTIONS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +222,9 @@ _TABLE = (
     Method("list", ListParams, results.ListResult),
     Method("show", SessionParams, results.SessionDetail),
     Method("delete", SessionParams, results.DeleteResult),
+    Method("maintain", MaintainParams, results.MaintenanceResult),
+    Method("mark", MarkParams, results.MarksResult),
+    Method("import_bundle", ImportParams, results.SleepResult),
     Method("shutdown", ShutdownParams, results.ShutdownResult, always=True),
 )
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _TABLE})

@@ -106,7 +106,7 @@ class SessionInfo(Reply):
 
 
 class VersionInfo(Reply):
-    """One sleep of a session."""
+    """One sleep of a session, with its marks."""
 
     version: int
     bundle_id: str
@@ -115,6 +115,8 @@ class VersionInfo(Reply):
     bundle_bytes: Count
     logical_bytes: Count
     created_ns: int
+    tags: tuple[str, ...] = ()
+    pinned: bool = False
 
 
 class SessionDetail(Reply):
@@ -205,3 +207,48 @@ class DeleteResult(Reply):
     versions_deleted: Count
     bundles_deleted: Count
     bytes_freed: Count
+
+
+class MaintenanceAction(Reply):
+    """One thing that an operation did, or with `dry_run` would do; `keep` says why something stays."""
+
+    kind: str
+    path: str
+    session: str | None
+    version: int | None
+    size_bytes: Count
+    reason: str
+
+
+class MaintenanceProblem(Reply):
+    """Something that an operation could not put right: where, the code of the error it is, and a sentence."""
+
+    path: str
+    code: str
+    message: str
+
+
+class MaintenanceResult(Reply):
+    """What an operation on the store did, or with `dry_run` would do.
+
+    The lists are bounded; `actions_left_out` and `problems_left_out` count what was cut off at their ends.
+    """
+
+    operation: str
+    dry_run: bool
+    actions: tuple[MaintenanceAction, ...]
+    actions_left_out: Count
+    bytes_freed: Count
+    bytes_written: Count
+    problems: tuple[MaintenanceProblem, ...]
+    problems_left_out: Count
+
+
+class MarksResult(Reply):
+    """The marks of one version: it stays whatever a prune keeps while it has any."""
+
+    session: str
+    version: int | None
+    bundle_id: str
+    tags: tuple[str, ...]
+    pinned: bool

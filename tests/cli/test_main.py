@@ -25,7 +25,9 @@ NEEDING_A_DAEMON = [
 
 def test_all_commands_of_the_issue_are_there() -> None:
     of_the_issue = {"serve", "chat", "sleep", "wake", "ls", "show", "verify", "rm", "doctor", "demo"}
-    assert set(NAMES) == of_the_issue | {"append", "generate", "stop"}
+    of_the_store = {"prune"}
+    of_versions = {"tag", "untag", "pin", "unpin"}
+    assert set(NAMES) == of_the_issue | of_the_store | of_versions | {"append", "generate", "stop"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,9 +9,11 @@ import pytest
 from rich.console import Console, RenderableType
 from torpor.cli.doctor import render_doctor
 from torpor.cli.ls import render_sessions
+from torpor.cli.maintenance_report import render_actions
 from torpor.cli.output import plain
 from torpor.cli.show import render_detail
 from torpor.cli.verify import render_finding
+from torpor.socket_api.results import MaintenanceAction, MaintenanceResult
 
 HOSTILE = [
     "[#f00]",
@@ -57,6 +59,8 @@ def detail(**changes: Any) -> dict[str, Any]:
         "bundle_bytes": 4,
         "logical_bytes": 5,
         "created_ns": 6,
+        "tags": ["t"],
+        "pinned": True,
     }
     return {
         "info": info(),
@@ -106,9 +110,10 @@ def test_no_section_of_show_is_markup(field: str, hostile: str) -> None:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-@pytest.mark.parametrize("field", ["bundle_id", "parent"])
+@pytest.mark.parametrize("field", ["bundle_id", "parent", "tags"])
 def test_no_field_of_a_version_is_markup(field: str, hostile: str) -> None:
-    assert shown(hostile)[:12] in drawn(render_detail(detail(version={field: hostile})))
+    value: Any = [hostile] if field == "tags" else hostile
+    assert shown(hostile)[:12] in drawn(render_detail(detail(version={field: value})))
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
@@ -120,6 +125,16 @@ def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
     else:
         finding[field] = hostile
     assert shown(hostile) in drawn(render_finding(finding))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("field", ["kind", "path", "session", "reason"])
+def test_no_field_of_an_action_is_markup(field: str, hostile: str) -> None:
+    facts: dict[str, Any] = {"kind": "remove", "path": "p", "session": "s", "version": 1, "reason": "r"}
+    action = MaintenanceAction.model_construct(size_bytes=1, **{**facts, field: hostile})
+    made = MaintenanceResult.model_construct(operation="gc", dry_run=True, actions=(action,))
+    expected = shown(hostile).rpartition("/")[2] if field == "path" else shown(hostile)
+    assert expected in drawn(render_actions(made))
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)

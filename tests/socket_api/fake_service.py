@@ -17,6 +17,10 @@ from torpor.daemon.results import (
     DeleteResult,
     Emit,
     GenerateResult,
+    MaintenanceAction,
+    MaintenanceProblem,
+    MaintenanceResult,
+    MarksResult,
     ModelInfo,
     Progress,
     SessionDetail,
@@ -44,6 +48,8 @@ class FakeSession:
     info: SessionInfo
     tokens: list[int] = field(default_factory=list)
     versions: list[VersionInfo] = field(default_factory=list)
+    tags: dict[str, int] = field(default_factory=dict)
+    pinned: set[int] = field(default_factory=set)
 
 
 class FakeService:
@@ -62,6 +68,8 @@ class FakeService:
         self.fault: BaseException | None = None
         self.piece = ""  # text of each token, instead of its own
         self.fail_sleep: dict[str, str] = {}
+        self.store = "/store"
+        self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
 
     def hold(self) -> None:
         """Stop all work before its next step, until `release`."""
@@ -74,7 +82,7 @@ class FakeService:
         self._record("status")
         model = ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
         awake = sum(session.info.state == "awake" for session in self.sessions.values())
-        return Status("0.1.0", os.getpid(), "/store", (model,), awake, len(self.sessions) - awake, "none", 0.5)
+        return Status("0.1.0", os.getpid(), self.store, (model,), awake, len(self.sessions) - awake, "none", 0.5)
 
     async def create(
         self,
@@ -196,6 +204,58 @@ class FakeService:
         await self._step()
         del self.sessions[session]
         return DeleteResult(found.info.session, len(found.versions), len(found.versions), 4 * len(found.tokens))
+
+    async def maintain(
+        self,
+        *,
+        operation: str,
+        session: str | None = None,
+        dry_run: bool = False,
+        keep_last: int | None = None,
+        keep_days: float | None = None,
+        cold_after_days: float | None = None,
+    ) -> MaintenanceResult:
+        self._record(
+            "maintain",
+            operation=operation,
+            session=session,
+            dry_run=dry_run,
+            keep_last=keep_last,
+            keep_days=keep_days,
+            cold_after_days=cold_after_days,
+        )
+        uri = None if session is None else self._find(session).info.session
+        await self._step()
+        if operation == "forget" and not dry_run:
+            del self.sessions[session or ""]
+        action = MaintenanceAction("remove", f"bundles/ab/{'ab' * 32}.mvr", uri, 1 if uri else None, 2048, "unneeded")
+        return MaintenanceResult(operation, dry_run, (action,), 3, 2048, 0, self.problems, 0)
+
+    async def mark(
+        self,
+        *,
+        session: str,
+        tag: str | None = None,
+        untag: str | None = None,
+        pinned: bool | None = None,
+        move: bool = False,
+    ) -> MarksResult:
+        self._record("mark", session=session, tag=tag, untag=untag, pinned=pinned, move=move)
+        name, _, at = session.partition("@")
+        found = self._find(name)
+        version = found.tags.pop(untag) if untag is not None else int(at or len(found.versions))
+        if tag is not None:
+            found.tags[tag] = version
+        if pinned is not None:
+            (found.pinned.add if pinned else found.pinned.discard)(version)
+        tags = tuple(sorted(tag for tag, on in found.tags.items() if on == version))
+        return MarksResult(found.info.session, version, f"{version:064x}", tags, version in found.pinned)
+
+    async def import_bundle(self, *, bundle_id: str, session: str | None = None) -> SleepResult:
+        self._record("import_bundle", bundle_id=bundle_id, session=session)
+        await self._step()
+        name = session or "imported"
+        return SleepResult(f"torpor://default/{name}", 1, bundle_id, None, 3, 4096, 4096, 1, 0, 0.25)
 
     async def close(self) -> CloseReport:
         self.closed = True

@@ -53,6 +53,9 @@ def test_every_verb_works(short_path: Path) -> None:
         assert (await client.list_sessions())[0].name == "notes"
         assert (await client.show("notes")).info.version == 1
         assert (await client.status()).sessions_awake == 1
+        assert (await client.maintain("gc", dry_run=True)).dry_run
+        assert (await client.mark("notes", tag="first")).tags == ("first",)
+        assert (await client.import_bundle("ab" * 32)).version == 1
         assert (await client.delete("notes")).versions_deleted == 1
         assert client.hello.protocol == 1
 

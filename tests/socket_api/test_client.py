@@ -87,6 +87,102 @@ def test_progress_reaches_the_callback(client: Client) -> None:
     ]
 
 
+def test_the_store_is_looked_after_through_the_daemon(client: Client, server_thread: ServerThread) -> None:
+    client.create("s")
+    client.append("s", text="one two")
+    client.sleep("s")
+    report = client.maintain("prune", session="s", keep_last=3, keep_days=7.5, dry_run=True)
+    assert (report.operation, report.dry_run, report.bytes_freed) == ("prune", True, 2048)
+    assert (report.actions[0].kind, report.actions[0].session) == ("remove", "torpor://default/s")
+    assert (report.actions_left_out, report.problems, report.problems_left_out) == (3, (), 0)
+    assert client.maintain("gc").actions[0].session is None
+    client.maintain("compact", session="s", cold_after_days=30)
+    asked = [arguments for method, arguments in server_thread.service.calls if method == "maintain"]
+    nothing = dict.fromkeys(("session", "keep_last", "keep_days", "cold_after_days"))
+    assert asked == [
+        {**nothing, "operation": "prune", "session": "s", "dry_run": True, "keep_last": 3, "keep_days": 7.5},
+        {**nothing, "operation": "gc", "dry_run": False},
+        {**nothing, "operation": "compact", "session": "s", "dry_run": False, "cold_after_days": 30.0},
+    ]
+    client.maintain("forget", session="s")
+    assert client.list_sessions() == ()
+
+
+def test_versions_are_marked_and_bundles_imported_through_the_daemon(client: Client) -> None:
+    client.create("s")
+    client.append("s", text="one two")
+    client.sleep("s")
+    client.sleep("s")
+    assert client.mark("s@1", tag="before").tags == ("before",)
+    assert client.mark("s@1", tag="before", move=True).version == 1
+    assert client.mark("s@1", pinned=True).pinned is True
+    assert client.mark("s", pinned=False).version == 2
+    unmarked = client.mark("s", untag="before")
+    assert (unmarked.version, unmarked.tags, unmarked.pinned) == (1, (), True)
+    assert client.import_bundle("ab" * 32).session == "torpor://default/imported"
+    receipt = client.import_bundle("cd" * 32, session="other")
+    assert (receipt.session, receipt.bundle_id) == ("torpor://default/other", "cd" * 32)
+
+
+@pytest.mark.parametrize(
+    ("operation", "options", "problem"),
+    [
+        ("defragment", {}, "operation"),
+        ("gc", {"session": "s"}, "gc takes no session"),
+        ("repair", {"keep_last": 1}, "repair takes no keep_last"),
+        ("rebuild_index", {"session": "s"}, "rebuild_index takes no session"),
+        ("compact", {"keep_days": 1.0}, "compact takes no keep_days"),
+        ("prune", {"keep_last": 1, "cold_after_days": 1.0}, "prune takes no cold_after_days"),
+        ("prune", {"session": "s"}, "prune needs keep_last, keep_days or both"),
+        ("prune", {"keep_last": 0}, "keep_last"),
+        ("prune", {"keep_days": 0.0}, "keep_days"),
+        ("prune", {"keep_days": 36_501.0}, "keep_days"),
+        ("compact", {"cold_after_days": -1.0}, "cold_after_days"),
+        ("prune", {"keep_days": float("nan")}, "keep_days"),
+        ("forget", {}, "forget needs the session"),
+        ("forget", {"session": "s", "keep_last": 1}, "forget takes no keep_last"),
+    ],
+)
+def test_an_operation_takes_what_belongs_to_it_and_nothing_else(
+    client: Client, server_thread: ServerThread, operation: str, options: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        client.maintain(operation, **options)  # type: ignore[arg-type]
+    assert server_thread.service.calls == []
+
+
+@pytest.mark.parametrize(
+    ("session", "marks"),
+    [
+        ("s", {}),
+        ("s", {"tag": "a", "untag": "b"}),
+        ("s", {"tag": "a", "pinned": False}),
+        ("s", {"tag": ""}),
+        ("s@2", {"untag": "a"}),
+        ("s", {"untag": "a", "move": True}),
+        ("s", {"pinned": 1}),
+    ],
+)
+def test_one_mark_is_set_at_a_time(client: Client, session: str, marks: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        client.mark(session, **marks)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bundle_id", ["", "ab", "AB" * 32, "ab" * 32 + "\n", "../" + "a" * 61, "ab" * 33])
+def test_only_an_id_names_a_bundle_to_import_threat_19(client: Client, bundle_id: str) -> None:
+    with pytest.raises(InvalidRequest):
+        client.import_bundle(bundle_id)
+
+
+def test_a_wake_names_its_version_once(client: Client, server_thread: ServerThread) -> None:
+    client.create("s@2")  # the double takes any name
+    client.sleep("s@2")
+    client.wake("s@2")
+    assert server_thread.service.calls[-1][1]["session"] == "s@2"
+    with pytest.raises(InvalidRequest, match="name the version once"):
+        client.wake("s@2", version=2)
+
+
 def test_a_stream_keeps_its_result(client: Client) -> None:
     client.create("s")
     stream = client.stream_generate("s", max_tokens=3)

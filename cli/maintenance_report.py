@@ -1,0 +1,137 @@
+"""What became of an operation on a store: the table of its actions, one line of sums, and what stays wrong.
+
+Owns how such a report is written, for whichever command asked for it and whoever carried it out, the daemon or this
+process. Knows nothing of stores.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ..memvid.records import MaintenanceReport
+from ..socket_api.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult
+from .exit_codes import INTEGRITY, OK, STATUS_OF_CODE
+from .formatting import format_bytes, format_count, format_id, format_plural
+from .output import Output, plain, rows_table
+
+ROWS_SHOWN = 40  # actions that a person is shown; JSON has them all
+KEEP = "keep"  # not an action but the reason why there is none
+
+# What is written of an action that was carried out. One that a later version knows is written as it is.
+_DONE = {
+    "remove": "removed",
+    "strip": "stripped",
+    "rewrite": "rewritten",
+    "recompress": "recompressed",
+    "quarantine": "set aside",
+    "salvage": "salvaged",
+    "retire": "retired",
+    "unmark": "unmarked",
+    "index": "indexed",
+    "import": "imported",
+    "export": "exported",
+    KEEP: "kept",
+}
+
+
+def result_of(report: MaintenanceReport) -> MaintenanceResult:
+    """Shape a report of this process like the daemon's answer, with nothing left out."""
+    return MaintenanceResult(
+        operation=report.operation,
+        dry_run=report.dry_run,
+        actions=tuple(
+            MaintenanceAction(
+                kind=action.kind,
+                path=action.path,
+                session=None if action.session is None else str(action.session),
+                version=action.version,
+                size_bytes=action.size_bytes,
+                reason=action.reason,
+            )
+            for action in report.actions
+        ),
+        actions_left_out=0,
+        bytes_freed=report.bytes_freed,
+        bytes_written=report.bytes_written,
+        problems=tuple(
+            MaintenanceProblem(path=problem.path, code=problem.code, message=problem.message)
+            for problem in report.problems
+        ),
+        problems_left_out=0,
+    )
+
+
+def write_report(output: Output, command: str, report: MaintenanceResult) -> int:
+    """Write a report and give the exit status: of what stays wrong, unless the report is only a plan."""
+    if output.as_json:
+        output.document(command, {"ok": not report.problems, **report.model_dump(mode="json")})
+        return _exit_status(report)
+    if report.actions:
+        output.stdout.print(render_actions(report))
+    hidden = max(0, len(report.actions) - ROWS_SHOWN)
+    if hidden + report.actions_left_out:
+        output.line(f"[dim]… and {format_count(hidden + report.actions_left_out)} more (--json has them)[/]")
+    for problem in report.problems[:ROWS_SHOWN]:
+        output.line(f"[red]{plain(problem.code)}[/]  {plain(problem.path)}")
+        output.line(f"  {plain(problem.message)}")
+    output.line(_sums(report))
+    return _exit_status(report)
+
+
+def render_actions(report: MaintenanceResult) -> Any:
+    """Draw the actions, a row each; what a plan would do is written as the verb, what was done as its participle."""
+    names = ("ACTION", "SIZE", "FILE", "SESSION", "WHY")
+    table = rows_table(*names, right=("SIZE",), whole=("ACTION", "SIZE"))
+    for action in report.actions[:ROWS_SHOWN]:
+        verb = action.kind if report.dry_run else _DONE.get(action.kind, action.kind)
+        table.add_row(
+            f"[dim]{plain(verb)}[/]" if action.kind == KEEP else plain(verb),
+            format_bytes(action.size_bytes) if action.size_bytes else "–",
+            plain(_short_file(action.path)),
+            plain(_owner(action)),
+            plain(action.reason),
+        )
+    return table
+
+
+def _owner(action: MaintenanceAction) -> str:
+    if action.session is None:
+        return "–"
+    name = action.session.removeprefix("torpor://")
+    return name if action.version is None else f"{name}@{action.version}"
+
+
+def _short_file(path: str) -> str:
+    """A bundle's file by the first digits of its id, any other by its last names."""
+    file = Path(path)
+    if len(file.stem) == 64:
+        return format_id(file.stem) + file.suffix
+    return file.name or path
+
+
+def _sums(report: MaintenanceResult) -> str:
+    counts = Counter(action.kind for action in report.actions if action.kind != KEEP)
+    problems = len(report.problems) + report.problems_left_out
+    wrong = f"; [red]{format_plural(problems, 'problem')}[/]" if problems else ""
+    if not counts and not report.actions_left_out:
+        kept = sum(action.kind == KEEP for action in report.actions)
+        return f"nothing to do{f', {format_count(kept)} kept' if kept else ''}{wrong}"
+    figures = f"{format_bytes(report.bytes_freed)} freed, {format_bytes(report.bytes_written)} written"
+    done = ", ".join(
+        f"{format_count(count)} {plain(kind if report.dry_run else _DONE.get(kind, kind))}"
+        for kind, count in counts.items()
+    )
+    more = f" and {format_count(report.actions_left_out)} more" if report.actions_left_out else ""
+    if report.dry_run:
+        return f"[yellow]nothing done yet[/]  would be {figures}; {done}{more}{wrong}"
+    return f"{'[yellow]partly done[/]' if problems else '[green]done[/]'}  {figures}; {done}{more}{wrong}"
+
+
+def _exit_status(report: MaintenanceResult) -> int:
+    """6 if stored bytes stay damaged, else the status of the first problem; a plan has done its work by being told."""
+    if report.dry_run or not report.problems:
+        return OK.number
+    statuses = [STATUS_OF_CODE.get(problem.code, INTEGRITY) for problem in report.problems]
+    return INTEGRITY.number if INTEGRITY in statuses else statuses[0].number

@@ -1,0 +1,122 @@
+"""Who looks after a store: its daemon if one runs, else this process, which takes the store's lock for as long.
+
+Owns that choice, and the opening of a store that nobody serves. What an operation does is the store's affair.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..memvid import orders
+from ..memvid.folder import load_store_uuid, open_existing_root
+from ..memvid.location import default_store_path
+from ..memvid.store import Store
+from ..socket_api.client import Client
+from ..socket_api.results import MaintenanceResult, MarksResult
+from .daemon_link import find_daemon
+from .maintenance_report import result_of
+from .store_view import open_store
+
+# Reading every byte of a large store takes long, and no progress is reported meanwhile.
+PATIENCE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One operation on a store, as a person asked for it."""
+
+    operation: str
+    session: str | None = None
+    dry_run: bool = False
+    keep_last: int | None = None
+    keep_days: float | None = None
+    cold_after_days: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One mark to put on a version, or to take off: exactly one of the three; `move` is for a tag."""
+
+    session: str
+    tag: str | None = None
+    untag: str | None = None
+    pinned: bool | None = None
+    move: bool = False
+
+
+def carry_out(order: Order, socket: Path | None, store: Path | None) -> MaintenanceResult:
+    """Have an operation carried out, by the daemon if one runs and no store is named. A plan needs no lock.
+
+    Raises:
+        StoreLocked: a daemon that was not asked has the store.
+        NoStore: there is none; none is made.
+    """
+    daemon = find_keeper(socket, store)
+    if daemon is not None:
+        with daemon:
+            return daemon.maintain(
+                order.operation,
+                session=order.session,
+                dry_run=order.dry_run,
+                keep_last=order.keep_last,
+                keep_days=order.keep_days,
+                cold_after_days=order.cold_after_days,
+            )
+    path = store or default_store_path()
+    with open_store(path) if order.dry_run else open_to_maintain(path) as opened:
+        report = orders.carry_out(
+            opened,
+            orders.Order(
+                operation=order.operation,
+                uri=None if order.session is None else opened.resolve(order.session),
+                dry_run=order.dry_run,
+                keep_last=order.keep_last,
+                keep_days=order.keep_days,
+                cold_after_days=order.cold_after_days,
+            ),
+        )
+    return result_of(report)
+
+
+def set_mark(mark: Mark, socket: Path | None, store: Path | None) -> MarksResult:
+    """Have a mark set, by the daemon if one runs and no store is named. Raises as `carry_out`."""
+    daemon = find_keeper(socket, store)
+    if daemon is not None:
+        with daemon:
+            return daemon.mark(mark.session, tag=mark.tag, untag=mark.untag, pinned=mark.pinned, move=mark.move)
+    with open_to_maintain(store or default_store_path()) as opened:
+        marked = orders.set_mark(
+            opened, mark.session, tag=mark.tag, untag=mark.untag, pinned=mark.pinned, move=mark.move
+        )
+    return MarksResult(
+        session=str(marked.uri),
+        version=marked.version,
+        bundle_id=marked.bundle_id.hex(),
+        tags=marked.tags,
+        pinned=marked.pinned,
+    )
+
+
+def find_keeper(socket: Path | None, store: Path | None) -> Client | None:
+    """Open a client of the daemon that is to do it; None if this process has to, as none runs or a store is named.
+
+    Raises:
+        DaemonUnreachable: nobody answers on the socket that was named, or somebody is there who does not answer.
+    """
+    return find_daemon(socket, timeout_s=PATIENCE_S) if store is None else None
+
+
+def open_to_maintain(path: Path) -> Store:
+    """Open a store for writing that is there already; `Store.open` alone would make one.
+
+    Raises:
+        NoStore, NotAStore, UnsupportedFormat, StoreLocked, and what else memvid refuses.
+    """
+    root_fd = open_existing_root(os.path.abspath(path))
+    try:
+        load_store_uuid(root_fd, str(path))
+    finally:
+        os.close(root_fd)
+    return Store.open(path, writable=True)

@@ -1,0 +1,81 @@
+"""Looking after the store while sessions are served: one operation at a time, on a thread of its own.
+
+Owns that thread and the form in which an operation's report is told. The store takes its own locks, and only for its
+commits, so sleeps and wakes go on meanwhile; for the same reason this is not the thread that writes snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ..memvid import orders
+from ..memvid.orders import MarkedVersion, Order
+from ..memvid.records import MaintenanceReport
+from ..memvid.store import Store
+from .results import MaintenanceAction, MaintenanceProblem, MaintenanceResult, MarksResult
+
+# What a report tells one by one. A store may have millions of files; an answer has to fit into a frame.
+MAX_ACTIONS_TOLD = 10_000
+MAX_PROBLEMS_TOLD = 1_000
+
+Result = TypeVar("Result")
+
+
+class Maintenance:
+    """The one who looks after a store. `close` waits for what has begun, which must not meet a store that is closed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-maintain")
+
+    async def carry_out(self, order: Order) -> MaintenanceResult:
+        """Carry an order out after those that came before it. Raises what the store's operation raises."""
+        return result_of(await self.run(lambda: orders.carry_out(self._store, order)))
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Do work on the store that may take long, after what came before it."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Wait for the operation that has begun, and those that wait for it, and end the thread."""
+        self._thread.shutdown()
+
+
+def result_of(report: MaintenanceReport) -> MaintenanceResult:
+    """A report as plain data, with its lists cut where they are too long."""
+    return MaintenanceResult(
+        operation=report.operation,
+        dry_run=report.dry_run,
+        actions=tuple(
+            MaintenanceAction(
+                kind=action.kind,
+                path=action.path,
+                session=None if action.session is None else str(action.session),
+                version=action.version,
+                size_bytes=action.size_bytes,
+                reason=action.reason,
+            )
+            for action in report.actions[:MAX_ACTIONS_TOLD]
+        ),
+        actions_left_out=max(0, len(report.actions) - MAX_ACTIONS_TOLD),
+        bytes_freed=report.bytes_freed,
+        bytes_written=report.bytes_written,
+        problems=tuple(
+            MaintenanceProblem(problem.path, problem.code, problem.message)
+            for problem in report.problems[:MAX_PROBLEMS_TOLD]
+        ),
+        problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
+    )
+
+
+def nothing_done(operation: str, *, dry_run: bool) -> MaintenanceResult:
+    """The report of an operation that found nothing on the disk to do."""
+    return MaintenanceResult(operation, dry_run, (), 0, 0, 0, (), 0)
+
+
+def marks_of(marked: MarkedVersion) -> MarksResult:
+    """The marks of a version as plain data."""
+    return MarksResult(str(marked.uri), marked.version, marked.bundle_id.hex(), marked.tags, marked.pinned)

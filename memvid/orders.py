@@ -1,0 +1,97 @@
+"""What is asked of a store by name: an operation with its options, or a mark, and the calls of `Store` that they mean.
+
+For those who are told what to do in plain values, the daemon by a request and the command line by its arguments, so
+that both mean the same by the same words. Owns that translation only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import InvalidPolicy
+from .records import MaintenanceReport, Receipt
+from .retention import Retention
+from .store import Store
+from .uri import SessionUri
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One operation on a store: gc, compact, repair, rebuild_index, prune or forget, and what that one takes."""
+
+    operation: str
+    uri: SessionUri | None = None
+    dry_run: bool = False
+    keep_last: int | None = None
+    keep_days: float | None = None
+    cold_after_days: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedVersion:
+    """The marks of one version, after one of them was changed. `version` is None for a version that is gone."""
+
+    uri: SessionUri
+    version: int | None
+    bundle_id: bytes
+    tags: tuple[str, ...]
+    pinned: bool
+
+
+def carry_out(store: Store, order: Order) -> MaintenanceReport:
+    """Carry an order out, or with `dry_run` tell what that would do.
+
+    Raises:
+        InvalidPolicy: there is no such operation, or the order lacks what it needs.
+        StoreError: what the operation raises.
+    """
+    if order.operation == "prune":
+        return store.prune(Retention(order.keep_last, order.keep_days), order.uri, dry_run=order.dry_run)
+    raise InvalidPolicy(f"{order.operation!r} is no operation that this store has.", field="operation")
+
+
+def take_in(store: Store, bundle_id: bytes, as_uri: SessionUri | None) -> Receipt:
+    """Adopt a bundle that was handed over. Raises InvalidPolicy where the store takes none."""
+    raise InvalidPolicy("This store takes no bundles of others.", field="bundle_id", bundle_id=bundle_id.hex())
+
+
+def set_mark(
+    store: Store,
+    text: str,
+    *,
+    tag: str | None = None,
+    untag: str | None = None,
+    pinned: bool | None = None,
+    move: bool = False,
+) -> MarkedVersion:
+    """Change one mark of the version that `text` means; with `untag`, of the one that has the tag. `move` takes a tag
+    from the version that has it.
+
+    Raises:
+        InvalidUri, AmbiguousName, AmbiguousVersion, SessionNotFound: which version is meant.
+        InvalidTag, TagTaken, MarkNotFound, CorruptMarks: why it is not marked.
+    """
+    if untag is not None:
+        return _untag(store, store.resolve(text), untag)
+    row = store.resolve_version(text)
+    if tag is not None:
+        store.tag(row.uri, row.version, tag, move=move)
+    elif pinned:
+        store.pin(row.uri, row.version)
+    else:
+        store.unpin(row.uri, row.version)
+    return _marks_of(store, row.uri, row.bundle_id)
+
+
+def _untag(store: Store, uri: SessionUri, tag: str) -> MarkedVersion:
+    named = store.marks(uri).tags.get(tag)
+    store.untag(uri, tag)  # raises where there was none
+    assert named is not None
+    return _marks_of(store, uri, named)
+
+
+def _marks_of(store: Store, uri: SessionUri, bundle_id: bytes) -> MarkedVersion:
+    marks = store.marks(uri)
+    version = next((row.version for row in store.versions(uri) if row.bundle_id == bundle_id), None)
+    tags = tuple(sorted(tag for tag, named in marks.tags.items() if named == bundle_id))
+    return MarkedVersion(uri, version, bundle_id, tags, bundle_id in marks.pins)

@@ -1,0 +1,112 @@
+"""The commands that look after a store: what they ask of a daemon, and how what came of it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_rig import FakeDaemon, Torpor
+from torpor.daemon.results import MaintenanceProblem
+
+
+def asked(daemon: FakeDaemon, method: str) -> list[dict[str, Any]]:
+    """What a method was asked with, without what was left at its default."""
+    return [
+        {name: value for name, value in arguments.items() if value not in (None, False)}
+        for name, arguments in daemon.service.calls
+        if name == method
+    ]
+
+
+@pytest.fixture
+def slept(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
+    """A daemon with a session that slept twice."""
+    torpor("append", "notes", "one two")
+    torpor("sleep", "notes")
+    torpor("sleep", "notes")
+    daemon.service.calls.clear()
+    return daemon
+
+
+@pytest.mark.parametrize(
+    ("arguments", "order"),
+    [
+        (("prune", "--keep-last", "3"), {"operation": "prune", "keep_last": 3}),
+        (("prune", "notes", "--keep-days", "7"), {"session": "notes", "keep_days": 7.0}),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_running_daemon_carries_out_what_is_asked(
+    torpor: Torpor, slept: FakeDaemon, arguments: tuple[str, ...], order: dict[str, Any], dry_run: bool
+) -> None:
+    ran = torpor(*arguments, *(["--dry-run"] if dry_run else []))
+    assert ran.status == 0
+    assert "2.00 KiB" in ran.out
+    [given] = asked(slept, "maintain")
+    assert given == {"operation": arguments[0]} | order | ({"dry_run": True} if dry_run else {})
+    assert ("nothing done yet" in ran.out) is dry_run
+
+
+def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: FakeDaemon) -> None:
+    document = torpor("prune", "--keep-last", "1", "--dry-run", "--json").document
+    assert (document["command"], document["operation"], document["dry_run"]) == ("prune", "prune", True)
+    assert (document["ok"], document["bytes_freed"], document["actions_left_out"]) == (True, 2048, 3)
+    assert document["actions"][0]["path"].endswith(".mvr")
+    assert document["problems"] == []
+
+
+def test_what_stays_wrong_is_told_and_is_the_exit_status(torpor: Torpor, slept: FakeDaemon) -> None:
+    slept.service.problems = (MaintenanceProblem("/store/x", "corrupt_block", "It is lost."),)
+    ran = torpor("prune", "--keep-last", "1")
+    assert ran.status == 6
+    assert "corrupt_block  /store/x\n  It is lost." in ran.out
+    assert "partly done" in ran.out
+    assert torpor("prune", "--keep-last", "1", "--json").status == 6
+    assert torpor("prune", "--keep-last", "1", "--dry-run").status == 0, "a plan has done its work by being told"
+
+
+def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) -> None:
+    ran = torpor("prune", "notes")
+    assert ran.status == 2
+    assert "--keep-last" in ran.err
+    assert asked(slept, "maintain") == []
+
+
+def test_versions_are_tagged_and_pinned(torpor: Torpor, slept: FakeDaemon) -> None:
+    assert torpor("tag", "notes@1", "before").out == "torpor://default/notes  version 1: tagged before\n"
+    assert torpor("pin", "notes@1").out == "torpor://default/notes  version 1: tagged before, pinned\n"
+    assert torpor("pin", "notes", "--json").document["version"] == 2
+    assert torpor("untag", "notes", "before", "--json").document["tags"] == []
+    assert torpor("unpin", "notes@1").out == "torpor://default/notes  version 1: no marks\n"
+    assert torpor("untag", "notes@1", "before").status == 2
+
+
+def test_a_name_that_is_no_store_is_not_made_one(torpor: Torpor, short_path: Path) -> None:
+    for place in (short_path / "none", short_path / "empty"):
+        (short_path / "empty").mkdir(exist_ok=True)
+        for arguments in (("prune", "--keep-last", "1"), ("pin", "x")):
+            assert torpor(*arguments, "--store", place).status == 10, arguments
+    assert not (short_path / "none").exists()
+    assert list((short_path / "empty").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [
+        (("notes", "--version", "2"), {"session": "notes", "version": 2}),
+        (("notes@2",), {"session": "notes@2"}),
+        (("notes", "--version", "before"), {"session": "notes@before"}),
+        (("notes", "--version", "12345678"), {"session": "notes@12345678"}),
+    ],
+)
+def test_a_version_is_woken_by_every_name_it_has(
+    torpor: Torpor, slept: FakeDaemon, arguments: tuple[str, ...], sent: dict[str, Any]
+) -> None:
+    torpor("wake", *arguments)
+    assert asked(slept, "wake") == [sent]
+
+
+def test_a_version_that_is_named_twice_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) -> None:
+    assert torpor("wake", "notes@1", "--version", "1").status == 2
+    assert asked(slept, "wake") == []

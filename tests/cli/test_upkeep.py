@@ -1,0 +1,83 @@
+"""The commands that look after a store, on real stores with no daemon: they take the lock, do it, and tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_rig import MadeStore, Torpor
+from torpor.memvid.store import Store
+
+OPERATIONS = [("prune", "--keep-last", "1")]
+
+
+def names(path: Path) -> list[tuple[str, int]]:
+    """The bundle files and the marks of a store: what no plan may change."""
+    kept = [*path.glob("bundles/*/*"), *path.glob("marks.json"), *path.glob("quarantine/*")]
+    return sorted((str(file.relative_to(path)), file.stat().st_size) for file in kept)
+
+
+def versions(torpor: Torpor, made: MadeStore, session: str = "agent") -> list[int]:
+    document = torpor("show", session, "--store", made.path, "--json").document
+    return [version["version"] for version in document["versions"]]
+
+
+@pytest.mark.parametrize("arguments", OPERATIONS)
+def test_each_operation_leaves_a_sound_store(torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]) -> None:
+    ran = torpor(*arguments, "--store", made_store.path, "--json")
+    assert ran.status == 0
+    assert ran.document["ok"]
+    assert ran.document["operation"] == arguments[0].replace("-", "_")
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+    assert torpor(*arguments[:2], *arguments[2:], "--store", made_store.path).status in (0, 4), "asking again is safe"
+
+
+@pytest.mark.parametrize("arguments", OPERATIONS)
+def test_a_plan_changes_nothing(torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]) -> None:
+    before = names(made_store.path)
+    ran = torpor(*arguments, "--dry-run", "--store", made_store.path, "--json")
+    assert ran.status == 0
+    assert ran.document["dry_run"] is True
+    assert names(made_store.path) == before
+
+
+@pytest.mark.parametrize("arguments", [*OPERATIONS, ("tag", "agent", "x"), ("pin", "agent")])
+def test_a_store_that_somebody_writes_is_locked(
+    torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]
+) -> None:
+    with Store.open(made_store.path, writable=True):
+        assert torpor(*arguments, "--store", made_store.path).status == 11
+
+
+def test_prune_tells_what_goes_and_keeps_what_is_marked(torpor: Torpor, made_store: MadeStore) -> None:
+    assert torpor("tag", "agent@1", "first", "--store", made_store.path).status == 0
+    plan = torpor("prune", "--keep-last", "1", "--dry-run", "--store", made_store.path)
+    assert "tagged first" in plan.out
+    torpor("prune", "--keep-last", "1", "--store", made_store.path)
+    assert versions(torpor, made_store) == [1, 2]
+    assert torpor("untag", "agent", "first", "--store", made_store.path).status == 0
+    torpor("prune", "--keep-last", "1", "--store", made_store.path)
+    assert versions(torpor, made_store) == [2]
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+
+
+def test_a_mark_is_shown_and_names_its_version(torpor: Torpor, made_store: MadeStore) -> None:
+    torpor("tag", "agent@1", "first", "--store", made_store.path)
+    torpor("pin", "agent", "--store", made_store.path)
+    document = torpor("show", "agent@first", "--store", made_store.path, "--json").document
+    assert (document["info"]["version"], document["info"]["token_count"]) == (1, 300)
+    assert [(each["tags"], each["pinned"]) for each in document["versions"]] == [(["first"], False), ([], True)]
+    assert "(pinned)" in torpor("show", "agent", "--store", made_store.path).out
+    assert torpor("tag", "agent@2", "first", "--store", made_store.path).status == 2
+    assert torpor("tag", "agent@2", "first", "--move", "--store", made_store.path).out.endswith("first, pinned\n")
+    assert torpor("untag", "agent", "nothing", "--store", made_store.path).status == 4
+    assert torpor("tag", "agent", "0123456789", "--store", made_store.path).status == 2
+    assert torpor("show", "agent@9", "--store", made_store.path).status == 4
+
+
+def test_a_damaged_file_of_marks_stops_prune_and_no_looking(torpor: Torpor, made_store: MadeStore) -> None:
+    torpor("pin", "agent@1", "--store", made_store.path)
+    marks = made_store.path / "marks.json"
+    marks.write_bytes(marks.read_bytes()[:-2])
+    assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 6
+    assert versions(torpor, made_store) == [1, 2], "looking goes on"

@@ -1,0 +1,253 @@
+"""The store is looked after while sessions are served: who waits for whom, and what stays of a session in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import DEADLINE_S, Gate, ignore, tokens_of
+from torpor.daemon import maintenance
+from torpor.daemon.errors import ServiceClosed, SessionExists
+from torpor.daemon.maintenance import Maintenance
+from torpor.memvid.errors import SessionNotFound, TagTaken
+from torpor.memvid.incoming import hand_over
+from torpor.memvid.records import Action, Finding, MaintenanceReport
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
+
+NOTHING = MaintenanceReport("gc", False, (), 0, 0, ())
+
+
+@dataclasses.dataclass
+class Held:
+    """gate: holds the operations; threads: those they run on; done: what has come to its end."""
+
+    gate: Gate = dataclasses.field(default_factory=Gate)
+    threads: list[str] = dataclasses.field(default_factory=list)
+    done: list[str] = dataclasses.field(default_factory=list)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """Prunes that stop, on their thread, until the gate is opened."""
+    holding = Held()
+
+    def prune(_store: Store, *_: Any, **__: Any) -> MaintenanceReport:
+        holding.threads.append(threading.current_thread().name)
+        holding.gate.pass_through()
+        holding.done.append("operation ended")
+        return NOTHING
+
+    monkeypatch.setattr(Store, "prune", prune)
+    return holding
+
+
+def pruning(rig: Any) -> asyncio.Future[Any]:
+    """A prune that is asked for."""
+    return asyncio.ensure_future(rig.service.maintain(operation="prune", keep_last=1))
+
+
+async def test_sessions_sleep_and_wake_while_an_operation_runs(open_rig: Any, held: Held) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        running = pruning(rig)
+        await held.gate.reached()
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await rig.sleep("a")).version == 1
+            assert (await rig.service.mark(session="a", tag="x")).version == 1
+            assert (await rig.wake("a")).tokens_prefilled == 0
+        assert held.done == []
+        held.gate.open()
+        await running
+
+
+async def test_operations_run_one_after_the_other_on_one_thread(open_rig: Any, held: Held) -> None:
+    async with open_rig() as rig:
+        running = [pruning(rig)]
+        await held.gate.reached()
+        running.append(pruning(rig))
+        await rig.service.status()
+        held.gate.open()
+        await asyncio.gather(*running)
+        # a second thread would have been made while the first was held
+        assert held.threads == ["torpor-maintain_0"] * 2
+
+
+async def test_an_operation_whose_client_leaves_runs_to_its_end_threat_46(open_rig: Any, held: Held) -> None:
+    async with open_rig() as rig:
+        asking = pruning(rig)
+        await held.gate.reached()
+        asking.cancel()
+        await asyncio.sleep(0)
+        assert not asking.done()
+        held.gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert held.done == ["operation ended"]
+
+
+async def test_a_stop_lets_the_operation_that_runs_end_before_it_closes_the_store(
+    open_rig: Any, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close_maintenance, close_store = Maintenance.close, Store.close
+
+    def opening(self: Maintenance) -> None:
+        held.gate.open()
+        close_maintenance(self)
+
+    def noting(self: Store) -> None:
+        held.done.append("store closed")
+        close_store(self)
+
+    monkeypatch.setattr(Maintenance, "close", opening)
+    monkeypatch.setattr(Store, "close", noting)
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        running = pruning(rig)
+        await held.gate.reached()
+        assert (await rig.service.close()).slept == ("torpor://default/a",)
+        held.gate.open()  # else a stop that does not wait leaves this test's thread behind
+        await running
+    assert held.done[:2] == ["operation ended", "store closed"]
+
+
+async def test_the_store_is_left_alone_once_the_daemon_stops(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        await rig.service.close()
+        for late in (
+            rig.service.maintain(operation="gc"),
+            rig.service.maintain(operation="forget", session="a"),
+            rig.service.mark(session="a", pinned=True),
+            rig.service.import_bundle(bundle_id="ab" * 32),
+        ):
+            with pytest.raises(ServiceClosed):
+                await late
+
+
+async def test_a_report_is_plain_data_and_its_lists_are_bounded() -> None:
+    action = Action("remove", "/p", SessionUri("default", "a"), 1, 5, "why")
+    finding = Finding("/p", "corrupt_block", "m.")
+    report = MaintenanceReport("gc", False, (action,) * 10_005, 7, 8, (finding,) * 1_002)
+    result = maintenance.result_of(report)
+    assert (len(result.actions), result.actions_left_out) == (10_000, 5)
+    assert (len(result.problems), result.problems_left_out) == (1_000, 2)
+    assert result.actions[0].session == "torpor://default/a"
+    assert (result.bytes_freed, result.bytes_written) == (7, 8)
+    json.dumps(dataclasses.asdict(result), allow_nan=False)
+    assert maintenance.result_of(NOTHING).actions_left_out == 0
+
+
+# --- forget
+
+
+async def test_forgetting_a_session_that_never_slept_drops_it_from_memory(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2])
+        plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
+        assert (plan.dry_run, plan.actions) == (True, ())
+        assert rig.is_awake("a")
+        await rig.service.maintain(operation="forget", session="a")
+        with pytest.raises(SessionNotFound):
+            await rig.sleep("a")
+
+
+# --- versions
+
+
+async def test_a_tagged_version_is_woken_by_its_tag(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        first = await rig.sleep("a")
+        await rig.write("a", 2)
+        await rig.sleep("a")
+        marked = await rig.service.mark(session="a@1", tag="before")
+        assert (marked.version, marked.bundle_id, marked.tags) == (1, first.bundle_id, ("before",))
+        for reference in ("a@before", "default/a@1", f"a@{first.bundle_id[:12]}"):
+            woken = await rig.service.wake(session=reference, emit=ignore)
+            assert (woken.version, woken.token_count) == (1, 300), reference
+        with pytest.raises(SessionNotFound):
+            await rig.service.wake(session="a@never", emit=ignore)
+
+
+async def test_marks_are_set_and_taken_off(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2])
+        await rig.sleep("a")
+        await rig.service.mark(session="a", tag="x")
+        assert (await rig.service.mark(session="a", pinned=True)).tags == ("x",)
+        await rig.write("a", 1)
+        await rig.sleep("a")
+        with pytest.raises(TagTaken):
+            await rig.service.mark(session="a", tag="x")
+        assert (await rig.service.mark(session="a", tag="x", move=True)).version == 2
+        await rig.service.mark(session="a@1", tag="x", move=True)
+        left = await rig.service.mark(session="a", untag="x")
+        assert (left.version, left.tags, left.pinned) == (1, (), True)
+        assert (await rig.service.mark(session="a@1", pinned=False)).pinned is False
+
+
+async def test_a_prune_leaves_the_newest_and_what_is_marked(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        for _ in range(4):
+            await rig.write("a", 2)
+            await rig.sleep("a")
+        await rig.service.mark(session="a@2", pinned=True)
+        await rig.wake("a")
+        before = await rig.fingerprint("a")
+        result = await rig.service.maintain(operation="prune", session="a", keep_last=1)
+        assert result.problems == ()
+        assert [each.version for each in (await rig.service.show(session="a")).versions] == [2, 4]
+        await rig.sleep("a")
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+
+
+async def test_a_session_awake_at_a_version_that_is_pruned_loses_nothing(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.write("a", 2)
+        await rig.sleep("a")
+        await rig.wake("a", 1)
+        before = await rig.fingerprint("a")
+        await rig.service.maintain(operation="prune", keep_last=1)
+        assert (await rig.sleep("a")).version == 3
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+
+
+async def test_operations_on_one_session_need_it_to_be_in_the_store(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2])
+        for operation in ("compact", "prune"):
+            with pytest.raises(SessionNotFound):
+                await rig.service.maintain(operation=operation, session="a", keep_last=1)
+
+
+# --- import
+
+
+def handed_over(store: Path) -> str:
+    """The id of the only bundle there is, put where a client of the daemon puts one."""
+    [file] = (store / "bundles").rglob("*.mvb")
+    return hand_over(str(store), str(file)).hex()
+
+
+async def test_nothing_is_imported_over_a_session_that_is_awake(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        bundle_id = handed_over(store)
+        await rig.wake("a")
+        await rig.read("b", [1, 2])
+        for session in (None, "a", "b"):
+            with pytest.raises(SessionExists):
+                await rig.service.import_bundle(bundle_id=bundle_id, session=session)
+        assert len((await rig.service.show(session="a")).versions) == 1
