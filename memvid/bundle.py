@@ -408,6 +408,13 @@ class BundleReader:
             )
         return ledger
 
+    @contextlib.contextmanager
+    def holding(self, entry: BlockEntry) -> Iterator[FrameFile]:
+        """The file that holds a block, once the block's head is proven to be what the manifest says: to copy from."""
+        with self._holding(entry) as file:
+            self._head(file, entry)
+            yield file
+
     def _head(self, file: FrameFile, entry: BlockEntry) -> tuple[BlockHeader, FrameHead]:
         known = file.checked_heads.get(entry.id)
         if known is None:

@@ -135,6 +135,12 @@ class StoreIoError(StoreError):
 # --- what callers hand in
 
 
+class TargetExists(StoreError):
+    """An export was to be written where something is already; that was left as it is."""
+
+    code: ClassVar[str] = "target_exists"
+
+
 class InvalidDraft(StoreError):
     """What was handed in to be written contradicts itself; nothing was written."""
 

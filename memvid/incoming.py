@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 from typing import Final
 
 from . import durable
 from .bundle import BundleFile
-from .errors import BundleMissing, CorruptBundle, StoreIoError
-from .folder import LIVE_SUFFIX, load_store_uuid, open_existing_root
+from .errors import BundleMissing, CorruptBundle
+from .folder import LIVE_SUFFIX, StoreFolder, load_store_uuid, open_existing_root
 from .limits import CHUNK_BYTES
-from .paths import FOLDER_MODE, io_error, open_file, open_folder
+from .paths import FOLDER_MODE, io_error, open_file, open_folder, open_foreign_file
 from .uri import SessionUri
 
 INCOMING: Final = "incoming"
@@ -49,6 +48,25 @@ def take_back(store_path: str, bundle_id: bytes) -> None:
         durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path)
 
 
+def open_waiting(folder: StoreFolder, bundle_id: bytes) -> tuple[int, str]:
+    """Open what was handed over to an open store: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
+    name = bundle_id.hex() + LIVE_SUFFIX
+    path = f"{folder.path}/{INCOMING}/{name}"
+    try:
+        with _incoming_of(folder) as folder_fd:
+            return open_file(folder_fd, name, os.O_RDONLY, path), path
+    except FileNotFoundError as error:
+        raise _missing(bundle_id, path) from error
+
+
+def remove_taken(folder: StoreFolder, bundle_id: bytes) -> None:
+    """Durably remove what an open store has taken. Raises StoreIoError, DurabilityLost."""
+    with contextlib.suppress(FileNotFoundError), _incoming_of(folder) as folder_fd:
+        path = f"{folder.path}/{INCOMING}"
+        if durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path):
+            durable.sync_folder(folder_fd, path)
+
+
 def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
     """Whose snapshot a handed-over bundle is. Raises BundleMissing, and what damage raises."""
     name = bundle_id.hex() + LIVE_SUFFIX
@@ -57,23 +75,14 @@ def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
         with _folder_of(store_path) as (folder_fd, _):
             fd = open_file(folder_fd, name, os.O_RDONLY, place)
     except FileNotFoundError as error:
-        raise BundleMissing(
-            f"Nothing was handed over as {place}. Put the file there first, complete, and ask again.",
-            bundle_id=bundle_id.hex(),
-            path=place,
-        ) from error
+        raise _missing(bundle_id, place) from error
     with contextlib.closing(BundleFile(fd, place, bundle_id)) as file:
         return _require_manifest(file, place)
 
 
 def _copy(source_path: str, temp: durable.TempFile) -> None:
+    fd = open_foreign_file(source_path)
     try:
-        fd = os.open(source_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block forever
-    except OSError as error:
-        raise io_error(error, "open", source_path) from error
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise StoreIoError(f"{source_path} is not a file.", path=source_path, action="read", errno=0)
         while data := os.read(fd, CHUNK_BYTES):
             temp.append([data])
     except OSError as error:
@@ -103,6 +112,23 @@ def _require_manifest(file: BundleFile, path: str) -> SessionUri:
             part="manifest",
         )
     return file.manifest.uri
+
+
+def _missing(bundle_id: bytes, path: str) -> BundleMissing:
+    return BundleMissing(
+        f"Nothing was handed over as {path}. Put the file there first, complete, and ask again.",
+        bundle_id=bundle_id.hex(),
+        path=path,
+    )
+
+
+@contextlib.contextmanager
+def _incoming_of(folder: StoreFolder) -> Iterator[int]:
+    fd = open_folder(folder.root_fd, INCOMING, f"{folder.path}/{INCOMING}")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -52,6 +52,24 @@ def open_file(parent_fd: int, name: str, flags: int, path: str) -> int:
     return fd
 
 
+def open_foreign_file(path: str) -> int:
+    """Open a file of the user's, anywhere, to read it: links and owners are the user's choice, but it must be a file.
+
+    Raises:
+        StoreIoError: it is not there, may not be read, or is a folder, a FIFO or a device.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise io_error(error, "open", path) from error
+    except ValueError as error:  # a null character
+        raise StoreIoError("That is no path that a file can have.", path=path, action="open", errno=0) from error
+    if not stat.S_ISREG(stat_open(fd, path).st_mode):
+        os.close(fd)
+        raise StoreIoError(f"{path} is not a file.", path=path, action="read", errno=0)
+    return fd
+
+
 def list_names(folder_fd: int, path: str) -> list[str]:
     """The names in a folder, sorted. Raises StoreIoError."""
     try:

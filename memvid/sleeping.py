@@ -62,7 +62,7 @@ def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
     if not 0 <= request.token_count <= MAX_TOKENS:
         raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {request.token_count}.", limit=MAX_TOKENS)
     with core.pinning() as pin, core.next_version(request.uri) as version, contextlib.ExitStack() as stack:
-        holdings = _Holdings(core, pin)
+        holdings = Holdings(core, pin)
         stack.callback(holdings.close)
         places = _places_of_reused(core, pin, holdings, request)
         room = stack.enter_context(core.metering())
@@ -81,7 +81,7 @@ class _Sleep:
         core: StoreCore,
         request: SleepRequest,
         version: int,
-        holdings: _Holdings,
+        holdings: Holdings,
         places: dict[bytes, bytes],
         temp: TempFile,
         room: Room,
@@ -181,7 +181,7 @@ def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle) -> None:
             raise
 
 
-class _Holdings:
+class Holdings:
     """Other bundles' files, opened and pinned as a sleep asks for them."""
 
     def __init__(self, core: StoreCore, pin: Callable[[bytes], None]) -> None:
@@ -223,7 +223,7 @@ class _Holdings:
 
 
 def _places_of_reused(
-    core: StoreCore, pin: Callable[[bytes], None], holdings: _Holdings, request: SleepRequest
+    core: StoreCore, pin: Callable[[bytes], None], holdings: Holdings, request: SleepRequest
 ) -> dict[bytes, bytes]:
     """Where each reused block lies at present; proves that they are the beginning of the parent's chain.
 
@@ -258,7 +258,7 @@ def _places_of_reused(
     return {block_id: _holder_now(holdings, block_id, place, request.parent) for block_id, place in places.items()}
 
 
-def _holder_now(holdings: _Holdings, block_id: bytes, place: bytes | None, parent: bytes) -> bytes:
+def _holder_now(holdings: Holdings, block_id: bytes, place: bytes | None, parent: bytes) -> bytes:
     """Which bundle holds a block at present: where its bundle says, or wherever the index has it."""
     holder = place if place is not None and holdings.has(place, block_id) else holdings.find(block_id)
     if holder is None:

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from . import deletion, marking, pruning
+from . import deletion, marking, pruning, transfer
 from .blocks import BlockDraft, BlockEntry
 from .bundle import BundleReader
 from .codecs import RAW, Codec
@@ -40,7 +40,16 @@ from .index import Index, IndexUnusable
 from .lock import StoreLock
 from .marks import Marks, SessionMarks
 from .opening import load_index
-from .records import DeleteReport, IndexRow, MaintenanceReport, OpenReport, Receipt, StoreStatistics, VerifyReport
+from .records import (
+    DeleteReport,
+    ExportReport,
+    IndexRow,
+    MaintenanceReport,
+    OpenReport,
+    Receipt,
+    StoreStatistics,
+    VerifyReport,
+)
 from .retention import Retention
 from .sleeping import SleepRequest, environment, write_version
 from .uri import SessionUri, not_found, parse_reference, parse_version_reference, resolve
@@ -275,6 +284,62 @@ class Store:
             bundles_pinned=len(self._core.pins),
             writable=self._core.writable,
         )
+
+    # --- export and import
+
+    def export_session(
+        self,
+        uri: SessionUri,
+        version: int | None,
+        target: str | os.PathLike[str],
+        *,
+        on_progress: Progress | None = None,
+    ) -> ExportReport:
+        """Write a version, the latest if none is named, with all its blocks to one new file outside the store.
+
+        Every byte is checked on the way, and the file is flushed before it gets its name. Works in a store that was
+        opened for reading, beside a live daemon. `on_progress` is told (raw bytes copied, raw bytes in all).
+
+        Raises:
+            SessionNotFound
+            TargetExists, UnsafePath: there is a file already, or it would lie in the store; nothing was written.
+            NoSpace, StoreIoError, DurabilityLost, ReadBackFailed: nothing is left of it.
+            Corruption: what a wake raises; nothing is left of it.
+        """
+        with self.open_session(uri, version) as reader:
+            return transfer.export_version(self._core, reader, target, on_progress)
+
+    def import_file(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        as_uri: SessionUri | None = None,
+        on_progress: Progress | None = None,
+    ) -> Receipt:
+        """Let an exported file become a version; the file is only read.
+
+        It keeps its bundle id where its session has no such version yet. The same bundle again is the version that is
+        there: nothing is written (`bytes_written` 0). Where the number is another bundle's, or with `as_uri`, it
+        becomes the session's next version, and the imported bundle its parent.
+
+        Raises:
+            StoreIoError: it cannot be read, or is no file.
+            Corruption, LimitExceeded, UnsupportedFormat: it is no bundle, damaged, not whole, or of a later version.
+            NoSpace, BudgetExceeded, ReadBackFailed: the store is as it was before.
+            ReadOnlyStore, LockLost, DurabilityLost, StoreClosed
+        """
+        return transfer.import_file(self._core, source, as_uri, on_progress)
+
+    def adopt_incoming(
+        self, bundle_id: bytes, *, as_uri: SessionUri | None = None, on_progress: Progress | None = None
+    ) -> Receipt:
+        """Import what lies in STORE/incoming under this id, and remove it from there; for a client of a daemon.
+
+        Raises:
+            BundleMissing, UnsafePath: there is none, or it is not ours alone.
+            As `import_file`; the file stays where it is.
+        """
+        return transfer.adopt_incoming(self._core, bundle_id, as_uri, on_progress)
 
     # --- delete
 

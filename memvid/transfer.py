@@ -1,0 +1,407 @@
+"""Versions leave a store as one file each, and come into one.
+
+Owns the exported file (a bundle of the same id whose directory looks for no block elsewhere), where it may be put, and
+what must be true of a file before it becomes a version.
+
+Rules:
+- An export is flushed and read back before it gets its name, and never takes the place of a file that is there. It
+  works in a store that was opened for reading: nothing in the store is written.
+- Nothing of a file is believed before every byte of it was checked: bundle id, directory, each block's id and bytes,
+  its place in the chain, the identity. What is wrong with it is an error, and nothing was written.
+- An import overwrites nothing. It keeps its bundle id, version and all, where that version number is free; the same
+  bundle again is what is there already; anything else becomes the next version, with the imported bundle as parent.
+- Blocks that the store holds already, every byte compared, are referred to and not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from .blocks import BlockEntry, span_parents
+from .bundle import BundleFile, BundleReader, FilePool, FrameFile, require_promised
+from .core import StoreCore
+from .durable import TempFile
+from .errors import (
+    BlockMissing,
+    BundleMissing,
+    CorruptBundle,
+    Corruption,
+    DurabilityLost,
+    ReadBackFailed,
+    StoreIoError,
+    TargetExists,
+    UnsafePath,
+)
+from .folder import RETIRED_SUFFIX
+from .incoming import open_waiting, remove_taken
+from .index import LIVE, IndexedBundle, row_of
+from .manifest import Manifest, bundle_id_of
+from .paths import io_error, open_foreign_file
+from .records import ExportReport, IndexRow, Receipt
+from .sleeping import Holdings, environment, publish
+from .uri import SessionUri
+from .writer import BundleWriter, Room
+
+Progress = Callable[[int, int], None]
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_MAX_PARENTS: Final = 1024
+
+
+# --- export
+
+
+def export_version(
+    core: StoreCore, reader: BundleReader, target: str | os.PathLike[str], on_progress: Progress | None = None
+) -> ExportReport:
+    """Write an open version with all its blocks to a file that is not there yet. See `Store.export_session`."""
+    path = os.path.abspath(os.fspath(target))
+    if "\0" in path:
+        raise StoreIoError("A path cannot hold a null character.", path=path, action="open", errno=0)
+    folder_path, name = os.path.split(path)
+    with _target_folder(core, folder_path, path) as folder_fd:
+        _require_free(folder_fd, name, path)
+        temp = TempFile(folder_fd, folder_path)
+        try:
+            _write_whole(temp, reader, on_progress)
+            temp.publish_new(name)
+        except FileExistsError as error:
+            raise _taken(path) from error
+        except DurabilityLost as error:
+            raise DurabilityLost(
+                f"Flushing {path} to the disk failed: what the disk holds of it is unknown, so it was removed. The "
+                "store is as it was. Check the disk, or export to another one.",
+                **error.details,
+            ) from error
+        finally:
+            temp.close()
+    manifest = reader.manifest
+    return ExportReport(
+        uri=manifest.uri,
+        version=manifest.version,
+        bundle_id=reader.bundle_id,
+        path=path,
+        token_count=manifest.token_count,
+        blocks=len(manifest.blocks),
+        logical_bytes=manifest.logical_bytes,
+        file_bytes=temp.size_bytes,
+    )
+
+
+def _write_whole(temp: TempFile, reader: BundleReader, on_progress: Progress | None) -> None:
+    manifest = reader.manifest
+    writer = BundleWriter(temp)
+    done = 0
+    for entry in reader.entries:
+        with reader.holding(entry) as file:
+            writer.add_copy(file, entry.id)
+        done += entry.raw_bytes
+        if on_progress is not None:
+            on_progress(done, manifest.logical_bytes)
+    try:
+        writer.finish(manifest.encode(), manifest.blocks, reader.bundle_id, {})
+    except ReadBackFailed as error:
+        for entry in reader.entries:  # a damaged original does not read back either
+            with reader.holding(entry) as file:
+                file.check_block(entry.id)
+        raise _bad_copy(error, "Nothing was exported") from error
+
+
+@contextlib.contextmanager
+def _target_folder(core: StoreCore, folder_path: str, path: str) -> Iterator[int]:
+    """The folder that an export goes to: any that the user names, links and all, but the store and what is in it."""
+    try:
+        folder_fd = os.open(folder_path, _FOLDER_FLAGS)
+    except OSError as error:
+        raise io_error(error, "open", folder_path) from error
+    try:
+        if _is_within(folder_fd, folder_path, core.folder.root_fd):
+            raise UnsafePath(
+                f"{path} lies in the store. What is in there is the store's own; export to another folder.",
+                path=path,
+                reason="it lies in the store",
+            )
+        yield folder_fd
+    finally:
+        os.close(folder_fd)
+
+
+def _is_within(folder_fd: int, path: str, root_fd: int) -> bool:
+    """Whether a folder is another one or lies in it, told by what they are and not by what they are called."""
+    try:
+        root = os.fstat(root_fd)
+        here, up = os.fstat(folder_fd), ".."
+        for _ in range(_MAX_PARENTS):
+            if os.path.samestat(here, root):
+                return True
+            above = os.stat(up, dir_fd=folder_fd)
+            if os.path.samestat(above, here):
+                return False
+            here, up = above, f"{up}/.."
+    except OSError as error:
+        raise io_error(error, "look at the folders above", path) from error
+    return True  # nobody can tell
+
+
+def _require_free(folder_fd: int, name: str, path: str) -> None:
+    """Say at once, and not after hours of copying, that the name is taken."""
+    if name in ("", ".", ".."):
+        raise _taken(path)
+    try:
+        os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise io_error(error, "look at", path) from error
+    raise _taken(path)
+
+
+def _taken(path: str) -> TargetExists:
+    return TargetExists(f"{path} is there already and is left as it is. Name another file, or remove it.", path=path)
+
+
+# --- import
+
+
+def import_file(
+    core: StoreCore,
+    source: str | os.PathLike[str],
+    as_uri: SessionUri | None = None,
+    on_progress: Progress | None = None,
+) -> Receipt:
+    """Let an exported file become a version. See `Store.import_file`."""
+    core.require_writable()
+    path = os.path.abspath(os.fspath(source))
+    with contextlib.closing(BundleFile(open_foreign_file(path), path, None)) as file:
+        return _import(core, file, as_uri, on_progress)
+
+
+def adopt_incoming(
+    core: StoreCore, bundle_id: bytes, as_uri: SessionUri | None = None, on_progress: Progress | None = None
+) -> Receipt:
+    """Let a bundle that was put into STORE/incoming become a version. See `Store.adopt_incoming`."""
+    core.require_writable()
+    fd, path = open_waiting(core.folder, bundle_id)
+    with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+        receipt = _import(core, file, as_uri, on_progress)
+    with contextlib.suppress(StoreIoError), core.poisoning():  # gc removes what is left
+        remove_taken(core.folder, bundle_id)
+    return receipt
+
+
+def _import(core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_progress: Progress | None) -> Receipt:
+    manifest = _require_whole(file, on_progress)
+    with core.importing:  # the same bundle twice at once is once
+        if as_uri is None:
+            present = core.index.find(manifest.uri, manifest.version)
+            if present is not None and present.bundle_id == file.bundle_id:
+                return _receipt_of_present(core, present)
+            _require_unknown(core, file.bundle_id)
+            with core.this_version(manifest.uri, manifest.version) as is_free:
+                if is_free:
+                    return _import_as_it_is(core, file, manifest)
+        return _import_as_next(core, file, manifest, as_uri or manifest.uri)
+
+
+def _require_whole(file: BundleFile, on_progress: Progress | None) -> Manifest:
+    """Check every byte of a file, and that it needs no other one."""
+    manifest = file.manifest
+    if manifest is None:
+        raise CorruptBundle(
+            f"{file.path} holds blocks for other bundles and no session of its own; there is nothing to import.",
+            path=file.path,
+            part="manifest",
+        )
+    for entry in manifest.blocks:
+        if entry.id not in file.frames:
+            raise BlockMissing(
+                f"{file.path} does not stand alone: its block at token {entry.start} is in another bundle. Export the "
+                "session from its store with `torpor export`, and import that file.",
+                path=file.path,
+                block_id=entry.id.hex(),
+            )
+    parents = span_parents(manifest.blocks)
+    done = 0
+    for entry in manifest.blocks:
+        header = file.check_block(entry.id)
+        require_promised(header, entry, parents[entry.id], manifest.identity.digest, file.path)
+        done += entry.raw_bytes
+        if on_progress is not None:
+            on_progress(done, manifest.logical_bytes)
+    return manifest
+
+
+def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
+    """The receipt of a version that is there already; only if it is as sound as what was about to be imported."""
+    try:
+        file, release = core.open_pinned(row.bundle_id)
+        with contextlib.ExitStack() as stack:
+            stack.callback(release)
+            stack.enter_context(contextlib.closing(file))
+            pool = stack.enter_context(contextlib.closing(FilePool(core.open_frames)))
+            entries = file.entries
+            for entry in entries:
+                assert entry.bundle_id is not None  # a file says of each block where it is
+                with pool.holding(entry.bundle_id) as holder:
+                    holder.check_block(entry.id)
+    except Corruption as error:
+        raise type(error)(
+            f"The store has this version already, but not whole: {error.message} Import it under another name, then "
+            "run `torpor repair`, which takes what is missing from there.",
+            **error.details,
+        ) from error
+    return Receipt(
+        uri=row.uri,
+        version=row.version,
+        bundle_id=row.bundle_id,
+        parent=row.parent,
+        token_count=row.token_count,
+        bytes_written=0,
+        logical_bytes=row.logical_bytes,
+        blocks_new=0,
+        blocks_reused=len(entries),
+        entries=entries,
+    )
+
+
+def _require_unknown(core: StoreCore, bundle_id: bytes) -> None:
+    """Refuse a bundle that the index has, but not as the version that it is: one that cannot be read at present, or
+    that another bundle has taken the number of."""
+    if core.index.knows(bundle_id):
+        path = core.folder.bundle_path(bundle_id)
+        raise CorruptBundle(
+            f"The store has {path} already, but cannot use it as it is. Import the file under another name, or run "
+            "`torpor repair` first.",
+            path=path,
+            part="file",
+        )
+
+
+class _Intake:
+    """One import under way: the blocks of an imported file on their way into a file of the store."""
+
+    def __init__(self, core: StoreCore, source: BundleFile, holdings: Holdings, temp: TempFile, room: Room) -> None:
+        self._core = core
+        self._source = source
+        self._holdings = holdings
+        self._temp = temp
+        self._writer = BundleWriter(temp, room)
+        self._places: dict[bytes, bytes] = {}
+
+    def take(self, blocks: Sequence[BlockEntry], also: FrameFile | None = None) -> None:
+        """Copy the blocks that the store does not hold elsewhere, and all that `also` holds."""
+        for entry in blocks:
+            holder = None if also is not None and entry.id in also.frames else self._holdings.find_sound(entry.id)
+            if holder is None:
+                self._writer.add_copy(self._source, entry.id)
+            else:
+                self._places[entry.id] = holder
+        for block_id in also.frames if also is not None else ():
+            assert also is not None
+            self._writer.add_copy(also, block_id)
+
+    def finish(self, manifest: Manifest, also: FrameFile | None = None) -> tuple[IndexedBundle, Receipt]:
+        encoded = manifest.encode()
+        bundle_id = bundle_id_of(encoded)
+        try:
+            directory = self._writer.finish(encoded, manifest.blocks, bundle_id, self._places)
+        except ReadBackFailed as error:
+            for file in filter(None, (self._source, also)):
+                for block_id in file.frames:
+                    file.check_block(block_id)
+            raise _bad_copy(error, "Nothing was imported") from error
+        frames = tuple(self._writer.frames)
+        row = row_of(manifest, bundle_id, self._temp.size_bytes)
+        new = sum(entry.id in self._writer.frames for entry in manifest.blocks)
+        receipt = Receipt(
+            uri=manifest.uri,
+            version=manifest.version,
+            bundle_id=bundle_id,
+            parent=manifest.parent,
+            token_count=manifest.token_count,
+            bytes_written=self._temp.size_bytes,
+            logical_bytes=manifest.logical_bytes,
+            blocks_new=new,
+            blocks_reused=len(manifest.blocks) - new,
+            entries=tuple(entry.held_by(self._places.get(entry.id, bundle_id)) for entry in manifest.blocks),
+        )
+        return IndexedBundle(bundle_id, LIVE, row, directory.holders, frames), receipt
+
+
+@contextlib.contextmanager
+def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, TempFile, Callable[[bytes], None]]]:
+    with contextlib.ExitStack() as stack:
+        pin = stack.enter_context(core.pinning())
+        holdings = stack.enter_context(contextlib.closing(Holdings(core, pin)))
+        room = stack.enter_context(core.metering())
+        room(0)  # where nothing may be written any more, not even a temporary file is made
+        stack.enter_context(core.poisoning())
+        temp = stack.enter_context(contextlib.closing(core.new_temp()))
+        yield _Intake(core, source, holdings, temp, room), temp, pin
+
+
+def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri: SessionUri) -> Receipt:
+    """A new version of a session, with the blocks of the imported bundle, which becomes its parent."""
+    with core.next_version(uri) as version, _intake(core, source) as (intake, temp, _):
+        intake.take(imported.blocks)
+        manifest = Manifest(
+            uri=uri,
+            version=version,
+            parent=source.bundle_id,
+            identity=imported.identity,
+            token_count=imported.token_count,
+            created_ns=max(time.time_ns(), 0),
+            blocks=imported.blocks,
+            session=imported.session,
+            environment=environment(),
+        )
+        bundle, receipt = intake.finish(manifest)
+        publish(core, temp, bundle)
+        return receipt
+
+
+def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) -> Receipt:
+    """The imported bundle itself becomes a version.
+
+    Where its session was deleted and its file still holds blocks for others, the new file holds those too: it takes the
+    place of the retired one, under the name that the others look for.
+    """
+    while True:
+        with _intake(core, source) as (intake, temp, pin), contextlib.ExitStack() as stack:
+            pin(source.bundle_id)  # from here on its file loses no frame
+            retired = _open_retired(core, source.bundle_id)
+            if retired is not None:
+                stack.enter_context(contextlib.closing(retired))
+            intake.take(manifest.blocks, retired)
+            bundle, receipt = intake.finish(manifest, retired)
+            with core.committing():
+                if _is_same(core, source.bundle_id, retired):
+                    publish(core, temp, bundle)
+                    if retired is not None:
+                        with contextlib.suppress(StoreIoError):  # nobody looks into it beside the live one
+                            core.folder.remove(source.bundle_id, RETIRED_SUFFIX)
+                    return receipt
+
+
+def _open_retired(core: StoreCore, bundle_id: bytes) -> FrameFile | None:
+    try:
+        return core.open_frames(bundle_id)
+    except BundleMissing:
+        return None
+
+
+def _is_same(core: StoreCore, bundle_id: bytes, retired: FrameFile | None) -> bool:
+    """Whether a bundle's retired file, or that there is none, is still what it was."""
+    if retired is None:
+        return core.folder.suffix_of(bundle_id) is None
+    return core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX and core.folder.is_current(bundle_id, retired.inode())
+
+
+def _bad_copy(error: ReadBackFailed, consequence: str) -> ReadBackFailed:
+    return ReadBackFailed(
+        f"What was written did not read back as it should. {consequence}. Check memory and disk.", **error.details
+    )
