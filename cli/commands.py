@@ -31,6 +31,7 @@ from . import (
     show,
     sleep,
     stop,
+    transfer,
     verify,
     wake,
 )
@@ -77,6 +78,8 @@ COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("ls", _LOOK, ls.ls),
     ("show", _LOOK, show.show),
     ("verify", _LOOK, verify.verify),
+    ("export", _LOOK, transfer.export),
+    ("import", _STORE, transfer.import_),
     ("tag", _STORE, marks.tag),
     ("untag", _STORE, marks.untag),
     ("pin", _STORE, marks.pin),

@@ -6,15 +6,19 @@ Owns that choice, and the opening of a store that nobody serves. What an operati
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..memvid import orders
 from ..memvid.folder import load_store_uuid, open_existing_root
+from ..memvid.incoming import hand_over, take_back
 from ..memvid.location import default_store_path
 from ..memvid.store import Store
+from ..memvid.uri import DEFAULT_NAMESPACE, SessionUri, parse_reference
 from ..socket_api.client import Client
-from ..socket_api.results import MaintenanceResult, MarksResult
+from ..socket_api.errors import RemoteError
+from ..socket_api.results import MaintenanceResult, MarksResult, SleepResult
 from .daemon_link import find_daemon
 from .maintenance_report import result_of
 from .store_view import open_store
@@ -120,3 +124,41 @@ def open_to_maintain(path: Path) -> Store:
     finally:
         os.close(root_fd)
     return Store.open(path, writable=True)
+
+
+def import_bundle(source: Path, as_name: str | None, socket: Path | None, store: Path | None) -> SleepResult:
+    """Take a bundle from a file into the store, under its own name or another. Raises as `carry_out`, and Corruption.
+
+    A running daemon is told no path: it gets a checked copy in its store's folder `incoming`, and that copy's id.
+    """
+    daemon = find_keeper(socket, store)
+    if daemon is not None:
+        with daemon:
+            store_path = daemon.status().store
+            bundle_id = hand_over(store_path, os.fspath(source))
+            try:
+                return daemon.import_bundle(bundle_id.hex(), session=as_name)
+            except RemoteError:  # it was not taken; where the connection was lost, nobody knows
+                take_back(store_path, bundle_id)
+                raise
+    started = time.monotonic()
+    with open_to_maintain(store or default_store_path()) as opened:
+        receipt = opened.import_file(source, as_uri=None if as_name is None else _uri_of_new(as_name))
+    return SleepResult(
+        session=str(receipt.uri),
+        version=receipt.version,
+        bundle_id=receipt.bundle_id.hex(),
+        parent=receipt.parent.hex() if receipt.parent else None,
+        token_count=receipt.token_count,
+        bytes_written=receipt.bytes_written,
+        logical_bytes=receipt.logical_bytes,
+        blocks_new=receipt.blocks_new,
+        blocks_reused=receipt.blocks_reused,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _uri_of_new(name: str) -> SessionUri:
+    """What a new session's name stands for: a bare one is in the default namespace."""
+    namespace, name = parse_reference(name)
+    return SessionUri(namespace or DEFAULT_NAMESPACE, name)

@@ -19,7 +19,7 @@ from ..errors import TorporError
 from ..memvid.incoming import owner_of
 from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
-from ..memvid.orders import Order, set_mark, take_in
+from ..memvid.orders import Order, set_mark
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, resolve
 from ..snapshot.blas import library_in_use
@@ -398,7 +398,7 @@ class Service:
                 raise SessionExists(
                     f"{owner} is awake; put it to sleep first, or import under another name.", session=str(owner)
                 )
-            adopting = partial(take_in, self._store, handed, wanted)
+            adopting = partial(self._store.adopt_incoming, handed, as_uri=wanted)
             receipt = await to_the_end(self._maintenance.run(adopting))
         return listing.receipt_of_sleep(receipt, seconds=time.monotonic() - started)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .errors import InvalidPolicy
-from .records import MaintenanceReport, Receipt
+from .records import MaintenanceReport
 from .retention import Retention
 from .store import Store
 from .uri import SessionUri
@@ -48,11 +48,6 @@ def carry_out(store: Store, order: Order) -> MaintenanceReport:
     if order.operation == "prune":
         return store.prune(Retention(order.keep_last, order.keep_days), order.uri, dry_run=order.dry_run)
     raise InvalidPolicy(f"{order.operation!r} is no operation that this store has.", field="operation")
-
-
-def take_in(store: Store, bundle_id: bytes, as_uri: SessionUri | None) -> Receipt:
-    """Adopt a bundle that was handed over. Raises InvalidPolicy where the store takes none."""
-    raise InvalidPolicy("This store takes no bundles of others.", field="bundle_id", bundle_id=bundle_id.hex())
 
 
 def set_mark(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, Torpor
+from cli_rig import FakeDaemon, MadeStore, Torpor
 from torpor.daemon.results import MaintenanceProblem
+from torpor.errors import TorporError
 
 
 def asked(daemon: FakeDaemon, method: str) -> list[dict[str, Any]]:
@@ -110,3 +112,40 @@ def test_a_version_is_woken_by_every_name_it_has(
 def test_a_version_that_is_named_twice_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) -> None:
     assert torpor("wake", "notes@1", "--version", "1").status == 2
     assert asked(slept, "wake") == []
+
+
+# --- import through a daemon
+
+
+def test_a_daemon_is_handed_a_checked_copy_and_told_its_id(
+    torpor: Torpor, daemon: FakeDaemon, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's path never reaches the daemon (threat 19)."""
+    daemon.service.store = str(made_store.path)
+    source = Path(shutil.copy(made_store.bundles[0], short_path / "my-notes"))
+    found: list[bytes] = []
+    adopt = daemon.service.import_bundle
+
+    async def look(*, bundle_id: str, session: str | None) -> Any:
+        found.append((made_store.path / "incoming" / f"{bundle_id}.mvb").read_bytes())
+        return await adopt(bundle_id=bundle_id, session=session)
+
+    monkeypatch.setattr(daemon.service, "import_bundle", look)
+    ran = torpor("import", source, "--as", "copy", "--json")
+    assert ran.document["bundle_id"] == made_store.bundles[0].stem
+    assert asked(daemon, "import_bundle") == [{"bundle_id": made_store.bundles[0].stem, "session": "copy"}]
+    assert found == [source.read_bytes()]
+    assert "imported as version 1" in torpor("import", source).out
+
+
+def test_what_a_daemon_does_not_take_is_taken_back(
+    torpor: Torpor, daemon: FakeDaemon, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.service.store = str(made_store.path)
+    daemon.service.fault = FakeRefusal("It is there already.")
+    assert torpor("import", made_store.bundles[0]).status == 2
+    assert list((made_store.path / "incoming").iterdir()) == []
+
+
+class FakeRefusal(TorporError):
+    code = "session_exists"

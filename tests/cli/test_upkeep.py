@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,45 @@ def test_a_damaged_file_of_marks_stops_prune_and_no_looking(torpor: Torpor, made
     marks.write_bytes(marks.read_bytes()[:-2])
     assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 6
     assert versions(torpor, made_store) == [1, 2], "looking goes on"
+
+
+# --- export and import
+
+
+def test_an_exported_version_is_imported_as_the_same_bundle(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    file, other = short_path / "agent.mvb", short_path / "other-store"
+    exported = torpor("export", "agent@2", file, "--store", made_store.path, "--json").document
+    assert exported["token_count"] == 600
+    assert exported["file_bytes"] == file.stat().st_size
+    with Store.open(other, writable=True):
+        pass
+    imported = torpor("import", file, "--store", other, "--json").document
+    assert imported["bundle_id"] == exported["bundle_id"]
+    assert imported["session"] == "torpor://default/agent"
+    assert torpor("verify", "--deep", "--store", other).status == 0
+    renamed = torpor("import", file, "--as", "copy", "--store", other, "--json").document
+    assert renamed["session"] == "torpor://default/copy"
+    assert torpor("show", "copy", "--store", other, "--json").document["info"]["token_count"] == 600
+
+
+def test_a_file_that_is_there_is_not_written_over(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
+    file = short_path / "precious"
+    file.write_text("precious")
+    assert torpor("export", "agent", file, "--store", made_store.path).status != 0
+    assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5000])
+def test_a_damaged_file_is_not_imported(torpor: Torpor, made_store: MadeStore, short_path: Path, cut: int) -> None:
+    file = short_path / "agent.mvb"
+    torpor("export", "agent", file, "--store", made_store.path)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content[: len(content) - cut])
+    shutil.copytree(made_store.path, short_path / "before")
+    assert torpor("import", file, "--as", "copy", "--store", made_store.path).status == 6
+    assert torpor("show", "copy", "--store", made_store.path).status == 4
+    assert names(made_store.path) == names(short_path / "before")
+    assert torpor("import", short_path / "none", "--store", made_store.path).status != 0

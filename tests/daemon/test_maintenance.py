@@ -14,7 +14,7 @@ from session_rig import DEADLINE_S, Gate, ignore, tokens_of
 from torpor.daemon import maintenance
 from torpor.daemon.errors import ServiceClosed, SessionExists
 from torpor.daemon.maintenance import Maintenance
-from torpor.memvid.errors import SessionNotFound, TagTaken
+from torpor.memvid.errors import BundleMissing, SessionNotFound, TagTaken
 from torpor.memvid.incoming import hand_over
 from torpor.memvid.records import Action, Finding, MaintenanceReport
 from torpor.memvid.store import Store
@@ -240,6 +240,30 @@ def handed_over(store: Path) -> str:
     return hand_over(str(store), str(file)).hex()
 
 
+async def test_an_imported_session_wakes_bit_for_bit_under_another_name(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        before = await rig.fingerprint("a")
+        await rig.sleep("a")
+        receipt = await rig.service.import_bundle(bundle_id=handed_over(store), session="b")
+        assert (receipt.session, receipt.version, receipt.token_count) == ("torpor://default/b", 1, 300)
+        await rig.wake("b")
+        assert await rig.fingerprint("b") == before
+        assert list((store / "incoming").iterdir()) == []
+
+
+async def test_a_session_that_was_lost_is_imported_under_its_own_name(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        before = await rig.fingerprint("a")
+        slept = await rig.sleep("a")
+        bundle_id = handed_over(store)
+        await rig.service.delete(session="a")
+        assert (await rig.service.import_bundle(bundle_id=bundle_id)).bundle_id == slept.bundle_id
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+
+
 async def test_nothing_is_imported_over_a_session_that_is_awake(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
@@ -251,3 +275,10 @@ async def test_nothing_is_imported_over_a_session_that_is_awake(open_rig: Any, s
             with pytest.raises(SessionExists):
                 await rig.service.import_bundle(bundle_id=bundle_id, session=session)
         assert len((await rig.service.show(session="a")).versions) == 1
+
+
+async def test_an_id_that_nobody_handed_over_is_missing(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for session in (None, "b"):
+            with pytest.raises(BundleMissing):
+                await rig.service.import_bundle(bundle_id="ab" * 32, session=session)

@@ -1,0 +1,93 @@
+"""`torpor export` and `torpor import`: one version of a session as one file, out of a store and into another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .formatting import format_bytes, format_id, format_plural
+from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption
+from .output import Output, plain
+from .store_view import choose_store, open_store
+from .upkeep import import_bundle
+
+TargetArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", show_default=False, help="The file to write; it must not be there yet.")
+]
+SourceArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", show_default=False, help="A file that export has written.")
+]
+AsOption = Annotated[
+    str | None,
+    typer.Option("--as", metavar="NAME", show_default=False, help="Take it under this name instead of its own."),
+]
+
+
+def export(
+    version: VersionArgument,
+    target: TargetArgument,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one version of a session, with all that it needs, to one file: to keep, or to take elsewhere.
+
+    Reads the files of --store, of the running daemon's store, or of the default one; what an awake session has read
+    since it last slept is not in it. Every byte is checked on the way.
+
+    [bold]Examples[/]
+
+    [cyan]torpor export notes notes.mvb[/]
+    [cyan]torpor export notes@before-refactor /backup/notes.mvb --json[/]
+    """
+    output = Output(as_json=as_json)
+    with open_store(choose_store(store, socket)) as opened:
+        row = opened.resolve_version(version)
+        report = opened.export_session(row.uri, row.version, target)
+    if as_json:
+        body = {
+            "session": str(report.uri),
+            "version": report.version,
+            "bundle_id": report.bundle_id.hex(),
+            "path": report.path,
+            "token_count": report.token_count,
+            "blocks": report.blocks,
+            "logical_bytes": report.logical_bytes,
+            "file_bytes": report.file_bytes,
+        }
+        output.document("export", body)
+        return
+    output.line(
+        f"{plain(report.uri)}  version {report.version} exported: {format_plural(report.token_count, 'token')},"
+        f" {format_bytes(report.file_bytes)} in {plain(report.path)}"
+    )
+
+
+def import_(
+    source: SourceArgument,
+    as_name: AsOption = None,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a session into the store from a file that [cyan]torpor export[/] has written.
+
+    Every byte is checked before anything is taken.
+
+    [bold]Examples[/]
+
+    [cyan]torpor import notes.mvb[/]
+    [cyan]torpor import notes.mvb --as notes-of-june[/]
+    """
+    output = Output(as_json=as_json)
+    receipt = import_bundle(source, as_name, socket, store)
+    if as_json:
+        output.document("import", receipt.model_dump(mode="json"))
+        return
+    output.line(
+        f"{plain(receipt.session)}  imported as version {receipt.version}, bundle"
+        f" {plain(format_id(receipt.bundle_id))}: {format_plural(receipt.token_count, 'token')},"
+        f" {format_bytes(receipt.bytes_written)} written"
+    )
