@@ -13,7 +13,7 @@ import os
 from typing import Final
 
 from .errors import LockLost, StoreLocked
-from .paths import io_error, open_file, stat_name
+from .paths import io_error, open_file, stat_name, stat_open
 
 LOCK_NAME: Final = "lock"
 _ATTEMPTS: Final = 16
@@ -46,7 +46,12 @@ class StoreLock:
             except OSError as error:
                 os.close(fd)
                 raise io_error(error, "lock", self._path) from error
-            if self._is_current(fd):
+            try:
+                current = self._is_current(fd)
+            except BaseException:
+                os.close(fd)  # else this process would lock itself out
+                raise
+            if current:
                 return fd
             os.close(fd)
         raise LockLost(f"{self._path} keeps being replaced. Stop whatever removes it.", path=self._path)
@@ -56,7 +61,7 @@ class StoreLock:
             named = stat_name(self._root_fd, LOCK_NAME, self._path)
         except FileNotFoundError:
             return False
-        ours = os.fstat(fd)
+        ours = stat_open(fd, self._path)
         return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _write_pid(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from store_making import URI, require_awake, sleep
 from torpor.memvid import Store
-from torpor.memvid.errors import LockLost, StoreLocked
+from torpor.memvid.errors import LockLost, StoreIoError, StoreLocked
 
 HOLDER = """
 import sys
@@ -107,3 +108,25 @@ def test_threat_38_a_started_program_does_not_inherit_the_lock(store: Store, sto
     finally:
         child.kill()
         child.communicate()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the lock's descriptor by its name")
+@pytest.mark.parametrize("call", ["stat", "fstat"])
+def test_a_lock_that_could_not_be_looked_at_is_let_go(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Else this process would find its own store in use by itself."""
+    Store.open(store_path, writable=True).close()
+    real = getattr(os, call)
+
+    def failing(path: object, *args: object, **kwargs: object) -> object:
+        locked = path == "lock" or (isinstance(path, int) and os.readlink(f"/proc/self/fd/{path}").endswith("/lock"))
+        if locked and sys._getframe(2).f_code.co_name == "_is_current":
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        with pytest.raises(StoreIoError):
+            Store.open(store_path, writable=True)
+    Store.open(store_path, writable=True).close()
