@@ -19,6 +19,11 @@ A removal believes `refs`, so they must at every moment cover what the file need
 
 Blocks are found by the first 8 bytes of their ids: a row of `blocks` takes 30 bytes instead of 150, and who asks
 proves the answer in the file's own directory anyway.
+
+A flipped bit must not hide a version, so an index is believed only if each page of its file is what was last written
+(`page_sums`), or else, after a crash in a checkpoint or a change by others, if every row is (`index_seals`). A row's
+own seal is compared each time it is read; one that is broken makes the next opening check them all. Checkpoints are
+made here and not by SQLite, for the sums must know of each.
 """
 # ruff: noqa: S608 - every statement is put together from constants of this module
 
@@ -40,21 +45,32 @@ from urllib.parse import quote
 from .bundle import BundleFile
 from .durable import rename, sync_folder, write_error
 from .errors import CorruptBundle, NoSpace, StoreError, StoreIoError
+from .index_seals import (
+    NO_SEALS,
+    BrokenSeal,
+    decode_seals,
+    encode_seals,
+    require_sealed,
+    seal_of,
+    storage_of,
+    with_seals,
+)
 from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS
 from .manifest import Manifest
+from .page_sums import PAGE_BYTES, PageSums
 from .paths import list_names, require_own_regular, stat_name
 from .records import IndexRow
 from .uri import SessionUri
 
 INDEX_FILE: Final = "index.sqlite"
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
 SHADOWED: Final = "shadowed"
 
 _SIDE_FILES: Final = ("", "-wal", "-shm", "-journal")
 _APPLICATION_ID: Final = 0x54505249  # "TPRI"
-_CHECKPOINT_PAGES: Final = 64
+_CHECKPOINT_BYTES: Final = 1000 * PAGE_BYTES
 _CACHE_KIB: Final = 64 * 1024
 _PAGE_ROWS: Final = 1000
 _ASKED_AT_ONCE: Final = 500
@@ -65,9 +81,10 @@ _BLOCK_KEY: Final = struct.Struct(">q")
 _SCHEMA: Final = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE bundles (
-    number INTEGER PRIMARY KEY, bundle_id BLOB NOT NULL UNIQUE, status TEXT NOT NULL, unsettled INTEGER NOT NULL,
-    namespace TEXT, name TEXT, version INTEGER, parent BLOB, identity_digest BLOB, token_count INTEGER,
-    bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER, model TEXT, labels TEXT
+    number INTEGER PRIMARY KEY, status TEXT NOT NULL, unsettled INTEGER NOT NULL, namespace TEXT, name TEXT,
+    version INTEGER, bundle_id BLOB NOT NULL UNIQUE, parent BLOB, identity_digest BLOB, token_count INTEGER,
+    bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER, model TEXT, labels TEXT, storage BLOB NOT NULL,
+    seal BLOB NOT NULL
 );
 CREATE UNIQUE INDEX one_live_version ON bundles (namespace, name, version) WHERE status = '{LIVE}';
 CREATE INDEX by_name ON bundles (name, status);
@@ -83,6 +100,8 @@ _COLUMNS: Final = (
     "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
     "created_ns, model, labels"
 )
+_SEALED: Final = f"status, unsettled, {_COLUMNS}, storage"
+_READ: Final = f"{_SEALED}, seal"
 _INTEGERS: Final = ("version", "token_count", "bundle_bytes", "logical_bytes", "created_ns")
 _NO_ID: Final = "typeof({0}) <> 'blob' OR length({0}) <> 32"
 _NO_NAME: Final = (
@@ -106,6 +125,9 @@ _NONSENSE: Final = (
     f"SELECT 1 FROM refs WHERE {_NO_ID.format('refers_to')} LIMIT 1",
 )
 """What no index of ours holds; what `_row` and `_id` refuse when they meet it, asked of all rows at once."""
+
+_FAILURES: Final = (sqlite3.Error, UnicodeError, OverflowError, MemoryError)
+"""What reading a damaged file makes of SQLite and of Python's own part of it."""
 
 
 class IndexUnusable(Exception):
@@ -166,6 +188,9 @@ class Index:
         self._connection = connection
         self._root_fd = root_fd
         self._lock = threading.RLock()
+        self._sums: PageSums | None = None
+        self._entered: list[bytes] = []
+        self._left: list[bytes] = []
         self.path = path
 
     # --- opening and making
@@ -176,19 +201,26 @@ class Index:
         last rewrite of a bundle; UnsafePath."""
         path = _require_index_file(store_path, root_fd)
         begun = _rewrites_begun(root_fd, store_path)
+        sums = None if _has_journal(root_fd) else PageSums.stored(root_fd, store_path, INDEX_FILE)
         connection = _connect(path)
         try:
-            _require_ours(connection, store_uuid)
+            _require_ours(connection, store_uuid, as_written=sums is not None)
             if _count_of(connection) < begun:
                 raise IndexUnusable("it is older than the last rewrite of a bundle")
             _configure(connection)
-        except sqlite3.Error as error:
+            if sums is None:
+                connection.execute("BEGIN IMMEDIATE")  # a flipped bit may forbid writing
+                connection.execute("ROLLBACK")
+                sums = PageSums.taken(root_fd, store_path, INDEX_FILE)
+        except _FAILURES as error:
             connection.close()
             raise IndexUnusable(f"it is damaged ({error})") from error
         except IndexUnusable:
             connection.close()
             raise
-        return cls(connection, path, root_fd)
+        index = cls(connection, path, root_fd)
+        index._sums = sums
+        return index
 
     @classmethod
     def copy_to_memory(cls, store_path: str, root_fd: int, store_uuid: str) -> Index:
@@ -206,12 +238,13 @@ class Index:
             failure: Exception | None = None
             try:
                 # immutable: rows still in a live daemon's -wal are not seen; the store finds them by their bundles
+                as_written = PageSums.stored(root_fd, store_path, INDEX_FILE) is not None
                 source = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
                 with contextlib.closing(source):
                     _require_schema(source)
                     source.backup(memory)
-                _require_ours(memory, store_uuid)
-            except (sqlite3.Error, IndexUnusable) as error:
+                _require_ours(memory, store_uuid, as_written=as_written)
+            except (*_FAILURES, IndexUnusable) as error:
                 failure = error
             if _state_of_file(root_fd, path) == before:
                 if failure is None:
@@ -253,7 +286,8 @@ class Index:
                 _configure(connection)
                 index = cls(connection, path, root_fd)
                 index._fill(store_path, store_uuid, bundles, unsettled, written)
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # so that read-only stores find the schema
+                index._checkpoint()  # so that read-only stores find the schema
+                index._sums = PageSums.taken(root_fd, store_path, INDEX_FILE)
                 return index
             except BaseException:
                 connection.close()
@@ -290,12 +324,15 @@ class Index:
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            self._connection.execute("INSERT INTO meta VALUES ('seals', ?)", (encode_seals(NO_SEALS),))
             for bundle in bundles:
                 self._insert(bundle)
             self._mark(unsettled)
             self._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
-            self._connection.execute("INSERT INTO meta VALUES ('rewrites', ?)", (str(begun),))
-            self._connection.execute("INSERT INTO meta VALUES ('store_uuid', ?)", (store_uuid,))
+            self._entered += [seal_of(("written", day, size_bytes)) for day, size_bytes in (written or {}).items()]
+            for key, value in (("rewrites", str(begun)), ("store_uuid", store_uuid)):
+                self._connection.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
+                self._entered.append(seal_of(("meta", key, value)))
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[Callable[[Index], None]]:
@@ -305,14 +342,18 @@ class Index:
         """
         with self._lock:
             self._connection.close()
+            self._sums = None
 
             def go_on_with(fresh: Index) -> None:
-                self._connection = fresh._connection
+                self._connection, self._sums = fresh._connection, fresh._sums
 
             yield go_on_with
 
     def close(self) -> None:
         with self._lock:
+            if self._sums is not None:
+                with contextlib.suppress(*_FAILURES):  # SQLite would make it in closing, unseen by the sums
+                    self._checkpoint()
             self._connection.close()
 
     # --- writing
@@ -334,25 +375,18 @@ class Index:
         """Bring the index in line with the bundle files. Raises IndexUnusable where rows contradict each other."""
         try:
             with self._lock:
-                self._connection.execute("BEGIN IMMEDIATE")
-                try:
+                with self._committed():
                     for bundle_id in dropped:
                         self._delete(bundle_id)
-                    self._connection.executemany(
-                        "UPDATE bundles SET status = ? WHERE bundle_id = ?", [(SHADOWED, one) for one in shadowed]
-                    )
+                    for bundle_id in shadowed:
+                        self._set(bundle_id, "status", SHADOWED)
                     for bundle in added:
                         self._insert(bundle)
                     for bundle in settled:
                         self._replace_storage(bundle)
                     self._mark(unsettled)
-                    self._connection.execute("COMMIT")
-                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # as in `drop`
-                except BaseException:
-                    with contextlib.suppress(sqlite3.Error):
-                        self._connection.execute("ROLLBACK")
-                    raise
-        except sqlite3.Error as error:
+                self._checkpoint()  # as in `drop`
+        except (*_FAILURES, BrokenSeal) as error:
             raise IndexUnusable(f"it contradicts the bundles ({error})") from error
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
@@ -375,9 +409,11 @@ class Index:
             with self._transaction():
                 count = _count_of(self._connection) + 1
                 self._connection.execute("UPDATE meta SET value = ? WHERE key = 'rewrites'", (str(count),))
-                self._mark([bundle_id])
+                self._left.append(seal_of(("meta", "rewrites", str(count - 1))))
+                self._entered.append(seal_of(("meta", "rewrites", str(count))))
                 if (number := self._number(bundle_id)) is not None:
                     self._insert_refs(number, refs)
+                    self._mark([bundle_id])
             self._settle()
             self._count_on_disk(count)
 
@@ -389,23 +425,45 @@ class Index:
     def add_written(self, day: int, size_bytes: int) -> None:
         """Count bytes that were written on a day (days since 1970, UTC). For budgets; a power cut may lose the last."""
         with self._transaction():
-            self._connection.execute(
-                "INSERT INTO written VALUES (?, ?) ON CONFLICT (day) DO UPDATE SET size_bytes = size_bytes + ?",
-                (day, size_bytes, size_bytes),
-            )
-            self._connection.execute("DELETE FROM written WHERE day < ?", (day - _WRITTEN_DAYS,))
+            old = self._connection.execute(
+                "SELECT day, size_bytes FROM written WHERE day = ? OR day < ?", (day, day - _WRITTEN_DAYS)
+            ).fetchall()
+            total = size_bytes + dict(old).get(day, 0)
+            self._connection.executemany("DELETE FROM written WHERE day = ?", [(gone,) for gone, _ in old])
+            self._connection.execute("INSERT INTO written VALUES (?, ?)", (day, total))
+            self._left += [seal_of(("written", *gone)) for gone in old]
+            self._entered.append(seal_of(("written", day, total)))
+
+    def erase_dropped(self) -> None:
+        """Leave nothing of dropped rows in the file: all that is left is written anew, into pages that held nothing.
+
+        `drop` alone overwrites what it frees (secure_delete), but what SQLite moved about in a page before may remain
+        there. Needs room for a second copy of the index. Raises NoSpace, StoreIoError; the rows are then as they were.
+        """
+        with self._lock:
+            with _translated(self.path):
+                self._connection.execute("VACUUM")
+            self._settle()
 
     def _settle(self) -> None:
         """Bring what was committed into the file itself, flushed: a power cut must not bring a dropped row back, and
         read-only stores must not see it."""
-        with self._lock, _translated(self.path):
-            busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if busy:
+        with self._lock, self._translated():
+            if not self._checkpoint():
                 raise StoreIoError(
                     f"The index {self.path} is being read by another program and could not be brought up to date. "
                     "End that program and try again.",
                     path=self.path,
                 )
+
+    def _checkpoint(self) -> bool:
+        """Bring what was committed into the file itself; False if another program reads the file."""
+        if self._sums is not None:
+            self._sums.expect_checkpoint()
+        busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not busy and self._sums is not None:
+            self._sums.checkpointed()
+        return not busy
 
     def _count_on_disk(self, count: int) -> None:
         if self._root_fd is None:
@@ -430,14 +488,17 @@ class Index:
                 row.uri.namespace, row.uri.name, row.version, row.parent, row.identity_digest, row.token_count,
                 row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels),
             )  # fmt: skip
+        refs, keys = sorted(set(bundle.refs)), sorted({_block_key(block) for block in bundle.blocks})
+        sealed = (bundle.status, 0, *facts[:3], bundle.bundle_id, *facts[3:], storage_of(refs, keys))
+        seal = seal_of(sealed)
         inserted = self._connection.execute(
-            f"INSERT INTO bundles VALUES (NULL, ?, ?, 0, {', '.join('?' * 11)})",
-            (bundle.bundle_id, bundle.status, *facts),
+            f"INSERT INTO bundles (number, {_READ}) VALUES (NULL, {', '.join('?' * len(sealed))}, ?)", (*sealed, seal)
         )
         number = inserted.lastrowid
         assert number is not None
-        self._insert_refs(number, bundle.refs)
-        self._insert_blocks(number, bundle.blocks)
+        self._insert_refs(number, refs)
+        self._insert_keys(number, keys)
+        self._entered.append(seal)
 
     def _replace_storage(self, bundle: IndexedBundle) -> None:
         number = self._number(bundle.bundle_id)
@@ -449,24 +510,48 @@ class Index:
             )
         self._delete_storage(number)
         self._insert_refs(number, bundle.refs)
-        self._insert_blocks(number, bundle.blocks)
+        self._insert_keys(number, sorted(_block_key(block) for block in bundle.blocks))
+        self._seal(number)
 
     def _insert_refs(self, number: int, refs: Iterable[bytes]) -> None:
         self._connection.executemany("INSERT OR IGNORE INTO refs VALUES (?, ?)", [(number, other) for other in refs])
 
-    def _insert_blocks(self, number: int, blocks: Iterable[bytes]) -> None:
-        keys = sorted(_block_key(block) for block in blocks)
+    def _insert_keys(self, number: int, keys: Iterable[int]) -> None:
         self._connection.executemany("INSERT OR IGNORE INTO blocks VALUES (?, ?)", [(key, number) for key in keys])
 
     def _mark(self, bundle_ids: Iterable[bytes]) -> None:
-        self._connection.executemany(
-            "UPDATE bundles SET unsettled = 1 WHERE bundle_id = ?", [(one,) for one in bundle_ids]
+        for bundle_id in bundle_ids:
+            self._set(bundle_id, "unsettled", 1)
+
+    def _set(self, bundle_id: bytes, column: str, value: object) -> None:
+        if (number := self._number(bundle_id)) is not None:
+            self._connection.execute(f"UPDATE bundles SET {column} = ? WHERE number = ?", (value, number))
+            self._seal(number)
+
+    def _seal(self, number: int) -> None:
+        """Seal a row anew whose columns, references or blocks were changed."""
+        *values, _, old = self._connection.execute(
+            f"SELECT {_READ} FROM bundles WHERE number = ?", (number,)
+        ).fetchone()
+        sealed = (*values, self._storage_of(number))
+        seal = seal_of(sealed)
+        self._connection.execute(
+            "UPDATE bundles SET storage = ?, seal = ? WHERE number = ?", (sealed[-1], seal, number)
         )
+        self._left.append(old)
+        self._entered.append(seal)
+
+    def _storage_of(self, number: int) -> bytes:
+        refs = self._connection.execute("SELECT refers_to FROM refs WHERE number = ? ORDER BY refers_to", (number,))
+        keys = self._connection.execute("SELECT block FROM blocks WHERE number = ? ORDER BY block", (number,))
+        return storage_of([ref for (ref,) in refs], [key for (key,) in keys])
 
     def _delete(self, bundle_id: bytes) -> None:
         if (number := self._number(bundle_id)) is not None:
             self._delete_storage(number)
+            (seal,) = self._connection.execute("SELECT seal FROM bundles WHERE number = ?", (number,)).fetchone()
             self._connection.execute("DELETE FROM bundles WHERE number = ?", (number,))
+            self._left.append(seal)
 
     def _delete_storage(self, number: int) -> None:
         self._connection.execute("DELETE FROM refs WHERE number = ?", (number,))
@@ -478,15 +563,43 @@ class Index:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock, _translated(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
+        with self._lock, self._translated(), self._committed():
+            yield
+
+    @contextlib.contextmanager
+    def _committed(self) -> Iterator[None]:
+        """One transaction, the lock being held."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._entered, self._left = [], []
+        try:
+            yield
+            self._seal_all()
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        if self._sums is not None and self._sums.wal_bytes() >= _CHECKPOINT_BYTES:
+            with contextlib.suppress(*_FAILURES):  # what was committed stays so: the next one tries again
+                self._checkpoint()
+
+    def _seal_all(self) -> None:
+        """Bring the seal on all rows up to date with those that came and went in this transaction."""
+        if self._entered or self._left:
+            (old,) = self._connection.execute("SELECT value FROM meta WHERE key = 'seals'").fetchone()
+            new = encode_seals(with_seals(decode_seals(old), self._entered, self._left))
+            self._connection.execute("UPDATE meta SET value = ? WHERE key = 'seals'", (new,))
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """What a damaged index does, in the store's words; the next opening then checks every row."""
+        try:
+            with _translated(self.path):
                 yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
-                raise
+        except StoreIoError:
+            if self._sums is not None:
+                self._sums.forget()
+            raise
 
     # --- asking for sessions
 
@@ -513,11 +626,11 @@ class Index:
         after = ("", "")
         while True:
             found = self._select(
-                f"SELECT {_COLUMNS}, max(version) FROM bundles WHERE status = '{LIVE}' AND (namespace, name) > (?, ?) "
+                f"SELECT {_READ}, max(version) FROM bundles WHERE status = '{LIVE}' AND (namespace, name) > (?, ?) "
                 "GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",  # with max(), the columns of its row
                 (*after, _PAGE_ROWS),
             )
-            rows = [_row(columns[:-1], self.path) for columns in found]
+            rows = self._as_rows(columns[:-1] for columns in found)
             yield from rows
             if len(rows) < _PAGE_ROWS:
                 return
@@ -600,7 +713,7 @@ class Index:
     def referenced(self, but_for: Iterable[bytes] = ()) -> set[bytes]:
         """Every bundle that another bundle's file needs, the bundles `but_for` not counted."""
         if others := set(but_for):
-            with self._lock, _translated(self.path):
+            with self._lock, self._translated():
                 pairs = self._connection.execute("SELECT bundle_id, refers_to FROM refs JOIN bundles USING (number)")
                 return {_id(named, self.path) for user, named in pairs if user not in others}
         return set(self._ids("SELECT DISTINCT refers_to FROM refs", ()))
@@ -623,18 +736,20 @@ class Index:
 
     def stored(self, bundle_id: bytes) -> IndexedBundle | None:
         """What the index says of a bundle, of its blocks only the first 8 bytes of each id, in order."""
-        found = self._select(f"SELECT number, status, {_COLUMNS} FROM bundles WHERE bundle_id = ?", (bundle_id,))
-        if not found:
-            return None
-        number, status, *columns = found[0]
-        keys = self._select("SELECT block FROM blocks WHERE number = ? ORDER BY block", (number,))
-        return IndexedBundle(
-            bundle_id,
-            status,
-            None if status == UNREADABLE else _row(tuple(columns), self.path),
-            self.refs_of(bundle_id),
-            tuple(_BLOCK_KEY.pack(key) for (key,) in keys),
-        )
+        with self._lock:
+            found = self._select(f"SELECT number, {_READ} FROM bundles WHERE bundle_id = ?", (bundle_id,))
+            if not found:
+                return None
+            number, *columns = found[0]
+            refs = self.refs_of(bundle_id)
+            found = self._select("SELECT block FROM blocks WHERE number = ? ORDER BY block", (number,))
+        keys = [key for (key,) in found]
+        with self._translated():
+            _require_seal(tuple(columns), self.path)
+            if columns[-2] != storage_of(refs, keys):
+                raise _bad_row(self.path, "its references or blocks are not what was written")
+            row = None if columns[0] == UNREADABLE else _row(tuple(columns), self.path)
+        return IndexedBundle(bundle_id, columns[0], row, refs, tuple(_BLOCK_KEY.pack(key) for key in keys))
 
     def written_on(self, day: int) -> int:
         """Bytes written on that day."""
@@ -645,13 +760,17 @@ class Index:
         return {int(day): int(size) for day, size in self._select("SELECT day, size_bytes FROM written", ())}
 
     def _rows(self, tail: str, values: tuple[Any, ...]) -> list[IndexRow]:
-        return [_row(columns, self.path) for columns in self._select(f"SELECT {_COLUMNS} FROM bundles {tail}", values)]
+        return self._as_rows(self._select(f"SELECT {_READ} FROM bundles {tail}", values))
+
+    def _as_rows(self, found: Iterable[tuple[Any, ...]]) -> list[IndexRow]:
+        with self._translated():
+            return [_row(columns, self.path) for columns in found]
 
     def _ids(self, statement: str, values: tuple[Any, ...]) -> list[bytes]:
         return [_id(value, self.path) for (value,) in self._select(statement, values)]
 
     def _select(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        with self._lock, _translated(self.path):
+        with self._lock, self._translated():
             return self._connection.execute(statement, values).fetchall()
 
 
@@ -666,10 +785,16 @@ def _id(value: Any, path: str) -> bytes:
     return value
 
 
+def _require_seal(columns: tuple[Any, ...], path: str) -> None:
+    if seal_of(columns[:-1]) != columns[-1]:
+        raise _bad_row(path, "it is not what was written")
+
+
 def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
     """A row that was read, as a value. Written out, for a listing does it for every session."""
+    _require_seal(columns, path)
     namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, labels = (
-        columns
+        columns[2:-2]
     )
     try:
         if not (type(version) is type(tokens) is type(file_bytes) is type(raw_bytes) is type(created) is int):
@@ -705,12 +830,15 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _configure(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA fullfsync = ON")  # fsync on macOS stops at the drive's cache; no effect elsewhere
     connection.execute("PRAGMA checkpoint_fullfsync = ON")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    connection.execute("PRAGMA secure_delete = ON")  # a dropped row's name is overwritten, not only let go
+    connection.execute("PRAGMA temp_store = MEMORY")  # nothing of an index in a temporary file outside the store
     connection.execute("PRAGMA trusted_schema = OFF")
 
 
@@ -726,6 +854,15 @@ def _require_index_file(store_path: str, root_fd: int) -> str:
             continue
         require_own_regular(status, path + suffix)
     return path
+
+
+def _has_journal(root_fd: int) -> bool:
+    """Whether there is a journal that SQLite may take for its own and roll back into the file."""
+    try:
+        os.stat(f"{INDEX_FILE}-journal", dir_fd=root_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _state_of_file(root_fd: int, path: str) -> tuple[int, int, int]:
@@ -754,16 +891,23 @@ def _count_of(connection: sqlite3.Connection) -> int:
     return int(found[0])
 
 
-def _require_ours(connection: sqlite3.Connection, store_uuid: str) -> None:
+def _require_ours(connection: sqlite3.Connection, store_uuid: str, *, as_written: bool) -> None:
+    """Refuse an index that is not ours, or not what was written. `as_written`: its pages are known to be."""
     if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
         raise IndexUnusable("it is not an index of Torpor")
     if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA_VERSION,):
         raise IndexUnusable("it has another schema version")
+    if connection.execute("PRAGMA page_size").fetchone() != (PAGE_BYTES,):
+        raise IndexUnusable("it has pages of another size")
     _require_schema(connection)
     if connection.execute("SELECT value FROM meta WHERE key = 'store_uuid'").fetchone() != (store_uuid,):
         raise IndexUnusable("it belongs to another store")
-    if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-        raise IndexUnusable("it is damaged")
+    if as_written:
+        return
+    try:
+        require_sealed(connection, _SEALED)
+    except BrokenSeal as broken:
+        raise IndexUnusable(str(broken)) from broken
     if any(connection.execute(question).fetchone() for question in _NONSENSE):
         raise IndexUnusable("it holds a row that is not valid")
 
@@ -791,7 +935,7 @@ def _translated(path: str) -> Iterator[None]:
     """SQLite's failures in the store's words."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (*_FAILURES, BrokenSeal) as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise NoSpace(f"No room for the index {path}. Free some space and try again.", path=path) from error
         raise StoreIoError(

@@ -130,8 +130,8 @@ for a slot of MAX_SLOT_BYTES in elements of 8 bytes."""
 # --- small files and input/output
 
 MAX_INDEX_BYTES: Final = 512 * MIB
-"""An index file that a read-only store copies into memory; a larger one is made anew from the bundles. A row takes
-about 500 bytes, so this is a million versions."""
+"""An index file that a read-only store copies into memory; a larger one is made anew from the bundles. A version takes
+290 to 670 bytes, so this is a million versions."""
 
 MAX_STORE_JSON_BYTES: Final = 4 * KIB
 MAX_LABELS: Final = 256
