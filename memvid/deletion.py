@@ -29,7 +29,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     versions = len(index.versions(uri))
     bundle_ids = index.bundles_of(uri)
     freed = retire(folder, index, pins, bundle_ids) + sum(remove_unneeded(folder, index, pins).values())
-    _unmark(folder, uri)
+    unmark(folder, uri)
     kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
@@ -64,6 +64,12 @@ def remove_unneeded(
         return {}
     listed = folder.list_bundles() if files is None else files
     retired = [bundle_id for bundle_id, suffix in listed.items() if suffix == RETIRED_SUFFIX]
+    return remove_retired(folder, index, pins, retired)
+
+
+def remove_retired(folder: StoreFolder, index: Index, pins: Pins, retired: Iterable[bytes]) -> dict[bytes, int]:
+    """Remove those of the retired bundles' files that no other bundle needs; those that are open wait for their last
+    reader. Returns the bytes that each frees. Only where every bundle can be read."""
     free = pins.wait_or_free(unneeded(index, retired))
     return _remove(folder, unneeded(index, free))
 
@@ -96,7 +102,7 @@ def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequen
     return sum(map(folder.empty_retired, free))
 
 
-def _unmark(folder: StoreFolder, uri: SessionUri) -> None:
+def unmark(folder: StoreFolder, uri: SessionUri) -> None:
     """No marks of a session that is gone. What stays where this fails names bundles that are no more, and is harmless:
     neither a full disk nor damaged marks may stop a delete."""
     try:

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from . import deletion, marking, pruning, transfer
+from . import collecting, deletion, marking, pruning, repair, transfer
 from .blocks import BlockDraft, BlockEntry
 from .bundle import BundleReader
 from .codecs import RAW, Codec
@@ -370,6 +370,38 @@ class Store:
         if uri is not None and self.find_session(uri) is None:
             raise self._not_found(uri, None)
         return pruning.prune(self._core, retention, uri, dry_run=dry_run)
+
+    # --- upkeep
+
+    def gc(self, *, dry_run: bool = False) -> MaintenanceReport:
+        """Remove what nothing needs: retired files without a user, leftovers of unfinished writes, marks of versions
+        that are gone. While a bundle cannot be read it removes nothing and says so in `problems`. Never touches the
+        quarantine. A dry run says what would go, also in a store that was opened for reading.
+
+        Raises:
+            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace
+        """
+        return collecting.gc(self._core, dry_run=dry_run)
+
+    def repair(self, *, dry_run: bool = False) -> MaintenanceReport:
+        """Read every byte, and make a sound store of what is left of it; damaged files go to quarantine as they are.
+
+        What was lost for good stands in `problems` (`version_lost`): which session and version, and how many tokens.
+        A dry run says what would be done, also in a store that was opened for reading.
+
+        Raises:
+            NoSpace, StoreIoError: what was done so far is whole; run it again.
+            ReadOnlyStore, LockLost, DurabilityLost
+        """
+        return repair.repair(self._core, dry_run=dry_run)
+
+    def rebuild_index(self, *, dry_run: bool = False) -> MaintenanceReport:
+        """Make the index anew from the bundles; a dry run says in what it differs from them.
+
+        Raises:
+            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
+        """
+        return repair.rebuild_index(self._core, dry_run=dry_run)
 
     # --- tags and pins
 

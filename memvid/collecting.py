@@ -1,0 +1,225 @@
+"""Gc: removes what nothing needs. Owns which leftovers there are, and that nothing goes that might be needed.
+
+What goes: retired files that no version needs and nobody has open; temporary files that nobody is writing; what was put
+into `incoming` and not taken for INCOMING_HOURS; tags and pins of versions that are gone. The quarantine is the user's
+own and is never looked into.
+
+Rules:
+- While a bundle cannot be read nothing is removed: what it needs is unknown, and so are the versions that marks mean.
+- What is to go is asked again under the lock right before it goes, in steps of BATCH, so that no sleep waits long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from . import deletion, durable
+from .core import StoreCore
+from .errors import CorruptMarks, StoreError, UnsafePath
+from .folder import BUNDLES, RETIRED_SUFFIX
+from .incoming import INCOMING
+from .index import UNREADABLE
+from .marks import MARKS_FILE, Marks
+from .paths import list_names, open_folder, stat_name
+from .records import Action, Finding, MaintenanceReport
+from .uri import SessionUri
+
+BATCH: Final = 32
+"""Files that are removed under the lock at a time."""
+
+INCOMING_HOURS: Final = 24
+"""How long what a client handed over may lie in `incoming`. A client that asks takes seconds; one that died never
+comes back. By the files' times, so it is long enough for no clock's small errors to matter."""
+
+UNREADABLE_CODE: Final = "unreadable_bundle"
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """What can go: retired bundles, names of temporary files, names in `incoming`, marked bundles that are no more.
+
+    `kept` are retired bundles that are not needed, but open.
+    """
+
+    retired: tuple[bytes, ...] = ()
+    kept: tuple[bytes, ...] = ()
+    temps: tuple[str, ...] = ()
+    incoming: tuple[str, ...] = ()
+    dangling: tuple[tuple[SessionUri, bytes], ...] = ()
+
+
+def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
+    """Remove what nothing needs, or say what that would be.
+
+    Raises:
+        StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
+    """
+    if dry_run:
+        core.require_open()
+    else:
+        core.require_writable()
+    problems = [
+        Finding(core.folder.bundle_path(bundle_id), UNREADABLE_CODE, _UNREADABLE_MESSAGE)
+        for bundle_id in core.index.with_status(UNREADABLE)
+    ]
+    if problems:
+        return MaintenanceReport("gc", dry_run, (), 0, 0, tuple(problems))
+    garbage = _find(core, problems)
+    collection = _Collection(core, dry_run)
+    collection.keep(garbage.kept)
+    for at in range(0, len(garbage.retired), BATCH):
+        collection.remove_retired(garbage.retired[at : at + BATCH])
+    collection.remove_temps(garbage.temps)
+    collection.remove_incoming(garbage.incoming)
+    collection.unmark(garbage.dangling)
+    return MaintenanceReport(
+        "gc", dry_run, tuple(collection.actions), collection.bytes_freed, collection.bytes_written, tuple(problems)
+    )
+
+
+_UNREADABLE_MESSAGE: Final = (
+    "This bundle cannot be read, so nobody knows what it needs, and nothing was removed. Put the file back from a "
+    "backup, or let `torpor repair` see to it."
+)
+
+
+def _find(core: StoreCore, problems: list[Finding]) -> Garbage:
+    retired = [one for one, suffix in sorted(core.folder.list_bundles().items()) if suffix == RETIRED_SUFFIX]
+    unneeded = deletion.unneeded(core.index, retired)
+    return Garbage(
+        retired=tuple(one for one in unneeded if not core.pins.count(one)),
+        kept=tuple(one for one in unneeded if core.pins.count(one)),
+        temps=tuple(core.folder.leftover_temps()),
+        incoming=tuple(_left_in_incoming(core, problems)),
+        dangling=tuple(_dangling(core, problems)),
+    )
+
+
+def _left_in_incoming(core: StoreCore, problems: list[Finding]) -> Iterator[str]:
+    path = f"{core.path}/{INCOMING}"
+    youngest = time.time() - INCOMING_HOURS * 3600
+    try:
+        with _incoming(core) as fd:
+            for name in list_names(fd, path):
+                status = stat_name(fd, name, f"{path}/{name}")
+                if stat.S_ISREG(status.st_mode) and status.st_mtime < youngest and _is_ours(name):
+                    yield name
+    except FileNotFoundError:
+        return
+    except UnsafePath as error:
+        problems.append(Finding(path, error.code, error.message))
+
+
+def _is_ours(name: str) -> bool:
+    stem, _, ending = name.partition(".")
+    return bool(durable.TEMP_NAME.fullmatch(name)) or (len(stem) == 64 and ending == "mvb")
+
+
+def _dangling(core: StoreCore, problems: list[Finding]) -> list[tuple[SessionUri, bytes]]:
+    try:
+        marks = Marks.load(core.folder)
+    except StoreError as error:
+        problems.append(Finding(f"{core.path}/{MARKS_FILE}", error.code, error.message))
+        return []
+    return marks.dangling(core.index.bundle_ids())
+
+
+@contextlib.contextmanager
+def _incoming(core: StoreCore) -> Iterator[int]:
+    """The folder `incoming`. Raises FileNotFoundError, UnsafePath."""
+    fd = open_folder(core.folder.root_fd, INCOMING, f"{core.path}/{INCOMING}")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+class _Collection:
+    """A gc under way, or only thought through."""
+
+    def __init__(self, core: StoreCore, dry_run: bool) -> None:
+        self._core = core
+        self._dry_run = dry_run
+        self.actions: list[Action] = []
+        self.bytes_freed = 0
+        self.bytes_written = 0
+
+    def keep(self, bundle_ids: Sequence[bytes]) -> None:
+        for bundle_id in bundle_ids:
+            path = self._core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+            self.actions.append(
+                Action(
+                    "keep", path, None, None, 0, "No version needs it, but somebody has it open; it goes after that."
+                )
+            )
+
+    def remove_retired(self, bundle_ids: Sequence[bytes]) -> None:
+        core = self._core
+        if self._dry_run:
+            removed = {bundle_id: self._size_of(bundle_id) for bundle_id in bundle_ids}
+        else:
+            with core.committing():
+                removed = deletion.remove_retired(core.folder, core.index, core.pins, bundle_ids)
+        for bundle_id, size_bytes in removed.items():
+            path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+            self._removed(path, size_bytes, "Its session was deleted, and no version needs its blocks any more.")
+
+    def _size_of(self, bundle_id: bytes) -> int:
+        with contextlib.suppress(StoreError):
+            fd, _ = self._core.folder.open_bundle(bundle_id)
+            try:
+                return os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+        return 0
+
+    def remove_temps(self, names: Sequence[str]) -> None:
+        core = self._core
+        path = f"{core.path}/{BUNDLES}"
+        for name in names:
+            size_bytes = self._remove(core.folder.bundles_fd, name, path)
+            self._removed(f"{path}/{name}", size_bytes, "An unfinished write left it.")
+
+    def remove_incoming(self, names: Sequence[str]) -> None:
+        core = self._core
+        path = f"{core.path}/{INCOMING}"
+        if not names:
+            return
+        with _incoming(core) as fd:
+            for name in names:
+                size_bytes = self._remove(fd, name, path)
+                self._removed(f"{path}/{name}", size_bytes, f"Nobody took it for {INCOMING_HOURS} hours.")
+
+    def _remove(self, folder_fd: int, name: str, path: str) -> int:
+        try:
+            size_bytes = stat_name(folder_fd, name, f"{path}/{name}").st_size
+        except FileNotFoundError:
+            return 0
+        if not self._dry_run:
+            with self._core.committing():
+                durable.remove(folder_fd, name, path)
+        return size_bytes
+
+    def _removed(self, path: str, size_bytes: int, reason: str) -> None:
+        self.actions.append(Action("remove", path, None, None, size_bytes, reason))
+        self.bytes_freed += size_bytes
+
+    def unmark(self, dangling: Sequence[tuple[SessionUri, bytes]]) -> None:
+        core = self._core
+        if not dangling:
+            return
+        if not self._dry_run:
+            with core.committing(), contextlib.suppress(CorruptMarks):
+                marks = Marks.load(core.folder)
+                gone = [bundle_id for _, bundle_id in marks.dangling(core.index.bundle_ids())]
+                self.bytes_written += marks.without_bundles(gone).save(core.folder)
+        path = f"{core.path}/{MARKS_FILE}"
+        for uri, bundle_id in dangling:
+            reason = f"The version that it marked ({bundle_id.hex()[:12]}) is gone."
+            self.actions.append(Action("unmark", path, uri, None, 0, reason))

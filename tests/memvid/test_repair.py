@@ -1,0 +1,575 @@
+"""Repair: from what is left to a sound store, nothing deleted, nothing that was sound made worse (P4, threat 28)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+from store_making import OTHER_URI, URI, Receipt, contents, expected, require_awake, sleep
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.bundle import FrameFile
+from torpor.memvid.durable import TempFile
+from torpor.memvid.errors import CorruptMarks, StoreError
+from torpor.memvid.folder import StoreFolder
+from torpor.memvid.index import Index
+from torpor.memvid.records import MaintenanceReport
+from torpor.memvid.repair import CHANGED, LOST, SALVAGED_FROM
+
+Damage = Callable[[bytearray], None]
+State = dict[tuple[SessionUri, int], list[list[bytes]]]
+THIRD_URI = SessionUri("default", "third")
+
+
+def make(path: Path) -> dict[str, bytes]:
+    """A session of two versions, a fork of it, one whose first session is deleted, and one alone."""
+    with Store.open(path, writable=True) as store:
+        first = sleep(store, 300)
+        second = sleep(store, 600, before=first)
+        fork = sleep(store, 700, uri=OTHER_URI, before=second)
+        gone = sleep(store, 600, uri=THIRD_URI, seed=5)
+        heir = sleep(store, 700, uri=SessionUri("default", "heir"), seed=5, before=gone)
+        alone = sleep(store, 20, uri=SessionUri("default", "alone"), seed=6)
+        store.delete_session(THIRD_URI)
+    named = {"first": first, "second": second, "fork": fork, "gone": gone, "heir": heir, "alone": alone}
+    return {name: receipt.bundle_id for name, receipt in named.items()}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    path = tmp_path_factory.mktemp("original") / "store"
+    return path, make(path)
+
+
+@pytest.fixture
+def made(original: tuple[Path, dict[str, bytes]], store_path: Path) -> dict[str, bytes]:
+    shutil.copytree(original[0], store_path)
+    return original[1]
+
+
+def file_of(path: Path, bundle_id: bytes) -> Path:
+    name = bundle_id.hex()
+    (found,) = (path / "bundles" / name[:2]).glob(f"{name}.mv[br]")
+    return found
+
+
+def change(file: Path, damage: Damage) -> bytes:
+    """Damage a file in place; its bytes after that."""
+    data = bytearray(file.read_bytes())
+    damage(data)
+    file.write_bytes(data)
+    return bytes(data)
+
+
+def wakeable(store: Store) -> State:
+    """Every version that can be woken to its last byte."""
+    found: State = {}
+    for row in store.index.all_rows():
+        with contextlib.suppress(StoreError), store.open_session(row.uri, row.version) as reader:
+            found[row.uri, row.version] = contents(reader)
+    return found
+
+
+def quarantined(path: Path) -> list[bytes]:
+    return sorted(file.read_bytes() for file in (path / "quarantine").iterdir())
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    """Every file of the store but the index and what tells no content."""
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not file.name.startswith(("index.", "lock", "rewrites."))
+    }
+
+
+def require_repaired(path: Path, damaged: list[bytes]) -> MaintenanceReport:
+    """Repair a store, and everything that a repair promises."""
+    with Store.open(path, writable=True) as store:
+        promised = {(row.uri, row.version) for row in store.index.all_rows()}
+        before = wakeable(store)
+        untouched = files_of(path)
+        planned = store.repair(dry_run=True)
+        assert files_of(path) == untouched
+        report = store.repair()
+        assert [(step.kind, step.path) for step in planned.actions] == [
+            (step.kind, step.path) for step in report.actions
+        ]
+        assert planned.problems == report.problems
+        after = wakeable(store)
+        for key, blocks in before.items():
+            assert after[key] == blocks, key
+        for uri, version in promised - after.keys():
+            told = [problem.message for problem in report.problems if problem.code == LOST]
+            assert any(f"ersion {version} of {uri}" in message for message in told), (uri, version, told)
+        assert store.verify(deep=True).findings == ()
+        again = store.repair()
+        assert (again.actions, again.problems) == ((), ())
+    kept = quarantined(path)
+    assert all(data in kept for data in damaged)
+    assert len(kept) == len(set(kept))
+    assert set(kept) <= set(untouched.values())
+    left = files_of(path)
+    rewritten = {os.path.relpath(step.path, path) for step in report.actions if step.kind == "rewrite"}
+    for name, data in untouched.items():
+        assert left.get(name) == data or data in kept or name in rewritten, name
+    with Store.open(path, writable=True) as store:
+        assert wakeable(store) == after
+        assert store.verify(deep=True).findings == ()
+        assert store.repair().actions == ()
+    return report
+
+
+def flip_at(position: int) -> Damage:
+    def damage(data: bytearray) -> None:
+        data[position] ^= 0x10
+
+    return damage
+
+
+def cut_to(size_bytes: int) -> Damage:
+    def damage(data: bytearray) -> None:
+        del data[size_bytes:]
+
+    return damage
+
+
+def zero(start: int, end: int) -> Damage:
+    def damage(data: bytearray) -> None:
+        data[start:end] = bytes(len(data[start:end]))
+
+    return damage
+
+
+NAMES = ("first", "second", "fork", "gone", "heir", "alone")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("where", [0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97, 1])
+def test_threat_2_one_flipped_bit_anywhere_is_repaired_and_nothing_else_is_worse(
+    made: dict[str, bytes], store_path: Path, name: str, where: float
+) -> None:
+    file = file_of(store_path, made[name])
+    position = int(where * (file.stat().st_size - 1))
+    require_repaired(store_path, [change(file, flip_at(position))])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.7, 0.99])
+def test_threat_1_a_file_that_was_cut_off_is_repaired(
+    made: dict[str, bytes], store_path: Path, name: str, kept: float
+) -> None:
+    file = file_of(store_path, made[name])
+    require_repaired(store_path, [change(file, cut_to(int(kept * file.stat().st_size)))])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("part", [(0, 64), (0, 4096), (4096, 8192), (-4096, None), (-136, None), (0, None)])
+def test_threat_3_zeroed_parts_are_repaired(
+    made: dict[str, bytes], store_path: Path, name: str, part: tuple[int, int | None]
+) -> None:
+    file = file_of(store_path, made[name])
+    size_bytes = file.stat().st_size
+    start = part[0] % size_bytes if part[0] < 0 else part[0]
+    end = size_bytes if part[1] is None else part[1]
+    before = file.read_bytes()
+    after = change(file, zero(start, end))
+    require_repaired(store_path, [after] if before != after else [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_missing_takes_nothing_else_with_it(made: dict[str, bytes], store_path: Path, name: str) -> None:
+    file_of(store_path, made[name]).unlink()
+    with Store.open(store_path, writable=True) as store:
+        doomed = {(row.uri, row.version) for row in store.index.all_rows()} - wakeable(store).keys()
+    report = None
+    with Store.open(store_path, writable=True) as store:
+        report = store.repair()
+        assert store.verify(deep=True).findings == ()
+        assert store.repair().actions == ()
+        left = wakeable(store)
+    assert report is not None
+    assert not doomed & left.keys()
+    assert len([problem for problem in report.problems if problem.code == LOST]) == len(doomed)
+
+
+# --- what each kind of damage leads to
+
+
+def damage_frame(path: Path, bundle_id: bytes, number: int, at: float = 0.9) -> None:
+    """Flip a bit in the payload of a file's frame."""
+    with contextlib.closing(FrameFile(os.open(file_of(path, bundle_id), os.O_RDONLY), "", bundle_id)) as file:
+        frame = file.directory.frames[number]
+    change(file_of(path, bundle_id), flip_at(frame.offset + int(at * frame.frame_bytes)))
+
+
+def kinds(report: MaintenanceReport) -> list[str]:
+    return [action.kind for action in report.actions]
+
+
+def test_the_sound_beginning_of_a_lost_version_becomes_the_next_one(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 600)
+    damage_frame(store_path, lost.bundle_id, 2)
+    report = store.repair()
+    assert kinds(report) == ["salvage", "quarantine"]
+    (problem,) = report.problems
+    assert (problem.code, "600 tokens the first 512 are in a new version, 88 are gone" in problem.message) == (
+        LOST,
+        True,
+    )
+    (row,) = store.versions(URI)
+    assert (row.version, row.token_count, row.parent) == (2, 512, lost.bundle_id)
+    with store.open_session(URI) as reader:
+        assert contents(reader) == expected(600)[:2]
+        assert reader.manifest.environment[SALVAGED_FROM] == lost.bundle_id.hex()
+        assert [entry.kind for entry in reader.entries] == ["span", "span"]
+        assert reader.manifest.session["model"] == "demo"
+    assert store.verify(deep=True).ok
+
+
+def test_a_version_that_only_lost_its_state_record_keeps_all_its_tokens(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 600)
+    damage_frame(store_path, lost.bundle_id, 3)
+    store.repair()
+    (row,) = store.versions(URI)
+    assert (row.version, row.token_count) == (2, 600)
+
+
+def test_an_older_version_that_begins_the_same_way_needs_no_salvage(store: Store, store_path: Path) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 600, before=first)
+    damage_frame(store_path, second.bundle_id, 0)  # from token 256 on: the first version has all that is left
+    report = store.repair()
+    assert kinds(report) == ["quarantine"]
+    assert "the first 256 are in another version, 344 are gone" in report.problems[0].message
+    require_awake(store, 300)
+    assert [row.version for row in store.versions(URI)] == [1]
+
+
+def test_what_is_left_of_an_old_version_never_becomes_the_newest(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 600)
+    sleep(store, 20, seed=3)
+    damage_frame(store_path, lost.bundle_id, 2)
+    assert kinds(store.repair()) == ["quarantine"]
+    require_awake(store, 20, seed=3)
+
+
+def test_of_two_lost_versions_the_longer_beginning_is_saved(store: Store, store_path: Path) -> None:
+    one = sleep(store, 600)
+    two = sleep(store, 400, seed=2)
+    damage_frame(store_path, one.bundle_id, 2)
+    damage_frame(store_path, two.bundle_id, 1)
+    assert kinds(store.repair()) == ["salvage", "quarantine", "quarantine"]
+    (row,) = store.versions(URI)
+    assert (row.version, row.token_count, row.parent) == (3, 512, one.bundle_id)
+
+
+def test_nothing_is_saved_where_the_first_block_is_lost(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 600)
+    damage_frame(store_path, lost.bundle_id, 0)
+    report = store.repair()
+    assert kinds(report) == ["quarantine"]
+    assert "no other version has any, 600 are gone" in report.problems[0].message
+    assert store.versions(URI) == []
+
+
+@pytest.mark.parametrize("part", ["header", "directory", "trailer", "all three", "version number"])
+def test_a_version_whose_frames_and_manifest_are_good_is_whole_again_under_its_own_id(
+    store: Store, store_path: Path, part: str
+) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 600, before=first)
+    file = file_of(store_path, second.bundle_id)
+    with contextlib.closing(FrameFile(os.open(file, os.O_RDONLY), "", second.bundle_id)) as opened:
+        directory = opened.trailer.directory_offset
+
+    def damage(data: bytearray) -> None:
+        if part in ("header", "all three"):
+            data[20] ^= 1
+        if part in ("directory", "all three"):
+            data[directory + 40] ^= 1
+        if part in ("trailer", "all three"):
+            data[-100] ^= 1
+        if part == "version number":
+            data[8] ^= 2
+
+    damaged = change(file, damage)
+    report = require_repaired_open(store, store_path, damaged)
+    assert kinds(report) == ["quarantine", "rewrite"]
+    assert report.problems == ()
+    assert [row.bundle_id for row in store.versions(URI)] == [first.bundle_id, second.bundle_id]
+    require_awake(store, 600)
+
+
+def require_repaired_open(store: Store, path: Path, damaged: bytes) -> MaintenanceReport:
+    report = store.repair()
+    assert quarantined(path) == [damaged]
+    assert store.verify(deep=True).findings == ()
+    assert store.repair().actions == ()
+    return report
+
+
+@pytest.fixture
+def twice(store: Store, monkeypatch: pytest.MonkeyPatch) -> tuple[Receipt, Receipt]:
+    """The same blocks in two files."""
+    one = sleep(store, 600)
+    with monkeypatch.context() as patched:
+        patched.setattr(Index, "holders_of", lambda *_: [])
+        two = sleep(store, 600, uri=OTHER_URI)
+    assert two.blocks_new == 4
+    return one, two
+
+
+def test_a_block_that_another_file_holds_too_is_put_back(
+    store: Store, store_path: Path, twice: tuple[Receipt, Receipt]
+) -> None:
+    damage_frame(store_path, twice[0].bundle_id, 1)
+    damage_frame(store_path, twice[1].bundle_id, 2)
+    report = store.repair()
+    assert (kinds(report), report.problems) == (["quarantine", "rewrite"] * 2, ())
+    require_awake(store, 600)
+    require_awake(store, 600, uri=OTHER_URI)
+    assert store.verify(deep=True).ok
+
+
+def test_a_version_is_led_to_another_file_when_the_one_it_needs_is_gone(
+    store: Store, store_path: Path, twice: tuple[Receipt, Receipt]
+) -> None:
+    heir = sleep(store, 700, uri=THIRD_URI, before=twice[0])
+    file_of(store_path, twice[0].bundle_id).unlink()
+    report = store.repair()
+    assert kinds(report) == ["rewrite", "index"]
+    assert [row.bundle_id for row in store.versions(THIRD_URI)] == [heir.bundle_id]
+    require_awake(store, 700, uri=THIRD_URI)
+    assert store.versions(URI) == []
+
+
+def test_a_bundle_that_nobody_can_tell_the_owner_of_goes_to_quarantine(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 20)
+    store.close()
+    damaged = change(file_of(store_path, lost.bundle_id), cut_to(100))
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert len(again.index.with_status("unreadable")) == 1
+        report = again.repair()
+        assert kinds(report) == ["quarantine"]
+        assert quarantined(store_path) == [damaged]
+        assert again.index.with_status("unreadable") == []
+        assert again.verify(deep=True).ok
+
+
+def test_a_version_that_a_new_index_could_not_read_comes_back_with_its_row(store: Store, store_path: Path) -> None:
+    receipt = sleep(store, 600)
+    store.close()
+    change(file_of(store_path, receipt.bundle_id), flip_at(-10))
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.find_session(URI) is None
+        assert kinds(again.repair()) == ["quarantine", "rewrite"]
+        require_awake(again, 600)
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 600)
+
+
+def test_a_retired_file_that_only_a_lost_version_needed_is_not_left_for_the_next_opening_to_remove(
+    store: Store, store_path: Path
+) -> None:
+    gone = sleep(store, 600)
+    heir = sleep(store, 700, uri=OTHER_URI, before=gone)
+    store.delete_session(URI)
+    retired = file_of(store_path, gone.bundle_id).read_bytes()
+    manifest_damaged = change(file_of(store_path, heir.bundle_id), zero(-2000 % heir.bytes_written, heir.bytes_written))
+    assert kinds(store.repair()) == ["quarantine", "quarantine"]
+    assert quarantined(store_path) == sorted([retired, manifest_damaged])
+
+
+def test_a_rival_goes_to_quarantine(store: Store, store_path: Path) -> None:
+    old = sleep(store, 20)
+    backup = file_of(store_path, old.bundle_id).read_bytes()
+    place = file_of(store_path, old.bundle_id)
+    store.delete_session(URI)
+    sleep(store, 30, seed=2)
+    store.close()
+    place.write_bytes(backup)
+    place.chmod(0o600)
+    with Store.open(store_path, writable=True) as again:
+        assert not again.verify(deep=True).ok
+        assert kinds(again.repair()) == ["quarantine"]
+        assert quarantined(store_path) == [backup]
+        require_awake(again, 30, seed=2)
+        assert again.verify(deep=True).ok
+
+
+def test_damaged_marks_go_to_quarantine(store: Store, store_path: Path) -> None:
+    sleep(store, 20)
+    store.tag(URI, 1, "kept")
+    damaged = change(store_path / "marks.json", flip_at(30))
+    with pytest.raises(CorruptMarks):
+        store.marks(URI)
+    report = store.repair()
+    assert kinds(report) == ["quarantine"]
+    assert quarantined(store_path) == [damaged]
+    assert not store.marks(URI)
+    assert store.repair().actions == ()
+
+
+def test_strangers_and_what_cannot_be_judged_are_left_and_told(store: Store, store_path: Path) -> None:
+    first = sleep(store, 300)
+    heir = sleep(store, 600, uri=OTHER_URI, before=first)
+    stranger = store_path / "bundles" / first.bundle_id.hex()[:2] / "note.txt"
+    stranger.write_text("mine")
+    file = file_of(store_path, first.bundle_id)
+    os.link(file, store_path.parent / "second name")  # refused: a hard link
+    before = files_of(store_path)
+    report = store.repair()
+    assert report.actions == ()
+    assert sorted({problem.code for problem in report.problems}) == [
+        "bundle_missing",
+        "unknown_file",
+        "unsafe_path",
+    ] or (sorted({problem.code for problem in report.problems}) == ["unknown_file", "unsafe_path"])
+    assert files_of(store_path) == before
+    (store_path.parent / "second name").unlink()
+    require_awake(store, 600, uri=OTHER_URI)
+    assert heir.version == 1
+
+
+def test_a_file_of_a_later_version_is_not_touched(store: Store, store_path: Path) -> None:
+    receipt = sleep(store, 20)
+    file = file_of(store_path, receipt.bundle_id)
+
+    def later(data: bytearray) -> None:
+        data[8] = 2
+        data[32:64] = blake3(bytes(data[:32])).digest()
+
+    change(file, later)
+    before = files_of(store_path)
+    report = store.repair()
+    assert (report.actions, [problem.code for problem in report.problems]) == ((), ["unsupported_format"])
+    assert files_of(store_path) == before
+
+
+def test_an_index_that_says_something_else_is_made_anew(store: Store, store_path: Path) -> None:
+    receipt = sleep(store, 300)
+    store.index._connection.execute("UPDATE bundles SET token_count = 7")
+    with pytest.raises(StoreError):
+        store.open_session(URI)
+    assert kinds(store.rebuild_index(dry_run=True)) == ["index"]
+    assert kinds(store.repair()) == ["index"]
+    require_awake(store, 300)
+    assert receipt.version == 1
+
+
+def test_rebuild_index_tells_the_differences_and_mends_them(store: Store) -> None:
+    sleep(store, 300)
+    assert store.rebuild_index(dry_run=True).actions == ()
+    store.index._connection.execute("DELETE FROM blocks")
+    planned = store.rebuild_index(dry_run=True)
+    assert (kinds(planned), planned.dry_run) == (["index"], True)
+    report = store.rebuild_index()
+    assert report.actions == planned.actions
+    assert store.rebuild_index(dry_run=True).actions == ()
+    require_awake(store, 300)
+
+
+def test_a_file_that_somebody_has_open_waits_for_the_next_repair(store: Store, store_path: Path) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 600, uri=OTHER_URI, before=first)
+    damage_frame(store_path, first.bundle_id, 1)
+    with store.open_session(OTHER_URI) as reader:
+        report = store.repair()
+        assert [problem.code for problem in report.problems] == [CHANGED]
+        assert contents(reader) == expected(600)
+    report = store.repair()
+    assert [problem.code for problem in report.problems] == [LOST]
+    assert store.verify(deep=True).ok
+    require_awake(store, 600, uri=OTHER_URI)
+    assert second.version == 1
+
+
+# --- killed between any two steps
+
+
+STEPS = (
+    (StoreFolder, "replace"), (StoreFolder, "put_beside"), (StoreFolder, "publish"), (Index, "begin_rewrite"),
+    (Index, "finish_rewrite"), (Index, "add"), (Index, "drop"), (Index, "reconcile"), (TempFile, "publish"),
+    (os, "rename"), (os, "fsync"),
+)  # fmt: skip
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL: no handler of ours may catch it."""
+
+
+def damage_much(path: Path, made: dict[str, bytes]) -> None:
+    damage_frame(path, made["second"], 1)  # the fork needs the block before, and loses its own beginning
+    damage_frame(path, made["gone"], 1)  # a retired file that the heir needs
+    change(file_of(path, made["alone"]), flip_at(-100))
+    (path / "marks.json").write_text("{}")
+    (path / "marks.json").chmod(0o600)
+
+
+@pytest.mark.parametrize("reopening", [True, False])
+def test_threat_28_a_repair_killed_at_any_step_is_finished_by_the_next(
+    made: dict[str, bytes], store_path: Path, monkeypatch: pytest.MonkeyPatch, reopening: bool
+) -> None:
+    damage_much(store_path, made)
+    whole = store_path.parent / "whole"
+    shutil.copytree(store_path, whole)
+    with Store.open(whole, writable=True) as store:
+        intact = wakeable(store)
+        store.repair()
+        end = wakeable(store)
+        assert store.verify(deep=True).ok
+    wanted = set(quarantined(whole))
+    point = 0
+    while True:
+        point += 1
+        work = store_path.parent / f"work-{point}"
+        shutil.copytree(store_path, work)
+        store = Store.open(work, writable=True)
+        with monkeypatch.context() as patched:
+            survived = dies_at(point, patched, store)
+        if reopening or survived:
+            store.close()
+            store = Store.open(work, writable=True)
+        meanwhile = wakeable(store)
+        assert all(meanwhile.get(key) == blocks for key, blocks in intact.items()), point
+        store.repair()
+        assert wakeable(store) == end, point
+        assert store.verify(deep=True).findings == (), point
+        assert store.repair().actions == (), point
+        assert set(quarantined(work)) == wanted, point
+        store.close()
+        shutil.rmtree(work)
+        if survived:
+            break
+    print(f"killed at {point - 1} points")
+    assert point > 40
+
+
+def dies_at(point: int, patched: pytest.MonkeyPatch, store: Store) -> bool:
+    """Repair until the `point`-th step; whether it came to its end before."""
+    seen = 0
+
+    def counted(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            nonlocal seen
+            seen += 1
+            if seen == point:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return call
+
+    for owner, name in STEPS:
+        patched.setattr(owner, name, counted(getattr(owner, name)))
+    try:
+        store.repair()
+    except Killed:
+        return False
+    return True
