@@ -40,6 +40,34 @@ LogOption = Annotated[
         "--log", metavar="PATH", show_default=False, help="Where a detached daemon writes; torpor doctor names it."
     ),
 ]
+BUDGETS = ("--store-budget", "--daily-write-budget", "--keep-free")
+StoreBudgetOption = Annotated[
+    int | None,
+    typer.Option(
+        "--store-budget",
+        metavar="BYTES",
+        show_default=False,
+        help="Refuse a sleep with which the store would hold more than this.",
+    ),
+]
+DailyWriteBudgetOption = Annotated[
+    int | None,
+    typer.Option(
+        "--daily-write-budget",
+        metavar="BYTES",
+        show_default=False,
+        help="Refuse a sleep with which more than this would be written in a day (UTC).",
+    ),
+]
+KeepFreeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--keep-free",
+        metavar="BYTES",
+        show_default=False,
+        help="Refuse a sleep after which the disk would have less than this left.",
+    ),
+]
 
 
 def serve(
@@ -48,13 +76,17 @@ def serve(
     socket: SocketOption = None,
     detach: DetachOption = False,
     log: LogOption = None,
+    store_budget: StoreBudgetOption = None,
+    daily_write_budget: DailyWriteBudgetOption = None,
+    keep_free: KeepFreeOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Serve sessions on a Unix socket until Ctrl-C, SIGTERM or [cyan]torpor stop[/].
 
     With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
     sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
-    writes one line when it is ready and one when it has stopped.
+    writes one line when it is ready and one when it has stopped. A sleep that a budget refuses leaves its session
+    awake; deleting is never refused.
 
     [bold]Examples[/]
 
@@ -63,8 +95,13 @@ def serve(
     """
     models = _named_models(model or [])
     store, socket = store or default_store_path(), socket or default_socket_path()
+    budgets = dict(zip(BUDGETS, (store_budget, daily_write_budget, keep_free), strict=True))
+    for option, value in budgets.items():
+        if value is not None and value < 0:
+            raise InvalidUsage(f"{option} takes a number of bytes, not {value}.", option=option)
     if detach:
-        return _serve_in_background(models, store, socket, log or background.default_log_path(), as_json=as_json)
+        log = log or background.default_log_path()
+        return _serve_in_background(models, store, socket, log, budgets, as_json=as_json)
     if log is not None:
         raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
     # Here and nowhere else the command line becomes the daemon; at the top of the module the import would load MLX
@@ -77,16 +114,23 @@ def serve(
             socket=socket,
             models=models,
             json=as_json,
+            store_budget=store_budget,
+            daily_write_budget=daily_write_budget,
+            keep_free=keep_free or 0,
         )
     )
     return OK.number
 
 
-def _serve_in_background(models: dict[str, str], store: Path, socket: Path, log: Path, *, as_json: bool) -> int:
+def _serve_in_background(
+    models: dict[str, str], store: Path, socket: Path, log: Path, budgets: dict[str, int | None], *, as_json: bool
+) -> int:
     output = Output(as_json=as_json)
     arguments = ["--store", str(store.absolute()), "--socket", str(socket.absolute())]
     for name, path in models.items():
         arguments += ["--model", f"{name}={path}"]
+    for option, value in budgets.items():
+        arguments += [] if value is None else [option, str(value)]
     begun = background.start(arguments, log.absolute())
     if isinstance(begun, background.Refused):
         write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..errors import TorporError
+from ..memvid.budget import Budget
 from ..memvid.incoming import owner_of
 from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
@@ -77,15 +78,23 @@ class Service:
         store_path: str | os.PathLike[str] | None = None,
         models: Mapping[str, str] | None = None,
         digest_cache: Path | None = None,
+        store_budget: int | None = None,
+        daily_write_budget: int | None = None,
+        keep_free: int = 0,
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
         in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
+
+        The budgets are bytes: what the store may hold, may write in a day (UTC), and leaves free on the disk. A sleep
+        that would go past one is refused, and its session stays awake.
 
         Raises:
             StoreLocked: another daemon has the store.
             ModelUnavailable: a model cannot be loaded; the store is let go again.
         """
-        store = await asyncio.to_thread(lambda: Store.open(store_path or default_store_path(), writable=True))
+        budget = Budget(store_budget, daily_write_budget, keep_free)
+        place = store_path or default_store_path()
+        store = await asyncio.to_thread(lambda: Store.open(place, writable=True, budget=budget))
         engine = Engine()
         try:
             digests = DigestCache(digest_cache or default_cache_path())

@@ -20,8 +20,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from . import collecting, deletion, marking, pruning, repair, transfer
+from . import collecting, deletion, forgetting, marking, pruning, repair, transfer
 from .blocks import BlockDraft, BlockEntry
+from .budget import UNLIMITED, Budget
 from .bundle import BundleReader
 from .codecs import RAW, Codec
 from .core import StoreCore
@@ -73,22 +74,27 @@ Progress = Callable[[int, int], None]
 class Store:
     """An open store. Use `Store.open`; close it when done. All methods may be called from several threads."""
 
-    def __init__(self, folder: StoreFolder, lock: StoreLock | None, index: Index, opening: OpenReport) -> None:
+    def __init__(
+        self, folder: StoreFolder, lock: StoreLock | None, index: Index, opening: OpenReport, budget: Budget = UNLIMITED
+    ) -> None:
         self.path = folder.path
         self.uuid = folder.uuid
         self.index = index
         self.opening = opening
-        self._core = StoreCore(folder, lock, index)
+        self._core = StoreCore(folder, lock, index, budget)
 
     # --- opening and closing
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, writable: bool) -> Store:
+    def open(cls, path: str | os.PathLike[str], *, writable: bool, budget: Budget = UNLIMITED) -> Store:
         """Open a store.
 
         To write: creates it if it is missing, takes its lock, removes what unfinished sleeps and deletes left, and
         makes the index anew where it is missing, foreign, stale or damaged. To read: takes no lock, writes nothing,
         and sees the sessions that were there when it was opened; works beside a live daemon.
+
+        `budget` bounds what is written from now on; deleting it never hinders. One that bounds what the store holds
+        costs a look at each bundle file here.
 
         Raises:
             NoStore, NotAStore, UnsupportedFormat, StoreLocked, UnsafePath, NoSpace, StoreIoError, DurabilityLost
@@ -114,7 +120,7 @@ class Store:
                 lock.close()
             folder.close()
             raise
-        return cls(folder, lock, index, opening)
+        return cls(folder, lock, index, opening, budget)
 
     def close(self) -> None:
         """Let go of files and lock. Open readers stay usable for what they have open. Idempotent."""
@@ -153,7 +159,7 @@ class Store:
 
         Raises:
             InvalidDraft, LimitExceeded, BlockMissing, BundleMissing: what was handed in; nothing was written.
-            NoSpace, StoreIoError, ReadBackFailed: the store is as it was before.
+            NoSpace, BudgetExceeded, StoreIoError, ReadBackFailed: the store is as it was before.
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
         """
@@ -356,6 +362,19 @@ class Store:
             if self.index.find(uri) is None:
                 raise self._not_found(uri, None)
             return deletion.delete_session(self._core.folder, self.index, self._core.pins, uri)
+
+    def forget(self, uri: SessionUri, *, dry_run: bool = False) -> MaintenanceReport:
+        """Delete a session and erase every byte of it that is not another session's too, then look whether it is so.
+
+        What is shared stays, and is told with the sessions whose it is (`keep`). `problems` say what could not be
+        erased or not be told, and why; without any, nothing of the session is in the store's files. Cut off, or asked
+        for while something had it open, it is finished by asking again, also when the session is deleted by then.
+
+        Raises:
+            SessionNotFound: there is no such session, and nothing of it is left.
+            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
+        """
+        return forgetting.forget(self._core, uri, dry_run=dry_run)
 
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.

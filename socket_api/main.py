@@ -24,12 +24,15 @@ from .serving import serve_until_signal
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
-    object a line."""
+    object a line. The budgets are bytes: what the store may hold, may write in a day, and leaves free on the disk."""
 
     store: Path | None = None
     socket: Path = field(default_factory=default_socket_path)
     models: Mapping[str, str] = field(default_factory=dict)
     json: bool = False
+    store_budget: int | None = None
+    daily_write_budget: int | None = None
+    keep_free: int = 0
 
 
 def run(options: ServeOptions) -> None:
@@ -40,7 +43,13 @@ def run(options: ServeOptions) -> None:
     """
 
     async def open_service() -> Service:
-        service = await Service.open(store_path=options.store, models=options.models)
+        service = await Service.open(
+            store_path=options.store,
+            models=options.models,
+            store_budget=options.store_budget,
+            daily_write_budget=options.daily_write_budget,
+            keep_free=options.keep_free,
+        )
         for warning in service.warnings:
             print(f"torpor serve: warning: {warning}", file=sys.stderr, flush=True)
         return service
@@ -68,6 +77,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     parser.add_argument(
         "--model", action="append", default=[], type=_named_model, metavar="NAME=PATH", help="a model to serve"
     )
+    for option, meaning in _BUDGETS:
+        parser.add_argument(option, type=int, metavar="BYTES", help=meaning)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parsed = parser.parse_args(arguments)
     names = [name for name, _ in parsed.model]
@@ -78,7 +89,17 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         socket=parsed.socket or default_socket_path(),
         models=dict(parsed.model),
         json=parsed.json,
+        store_budget=parsed.store_budget,
+        daily_write_budget=parsed.daily_write_budget,
+        keep_free=parsed.keep_free or 0,
     )
+
+
+_BUDGETS = (
+    ("--store-budget", "refuse to sleep where the store would hold more than this"),
+    ("--daily-write-budget", "refuse to sleep where more than this would be written in a day (UTC)"),
+    ("--keep-free", "refuse to sleep where the disk would have less than this left"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

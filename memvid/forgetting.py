@@ -1,0 +1,423 @@
+"""Forget: deletes a session and proves that nothing of it is left in the store but what is other sessions' too.
+
+Owns where a session's bytes can be, the order in which they go, and the proof. What is said of disks, backups and the
+like stands in docs/format.md: this module only knows the store's own files.
+
+Order: retire the versions, oldest first → drop their rows → marks → remove files that nobody needs → leftovers,
+`incoming` and quarantine → strip the files that others need → write the index anew → look again.
+A crash leaves the session there, or deleted with bytes of it remaining; forgetting it again finishes.
+
+Why that is a proof: afterwards no file's manifest names the session, and every frame in the store is one that some
+remaining version needs and names in its own manifest: it is that session's byte as well. Because it asks for any frame
+that nobody needs, and not for those of this session, it needs no memory of a forget that was cut off.
+
+Rules:
+- A frame goes only once a look at every user of its file, with no one changed since, says that nobody needs it.
+- While a bundle cannot be read nothing that it may need is touched, and the report says so.
+- What somebody has open stays until it is closed, and the report says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from . import deletion, durable
+from .budget import utc_day
+from .bundle import BundleFile
+from .core import StoreCore
+from .errors import BundleMissing, DurabilityLost, LockLost, SessionNotFound, StoreError
+from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
+from .incoming import INCOMING
+from .index import UNREADABLE
+from .manifest import Manifest
+from .marks import MARKS_FILE, Marks
+from .needs import read_needs
+from .paths import list_names, open_file, open_folder
+from .records import Action, Finding, MaintenanceReport
+from .rewriting import Contents, prepared
+from .uri import SessionUri, not_found
+
+STILL_OPEN: Final = "still_open"
+NOT_FORGOTTEN: Final = "not_forgotten"
+CANNOT_BE_TOLD: Final = "cannot_be_told"
+
+_ROUNDS: Final = 4
+"""How often the store is looked over: to find what to strip, to prove, and twice more for what changed meanwhile."""
+_TRIES: Final = 3
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A bundle file that goes, or is written anew without what nobody needs."""
+
+    kind: str
+    bundle_id: bytes
+    path: str
+    session: SessionUri | None
+    version: int | None
+    size_bytes: int
+    reason: str
+
+    def action(self, size_bytes: int) -> Action:
+        return Action(self.kind, self.path, self.session, self.version, size_bytes, self.reason)
+
+
+@dataclass(slots=True)
+class Look:
+    """The store looked over once: what is to be done, what it shares with others, and what is wrong."""
+
+    steps: list[Step] = field(default_factory=list)
+    shared: dict[SessionUri, set[bytes]] = field(default_factory=dict)
+    problems: list[Finding] = field(default_factory=list)
+
+
+def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceReport:
+    """See `Store.forget`. A session without rows may have files of an earlier delete or forget left."""
+    if dry_run:
+        core.require_open()
+    else:
+        core.require_writable()
+    bundle_ids = core.index.bundles_of(uri)
+    blocks = _blocks_of(core, uri, bundle_ids)
+    run = _Forget(core, uri, blocks, dry_run=dry_run)
+    if not dry_run:
+        run.delete(bundle_ids)
+    run.clear_other_places()
+    look = run.strip() if not dry_run else _look(core, uri, blocks, bundle_ids)
+    if dry_run:
+        run.plan(look)
+    else:
+        run.erase_index()
+    report = run.report(look)
+    if not (bundle_ids or blocks or report.problems or any(action.session == uri for action in report.actions)):
+        unknown = not_found(str(uri), core.index.uris())
+        raise SessionNotFound(f"{unknown.message} Nothing of it is in the store.", **unknown.details)
+    return report
+
+
+def _blocks_of(core: StoreCore, uri: SessionUri, bundle_ids: Iterable[bytes]) -> set[bytes]:
+    """The blocks of a session as far as manifests still tell them: to say what of it others share."""
+    retired = [one for one, suffix in core.folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
+    blocks: set[bytes] = set()
+    for bundle_id in {*bundle_ids, *retired}:
+        with contextlib.suppress(StoreError), contextlib.closing(core.open_bundle(bundle_id)) as file:
+            if file.manifest is not None and file.manifest.uri == uri:
+                blocks.update(entry.id for entry in file.manifest.blocks)
+    return blocks
+
+
+# --- looking
+
+
+def _look(core: StoreCore, uri: SessionUri, blocks: set[bytes], but_for: Iterable[bytes] = ()) -> Look:
+    """Look the whole store over, as if the bundles `but_for` were retired. Changes nothing."""
+    look = Look()
+
+    def on_file(file: BundleFile, manifest: Manifest) -> None:
+        if manifest.uri == uri:
+            message = f"{file.path} is a version of {uri}: it came while it was being forgotten. Forget it again."
+            look.problems.append(Finding(file.path, NOT_FORGOTTEN, message))
+        elif blocks and (common := blocks.intersection(entry.id for entry in manifest.blocks)):
+            look.shared.setdefault(manifest.uri, set()).update(common)
+
+    needs = read_needs(core, on_file, but_for)
+    look.problems += needs.unread.values()
+    if needs.unread:
+        return look
+    for bundle_id in dict.fromkeys([*needs.retired, *needs.surplus]):
+        try:
+            with contextlib.closing(core.open_bundle(bundle_id)) as file:
+                step = _step(file, uri, set(needs.of(bundle_id)), retired=bundle_id not in needs.surplus)
+        except BundleMissing:
+            continue
+        except StoreError as error:
+            path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+            message = f"{path} cannot be read and others may need it: whether it holds bytes of {uri} cannot be told."
+            look.problems.append(Finding(path, CANNOT_BE_TOLD, f"{message} {error.message}"))
+            continue
+        if step is not None:
+            look.steps.append(step)
+    return look
+
+
+def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: bool) -> Step | None:
+    """What is to be done with a file in which some frames are `needed` from outside."""
+    manifest = file.manifest
+    listed = {entry.id for entry in manifest.blocks} if manifest is not None and not retired else set()
+    idle = [frame for frame in file.directory.frames if frame.id not in needed and frame.id not in listed]
+    named = manifest is not None and manifest.uri == uri
+    session, version = (uri, manifest.version) if named and manifest is not None else (None, None)
+    if retired and not needed:
+        reason = "nobody needs a block of it"
+        return Step("remove", file.bundle_id, file.path, session, version, file.file_bytes, reason)
+    if idle or (retired and named):
+        size_bytes = sum(frame.frame_bytes for frame in idle)
+        reason = f"{len(file.frames) - len(idle)} of its {len(file.frames)} blocks are needed; they alone stay"
+        return Step("strip", file.bundle_id, file.path, session, version, size_bytes, reason)
+    return None
+
+
+# --- doing
+
+
+class _Forget:
+    """A forget under way."""
+
+    def __init__(self, core: StoreCore, uri: SessionUri, blocks: set[bytes], *, dry_run: bool) -> None:
+        self._core = core
+        self._uri = uri
+        self._blocks = blocks
+        self._dry_run = dry_run
+        self._freed = 0
+        self._written = 0
+        self._problems: list[Finding] = []
+        self.actions: list[Action] = []
+
+    def delete(self, bundle_ids: list[bytes]) -> None:
+        core = self._core
+        rows = core.index.rows_of(bundle_ids)
+        with core.committing():
+            room = deletion.retire(core.folder, core.index, core.pins, bundle_ids) if bundle_ids else 0
+            removed = deletion.remove_unneeded(core.folder, core.index, core.pins)
+            deletion.unmark(core.folder, self._uri)
+        self._freed += room
+        for bundle_id, size_bytes in removed.items():
+            row = rows.get(bundle_id)
+            uri, version = (row.uri, row.version) if row else (None, None)
+            path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+            reason = "nobody needs a block of it"
+            self._did(Action("remove", path, uri, version, size_bytes, reason))
+
+    def strip(self) -> Look:
+        """Look the store over and do what is to be done, until a look finds nothing more: that one is the proof."""
+        failed: dict[bytes, Finding] = {}
+        for _ in range(_ROUNDS):
+            look = _look(self._core, self._uri, self._blocks)
+            steps = [step for step in look.steps if step.bundle_id not in failed]
+            if not steps:
+                break
+            for step in steps:
+                problem = self._do(step)
+                if problem is not None:
+                    failed[step.bundle_id] = problem
+        left = [step for step in look.steps if step.bundle_id not in failed]
+        look.problems += failed.values()
+        look.problems += [Finding(step.path, NOT_FORGOTTEN, "It kept changing. Forget it again.") for step in left]
+        return look
+
+    def plan(self, look: Look) -> None:
+        for step in look.steps:
+            self._did(step.action(step.size_bytes))
+
+    def _do(self, step: Step) -> Finding | None:
+        core = self._core
+        if core.pins.count(step.bundle_id):
+            return _still_open(step.path)
+        try:
+            for _ in range(_TRIES):
+                freed = self._remove(step) if step.kind == "remove" else self._strip(step)
+                if freed is not None:
+                    self._did(step.action(freed))
+                    return None
+                if core.pins.count(step.bundle_id):
+                    return _still_open(step.path)
+            return Finding(step.path, NOT_FORGOTTEN, f"{step.path} is being used by others. Forget it again.")
+        except BundleMissing:
+            return None  # it is gone
+        except (DurabilityLost, LockLost):
+            raise
+        except StoreError as error:
+            return Finding(step.path, error.code, error.message)
+
+    def _remove(self, step: Step) -> int | None:
+        core = self._core
+        with core.committing():
+            removed = deletion.remove_retired(core.folder, core.index, core.pins, [step.bundle_id])
+        for bundle_id, size_bytes in removed.items():
+            if bundle_id != step.bundle_id:  # one that had waited for its reader
+                path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+                self._did(Action("remove", path, None, None, size_bytes, "nobody needs a block of it"))
+        if step.bundle_id in removed:
+            return removed[step.bundle_id]
+        if core.pins.count(step.bundle_id) or core.index.with_status(UNREADABLE):
+            return None
+        return self._strip(step)  # the index is not sure that nobody needs it; its frames are, each of them
+
+    def _strip(self, step: Step) -> int | None:
+        """Write a file anew without what nobody needs; None if somebody came or changed meanwhile."""
+        core = self._core
+        users: dict[bytes, tuple[int, int]] = {}
+        needed: set[bytes] = set()
+        for user in core.index.users_of(step.bundle_id):
+            with contextlib.closing(core.open_bundle(user)) as file:
+                users[user] = file.inode()
+                needed.update(entry.id for entry in file.entries if entry.bundle_id == step.bundle_id)
+        contents = self._contents(step, needed)
+        with prepared(core, step.bundle_id, contents) as fresh, core.committing():
+            current = set(core.index.users_of(step.bundle_id)) == set(users) and all(
+                core.folder.is_current(user, inode) for user, inode in users.items()
+            )
+            self._count(fresh.bytes_after)
+            if not current or core.index.with_status(UNREADABLE) or not fresh.commit():
+                return None
+            return fresh.bytes_before - fresh.bytes_after
+
+    def _contents(self, step: Step, needed: set[bytes]) -> Contents:
+        with contextlib.closing(self._core.open_bundle(step.bundle_id)) as file:
+            live = file.path.endswith(LIVE_SUFFIX) and file.manifest is not None
+            entries = file.entries if live else ()
+            kept = needed | {entry.id for entry in entries}
+            return Contents(
+                frames=[(frame.id, file.bundle_id) for frame in file.directory.frames if frame.id in kept],
+                holders={
+                    entry.id: entry.bundle_id
+                    for entry in entries
+                    if entry.bundle_id is not None and entry.bundle_id != file.bundle_id
+                },
+                with_manifest=live,
+            )
+
+    def _count(self, size_bytes: int) -> None:
+        """What a forget writes counts for the day, but no budget refuses it."""
+        self._written += size_bytes
+        with contextlib.suppress(StoreError):
+            self._core.index.add_written(utc_day(time.time_ns()), size_bytes)
+
+    def _did(self, action: Action) -> None:
+        self.actions.append(action)
+        self._freed += action.size_bytes
+
+    # --- places beside bundles/
+
+    def clear_other_places(self) -> None:
+        """Leftovers of unfinished writes, what was handed over and not taken, and what repair moved away."""
+        self._clear_temps()
+        for folder in (INCOMING, QUARANTINE):
+            for name, fd, path in _files_in(self._core, folder):
+                verdict = self._verdict(fd, name, path)
+                if verdict is True:
+                    size_bytes = self._unlink(folder, name, path)
+                    self._did(Action("remove", path, self._uri, None, size_bytes, f"it holds a version of {self._uri}"))
+                elif verdict is None:
+                    message = (
+                        f"Whether {path} holds bytes of {self._uri} cannot be told. Remove it if you can spare it."
+                    )
+                    self._problems.append(Finding(path, CANNOT_BE_TOLD, message))
+
+    def _clear_temps(self) -> None:
+        core = self._core
+        folder_path = f"{core.path}/{BUNDLES}"
+        if self._dry_run and not core.has_lock:
+            return  # those of a daemon beside us cannot be told from leftovers
+        with core.committing() if not self._dry_run else contextlib.nullcontext():
+            for name in core.folder.leftover_temps():
+                size_bytes = _size_in(core.folder.bundles_fd, name)
+                if not self._dry_run:
+                    durable.remove(core.folder.bundles_fd, name, folder_path)
+                path = f"{folder_path}/{name}"
+                self._did(Action("remove", path, None, None, size_bytes, "an unfinished write left it"))
+
+    def _verdict(self, fd: int, name: str, path: str) -> bool | None:
+        """Whether a file beside the bundles is this session's; None if that cannot be told. Closes `fd`."""
+        if not _looks_like_bundle(name):
+            try:
+                return None if _mentions(fd, self._uri.name.encode()) else False
+            finally:
+                os.close(fd)
+        try:
+            with contextlib.closing(BundleFile(fd, path, None)) as file:
+                if file.manifest is None:
+                    return None
+                if file.manifest.uri == self._uri:
+                    return True
+                own = {entry.id for entry in file.manifest.blocks}
+                return False if own.issuperset(file.frames) else None
+        except StoreError:
+            return None
+
+    def _unlink(self, folder: str, name: str, path: str) -> int:
+        core = self._core
+        fd = open_folder(core.folder.root_fd, folder, f"{core.path}/{folder}")
+        try:
+            size_bytes = _size_in(fd, name)
+            if not self._dry_run:
+                with core.committing():
+                    durable.remove(fd, name, path)
+                    durable.sync_folder(fd, f"{core.path}/{folder}")
+            return size_bytes
+        finally:
+            os.close(fd)
+
+    # --- the index, the marks, the end
+
+    def erase_index(self) -> None:
+        core = self._core
+        try:
+            with core.committing():
+                core.index.erase_dropped()
+        except (DurabilityLost, LockLost):
+            raise
+        except StoreError as error:
+            message = f"Names may remain in free space of {core.index.path}: {error.message}"
+            self._problems.append(Finding(core.index.path, error.code, message))
+        path = f"{core.path}/{MARKS_FILE}"
+        try:
+            if Marks.load(core.folder).session(self._uri):
+                message = f"{path} still has tags or pins of {self._uri}. Forget it again."
+                self._problems.append(Finding(path, NOT_FORGOTTEN, message))
+        except StoreError as error:
+            self._problems.append(Finding(path, error.code, error.message))
+
+    def report(self, look: Look) -> MaintenanceReport:
+        for other, common in sorted(look.shared.items()):
+            reason = f"{len(common)} blocks are this session's too, and stay"
+            path = f"{self._core.path}/{BUNDLES}"
+            self.actions.append(Action("keep", path, other, None, 0, reason))
+        problems = (*self._problems, *look.problems)
+        return MaintenanceReport("forget", self._dry_run, tuple(self.actions), self._freed, self._written, problems)
+
+
+def _still_open(path: str) -> Finding:
+    return Finding(path, STILL_OPEN, f"Somebody has {path} open. Let go of it and forget the session again.")
+
+
+def _looks_like_bundle(name: str) -> bool:
+    stem, _, rest = name.partition(".")
+    return (len(stem) == 64 and rest.startswith(("mvb", "mvr"))) or name.endswith(durable.TEMP_SUFFIX)
+
+
+def _files_in(core: StoreCore, folder: str) -> Iterator[tuple[str, int, str]]:
+    """Name, open file and path of each file in a folder of the store; what is no plain file of ours is left out."""
+    path = f"{core.path}/{folder}"
+    try:
+        folder_fd = open_folder(core.folder.root_fd, folder, path)
+    except FileNotFoundError:
+        return
+    try:
+        for name in list_names(folder_fd, path):
+            with contextlib.suppress(FileNotFoundError, StoreError):
+                yield name, open_file(folder_fd, name, os.O_RDONLY, f"{path}/{name}"), f"{path}/{name}"
+    finally:
+        os.close(folder_fd)
+
+
+def _mentions(fd: int, text: bytes) -> bool:
+    """Whether a file has these bytes anywhere."""
+    tail = b""
+    while chunk := os.read(fd, _CHUNK_BYTES):
+        if text in tail + chunk:
+            return True
+        tail = chunk[-len(text) :]
+    return False
+
+
+def _size_in(folder_fd: int, name: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_size
+    return 0

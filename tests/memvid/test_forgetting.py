@@ -1,0 +1,431 @@
+"""Forget: afterwards nothing of a session is in the store's files but what is other sessions' too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_making import (
+    IDENTITY,
+    OTHER_URI,
+    Receipt,
+    SessionUri,
+    Store,
+    bundle_path,
+    contents,
+    drafts,
+    expected,
+    raw_bytes,
+    require_awake,
+    sleep,
+    token_ids,
+)
+from torpor.memvid.core import StoreCore
+from torpor.memvid.errors import NoSpace, ReadOnlyStore, SessionNotFound
+from torpor.memvid.folder import StoreFolder
+from torpor.memvid.index import Index
+from torpor.memvid.rewriting import Contents, Prepared, prepared
+
+SECRET = SessionUri("private", "zyx-secret-session")
+TEXT = "the-words-of-a-secret-conversation"
+THIRD = SessionUri("default", "third")
+
+
+def sleep_secret(store: Store, tokens: int, *, before: Receipt | None = None, seed: int = 7) -> Receipt:
+    reused = [entry for entry in before.entries if entry.kind == "span" and entry.token_count == 256] if before else []
+    return store.write_bundle(
+        uri=SECRET,
+        identity=IDENTITY,
+        parent=before.bundle_id if before else None,
+        reused=reused,
+        blocks=drafts(tokens, first=reused[-1].end if reused else 0, seed=seed),
+        session={"transcript": TEXT, "labels": ["hush-label"]},
+        token_count=tokens,
+    )
+
+
+def fork(store: Store, tokens: int, before: Receipt, uri: SessionUri = OTHER_URI, seed: int = 9) -> Receipt:
+    """A session of its own that goes on where the other was: other tokens and other bytes from there."""
+    reused = [entry for entry in before.entries if entry.kind == "span" and entry.token_count == 256]
+    return store.write_bundle(
+        uri=uri,
+        identity=IDENTITY,
+        parent=before.bundle_id,
+        reused=reused,
+        blocks=drafts(tokens, first=reused[-1].end, seed=seed),
+        session={"model": "demo"},
+        token_count=tokens,
+    )
+
+
+def require_forked(store: Store, tokens: int, shared: int, uri: SessionUri = OTHER_URI, seed: int = 9) -> None:
+    with store.open_session(uri) as reader:
+        assert reader.tokens() == token_ids(0, shared, 7) + token_ids(shared, tokens - shared, seed)
+        found = contents(reader)
+        spans = shared // 256
+        assert found[:spans] == expected(tokens, seed=7)[:spans]
+        assert found[spans:] == expected(tokens, seed=seed)[spans:]
+
+
+def payload(start: int, count: int, seed: int = 7) -> bytes:
+    """Some raw bytes of a block: the values of one head of its first slot."""
+    return raw_bytes(2 * count * 4 * 2, seed, "0.k", start, count)[:64]
+
+
+def found_in(path: Path, *needles: bytes) -> list[str]:
+    """Every file below a folder that has one of the byte strings, by name or by content."""
+    hits = []
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            data = file.name.encode() + b"\0" + file.read_bytes()
+            hits += [f"{file.relative_to(path)}: {needle[:24]!r}" for needle in needles if needle in data]
+    return hits
+
+
+def traces(*, from_token: int = 0, tokens: int = 700) -> list[bytes]:
+    """What must be nowhere any more: names, words, and from some token on the ids and the bytes."""
+    needles = [SECRET.name.encode(), SECRET.namespace.encode(), TEXT.encode(), b"hush-label"]
+    for start in range(from_token, tokens, 256):
+        count = min(256, tokens - start)
+        needles += [token_ids(start, count, 7)[:64], payload(start, count)]
+    return needles
+
+
+def test_the_search_itself_finds_a_session_that_is_there(store: Store, store_path: Path) -> None:
+    sleep_secret(store, 700)
+    store.tag(SECRET, None, "now")
+    for needle in traces():
+        assert found_in(store_path, needle), needle
+    assert [hit for hit in found_in(store_path, SECRET.name.encode()) if "marks" in hit]
+    store.close()
+    assert [hit for hit in found_in(store_path, SECRET.name.encode()) if "index" in hit]
+
+
+def test_of_a_forgotten_session_nothing_is_left(store: Store, store_path: Path) -> None:
+    second = sleep_secret(store, 600, before=sleep_secret(store, 300))
+    sleep_secret(store, 700, before=second)
+    sleep(store, 300, uri=OTHER_URI, seed=1)
+    store.tag(SECRET, 1, "first")
+    store.pin(SECRET, 2)
+    report = store.forget(SECRET)
+    assert report.ok
+    assert found_in(store_path, *traces()) == []
+    assert [action.version for action in report.actions if action.kind == "remove"] != []
+    require_awake(store, 300, uri=OTHER_URI, seed=1)
+    assert store.verify(deep=True).ok
+    store.close()
+    assert found_in(store_path, *traces()) == []
+    with Store.open(store_path, writable=True) as again:
+        assert [row.uri for row in again.iter_sessions()] == [OTHER_URI]
+
+
+def test_the_index_keeps_no_name_among_many(store: Store, store_path: Path) -> None:
+    """Rows are moved about between pages as others come; neither the file nor its -wal may keep a copy."""
+    for number in range(40):
+        sleep(store, 3, uri=SessionUri("default", f"before-{number}"), seed=number)
+        if number % 10 == 5:
+            sleep_secret(store, 5 + number)
+    for number in range(0, 40, 2):
+        store.delete_session(SessionUri("default", f"before-{number}"))
+    for number in range(40):
+        sleep(store, 3, uri=SessionUri("default", f"after-{number}"), seed=number)
+    assert store.forget(SECRET).ok
+    assert found_in(store_path, SECRET.name.encode(), SECRET.namespace.encode()) == []
+    assert len(list(store.iter_sessions())) == 60
+    store.close()
+    with Store.open(store_path, writable=True) as again:  # what was written anew is an index as before
+        assert again.opening.index_rebuilt is None
+        assert len(list(again.iter_sessions())) == 60
+
+
+def test_what_a_fork_shares_stays_and_the_report_names_it(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 700)
+    fork(store, 600, secret)  # shares the first two spans
+    report = store.forget(SECRET)
+    assert report.ok
+    assert found_in(store_path, *traces(from_token=512)) == []
+    assert [(action.session, action.reason[:2]) for action in report.actions if action.kind == "keep"] == [
+        (OTHER_URI, "2 ")
+    ]
+    assert [action.kind for action in report.actions] == ["strip", "keep"]
+    require_forked(store, 600, 512)
+    assert store.verify(deep=True).ok
+    store.close()
+    for index in (True, False):
+        if not index:
+            (store_path / "index.sqlite").unlink()
+        with Store.open(store_path, writable=True) as again:
+            require_forked(again, 600, 512)
+            assert again.find_session(SECRET) is None
+
+
+def test_its_blocks_in_another_session_s_files_go_too(store: Store, store_path: Path) -> None:
+    """A compaction may have put them there, or the other session was deleted and this one had gone on from it."""
+    base = sleep_secret(store, 300)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        other = fork(again, 700, base)  # its file holds what the third needs
+        third = again.write_bundle(
+            uri=THIRD,
+            identity=IDENTITY,
+            parent=other.bundle_id,
+            reused=[entry for entry in other.entries if entry.token_count == 256],
+            blocks=drafts(600, first=512, seed=3),
+            session={},
+            token_count=600,
+        )
+        assert third.blocks_reused == 2
+        assert again.forget(OTHER_URI).ok
+        # of the fork's own tokens the second span is needed by the third, the rest by nobody
+        assert found_in(store_path, token_ids(256, 256, 9)[:64]) != []
+        assert found_in(store_path, token_ids(512, 188, 9)[:64], OTHER_URI.name.encode()) == []
+        assert again.forget(THIRD).ok
+        assert found_in(store_path, token_ids(256, 256, 9)[:64], token_ids(512, 88, 3)[:64]) == []
+        assert again.verify(deep=True).ok
+
+
+def adopt(store: Store, into: Receipt, source: Receipt) -> None:
+    """What a compaction does: a live bundle's file takes in the frames of another one."""
+    core = store._core
+    with contextlib.closing(core.open_bundle(into.bundle_id)) as file:
+        own = [(block, into.bundle_id) for block in file.frames]
+    with contextlib.closing(core.open_bundle(source.bundle_id)) as file:
+        other = [(block, source.bundle_id) for block in file.frames]
+    with prepared(core, into.bundle_id, Contents([*own, *other], {})) as fresh:
+        assert fresh.commit()
+
+
+def test_frames_that_a_live_file_had_adopted_go_and_its_own_stay(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 300)
+    other = sleep(store, 300, uri=OTHER_URI, seed=1)
+    adopt(store, other, secret)
+    assert len(found_in(store_path, payload(0, 256))) == 2
+    report = store.forget(SECRET)
+    assert report.ok
+    assert found_in(store_path, *traces(tokens=300)) == []
+    assert "strip" in [action.kind for action in report.actions]
+    require_awake(store, 300, uri=OTHER_URI, seed=1)
+    assert store.verify(deep=True).ok
+
+
+def test_a_session_deleted_before_can_still_be_forgotten(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 700)
+    fork(store, 600, secret)
+    store.delete_session(SECRET)
+    assert found_in(store_path, TEXT.encode()) != []
+    report = store.forget(SECRET)
+    assert (report.ok, [action.session for action in report.actions]) == (True, [SECRET, OTHER_URI])
+    assert found_in(store_path, *traces(from_token=512)) == []
+    require_forked(store, 600, 512)
+    with pytest.raises(SessionNotFound, match="Nothing of it"):
+        store.forget(SECRET)
+
+
+def test_a_name_that_nothing_has_is_not_found(store: Store) -> None:
+    sleep_secret(store, 300)
+    with pytest.raises(SessionNotFound, match="Did you mean"):
+        store.forget(SessionUri("private", "zyx-secret-sesion"))
+    assert store.find_session(SECRET) is not None
+
+
+def test_a_dry_run_says_what_would_go_and_changes_nothing(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 700, before=sleep_secret(store, 300))
+    fork(store, 600, secret)
+    before = {file: file.stat().st_ino for file in store_path.rglob("*.mv?")}
+    with Store.open(store_path, writable=False) as reader:
+        planned = reader.forget(SECRET, dry_run=True)
+        with pytest.raises(ReadOnlyStore):
+            reader.forget(SECRET)
+    assert {file: file.stat().st_ino for file in store_path.rglob("*.mv?")} == before
+    done = store.forget(SECRET)
+    assert planned.ok
+    assert done.ok
+    assert sorted((one.kind, one.session) for one in planned.actions) == sorted(
+        (one.kind, one.session) for one in done.actions
+    )
+
+
+def test_what_somebody_has_open_is_reported_and_goes_when_it_is_asked_for_again(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 700)
+    fork(store, 600, secret)
+    with store.open_session(SECRET) as reader:
+        report = store.forget(SECRET)
+        assert [finding.code for finding in report.problems] == ["still_open"]
+        assert store.find_session(SECRET) is None
+        assert contents(reader) == expected(700, seed=7)
+    assert store.forget(SECRET).ok
+    assert found_in(store_path, *traces(from_token=512)) == []
+
+
+def test_a_file_that_nobody_needs_goes_when_its_last_reader_closes(store: Store, store_path: Path) -> None:
+    sleep_secret(store, 300)
+    with store.open_session(SECRET):
+        assert [finding.code for finding in store.forget(SECRET).problems] == ["still_open"]
+    assert found_in(store_path, *traces(tokens=300)) == []
+
+
+def test_leftovers_handed_over_and_quarantined_files_of_it_go(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 300)
+    other = sleep(store, 300, uri=OTHER_URI, seed=1)
+    for folder in ("incoming", "quarantine"):
+        (store_path / folder).mkdir(0o700, exist_ok=True)
+        for receipt in (secret, other):
+            name = f"{receipt.bundle_id.hex()}.mvb" + (".1" if folder == "quarantine" else "")
+            shutil.copy(bundle_path(store, receipt.bundle_id), store_path / folder / name)
+            (store_path / folder / name).chmod(0o600)
+    leftover = store_path / "bundles" / "0123456789abcdef.tmp"
+    leftover.write_bytes(bundle_path(store, secret.bundle_id).read_bytes()[:-100])
+    assert store.forget(SECRET).ok
+    assert found_in(store_path, *traces(tokens=300)) == []
+    assert len(list(store_path.rglob(f"{other.bundle_id.hex()}*"))) == 3
+
+
+def test_what_cannot_be_told_is_reported_and_left(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 300)
+    torn = store_path / "quarantine" / f"{secret.bundle_id.hex()}.mvb.1"
+    torn.write_bytes(bundle_path(store, secret.bundle_id).read_bytes()[:-1])
+    torn.chmod(0o600)
+    old_marks = store_path / "quarantine" / "marks.json.1"
+    old_marks.write_text(f'{{"{SECRET}": broken')
+    old_marks.chmod(0o600)
+    (store_path / "quarantine" / "note.txt").write_text("nothing of interest")
+    report = store.forget(SECRET)
+    assert sorted((finding.path, finding.code) for finding in report.problems) == sorted(
+        [(str(torn), "cannot_be_told"), (str(old_marks), "cannot_be_told")]
+    )
+    assert torn.exists()
+    assert old_marks.exists()
+
+
+def test_while_a_bundle_cannot_be_read_what_it_may_need_stays_and_the_report_says_so(
+    store: Store, store_path: Path
+) -> None:
+    secret = sleep_secret(store, 700)
+    file = bundle_path(store, fork(store, 600, secret).bundle_id)
+    good = file.read_bytes()
+    file.write_bytes(good[:-1])  # while the store is open: the index believes in it
+    report = store.forget(SECRET)
+    assert "unreadable_bundle" in [finding.code for finding in report.problems]
+    file.write_bytes(good)
+    require_forked(store, 600, 512)
+    assert store.forget(SECRET).ok
+    require_forked(store, 600, 512)
+    assert found_in(store_path, *traces(from_token=512)) == []
+
+
+def test_a_sleep_that_comes_to_need_a_frame_meanwhile_keeps_it(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A surplus frame of a live file is found by its id, and referred to, between the look and the commit."""
+    secret = sleep_secret(store, 300)
+    other = sleep(store, 300, uri=OTHER_URI, seed=1)
+    adopt(store, other, secret)
+    real = Prepared.commit
+
+    def commit(self: Prepared) -> bool:
+        pytest.fail("it was not asked again who needs it")
+
+    late: list[Receipt] = []
+    writing = StoreCore.committing
+
+    @contextlib.contextmanager
+    def committing(self: StoreCore) -> Iterator[None]:
+        if not late and self.index.find(SECRET) is None and self.pins.count(other.bundle_id):
+            late.append(secret)
+            late[0] = store.write_bundle(
+                uri=THIRD, identity=IDENTITY, parent=None, reused=(), blocks=drafts(300, seed=7), session={},
+                token_count=300,
+            )  # fmt: skip
+            monkeypatch.setattr(Prepared, "commit", commit)
+        with writing(self):
+            yield
+        if late:
+            monkeypatch.setattr(Prepared, "commit", real)
+
+    monkeypatch.setattr(StoreCore, "committing", committing)
+    store.forget(SECRET)
+    assert late
+    assert late[0].blocks_new == 0
+    require_awake(store, 300, uri=THIRD, seed=7)
+    assert store.verify(deep=True).ok
+
+
+def test_no_room_to_strip_is_reported_and_everything_else_goes(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = sleep_secret(store, 700)
+    fork(store, 600, secret)
+    sleep_secret(store, 300, seed=8)
+
+    def full(*_: object) -> None:
+        raise NoSpace("No room.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "new_temp", full)
+        report = store.forget(SECRET)
+    assert [finding.code for finding in report.problems] == ["no_space"]
+    assert store.find_session(SECRET) is None
+    assert store.forget(SECRET).ok
+    assert found_in(store_path, *traces(from_token=512)) == []
+
+
+def test_an_index_that_cannot_be_written_anew_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep_secret(store, 300)
+
+    def full(*_: object) -> None:
+        raise NoSpace("No room.")
+
+    monkeypatch.setattr(Index, "erase_dropped", full)
+    assert [finding.code for finding in store.forget(SECRET).problems] == ["no_space"]
+
+
+def test_a_forget_cut_off_at_any_change_is_finished_by_another(store_path: Path) -> None:
+    """At each rename, removal and replacement in turn: what is left opens, and forgetting again leaves nothing."""
+
+    class CutError(BaseException):
+        pass
+
+    for point in range(1, 100):
+        shutil.rmtree(store_path, ignore_errors=True)
+        with Store.open(store_path, writable=True) as store:
+            secret = sleep_secret(store, 700, before=sleep_secret(store, 300))
+            fork(store, 600, secret)
+            store.tag(SECRET, 1, "first")
+        seen = 0
+
+        def step(real: object, at: int = point) -> object:
+            def call(*args: object, **kwargs: object) -> object:
+                nonlocal seen
+                seen += 1
+                if seen == at:
+                    raise CutError
+                return real(*args, **kwargs)  # type: ignore[operator]
+
+            return call
+
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.suppress(CutError),
+            Store.open(store_path, writable=True) as store,
+        ):
+            for name in ("rename", "unlink", "ftruncate", "fsync"):
+                patch.setattr(os, name, step(getattr(os, name)))
+            for name in ("drop", "erase_dropped", "_delete"):
+                patch.setattr(Index, name, step(getattr(Index, name)))
+            store.forget(SECRET)
+        finished = seen < point
+        with Store.open(store_path, writable=True) as store:
+            assert store.opening.unreadable == ()
+            require_forked(store, 600, 512)
+            with contextlib.suppress(SessionNotFound):
+                assert store.forget(SECRET).ok
+            assert found_in(store_path, *traces(from_token=512)) == [], point
+            require_forked(store, 600, 512)
+            assert store.verify(deep=True).ok
+        if finished:
+            break
+    assert point > 12

@@ -1,0 +1,216 @@
+"""Budgets in a store: a sleep that would go past one is refused whole; what frees space never is."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_making import IDENTITY, OTHER_URI, URI, require_awake, sleep, span, state
+from torpor.memvid import RAW, BlockDraft, Store
+from torpor.memvid.budget import Budget, utc_day
+from torpor.memvid.errors import BudgetExceeded, NoSpace
+from torpor.memvid.folder import StoreFolder
+from torpor.memvid.index import Index
+from torpor.memvid.retention import Retention
+
+
+def bundle_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*.mv?"))
+
+
+def require_untouched(store: Store, path: Path, tokens: int, files: int) -> None:
+    require_awake(store, tokens)
+    assert store.verify(deep=True).ok
+    assert not list(path.rglob("*.tmp"))
+    assert len(list(path.rglob("*.mv?"))) == files
+
+
+def test_a_store_is_never_larger_than_its_budget(store_path: Path) -> None:
+    with Store.open(store_path, writable=True) as store:
+        first = sleep(store, 300)
+    limit = 2 * first.bytes_written + 10
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=limit)) as store:
+        second = sleep(store, 300, uri=OTHER_URI, seed=1)
+        with pytest.raises(BudgetExceeded) as refusal:
+            sleep(store, 600, before=first)
+        assert (refusal.value.details["which"], refusal.value.details["limit"]) == ("max_store_bytes", limit)
+        require_untouched(store, store_path, 300, 2)
+        assert bundle_bytes(store_path) == first.bytes_written + second.bytes_written <= limit
+        store.delete_session(OTHER_URI)  # and what it frees can be used at once
+        assert sleep(store, 300, uri=OTHER_URI, seed=1).version == 1
+
+
+def test_a_full_budget_refuses_before_a_temporary_file_is_made(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(store_path, writable=True) as store:
+        sleep(store, 300)
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=1)) as store:
+        monkeypatch.setattr(StoreFolder, "new_temp", lambda *_: pytest.fail("it wrote"))
+        with pytest.raises(BudgetExceeded):
+            sleep(store, 20, uri=OTHER_URI)
+        store.delete_session(URI)
+    assert bundle_bytes(store_path) == 0
+
+
+def test_retired_files_count_as_what_the_store_holds(store_path: Path) -> None:
+    with Store.open(store_path, writable=True) as store:
+        first = sleep(store, 600)
+        sleep(store, 700, uri=OTHER_URI, before=first)
+        store.delete_session(URI)
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=first.bytes_written)) as store:
+        with pytest.raises(BudgetExceeded):
+            sleep(store, 5)
+        store.delete_session(OTHER_URI)
+        sleep(store, 5)
+
+
+def test_what_the_store_holds_is_kept_up_with_through_everything_that_changes_it(store_path: Path) -> None:
+    budget = Budget(max_store_bytes=1 << 40)
+    with Store.open(store_path, writable=True, budget=budget) as store:
+        folder = store._core.folder
+        held: list[bool] = []
+
+        def look() -> None:
+            held.append(folder.held_bytes() == bundle_bytes(store_path))
+
+        receipt = sleep(store, 300)
+        look()
+        sleep(store, 700, uri=OTHER_URI, before=sleep(store, 600, before=receipt))
+        look()
+        store.prune(Retention(keep_last=1))
+        look()
+        store.delete_session(URI)
+        look()
+        store.delete_session(OTHER_URI)
+        look()
+        assert held == [True] * 5
+        assert folder.held_bytes() == 0
+
+
+def test_a_day_s_writes_are_counted_across_openings_and_with_the_day_they_begin_anew(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(store_path, writable=True) as store:
+        first = sleep(store, 300)
+        assert store.index.written_on(utc_day(time.time_ns())) == first.bytes_written
+    budget = Budget(max_bytes_per_day=first.bytes_written + 100)
+    with Store.open(store_path, writable=True, budget=budget) as store:
+        store.delete_session(URI)  # what was written is written
+        with pytest.raises(BudgetExceeded) as refusal:
+            sleep(store, 300)
+        assert refusal.value.details["which"] == "max_bytes_per_day"
+        tomorrow = time.time_ns() + 86_400 * 10**9
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: tomorrow)
+            sleep(store, 300)
+            with pytest.raises(BudgetExceeded):
+                sleep(store, 300, uri=OTHER_URI)
+
+
+def test_what_a_refused_sleep_wrote_counts_for_the_day(store_path: Path) -> None:
+    with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=40_000)) as store:
+        with pytest.raises(BudgetExceeded):
+            sleep(store, 2000)
+        written = store.index.written_on(utc_day(time.time_ns()))
+        assert 16_000 < written <= 40_000
+        assert store.find_session(URI) is None
+        assert not list(store_path.rglob("*.tmp"))
+
+
+def test_the_disk_keeps_free_what_it_should(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(store_path, writable=True, budget=Budget(min_free_bytes=1_000_000)) as store:
+        sleep(store, 300)
+
+        class Full:
+            f_bavail, f_frsize = 1_000_100, 1
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "statvfs", lambda *_: Full)
+            patch.setattr(os, "fstatvfs", lambda *_: Full)
+            with pytest.raises(BudgetExceeded) as refusal:
+                sleep(store, 300, uri=OTHER_URI)
+            assert refusal.value.details["which"] == "min_free_bytes"
+            store.prune(Retention(keep_last=1))
+        require_untouched(store, store_path, 300, 1)
+
+
+def test_two_sleeps_at_once_share_one_budget(store_path: Path) -> None:
+    """Each begins before the other ends; together they may not go past it."""
+    with Store.open(store_path, writable=True) as store:
+        one = sleep(store, 300).bytes_written
+        store.delete_session(URI)
+    limit = one + one // 2
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=limit)) as store:
+        both = threading.Barrier(2)
+        refused: list[str] = []
+
+        def drafts(seed: int) -> Iterator[BlockDraft]:
+            both.wait(10)
+            yield span(0, 256, seed=seed)
+            yield span(256, 44, seed=seed)
+            both.wait(10)
+            yield state(300, seed=seed)
+
+        def put(name: str, seed: int) -> None:
+            try:
+                store.write_bundle(
+                    uri=type(URI)("default", name),
+                    identity=IDENTITY,
+                    parent=None,
+                    reused=(),
+                    blocks=drafts(seed),
+                    session={},
+                    token_count=300,
+                    codec=RAW,
+                )
+            except BudgetExceeded:
+                refused.append(name)
+                both.abort()
+            except threading.BrokenBarrierError:
+                refused.append(name)
+
+        threads = [threading.Thread(target=put, args=(f"s{seed}", seed)) for seed in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert refused
+        assert bundle_bytes(store_path) <= limit
+
+
+def test_a_sleep_that_begins_during_another_finds_what_that_one_has_written(store_path: Path) -> None:
+    with Store.open(store_path, writable=True) as store:
+        one = sleep(store, 300).bytes_written
+        store.delete_session(URI)
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=one + one // 2)) as store:
+
+        def blocks() -> Iterator[BlockDraft]:
+            yield span(0, 256)
+            with pytest.raises(BudgetExceeded):
+                sleep(store, 300, uri=OTHER_URI, seed=1)
+            yield from (span(256, 44), state(300))
+
+        store.write_bundle(
+            uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=300
+        )
+        require_untouched(store, store_path, 300, 1)
+
+
+def test_a_count_that_cannot_be_kept_does_not_fail_the_sleep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise NoSpace("No room for the index.")
+
+    monkeypatch.setattr(Index, "add_written", full)
+    sleep(store, 300)
+    require_awake(store, 300)
+
+
+def test_without_a_budget_no_file_is_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreFolder, "recount", lambda *_: pytest.fail("it looked"))
+    sleep(store, 300)
+    assert isinstance(span(0, 1), BlockDraft)
