@@ -18,9 +18,8 @@ from torpor.memvid import IndexRow, SessionUri, Store, StoreError, zstd
 from torpor.memvid.bundle import BundleReader
 
 from . import bundle_file, index_program
-from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, require
+from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, require, same_everywhere
 
-INDEX_FILES: Final = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal")
 Version = tuple[SessionUri, int]
 
 
@@ -39,7 +38,7 @@ class Template:
     def __init__(self, folder: Path) -> None:
         self.path = folder
         agent, packed = store_making.URI, SessionUri("work", "packed")
-        with Store.open(folder, writable=True) as store:
+        with same_everywhere(), Store.open(folder, writable=True) as store:
             first = store_making.sleep(store, 258, uri=agent, **SMALL)
             store_making.sleep(store, 260, uri=agent, before=first, **SMALL)
             store_making.sleep(store, 6, uri=packed, codec=zstd(3), layers=2, heads=1, dim=2)
@@ -47,26 +46,27 @@ class Template:
             self.truths = {(row.uri, row.version): _truth(store, row.uri, row.version) for row in all_rows(store)}
         self.index = (folder / "index.sqlite").read_bytes()
         self.files = {path: path.read_bytes() for path in (folder / "bundles").glob("*/*.mvb")}
-        self._strange: set[Path] = set()
+        self.ids = {bytes.fromhex(path.stem) for path in self.files}
 
-    def put(self, name: bytes, data: bytes) -> Path:
+    def put(self, name: bytes, data: bytes, ending: str = ".mvb") -> Path:
         """Add a bundle file, or replace one; until the next `restore`."""
-        path = self.path / "bundles" / name.hex()[:2] / f"{name.hex()}.mvb"
-        self._strange.add(path)
+        path = self.path / "bundles" / name.hex()[:2] / f"{name.hex()}{ending}"
         write(path, data)
         return path
 
     def restore(self, indexed: bool) -> None:
         """Put the store back as it was; without its index if it is not `indexed`."""
-        for path in self._strange:
-            path.unlink(missing_ok=True)
-            if path in self.files:
-                write(path, self.files[path])
-            elif not any(path.parent.iterdir()):
-                path.parent.rmdir()
-        self._strange.clear()
-        for name in INDEX_FILES:
-            (self.path / name).unlink(missing_ok=True)
+        kept = {self.path / "store.json", self.path / "lock", *self.files}
+        for folder, _, names in os.walk(self.path, topdown=False):
+            here = Path(folder)
+            for path in (here / name for name in names):
+                if path not in kept:
+                    path.unlink()
+            if here.parent.name == "bundles" and not any(here.iterdir()):
+                here.rmdir()
+        for path, data in self.files.items():
+            if not path.exists() or path.read_bytes() != data:
+                write(path, data)
         if indexed:
             write(self.path / "index.sqlite", self.index)
 
@@ -233,4 +233,79 @@ def require_not_older(truths: Mapping[Version, Truth], seen: Mapping[Version, by
         require(listed >= latest, "an older version stands for a session, or none")
 
 
-TARGETS: Final[Sequence[type[Target]]] = (StoreTarget, IndexTarget)
+class MaintenanceTarget(Target):
+    """2 bytes that say what is done, then a bundle file that lies in the store while it is done, live or retired.
+
+    Whatever the file is: what woke before an operation wakes after it with the same content, and a dry run changes
+    nothing.
+    """
+
+    name = "maintenance"
+    max_bytes = 1 << 16
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._template = Template(folder / "store")
+
+    def seeds(self) -> Iterable[bytes]:
+        for number, data in enumerate(self._template.files.values()):
+            yield bytes([number, 0]) + data
+            yield bytes([number, 1]) + data
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        head = data[:2].ljust(2, b"\x00") if rng.random() < 0.7 else rng.randbytes(2)
+        return head + bundle_file.change(data[2:], rng)
+
+    def check(self, data: bytes) -> str:
+        steps, flags, file = data[:1] or b"\x00", data[1:2] or b"\x00", data[2:]
+        name = bundle_file.bundle_id(file)
+        template = self._template
+        template.restore(indexed=bool(flags[0] & 2))
+        template.put(name, file, ".mvr" if flags[0] & 1 and name not in template.ids else ".mvb")
+        refused = False
+        with Store.open(template.path, writable=True) as store:
+            for step in (steps[0] % 4, steps[0] // 4 % 4):
+                refused |= self._do(store, OPERATIONS[step], name)
+        with Store.open(template.path, writable=True) as store:
+            look_at(store, template.truths, name)
+        return "refused" if refused else SOUND
+
+    def _do(self, store: Store, operation: str, name: bytes) -> bool:
+        """Run one operation; whether it was refused."""
+        before = contents_of(store, self._template.truths, name)
+        try:
+            files = snapshot(self._template.path)
+            getattr(store, operation)(dry_run=True)
+            require(snapshot(self._template.path) == files, f"a dry run of {operation} changed a file")
+            getattr(store, operation)()
+            refused = False
+        except StoreError:
+            refused = True
+        after = contents_of(store, self._template.truths, name)
+        for version, blocks in before.items():
+            require(after.get(version) == blocks, f"{operation} lost or changed a version that could be woken")
+        return refused
+
+
+OPERATIONS: Final = ("gc", "compact", "repair", "rebuild_index")
+
+
+def contents_of(
+    store: Store, truths: Mapping[Version, Truth], harmed: bytes
+) -> dict[Version, list[list[bytes]] | None]:
+    """What every version that can be woken holds."""
+    found = {}
+    for (uri, version), bundle_id in look_at(store, truths, harmed).items():
+        if bundle_id is not None:
+            with store.open_session(uri, version) as reader:
+                found[uri, version] = read_checked(reader)
+    return found
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    """Every file of a store but the index, which may be brought up to date at any time."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("index.sqlite"))
+    return {path: path.read_bytes() for path in files}
+
+
+TARGETS: Final[Sequence[type[Target]]] = (StoreTarget, IndexTarget, MaintenanceTarget)

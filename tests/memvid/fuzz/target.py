@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Final, TypeVar
+from unittest import mock
 
 from .watch import SOUND, Broken
 
@@ -42,6 +45,17 @@ def require(holds: bool, what: str) -> None:
         raise Broken(what)
 
 
+@contextlib.contextmanager
+def same_everywhere() -> Iterator[None]:
+    """While this lasts, what is put to sleep gets the same bundle ids in every process and on every machine."""
+    clock = itertools.count(1_700_000_000_000_000_000, 1_000_000_000)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch("time.time_ns", side_effect=clock))
+        for name in ("python_version", "system", "machine"):
+            stack.enter_context(mock.patch(f"platform.{name}", return_value="any"))
+        yield
+
+
 def again(encode: Callable[[], T]) -> T:
     """What was accepted must be accepted again: an error of this second step is a fault, whatever its type."""
     try:
@@ -50,4 +64,4 @@ def again(encode: Callable[[], T]) -> T:
         raise Broken(f"what was accepted is not taken back ({type(error).__name__})") from error
 
 
-__all__ = ["MAX_SLOT_BYTES", "SMALL", "SOUND", "Target", "again", "require"]
+__all__ = ["MAX_SLOT_BYTES", "SMALL", "SOUND", "Target", "again", "require", "same_everywhere"]

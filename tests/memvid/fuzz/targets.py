@@ -31,12 +31,16 @@ from . import bundle_file, zstd_frames
 from .marks_target import TARGETS as MARKS_TARGETS
 from .mutation import change_document, change_int, parse
 from .store_targets import TARGETS as STORE_TARGETS
-from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, again, require
+from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, again, require, same_everywhere
 
 
 def sample_bundles(folder: Path) -> list[bytes]:
     """Small bundles of every kind: one span, several, with blocks of another bundle, compressed, empty."""
-    with Store.open(folder / "samples", writable=True) as store:
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as samples,
+        same_everywhere(),
+        Store.open(samples, writable=True) as store,
+    ):
         first = store_making.sleep(store, 5, **SMALL)
         long = store_making.sleep(store, 258, uri=store_making.OTHER_URI, **SMALL)
         receipts = [
