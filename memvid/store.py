@@ -20,11 +20,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from . import collecting, deletion, forgetting, marking, pruning, repair, transfer
+from . import collecting, compaction, deletion, forgetting, marking, pruning, repair, transfer
 from .blocks import BlockDraft, BlockEntry
 from .budget import UNLIMITED, Budget
 from .bundle import BundleReader
 from .codecs import RAW, Codec
+from .compaction_plan import CompactionPolicy
 from .core import StoreCore
 from .errors import BundleMissing, SessionNotFound, StoreError
 from .folder import (
@@ -401,6 +402,29 @@ class Store:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace
         """
         return collecting.gc(self._core, dry_run=dry_run)
+
+    def compact(
+        self,
+        uri: SessionUri | None = None,
+        *,
+        dry_run: bool = False,
+        policy: CompactionPolicy = CompactionPolicy(),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> MaintenanceReport:
+        """Write the files of one session, or of all, anew, so that a wake opens few of them: as `policy` says.
+
+        Nothing that a version holds changes, nor any id; no sleep or wake waits for it, and what is in use is left for
+        the next compaction. Damaged bundles, and a disk or budget without room, are `problems`: what depends on them
+        stays as it was. `should_stop` is asked between steps, each of which leaves a sound store; running it again
+        finishes what was begun. A dry run also works in a store that was opened for reading.
+
+        Raises:
+            SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost
+        """
+        self._core.require_open()
+        if uri is not None and self.find_session(uri) is None:
+            raise self._not_found(uri, None)
+        return compaction.compact(self._core, uri, policy, dry_run=dry_run, should_stop=should_stop)
 
     def repair(self, *, dry_run: bool = False) -> MaintenanceReport:
         """Read every byte, and make a sound store of what is left of it; damaged files go to quarantine as they are.
