@@ -1,0 +1,316 @@
+"""Whatever bit flips in the index file: the store lists what its bundles say (threat 2)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from store_making import OTHER_URI, URI, bundle_path, sleep
+from torpor.memvid import Store
+from torpor.memvid.errors import StoreIoError
+from torpor.memvid.index import SHADOWED, Index, IndexedBundle, IndexUnusable
+from torpor.memvid.index_seals import BrokenSeal, decode_seals
+from torpor.memvid.page_sums import PAGE_BYTES, SUMS_FILE
+
+INDEX = "index.sqlite"
+
+
+@pytest.fixture
+def filled(store: Store, store_path: Path, tmp_path: Path) -> Path:
+    """A store with every kind of thing that an index tells of: versions, references, a rival, a file that cannot be
+    read, a rewrite that was cut off, bytes written on a day."""
+    first = sleep(store, 300)
+    second = sleep(store, 600, before=first)
+    sleep(store, 20, uri=OTHER_URI)
+    store.close()
+    with Store.open(_copy(store_path, tmp_path / "backup"), writable=True) as other:
+        rival = bundle_path(other, sleep(other, 700, seed=3).bundle_id)
+    with Store.open(store_path, writable=True) as again:
+        sleep(again, 650, seed=4)
+    name = rival.relative_to(tmp_path / "backup")
+    (store_path / name).parent.mkdir(exist_ok=True)
+    shutil.copy2(rival, store_path / name)
+    with Store.open(store_path, writable=True) as again:
+        lost = bundle_path(again, sleep(again, 640, seed=5).bundle_id)
+    lost.write_bytes(lost.read_bytes()[:-1])
+    (store_path / INDEX).unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert len(again.index.with_status(SHADOWED)) == 1
+        assert len(again.index.with_status("unreadable")) == 1
+        again.index.add_written(20_000, 12_345)
+        again.index.begin_rewrite(second.bundle_id, [])
+    return store_path
+
+
+def _copy(store_path: Path, to: Path) -> Path:
+    shutil.copytree(store_path, to)
+    return to
+
+
+Said = tuple[Any, ...]
+
+
+def said(index: Index) -> Said:
+    """Everything that an index answers."""
+    stored: list[IndexedBundle | None] = [index.stored(bundle_id) for bundle_id in sorted(index.bundle_ids())]
+    bundles = [one for one in stored if one is not None]
+    return (
+        bundles,
+        index.all_rows(),
+        index.latest(),
+        index.uris(),
+        index.totals(),
+        index.unsettled(),
+        [index.users_of(one.bundle_id) for one in bundles],
+        [index.holders_of(block) for one in bundles for block in one.blocks],
+        [index.rows_of([one.bundle_id]) for one in bundles],
+        [index.versions(uri) for uri in index.uris()],
+        [index.with_status(SHADOWED), index.with_status("unreadable")],
+        index.written(),
+    )
+
+
+@contextlib.contextmanager
+def opened(store_path: Path, store_uuid: str, *, writable: bool) -> Iterator[Index]:
+    root_fd = os.open(store_path, os.O_RDONLY)
+    opener = Index.open if writable else Index.copy_to_memory
+    try:
+        with contextlib.closing(opener(str(store_path), root_fd, store_uuid)) as index:
+            yield index
+    finally:
+        os.close(root_fd)
+
+
+def uuid_of(store_path: Path) -> str:
+    with Store.open(store_path, writable=False) as store:
+        return store.uuid
+
+
+def require_refused_or_same(store_path: Path, store_uuid: str, expected: Said, *, writable: bool) -> bool:
+    """Whether the index was refused; one that is believed says what it did."""
+    try:
+        with opened(store_path, store_uuid, writable=writable) as index:
+            assert said(index) == expected
+            if writable:
+                index.add_written(20_000, 1)
+    except IndexUnusable:
+        return True
+    return False
+
+
+def flips(size: int, *, every: int, all_bits: bool) -> Iterator[tuple[int, int]]:
+    for offset in range(0, size, every):
+        for bit in range(8) if all_bits else (offset // every % 8,):
+            yield offset, bit
+
+
+@pytest.mark.parametrize(
+    ("writable", "vouched", "every", "all_bits"),
+    [
+        (True, True, 211, False),
+        (False, True, 97, False),
+        (True, False, 293, False),
+        (False, False, 83, False),
+        pytest.param(True, False, 1, False, marks=pytest.mark.heavy),
+        pytest.param(False, False, 1, True, marks=pytest.mark.heavy),
+    ],
+)
+def test_threat_2_a_flipped_bit_in_the_index_is_found_or_has_no_effect(
+    filled: Path, writable: bool, vouched: bool, every: int, all_bits: bool
+) -> None:
+    """`vouched`: the sums of the sound file's pages are there. Both ways every row is checked in the end."""
+    store_uuid = uuid_of(filled)
+    sound, sums = (filled / INDEX).read_bytes(), (filled / SUMS_FILE).read_bytes()
+    with opened(filled, store_uuid, writable=False) as index:
+        expected = said(index)
+    refused = 0
+    for offset, bit in flips(len(sound), every=every, all_bits=all_bits):
+        damaged = bytearray(sound)
+        damaged[offset] ^= 1 << bit
+        (filled / INDEX).write_bytes(damaged)
+        if vouched:
+            (filled / SUMS_FILE).write_bytes(sums)
+        else:
+            (filled / SUMS_FILE).unlink(missing_ok=True)
+        refused += require_refused_or_same(filled, store_uuid, expected, writable=writable)
+    assert refused > len(sound) / every / 100
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_threat_2_a_flipped_bit_in_the_sums_costs_a_check_and_nothing_else(filled: Path, writable: bool) -> None:
+    store_uuid = uuid_of(filled)
+    with opened(filled, store_uuid, writable=False) as index:
+        expected = said(index)
+    sums = (filled / SUMS_FILE).read_bytes()
+    for damaged in (b"", sums[:-1], sums + b"x", bytes([sums[0] ^ 1]) + sums[1:], bytes(len(sums))):
+        (filled / SUMS_FILE).write_bytes(damaged)
+        with opened(filled, store_uuid, writable=writable) as index:
+            assert said(index) == expected
+    if writable:
+        assert (filled / SUMS_FILE).read_bytes() == sums
+
+
+TAMPERING = [
+    "UPDATE bundles SET status = 'shadowed' WHERE status = 'live' AND name = 'agent' AND version = 2",
+    "UPDATE bundles SET status = 'unreadable' WHERE status = 'live'",
+    "UPDATE bundles SET status = 'Live' WHERE status = 'live'",
+    "UPDATE bundles SET version = 9 WHERE version = 2",
+    "UPDATE bundles SET namespace = 'other'",
+    "UPDATE bundles SET name = 'agenu' WHERE status = 'live' AND version = 2",
+    "UPDATE bundles SET unsettled = 0",
+    "UPDATE bundles SET token_count = token_count + 1 WHERE number = 1",
+    "UPDATE bundles SET bundle_id = zeroblob(32) WHERE number = 1",
+    "UPDATE bundles SET seal = zeroblob(16) WHERE number = 2",
+    "UPDATE bundles SET number = 77 WHERE number = 2",
+    "DELETE FROM bundles WHERE number = 2",
+    "DELETE FROM bundles",
+    (
+        "INSERT INTO bundles SELECT 99, status, unsettled, namespace, name, 7, randomblob(32), parent, identity_digest, "
+        "token_count, bundle_bytes, logical_bytes, created_ns, model, labels, storage, seal FROM bundles WHERE number = 2"
+    ),
+    "DELETE FROM refs",
+    "UPDATE refs SET refers_to = zeroblob(32)",
+    "INSERT INTO refs VALUES (99, zeroblob(32))",
+    "DELETE FROM blocks WHERE block = (SELECT min(block) FROM blocks)",
+    "INSERT INTO blocks VALUES (7, 1)",
+    "UPDATE blocks SET block = block + 1 WHERE block = (SELECT min(block) FROM blocks)",
+    "DELETE FROM written",
+    "UPDATE written SET size_bytes = 1",
+    "UPDATE meta SET value = '7' WHERE key = 'rewrites'",
+    "DELETE FROM meta WHERE key = 'seals'",
+    "UPDATE meta SET value = '3.' || value WHERE key = 'seals'",
+    "UPDATE meta SET value = CAST(value AS BLOB) WHERE key = 'seals'",
+]
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("statement", TAMPERING)
+def test_threat_2_a_sound_file_with_other_content_is_made_anew(
+    filled: Path, tmp_path: Path, statement: str, writable: bool
+) -> None:
+    """As the index says it that is made from the bundles, and what is written next is the next version."""
+    with contextlib.closing(sqlite3.connect(filled / INDEX)) as connection:
+        changed = connection.execute(statement).rowcount
+        connection.commit()
+    assert changed
+    reference = _copy(filled, tmp_path / "reference")
+    (reference / INDEX).unlink()
+    with Store.open(reference, writable=False) as rebuilt, Store.open(filled, writable=writable) as store:
+        assert store.opening.index_rebuilt
+        assert said(store.index) == said(rebuilt.index)
+        if writable:
+            assert sleep(store, 720, seed=6).version == rebuilt.versions(URI)[-1].version + 2  # one cannot be read
+
+
+@pytest.mark.parametrize("at", ["CREATE TABLE meta", "CREATE TABLE bundles", "live"])
+@pytest.mark.parametrize("writable", [True, False])
+def test_threat_26_text_that_is_no_utf_8_is_made_anew(filled: Path, at: str, writable: bool) -> None:
+    data = bytearray((filled / INDEX).read_bytes())
+    data[data.index(at.encode()) + len(at) - 1] |= 0x80
+    (filled / INDEX).write_bytes(data)
+    with Store.open(filled, writable=writable) as store:
+        assert store.opening.index_rebuilt
+        assert store.find_session(URI)
+
+
+def test_a_row_whose_seal_is_broken_is_refused_when_it_is_read_and_gone_after_the_next_opening(
+    store: Store, store_path: Path
+) -> None:
+    sleep(store, 300)
+    row = sleep(store, 600)
+    store.index._connection.execute("UPDATE bundles SET token_count = 1 WHERE version = 2")
+    asked: list[Callable[[], object]] = [
+        lambda: store.find_session(URI),
+        lambda: store.index.all_rows(),
+        lambda: list(store.index.iter_latest()),
+        lambda: store.index.stored(row.bundle_id),
+    ]
+    for ask in asked:
+        with pytest.raises(StoreIoError, match="not what was written"):
+            ask()
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt == "row 2 is not what was written"
+        assert [row.token_count for row in again.versions(URI)] == [300, 600]
+
+
+@pytest.mark.parametrize("table", ["refs", "blocks"])
+def test_a_row_whose_references_or_blocks_are_gone_is_refused_when_it_is_read(store: Store, table: str) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 600, before=first)
+    store.index._connection.execute(f"DELETE FROM {table}")
+    with pytest.raises(StoreIoError, match="references or blocks"):
+        store.index.stored(second.bundle_id)
+
+
+def test_an_index_that_was_closed_or_killed_between_checkpoints_is_believed_by_its_sums(
+    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    killed = _copy(store_path, tmp_path / "killed")
+    store.close()
+
+    def checked(*args: object) -> None:
+        raise BrokenSeal("every row was checked")
+
+    monkeypatch.setattr("torpor.memvid.index.require_sealed", checked)
+    for path in (store_path, killed):
+        for writable in (False, True):
+            with Store.open(path, writable=writable) as again:
+                assert again.opening.index_rebuilt is None
+                assert len(again.versions(URI)) == 1
+
+
+def test_a_page_that_goes_bad_while_others_are_written_is_not_taken_for_good(store: Store, store_path: Path) -> None:
+    """The sums are made of the pages that were written, not of the file as it is."""
+    for number in range(40):
+        sleep(store, 20, seed=number)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        with contextlib.closing(sqlite3.connect(store_path / INDEX)) as connection:
+            (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'by_status'").fetchone()
+        with open(store_path / INDEX, "r+b") as file:
+            file.seek(page * PAGE_BYTES - 1000)
+            byte = file.read(1)
+            file.seek(page * PAGE_BYTES - 1000)
+            file.write(bytes([byte[0] ^ 1]))
+        sleep(again, 20, seed=50)
+    sums = (store_path / SUMS_FILE).read_bytes()
+    now = blake3((store_path / INDEX).read_bytes()[(page - 1) * PAGE_BYTES : page * PAGE_BYTES]).digest(16)
+    assert sums[(page - 1) * 16 : page * 16] != now
+
+
+def test_a_checkpoint_is_made_when_the_log_is_long(store: Store, store_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("torpor.memvid.index._CHECKPOINT_BYTES", 40 * PAGE_BYTES)
+    log = store_path / f"{INDEX}-wal"
+    sizes = []
+    for number in range(12):
+        sleep(store, 20, seed=number)
+        sizes.append(log.stat().st_size)
+    assert sizes != sorted(sizes)
+    assert max(sizes) < 41 * (PAGE_BYTES + 24)
+    killed = (store_path / INDEX).read_bytes(), (store_path / SUMS_FILE).read_bytes()
+    assert len(killed[1]) == len(killed[0]) // PAGE_BYTES * 16
+
+
+def test_sums_that_cannot_be_written_stop_nothing(store: Store, store_path: Path) -> None:
+    (store_path / SUMS_FILE).unlink()
+    (store_path / SUMS_FILE).mkdir()
+    sleep(store, 300)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt is None
+        assert len(again.versions(URI)) == 1
+
+
+@pytest.mark.parametrize("text", [None, "", "1", "x.0", "1.0", b"1.0", f"+1.{0:032x}", f"1.{0:032X}g"])
+def test_a_seal_that_is_not_written_as_ours_is_broken(text: object) -> None:
+    with pytest.raises(BrokenSeal):
+        decode_seals(text)
