@@ -28,10 +28,15 @@ from torpor.memvid import (
     zstd,
 )
 from torpor.memvid.bundle import FrameFile
+from torpor.memvid.codecs import planes
 from torpor.memvid.directory import Frame
+from torpor.memvid.rewriting import Contents, blocks_needed_of, prepared
 
 URI = SessionUri("default", "agent")
 OTHER_URI = SessionUri("default", "other")
+FORK_URI = SessionUri("default", "fork")
+PLANES_URI = SessionUri("default", "planes")
+HEIR_URI = SessionUri("default", "heir")
 COMPRESSIBLE = (b"torpor sleeps, torpor wakes. " * 9)[:240]
 IDENTITY = Identity((("compute_dtype", "float32"), ("weights", "0123456789abcdef")))
 
@@ -43,6 +48,13 @@ def token_ids(start: int, count: int, seed: int = 0) -> bytes:
 def raw_bytes(size_bytes: int, *salt: object) -> bytes:
     """Bytes that do not compress, the same for the same salt on every machine."""
     return hashlib.shake_128(repr(salt).encode()).digest(size_bytes)
+
+
+PLANES_BYTES = (
+    b"".join(struct.pack("<H", 0x3C00 + number * 7919 % 61) for number in range(163_840)),
+    b"".join(bytes([low, 0x3C]) for low in raw_bytes(4096, "planes")),
+)
+"""The bits of float16 numbers near 1."""
 
 
 def span(start: int, count: int, *, seed: int = 0, layers: int = 2, heads: int = 2, dim: int = 4) -> BlockDraft:
@@ -157,13 +169,53 @@ def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:
     )
 
 
+def sleep_planes(store: Store, uri: SessionUri) -> Receipt:
+    """A session whose slots shrink on byte planes: one in two chunks, and one with a plane that stays as it is."""
+    specs = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 1280)), SlotSpec("0.v", "kv.v/1", "float16", (2, 64, 32))
+    slots = [SlotDraft(spec, [memoryview(data)]) for spec, data in zip(specs, PLANES_BYTES, strict=True)]
+    return store.write_bundle(
+        uri=uri,
+        identity=IDENTITY,
+        parent=None,
+        reused=(),
+        blocks=[BlockDraft("span", 0, token_ids(0, 64), slots)],
+        session={},
+        token_count=64,
+        codec=planes(3),
+    )
+
+
+def adopt(store: Store, receipt: Receipt) -> None:
+    """Write a bundle's file anew with all its blocks in it, as a compaction does."""
+    with contextlib.closing(store._core.open_bundle(receipt.bundle_id)) as file:
+        frames = [(entry.id, entry.bundle_id) for entry in file.entries if entry.bundle_id is not None]
+    with prepared(store._core, receipt.bundle_id, Contents(frames, {})) as new:
+        assert new.commit()
+
+
+def strip(store: Store, bundle_id: bytes) -> None:
+    """Leave of a retired bundle's file what other bundles need, and nothing of what it was."""
+    frames = [(block_id, bundle_id) for block_id in blocks_needed_of(store._core, bundle_id)]
+    with prepared(store._core, bundle_id, Contents(frames, {}, with_manifest=False)) as new:
+        assert new.commit()
+
+
 def make_fixture(folder: Path) -> None:
+    """A store with everything in it that the format has."""
     with Store.open(folder, writable=True) as store:
-        first = sleep(store, 300)
-        sleep(store, 600, before=first)
+        third = sleep(store, 900, before=sleep(store, 600, before=sleep(store, 300)))
+        adopt(store, third)
+        sleep(store, 700, uri=FORK_URI)  # without a parent: its first blocks are found by their ids
         sleep_compressed(store, OTHER_URI)
-    for name in ("index.sqlite", "lock"):
-        (folder / name).unlink()
+        sleep_planes(store, PLANES_URI)
+        gone = sleep(store, 600, uri=SessionUri("default", "gone"), seed=3)
+        sleep(store, 800, uri=HEIR_URI, seed=3, before=gone)
+        store.delete_session(gone.uri)
+        strip(store, gone.bundle_id)
+        store.tag(URI, 1, "before-refactor")
+        store.pin(URI, 2)
+    for name in ("index.sqlite", "index.sums", "lock"):
+        (folder / name).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
