@@ -22,6 +22,7 @@ from . import (
     chat,
     demo,
     doctor,
+    forget,
     generate,
     ls,
     maintenance,
@@ -73,6 +74,7 @@ COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("append", _AT_WORK, append.append),
     ("generate", _AT_WORK, generate.generate),
     ("rm", _AT_WORK, rm.rm),
+    ("forget", _AT_WORK, forget.forget),
     ("sleep", _AT_REST, sleep.sleep),
     ("wake", _AT_REST, wake.wake),
     ("ls", _LOOK, ls.ls),
@@ -85,6 +87,10 @@ COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("pin", _STORE, marks.pin),
     ("unpin", _STORE, marks.unpin),
     ("prune", _STORE, maintenance.prune),
+    ("gc", _STORE, maintenance.gc),
+    ("compact", _STORE, maintenance.compact),
+    ("repair", _STORE, maintenance.repair),
+    ("rebuild-index", _STORE, maintenance.rebuild_index),
 )
 
 # Typer may bring its own copy of click; its public BadParameter leads to the base class of wrong usage in either case.

@@ -1,4 +1,4 @@
-"""`torpor prune`: looking after a store."""
+"""`torpor gc`, `compact`, `prune`, `repair` and `rebuild-index`: looking after a store."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ from .upkeep import Order, carry_out
 OnlySessionArgument = Annotated[
     str | None, typer.Argument(metavar="SESSION", show_default=False, help="Only this session; otherwise all.")
 ]
+ColdAfterOption = Annotated[
+    float | None,
+    typer.Option(
+        "--cold-after-days",
+        min=0,
+        metavar="D",
+        show_default=False,
+        help="Pack what is older than D days tighter.",
+    ),
+]
 KeepLastOption = Annotated[
     int | None,
     typer.Option("--keep-last", min=1, metavar="N", show_default=False, help="Keep the N newest of each session."),
@@ -29,6 +39,48 @@ KeepDaysOption = Annotated[
         help="Keep what slept in the D days before the newest of its session.",
     ),
 ]
+
+
+def gc(
+    dry_run: DryRunOption = False,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Remove files that no session needs any more.
+
+    Deleting a session leaves files that others share, until nobody needs them; this removes those, and what unfinished
+    work has left. A file that somebody needs, or has open, is never removed.
+
+    [bold]Examples[/]
+
+    [cyan]torpor gc --dry-run[/]
+    [cyan]torpor gc[/]
+    """
+    output = Output(as_json=as_json)
+    return write_report(output, "gc", carry_out(Order("gc", dry_run=dry_run), socket, store))
+
+
+def compact(
+    session: OnlySessionArgument = None,
+    cold_after_days: ColdAfterOption = None,
+    dry_run: DryRunOption = False,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Rewrite files that hold bytes nobody needs, and pack old ones tighter. No version changes its id.
+
+    Every byte that is copied is checked before the old file goes. A daemon serves and sleeps meanwhile.
+
+    [bold]Examples[/]
+
+    [cyan]torpor compact --dry-run[/]
+    [cyan]torpor compact notes --cold-after-days 30[/]
+    """
+    output = Output(as_json=as_json)
+    order = Order("compact", session, dry_run=dry_run, cold_after_days=cold_after_days)
+    return write_report(output, "compact", carry_out(order, socket, store))
 
 
 def prune(
@@ -55,3 +107,42 @@ def prune(
         raise InvalidUsage("Say what to keep: --keep-last N, --keep-days D, or both.")
     order = Order("prune", session, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
     return write_report(output, "prune", carry_out(order, socket, store))
+
+
+def repair(
+    dry_run: DryRunOption = False,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Put right what is damaged in a store, as far as that can be: nothing is thrown away, nothing is made up.
+
+    Every byte is read. Damaged files are set aside in the store's folder [cyan]quarantine[/], after what is sound in
+    them and needed has been saved. Exit status 6 if something stays wrong; each problem says what it costs.
+
+    [bold]Examples[/]
+
+    [cyan]torpor repair --dry-run[/]
+    [cyan]torpor repair --store /backup/store --json | jq .problems[/]
+    """
+    output = Output(as_json=as_json)
+    return write_report(output, "repair", carry_out(Order("repair", dry_run=dry_run), socket, store))
+
+
+def rebuild_index(
+    dry_run: DryRunOption = False,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Make a store's index anew from its bundles, which alone are the truth.
+
+    A damaged, missing or stale index is made anew by itself when a store is opened; this is for doubts.
+
+    [bold]Examples[/]
+
+    [cyan]torpor rebuild-index[/]
+    [cyan]torpor rebuild-index --store /backup/store[/]
+    """
+    output = Output(as_json=as_json)
+    return write_report(output, "rebuild-index", carry_out(Order("rebuild_index", dry_run=dry_run), socket, store))

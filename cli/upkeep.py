@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..memvid import orders
+from ..memvid.errors import SessionNotFound
 from ..memvid.folder import load_store_uuid, open_existing_root
 from ..memvid.incoming import hand_over, take_back
 from ..memvid.location import default_store_path
@@ -74,7 +75,7 @@ def carry_out(order: Order, socket: Path | None, store: Path | None) -> Maintena
             opened,
             orders.Order(
                 operation=order.operation,
-                uri=None if order.session is None else opened.resolve(order.session),
+                uri=None if order.session is None else _uri_of(opened, order),
                 dry_run=order.dry_run,
                 keep_last=order.keep_last,
                 keep_days=order.keep_days,
@@ -156,6 +157,17 @@ def import_bundle(source: Path, as_name: str | None, socket: Path | None, store:
         blocks_reused=receipt.blocks_reused,
         seconds=time.monotonic() - started,
     )
+
+
+def _uri_of(store: Store, order: Order) -> SessionUri:
+    """The session of an order; one to forget may be gone, and have left bytes that a forget was too short to erase."""
+    assert order.session is not None
+    try:
+        return store.resolve(order.session)
+    except SessionNotFound:
+        if order.operation != "forget":
+            raise
+        return _uri_of_new(order.session)
 
 
 def _uri_of_new(name: str) -> SessionUri:

@@ -7,6 +7,7 @@ commits, so sleeps and wakes go on meanwhile; for the same reason this is not th
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -25,15 +26,17 @@ Result = TypeVar("Result")
 
 
 class Maintenance:
-    """The one who looks after a store. `close` waits for what has begun, which must not meet a store that is closed."""
+    """The one who looks after a store. `close` waits for what has begun, for that must not meet a closed store; a
+    compaction stops at its next step."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-maintain")
+        self._stopping = threading.Event()
 
     async def carry_out(self, order: Order) -> MaintenanceResult:
         """Carry an order out after those that came before it. Raises what the store's operation raises."""
-        return result_of(await self.run(lambda: orders.carry_out(self._store, order)))
+        return result_of(await self.run(lambda: orders.carry_out(self._store, order, self._stopping.is_set)))
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Do work on the store that may take long, after what came before it."""
@@ -41,6 +44,7 @@ class Maintenance:
 
     def close(self) -> None:
         """Wait for the operation that has begun, and those that wait for it, and end the thread."""
+        self._stopping.set()
         self._thread.shutdown()
 
 

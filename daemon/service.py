@@ -17,6 +17,7 @@ from pathlib import Path
 from .. import __version__
 from ..errors import TorporError
 from ..memvid.budget import Budget
+from ..memvid.errors import SessionNotFound
 from ..memvid.incoming import owner_of
 from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
@@ -364,7 +365,7 @@ class Service:
         """
         self._require_open()
         if operation == "forget" and session is not None:
-            async with self._turn(self._resolve(session)) as uri:
+            async with self._turn(self._resolve_to_forget(session)) as uri:
                 return await to_the_end(self._forget(uri, dry_run=dry_run))
         uri_or_all = None if session is None else self._store.resolve(session)
         order = Order(operation, uri_or_all, dry_run, keep_last, keep_days, cold_after_days)
@@ -468,12 +469,12 @@ class Service:
         return DeleteResult(str(uri), report.versions_deleted, report.bundles_deleted, report.bytes_freed)
 
     async def _forget(self, uri: SessionUri, *, dry_run: bool) -> MaintenanceResult:
-        if uri in self._awake and self._store.find_session(uri) is None:
-            if not dry_run:
-                del self._awake[uri]
-            return nothing_done("forget", dry_run=dry_run)
-        self._require_row(uri)
-        result = await self._maintenance.carry_out(Order("forget", uri, dry_run))
+        try:
+            result = await self._maintenance.carry_out(Order("forget", uri, dry_run))
+        except SessionNotFound:
+            if uri not in self._awake:
+                raise
+            result = nothing_done("forget", dry_run=dry_run)  # it has never slept
         if not dry_run:
             self._awake.pop(uri, None)  # only now, as in `_delete`
         return result
@@ -565,6 +566,13 @@ class Service:
     def _resolve(self, name: str) -> SessionUri:
         self._require_open()
         return self._store.resolve(name, also=self._awake)
+
+    def _resolve_to_forget(self, name: str) -> SessionUri:
+        """As `_resolve`; but a session that is gone may have left bytes, which a forget that was cut off still owes."""
+        try:
+            return self._resolve(name)
+        except SessionNotFound:
+            return _uri_of_new(name)
 
     def _require_row(self, uri: SessionUri) -> IndexRow:
         row = self._store.find_session(uri)

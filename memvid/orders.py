@@ -6,13 +6,18 @@ that both mean the same by the same words. Owns that translation only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+from .compaction_plan import CompactionPolicy
 from .errors import InvalidPolicy
 from .records import MaintenanceReport
 from .retention import Retention
 from .store import Store
 from .uri import SessionUri
+
+_DAY_SECONDS: Final = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +43,27 @@ class MarkedVersion:
     pinned: bool
 
 
-def carry_out(store: Store, order: Order) -> MaintenanceReport:
-    """Carry an order out, or with `dry_run` tell what that would do.
+def carry_out(store: Store, order: Order, should_stop: Callable[[], bool] = lambda: False) -> MaintenanceReport:
+    """Carry an order out, or with `dry_run` tell what that would do. What may be long asks `should_stop` between steps.
 
     Raises:
         InvalidPolicy: there is no such operation, or the order lacks what it needs.
         StoreError: what the operation raises.
     """
+    if order.operation == "gc":
+        return store.gc(dry_run=order.dry_run)
+    if order.operation == "compact":
+        policy = _compaction(order)
+        return store.compact(order.uri, dry_run=order.dry_run, policy=policy, should_stop=should_stop)
+    if order.operation == "repair":
+        return store.repair(dry_run=order.dry_run)
+    if order.operation == "rebuild_index":
+        return store.rebuild_index(dry_run=order.dry_run)
     if order.operation == "prune":
         return store.prune(Retention(order.keep_last, order.keep_days), order.uri, dry_run=order.dry_run)
-    raise InvalidPolicy(f"{order.operation!r} is no operation that this store has.", field="operation")
+    if order.operation == "forget" and order.uri is not None:
+        return store.forget(order.uri, dry_run=order.dry_run)
+    raise InvalidPolicy(f"{order.operation!r} is no operation on a store, or lacks its session.", field="operation")
 
 
 def set_mark(
@@ -90,3 +106,9 @@ def _marks_of(store: Store, uri: SessionUri, bundle_id: bytes) -> MarkedVersion:
     version = next((row.version for row in store.versions(uri) if row.bundle_id == bundle_id), None)
     tags = tuple(sorted(tag for tag, named in marks.tags.items() if named == bundle_id))
     return MarkedVersion(uri, version, bundle_id, tags, bundle_id in marks.pins)
+
+
+def _compaction(order: Order) -> CompactionPolicy:
+    if order.cold_after_days is None:
+        return CompactionPolicy()
+    return CompactionPolicy(cold_after_seconds=order.cold_after_days * _DAY_SECONDS)

@@ -34,8 +34,13 @@ def slept(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
 @pytest.mark.parametrize(
     ("arguments", "order"),
     [
+        (("gc",), {"operation": "gc"}),
+        (("compact",), {"operation": "compact"}),
+        (("compact", "notes", "--cold-after-days", "0.5"), {"session": "notes", "cold_after_days": 0.5}),
         (("prune", "--keep-last", "3"), {"operation": "prune", "keep_last": 3}),
         (("prune", "notes", "--keep-days", "7"), {"session": "notes", "keep_days": 7.0}),
+        (("repair",), {"operation": "repair"}),
+        (("rebuild-index",), {"operation": "rebuild_index"}),
     ],
 )
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -51,8 +56,8 @@ def test_a_running_daemon_carries_out_what_is_asked(
 
 
 def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: FakeDaemon) -> None:
-    document = torpor("prune", "--keep-last", "1", "--dry-run", "--json").document
-    assert (document["command"], document["operation"], document["dry_run"]) == ("prune", "prune", True)
+    document = torpor("gc", "--dry-run", "--json").document
+    assert (document["command"], document["operation"], document["dry_run"]) == ("gc", "gc", True)
     assert (document["ok"], document["bytes_freed"], document["actions_left_out"]) == (True, 2048, 3)
     assert document["actions"][0]["path"].endswith(".mvr")
     assert document["problems"] == []
@@ -60,12 +65,23 @@ def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: FakeDaemon)
 
 def test_what_stays_wrong_is_told_and_is_the_exit_status(torpor: Torpor, slept: FakeDaemon) -> None:
     slept.service.problems = (MaintenanceProblem("/store/x", "corrupt_block", "It is lost."),)
-    ran = torpor("prune", "--keep-last", "1")
+    ran = torpor("repair")
     assert ran.status == 6
     assert "corrupt_block  /store/x\n  It is lost." in ran.out
     assert "partly done" in ran.out
-    assert torpor("prune", "--keep-last", "1", "--json").status == 6
-    assert torpor("prune", "--keep-last", "1", "--dry-run").status == 0, "a plan has done its work by being told"
+    assert torpor("repair", "--json").status == 6
+    assert torpor("repair", "--dry-run").status == 0, "a plan has done its work by being told"
+
+
+def test_forget_needs_yes_where_nobody_can_be_asked_but_a_plan_does_not(torpor: Torpor, slept: FakeDaemon) -> None:
+    assert torpor("forget", "notes").status == 2
+    assert torpor("forget", "notes", "--json").status == 2
+    assert asked(slept, "maintain") == []
+    assert torpor("forget", "notes", "--dry-run").status == 0
+    assert "notes" in slept.service.sessions
+    assert torpor("forget", "notes", "--yes").status == 0
+    assert slept.service.sessions == {}
+    assert torpor("forget", "notes", "--yes").status == 4
 
 
 def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) -> None:
@@ -87,7 +103,7 @@ def test_versions_are_tagged_and_pinned(torpor: Torpor, slept: FakeDaemon) -> No
 def test_a_name_that_is_no_store_is_not_made_one(torpor: Torpor, short_path: Path) -> None:
     for place in (short_path / "none", short_path / "empty"):
         (short_path / "empty").mkdir(exist_ok=True)
-        for arguments in (("prune", "--keep-last", "1"), ("pin", "x")):
+        for arguments in (("gc",), ("repair",), ("prune", "--keep-last", "1"), ("pin", "x"), ("forget", "x", "--yes")):
             assert torpor(*arguments, "--store", place).status == 10, arguments
     assert not (short_path / "none").exists()
     assert list((short_path / "empty").iterdir()) == []

@@ -60,6 +60,31 @@ def test_a_session_is_read_slept_listed_woken_and_deleted(torpor: Torpor, servin
     assert torpor("ls", "--json").document["sessions"] == []
 
 
+def test_a_served_store_is_looked_after_by_its_daemon(
+    torpor: Torpor, serving: int, store: Path, short_path: Path
+) -> None:
+    torpor("append", "notes", "a text of thirty-odd bytes, to read")
+    first = torpor("sleep", "notes", "--json").document["results"][0]
+    torpor("generate", "notes", "-n", "3")
+    torpor("sleep", "notes")
+    assert torpor("tag", "notes@1", "before").status == 0
+    for command in (("prune", "--keep-last", "1"), ("gc",), ("compact",), ("repair",), ("rebuild-index",)):
+        assert torpor(*command, "--store", store).status == 11, "the daemon has the lock"
+        assert torpor(*command, "--dry-run").status == 0
+        assert torpor(*command).status == 0
+    shown = torpor("show", "notes", "--json").document
+    assert [(each["version"], each["tags"]) for each in shown["versions"]] == [(1, ["before"]), (2, [])]
+    assert torpor("wake", "notes@before", "--json").document["bundle_id"] == first["bundle_id"]
+    assert torpor("export", "notes@before", short_path / "notes.mvb").status == 0
+    assert torpor("import", short_path / "notes.mvb").status == 2, "it is awake"
+    imported = torpor("import", short_path / "notes.mvb", "--as", "copy", "--json").document
+    assert imported["token_count"] == first["token_count"]
+    assert torpor("forget", "notes", "--yes").status == 0
+    assert [info["name"] for info in torpor("ls", "--json").document["sessions"]] == ["copy"]
+    assert torpor("wake", "copy", "--json").document["tokens_prefilled"] == 0
+    assert torpor("verify", "--deep").status == 0
+
+
 def test_stop_puts_sessions_to_sleep_and_the_next_daemon_has_them(
     torpor: Torpor, serving: int, store: Path, tiny_model: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import pytest
 from cli_rig import MadeStore, Torpor
 from torpor.memvid.store import Store
 
-OPERATIONS = [("prune", "--keep-last", "1")]
+OPERATIONS = [
+    ("gc",),
+    ("compact",),
+    ("compact", "agent", "--cold-after-days", "1"),
+    ("prune", "--keep-last", "1"),
+    ("repair",),
+    ("rebuild-index",),
+    ("forget", "other", "--yes"),
+]
 
 
 def names(path: Path) -> list[tuple[str, int]]:
@@ -76,12 +85,59 @@ def test_a_mark_is_shown_and_names_its_version(torpor: Torpor, made_store: MadeS
     assert torpor("show", "agent@9", "--store", made_store.path).status == 4
 
 
-def test_a_damaged_file_of_marks_stops_prune_and_no_looking(torpor: Torpor, made_store: MadeStore) -> None:
+def test_forget_leaves_nothing_of_the_session(torpor: Torpor, made_store: MadeStore) -> None:
+    freed = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json").document["bytes_freed"]
+    assert freed > 0
+    assert torpor("show", "agent", "--store", made_store.path).status == 4
+    assert len([name for name, _ in names(made_store.path) if name.endswith((".mvb", ".mvr"))]) == 1
+
+
+def test_repair_mends_what_it_can_and_says_nothing_is_wrong(torpor: Torpor, made_store: MadeStore) -> None:
+    os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
+    assert torpor("verify", "--store", made_store.path).status == 6
+    before = names(made_store.path)
+    plan = torpor("repair", "--dry-run", "--store", made_store.path, "--json")
+    assert plan.status == 0
+    assert plan.document["actions"]
+    assert names(made_store.path) == before
+    assert torpor("repair", "--store", made_store.path).status == 0
+    assert versions(torpor, made_store) == [1, 2]
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+
+
+def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
+    torpor: Torpor, made_store: MadeStore
+) -> None:
+    damaged = made_store.bundles[1]
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 3] ^= 1
+    damaged.write_bytes(content)
+    ran = torpor("repair", "--store", made_store.path, "--json")
+    assert ran.status == 6
+    assert "torpor://default/agent" in ran.document["problems"][0]["message"]
+    assert 1 in versions(torpor, made_store)
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+    assert torpor("repair", "--store", made_store.path).status == 0, "it is not told twice"
+
+
+@pytest.mark.parametrize("command", ["repair", "rebuild-index"])
+@pytest.mark.parametrize("damage", [b"", b"no database at all" * 100])
+def test_a_ruined_index_is_no_hindrance(torpor: Torpor, made_store: MadeStore, command: str, damage: bytes) -> None:
+    for file in made_store.path.glob("index.sqlite*"):
+        file.write_bytes(damage)
+    assert torpor(command, "--store", made_store.path).status == 0
+    assert versions(torpor, made_store) == [1, 2]
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+
+
+def test_a_damaged_file_of_marks_stops_prune_until_repair_sets_it_aside(torpor: Torpor, made_store: MadeStore) -> None:
     torpor("pin", "agent@1", "--store", made_store.path)
     marks = made_store.path / "marks.json"
     marks.write_bytes(marks.read_bytes()[:-2])
     assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 6
     assert versions(torpor, made_store) == [1, 2], "looking goes on"
+    torpor("repair", "--store", made_store.path)
+    assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 0
 
 
 # --- export and import

@@ -6,15 +6,17 @@ import asyncio
 import dataclasses
 import json
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, Gate, ignore, tokens_of
+from session_rig import DEADLINE_S, Gate, ignore, tokens_of, until
 from torpor.daemon import maintenance
 from torpor.daemon.errors import ServiceClosed, SessionExists
 from torpor.daemon.maintenance import Maintenance
-from torpor.memvid.errors import BundleMissing, SessionNotFound, TagTaken
+from torpor.memvid.errors import BundleMissing, SessionNotFound, StoreIoError, TagTaken
 from torpor.memvid.incoming import hand_over
 from torpor.memvid.records import Action, Finding, MaintenanceReport
 from torpor.memvid.store import Store
@@ -91,6 +93,25 @@ async def test_an_operation_whose_client_leaves_runs_to_its_end_threat_46(open_r
         assert held.done == ["operation ended"]
 
 
+async def test_a_stop_cuts_a_compaction_short(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def compact(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
+        begun.set()
+        deadline = time.monotonic() + DEADLINE_S
+        while not should_stop():
+            assert time.monotonic() < deadline, "nobody told it to stop"
+            time.sleep(0.001)
+        return NOTHING
+
+    monkeypatch.setattr(Store, "compact", compact)
+    async with open_rig() as rig:
+        running = asyncio.ensure_future(rig.service.maintain(operation="compact"))
+        await until(begun.is_set)
+        await rig.service.close()
+        await running
+
+
 async def test_a_stop_lets_the_operation_that_runs_end_before_it_closes_the_store(
     open_rig: Any, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +176,81 @@ async def test_forgetting_a_session_that_never_slept_drops_it_from_memory(open_r
         await rig.service.maintain(operation="forget", session="a")
         with pytest.raises(SessionNotFound):
             await rig.sleep("a")
+
+
+@pytest.mark.parametrize("awake", [True, False])
+async def test_a_forgotten_session_is_gone_from_memory_and_disk(open_rig: Any, store: Path, awake: bool) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.write("a", 2)
+        await rig.sleep("a")
+        if awake:
+            await rig.wake("a")
+        plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
+        assert plan.actions
+        assert len((await rig.service.show(session="a")).versions) == 2
+        result = await rig.service.maintain(operation="forget", session="a")
+        assert result.problems == ()
+        assert result.bytes_freed > 0
+        assert await rig.service.list_sessions() == []
+        assert list((store / "bundles").rglob("*.mv?")) == []
+
+
+async def test_a_forget_of_a_session_that_is_gone_is_passed_on_for_what_it_has_left(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SessionUri] = []
+
+    def note(_store: Store, uri: SessionUri, *, dry_run: bool) -> MaintenanceReport:
+        asked.append(uri)
+        return NOTHING
+
+    async with open_rig() as rig:
+        with pytest.raises(SessionNotFound):
+            await rig.service.maintain(operation="forget", session="a")
+        monkeypatch.setattr(Store, "forget", note)
+        for name in ("a", "work/b"):
+            await rig.service.maintain(operation="forget", session=name)
+        assert asked == [SessionUri("default", "a"), SessionUri("work", "b")]
+
+
+async def test_a_forget_that_fails_leaves_the_session_in_memory(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.write("a", 5)
+        before = await rig.fingerprint("a")
+
+        def fail(*_: object, **__: object) -> None:
+            raise StoreIoError("the disk is gone")
+
+        monkeypatch.setattr(Store, "forget", fail)
+        with pytest.raises(StoreIoError):
+            await rig.service.maintain(operation="forget", session="a")
+        monkeypatch.undo()
+        assert await rig.fingerprint("a") == before
+        assert (await rig.sleep("a")).token_count == 305
+
+
+async def test_a_forget_waits_for_the_sessions_turn(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn_held: list[bool] = []
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2])
+        await rig.sleep("a")
+        uri = rig.service._resolve("a")
+
+        def note(*_: Any, **__: Any) -> MaintenanceReport:
+            turn_held.append(uri in rig.service._turns.in_use())
+            return NOTHING
+
+        monkeypatch.setattr(Store, "forget", note)
+        async with rig.service._turns.take(uri):
+            asking = asyncio.ensure_future(rig.service.maintain(operation="forget", session="a"))
+            await asyncio.sleep(0)
+            assert turn_held == []
+        await asking
+        assert turn_held == [True]
 
 
 # --- versions
@@ -229,6 +325,22 @@ async def test_operations_on_one_session_need_it_to_be_in_the_store(open_rig: An
         for operation in ("compact", "prune"):
             with pytest.raises(SessionNotFound):
                 await rig.service.maintain(operation=operation, session="a", keep_last=1)
+
+
+async def test_a_sleeping_session_survives_every_operation_bit_for_bit(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        before = await rig.fingerprint("a")
+        await rig.sleep("a")
+        await rig.read("b", tokens_of(2, 600))
+        await rig.sleep("b")
+        await rig.service.maintain(operation="forget", session="b")
+        for operation in ("gc", "compact", "repair", "rebuild_index"):
+            result = await rig.service.maintain(operation=operation)
+            assert (result.operation, result.problems) == (operation, ())
+        await rig.service.maintain(operation="compact", cold_after_days=0.0)
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
 
 
 # --- import

@@ -1,0 +1,36 @@
+"""`torpor forget`: remove a session with all its bytes, even from files that others need."""
+
+from __future__ import annotations
+
+from .consent import YesOption, has_consent
+from .exit_codes import ERROR
+from .maintenance_report import write_report
+from .options import DryRunOption, JsonOption, SessionArgument, SocketOption, WrittenStoreOption
+from .output import Output
+from .upkeep import Order, carry_out
+
+
+def forget(
+    session: SessionArgument,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Forget a session: every version goes, awake or asleep, and its bytes leave the disk.
+
+    [cyan]torpor rm[/] keeps a file whole as long as another session needs a part of it. This cuts out of such a file
+    what nobody else needs: name, text and state of the forgotten session. What another session has read too is that
+    session's, and stays. Asks first on a terminal; in a script, --yes is required.
+
+    [bold]Examples[/]
+
+    [cyan]torpor forget notes --dry-run[/]
+    [cyan]torpor forget notes --yes --json[/]
+    """
+    output = Output(as_json=as_json)
+    if not (dry_run or yes or has_consent(f"Forget {session} for good?", "forget", as_json=as_json)):
+        output.remark("nothing forgotten")
+        return ERROR.number
+    return write_report(output, "forget", carry_out(Order("forget", session, dry_run=dry_run), socket, store))
