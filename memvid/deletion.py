@@ -8,7 +8,8 @@ Rules:
 - Oldest versions first. A session whose newest version is retired is deleted; one whose newest version stands has lost
   those versions whose files are retired, and no other one.
 - Whatever a bundle that cannot be read might need stays: while there is one, no file is removed.
-- Every removal considers all retired files, for one that was needed before may have lost its last user now.
+- A delete considers the files of its session and of the bundles that held blocks for it: no other one can have lost
+  its last user by it. What an earlier one left behind is found at the next open or gc, which consider all files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from .errors import CorruptMarks, NoSpace, StoreIoError, UnsafePath, UnsupportedFormat
-from .folder import RETIRED_SUFFIX, StoreFolder
+from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import UNREADABLE, Index
 from .marks import Marks
 from .pins import Pins
@@ -28,7 +29,10 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     """Retire all bundles of a session, whatever their status, drop their rows, and remove what nothing needs."""
     versions = len(index.versions(uri))
     bundle_ids = index.bundles_of(uri)
-    freed = retire(folder, index, pins, bundle_ids) + sum(remove_unneeded(folder, index, pins).values())
+    holders = {holder for bundle_id in bundle_ids for holder in index.refs_of(bundle_id)}
+    freed = retire(folder, index, pins, bundle_ids)
+    asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
+    freed += sum(remove_unneeded(folder, index, pins, asked).values())
     unmark(folder, uri)
     kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
     unreadable = tuple(
@@ -58,7 +62,8 @@ def remove_unneeded(
 ) -> dict[bytes, int]:
     """Remove all retired files that no other bundle needs; those that are open wait for their last reader.
 
-    Returns the bytes that each frees. `files` is the folder's listing, if there is one already.
+    Returns the bytes that each frees. `files` is the folder's listing, if there is one already, or those files that may
+    have lost their last user.
     """
     if index.with_status(UNREADABLE):
         return {}

@@ -47,6 +47,7 @@ class StoreFolder:
         self.root_fd = root_fd
         self.uuid = store_uuid
         self._held_bytes: int | None = None
+        self._file_count: int | None = None
         self._temps: weakref.WeakSet[durable.TempFile] = weakref.WeakSet()
         try:
             self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
@@ -131,6 +132,7 @@ class StoreFolder:
                     match = _BUNDLE_NAME.fullmatch(name)
                     if match and match[1].startswith(prefix):
                         found[bytes.fromhex(match[1])] = match[2]
+        self._file_count = len(found)
         return found
 
     def list_strangers(self) -> list[str]:
@@ -155,7 +157,7 @@ class StoreFolder:
         durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
         with self._prefix_folder(name[:2]) as folder_fd:
             temp.publish(folder_fd, name + LIVE_SUFFIX, path)
-        self._count(temp.size_bytes)
+        self._count(temp.size_bytes, files=1)
         return f"{path}/{name}{LIVE_SUFFIX}"
 
     def replace(self, temp: durable.TempFile, bundle_id: bytes, suffix: str) -> None:
@@ -174,7 +176,7 @@ class StoreFolder:
         with self._prefix_folder(name[:2]) as folder_fd:
             path = f"{self.path}/{BUNDLES}/{name[:2]}"
             temp.publish(folder_fd, name + RETIRED_SUFFIX, path, replacing=True)
-        self._held_bytes = None
+        self._held_bytes = self._file_count = None
 
     def retire(self, bundle_id: bytes) -> None:
         """Durably turn a version of a session into a mere holder of blocks; a file that is gone needs no turning."""
@@ -208,12 +210,16 @@ class StoreFolder:
         with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
             size_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
             durable.remove(folder_fd, name + suffix, path)
-            self._count(-size_bytes)
+            self._count(-size_bytes, files=-1)
             durable.sync_folder(folder_fd, path)
             return size_bytes
         return 0
 
-    # --- how much they take
+    # --- how many there are, and how much they take
+
+    def file_count(self) -> int:
+        """How many bundle files there are: as they were listed last, and what this object has done since."""
+        return len(self.list_bundles()) if self._file_count is None else self._file_count
 
     def held_bytes(self) -> int:
         """The bytes of all bundle files, live and retired: looked at once, then kept up with what this object does.
@@ -226,6 +232,7 @@ class StoreFolder:
 
     def recount(self) -> int:
         """Look at each bundle file anew."""
+        self._file_count = None
         total = 0
         for prefix in filter(_PREFIX_NAME.fullmatch, self._names()):
             path = f"{self.path}/{BUNDLES}/{prefix}"
@@ -236,7 +243,9 @@ class StoreFolder:
         self._held_bytes = total
         return total
 
-    def _count(self, size_bytes: int) -> None:
+    def _count(self, size_bytes: int, files: int = 0) -> None:
+        if self._file_count is not None:
+            self._file_count += files
         if self._held_bytes is not None:
             self._held_bytes += size_bytes
 

@@ -1,4 +1,4 @@
-"""What each page of the index file was when it was last written: a checksum a page, in index.sums beside it.
+"""What each page of the index file was when it was last written: a checksum a page, in a file beside it.
 
 SQLite's pages have none, so a bit that flips in the file may hide a version or turn it into another. Owns that file
 and the comparison. Knows nothing of tables.
@@ -25,7 +25,7 @@ from blake3 import blake3
 from .errors import StoreError
 from .paths import FILE_MODE, open_file
 
-SUMS_FILE: Final = "index.sums"
+SUMS_FILE: Final = "index.sqlite-sums"
 PAGE_BYTES: Final = 4096
 
 _SUM_BYTES: Final = 16
@@ -47,7 +47,7 @@ class PageSums:
 
     @classmethod
     def stored(cls, root_fd: int, store_path: str, file_name: str) -> PageSums | None:
-        """Those in index.sums, if the index file is exactly what they say."""
+        """Those in the file of sums, if the index file is exactly what they say."""
         try:
             with _opened(root_fd, store_path, SUMS_FILE) as fd:
                 stored = bytearray(_read(fd, 0, os.fstat(fd).st_size))
@@ -93,6 +93,7 @@ class PageSums:
                     if missing > 0:
                         self._sums += bytes(missing)
                     self._sums[at : at + _SUM_BYTES] = _sum(_read(fd, (page - 1) * PAGE_BYTES, PAGE_BYTES))
+                del self._sums[os.fstat(fd).st_size // PAGE_BYTES * _SUM_BYTES :]  # it may have become shorter
         except (OSError, StoreError):
             return
         if self._pending:
