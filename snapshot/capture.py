@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from ..memvid.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, SlotDraft
 from . import memory
-from .errors import InconsistentState
+from .errors import InconsistentState, NonFiniteState
+from .finite import is_drawable, is_finite
 from .kinds import live_arrays
 from .layout import CacheLayout
 from .state import LiveState
@@ -36,9 +37,20 @@ class Cut:
     random_key: memoryview
 
     def drafts(self) -> Iterator[BlockDraft]:
-        """The new blocks in the order of the chain, then the state record."""
+        """The new blocks in the order of the chain, then the state record.
+
+        Raises:
+            NonFiniteState: keys or values of a new block, or the logits, hold NaN or infinity.
+        """
         for start in range(self.reused_tokens, self.token_count, BLOCK_TOKENS):
             yield self._span(start, min(BLOCK_TOKENS, self.token_count - start))
+        if not is_drawable(self.logits):
+            raise NonFiniteState(
+                "The logits of the last token hold NaN or infinity: no token could be drawn after a wake. The session "
+                "was not put to sleep; wake its last version, or start anew.",
+                slot="logits",
+                start=self.token_count,
+            )
         specs = self.layout.state_slots()
         records = (self.logits, self.random_key)
         slots = [SlotDraft(spec, [record]) for spec, record in zip(specs, records, strict=True)]
@@ -56,7 +68,17 @@ class Cut:
             heads = spec.shape[0]
             row_bytes = spec.size_bytes // (heads * count)
             source = values if index % 2 else keys
-            slots.append(SlotDraft(spec, memory.head_runs(source, heads, capacity, row_bytes, start, count)))
+            runs = memory.head_runs(source, heads, capacity, row_bytes, start, count)
+            if not is_finite(runs, spec.dtype):
+                raise NonFiniteState(
+                    f"Layer {index // 2} holds NaN or infinity between token {start} and {start + count}: what the "
+                    "session would say after it is garbage. It was not put to sleep; wake its last version, or start "
+                    "anew.",
+                    layer=index // 2,
+                    slot=spec.name,
+                    start=start,
+                )
+            slots.append(SlotDraft(spec, runs))
         return BlockDraft(kind="span", start=start, tokens=self.tokens[4 * start : 4 * (start + count)], slots=slots)
 
 

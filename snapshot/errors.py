@@ -35,6 +35,12 @@ class InconsistentState(SnapshotError):
     code = "inconsistent_state"
 
 
+class NonFiniteState(SnapshotError):
+    """Keys or values hold NaN or infinity; `layer`, `slot` and `start` (the block's first token) say where."""
+
+    code = "non_finite_state"
+
+
 class MalformedSnapshot(SnapshotError):
     """A verified bundle holds something that this version does not write: a foreign or hand-made snapshot."""
 

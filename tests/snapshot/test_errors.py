@@ -15,6 +15,7 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "IdentityMismatch": "identity_mismatch",
         "LayoutMismatch": "layout_mismatch",
         "InconsistentState": "inconsistent_state",
+        "NonFiniteState": "non_finite_state",
         "MalformedSnapshot": "malformed_snapshot",
         "ContextTooShort": "context_too_short",
         "NotEnoughMemory": "not_enough_memory",
