@@ -74,6 +74,7 @@ _CHECKPOINT_BYTES: Final = 1000 * PAGE_BYTES
 _CACHE_KIB: Final = 64 * 1024
 _PAGE_ROWS: Final = 1000
 _ASKED_AT_ONCE: Final = 500
+_NEAR: Final = 200
 _COPY_TRIES: Final = 10
 _WRITTEN_DAYS: Final = 400
 _COUNT_NAME: Final = re.compile(r"rewrites\.([0-9]{1,15})", re.ASCII)
@@ -441,7 +442,7 @@ class Index:
         there. Needs room for a second copy of the index. Raises NoSpace, StoreIoError; the rows are then as they were.
         """
         with self._lock:
-            with _translated(self.path):
+            with self._translated():
                 self._connection.execute("VACUUM")
             self._settle()
 
@@ -646,6 +647,25 @@ class Index:
             f"SELECT DISTINCT namespace, name FROM bundles WHERE status = '{LIVE}' ORDER BY namespace, name", ()
         )
         return [SessionUri(namespace, name) for namespace, name in found]
+
+    def near(self, name: str) -> list[SessionUri]:
+        """Sessions whose names stand beside this one in the order of names, some hundred: for suggestions."""
+        found: list[tuple[str, str]] = []
+        for side, order in (("<", "DESC"), (">=", "ASC")):
+            found += self._select(
+                f"SELECT DISTINCT namespace, name FROM bundles WHERE name {side} ? AND status = '{LIVE}' "
+                f"ORDER BY name {order} LIMIT {_NEAR}",
+                (name,),
+            )
+        return [SessionUri(namespace, name) for namespace, name in found]
+
+    def stored_bytes(self) -> dict[SessionUri, int]:
+        """The bytes of each session's files, all its versions together."""
+        found = self._select(
+            f"SELECT namespace, name, sum(bundle_bytes) FROM bundles WHERE status = '{LIVE}' GROUP BY namespace, name",
+            (),
+        )
+        return {SessionUri(namespace, name): int(size_bytes) for namespace, name, size_bytes in found}
 
     def find_by_name(self, name: str) -> list[SessionUri]:
         """The sessions of this name in any namespace, in the order of their URIs. By an index: lists nothing else."""

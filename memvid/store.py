@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from . import collecting, compaction, deletion, forgetting, marking, pruning, repair, transfer
+from . import collecting, compaction, deletion, forgetting, marking, pruning, repair, transfer, usage
 from .blocks import BlockDraft, BlockEntry
 from .budget import UNLIMITED, Budget
 from .bundle import BundleReader
@@ -50,6 +50,7 @@ from .records import (
     OpenReport,
     Receipt,
     StoreStatistics,
+    UsageReport,
     VerifyReport,
 )
 from .retention import Retention
@@ -376,6 +377,15 @@ class Store:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
         return forgetting.forget(self._core, uri, dry_run=dry_run)
+
+    def usage(self) -> UsageReport:
+        """What the store takes, by place and by need, and each session's part of it. Works in a store that was opened
+        for reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions.
+
+        Raises:
+            StoreIoError, StoreClosed
+        """
+        return usage.usage(self._core)
 
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.

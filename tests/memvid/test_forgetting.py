@@ -28,6 +28,7 @@ from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import NoSpace, ReadOnlyStore, SessionNotFound
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
+from torpor.memvid.page_sums import PageSums
 from torpor.memvid.rewriting import Contents, Prepared, prepared
 
 SECRET = SessionUri("private", "zyx-secret-session")
@@ -137,6 +138,9 @@ def test_the_index_keeps_no_name_among_many(store: Store, store_path: Path) -> N
     assert found_in(store_path, SECRET.name.encode(), SECRET.namespace.encode()) == []
     assert len(list(store.iter_sessions())) == 60
     store.close()
+    root_fd = os.open(store_path, os.O_RDONLY)
+    assert PageSums.stored(root_fd, str(store_path), "index.sqlite") is not None  # so it is not checked row by row
+    os.close(root_fd)
     with Store.open(store_path, writable=True) as again:  # what was written anew is an index as before
         assert again.opening.index_rebuilt is None
         assert len(list(again.iter_sessions())) == 60
