@@ -1,0 +1,292 @@
+"""T4: every call of a scenario refused, in each way a system refuses it, once and from then on for ever.
+
+After the n-th call the fault strikes (for ever: it and all later calls that can fail so). The scenario must end in
+success or in a StoreError, never in a bare OSError. Then the fault is lifted, and:
+- a store object that lost a flush, or its lock, must refuse to write with the same error; any other one must be able to
+  sleep again at once;
+- the store is opened again and must be whole. After a refusal that is no lost flush, a sleep must have left nothing.
+
+What SQLite does below a statement is met by errors that its statements raise; `size_limits` makes real ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from faults.kill import fresh, prepare
+from faults.scenarios import Scenario
+from faults.shim import Call, Shim, repeatable
+from faults.worlds import Allowed, Broken, Tape, Version, World, check, require_bit_exact, sleep
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.errors import DurabilityLost, LockLost, StoreError
+
+_GROWS: Final = frozenset({"write", "writev", "pwrite", "mkdir"})
+_NAMES: Final = frozenset({"rename", "replace", "link", "unlink", "rmdir"})
+_READS: Final = frozenset({"read", "pread", "preadv", "listdir", "stat", "fstat", "dup"})
+_SQL_WRITES: Final = ("INSERT", "DELETE", "UPDATE", "COMMIT", "CREATE")
+_SINCE: Final = SessionUri("default", "since-the-fault")
+_POISONS: Final = (DurabilityLost, LockLost)
+_MOST_FAILURES: Final = 5
+
+
+def _makes_a_file(call: Call) -> bool:
+    if call.name != "open" or not call.args[1] & os.O_CREAT:
+        return False
+    try:
+        os.stat(call.args[0], dir_fd=call.kwargs.get("dir_fd"), follow_symlinks=False)
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _writes_sql(call: Call) -> bool:
+    return call.name == "sql" and call.args[0].lstrip().upper().startswith(_SQL_WRITES)
+
+
+def _grows(call: Call) -> bool:
+    return call.name in _GROWS or _makes_a_file(call) or _writes_sql(call) or _checkpoints(call)
+
+
+def _frees(call: Call) -> bool:
+    return call.name == "ftruncate" or (call.name == "unlink" and str(call.args[0]).endswith(".mvr"))
+
+
+def _checkpoints(call: Call) -> bool:
+    return call.name == "sql" and "wal_checkpoint" in call.args[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A way to fail: which calls it can hit, and the error (None: the call does a part of its work)."""
+
+    name: str
+    number: int | None
+    hits: Callable[[Call], bool]
+    sqlite_code: int = sqlite3.SQLITE_IOERR
+
+
+FAULTS: Final = (
+    Fault("ENOSPC", errno.ENOSPC, _grows, sqlite3.SQLITE_FULL),
+    Fault("EDQUOT", errno.EDQUOT, lambda call: _grows(call) or call.name in ("rename", "fsync"), sqlite3.SQLITE_FULL),
+    Fault("EIO", errno.EIO, lambda call: call.name not in ("close", "sql.close", "fcntl.flock")),
+    Fault("EMFILE", errno.EMFILE, lambda call: call.name in ("open", "dup", "sql.connect"), sqlite3.SQLITE_CANTOPEN),
+    Fault(
+        "EROFS",
+        errno.EROFS,
+        lambda call: _makes_a_file(call) or call.name in _NAMES or call.name == "mkdir" or _writes_sql(call),
+        sqlite3.SQLITE_READONLY,
+    ),
+    Fault(
+        "EACCES",
+        errno.EACCES,
+        lambda call: call.name in ("open", "stat", "listdir", "mkdir", "sql.connect") or call.name in _NAMES,
+        sqlite3.SQLITE_CANTOPEN,
+    ),
+    Fault("EINTR", errno.EINTR, lambda call: call.name in _READS or call.name in ("open", "fsync", "writev", "pwrite")),
+    Fault("short", None, lambda call: call.name in ("write", "writev", "pwrite", "preadv")),
+)
+
+
+@dataclass
+class _Faulty:
+    """Handler of a shim: lets the call number `point` fail, and all after it if `for_ever`."""
+
+    fault: Fault | None
+    point: int
+    for_ever: bool
+    seen: int = 0
+    struck: int = 0
+    lifted: bool = False
+    until_freed: bool = False  # a full disk has room again once a file goes or is emptied
+
+    def __call__(self, call: Call) -> Any:
+        self.seen += 1
+        if self.until_freed and _frees(call):
+            self.lifted = True
+        due = self.seen == self.point or (self.for_ever and self.seen > self.point)
+        by_hand = call.name == "unlink" and "dir_fd" not in call.kwargs  # the scenario's own, not the store's
+        if self.lifted or not due or self.fault is None or by_hand or not self.fault.hits(call):
+            return call.run()
+        self.struck += 1
+        if self.fault.number is None:
+            return _do_a_part(call)
+        if call.name.startswith("sql"):
+            error = sqlite3.OperationalError(f"injected {self.fault.name}")
+            error.sqlite_errorcode = self.fault.sqlite_code
+            raise error
+        raise OSError(self.fault.number, os.strerror(self.fault.number))
+
+
+def _do_a_part(call: Call) -> int:
+    """A short read or write: half of the bytes, at least one."""
+    fd, data, *rest = call.args
+    views = [memoryview(part).cast("B") for part in (data if call.name.endswith("v") else [data])]
+    wanted = max(1, sum(view.nbytes for view in views) // 2)
+    if call.name == "preadv":
+        given = os.pread(fd, wanted, *rest)
+        left = memoryview(given)
+        for view in views:
+            view[: len(left)] = left[: view.nbytes]
+            left = left[view.nbytes :]
+        return len(given)
+    half = b"".join(views)[:wanted]
+    return os.pwrite(fd, half, *rest) if rest else os.write(fd, half)
+
+
+@dataclass
+class Refused:
+    """What a sweep did."""
+
+    scenario: str
+    calls: int = 0
+    runs: int = 0
+    refused: int = 0
+    poisoned: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Run:
+    """One run under one fault."""
+
+    scenario: Scenario
+    path: Path
+    tape: Tape
+    handler: _Faulty
+    added: set[Version] = field(default_factory=set)
+    error: BaseException | None = None
+
+    def __call__(self) -> None:
+        self.tape.on_failure = self._after_failure
+        with repeatable(seed=2), Shim(self.handler):
+            try:
+                self.scenario.run(self.path, self.tape)
+            except StoreError as error:
+                self.error = error
+
+    def _after_failure(self, store: Store, error: BaseException) -> None:
+        """With the fault lifted, the same object goes on, or refuses for good."""
+        self.handler.lifted = True
+        version = Version(_SINCE, 1, 24, seed=4)
+        if isinstance(error, _POISONS):
+            try:
+                sleep(store, version)
+            except type(error):
+                return
+            raise Broken(f"a store that failed with {error.code} wrote again")
+        if isinstance(error, StoreError):
+            sleep(store, version)
+            require_bit_exact(store, version)
+            self.added.add(version)
+
+    def allowed(self, start: World) -> Allowed:
+        """What may be found now. A sleep that was refused, its flushes not in doubt, has left nothing."""
+        last = self.tape.events[-1] if self.tape.events else Allowed(start, start)
+        after = last.after
+        if self.error is not None and not isinstance(self.error, _POISONS) and last.before <= last.after:
+            after = last.before
+        return Allowed(last.before | self.added, after | self.added)
+
+
+def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 1) -> Refused:
+    """Every fault at every `stride`-th call that it can hit, once and for ever."""
+    original, work = base / "original" / "store", base / "work" / "store"
+    world = prepare(scenario, original)
+    names = _calls(scenario, original, work, world)
+    result = Refused(scenario.name, calls=len(names))
+    number = 0
+    for point in range(1, len(names) + 1):
+        for fault in FAULTS:
+            for for_ever in (False, True):
+                number += 1
+                if number % stride != first % stride:
+                    continue
+                fresh(original, work)
+                handler = _Faulty(fault, point, for_ever)
+                run = _Run(scenario, work, Tape(world), handler)
+                _try(
+                    run, world, f"{fault.name} {'from' if for_ever else 'at'} call {point} ({names[point - 1]})", result
+                )
+                if len(result.failures) >= _MOST_FAILURES:
+                    return result
+    return result
+
+
+def _try(run: _Run, world: World, what: str, result: Refused) -> None:
+    try:
+        run()
+        if not run.handler.struck:
+            return
+        result.runs += 1
+        result.refused += run.error is not None
+        result.poisoned += isinstance(run.error, DurabilityLost)
+        check(run.path, run.allowed(world), thorough=False, marks=run.scenario.marks)
+    except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
+        result.failures.append(f"{run.scenario.name}, {what}: {type(error).__name__}: {error}")
+
+
+def _calls(scenario: Scenario, original: Path, work: Path, world: World) -> list[str]:
+    """The scenario's calls when none fails."""
+    calls: list[str] = []
+
+    def note(call: Call) -> Any:
+        calls.append(str(call))
+        return call.run()
+
+    fresh(original, work)
+    with repeatable(seed=2), Shim(note):
+        scenario.run(work, Tape(world))
+    return calls
+
+
+def deletes_when_full(scenario: Scenario, base: Path) -> Refused:
+    """A full disk from each call on, until a file goes: the scenario, which only deletes, must succeed every time."""
+    original, work = base / "original" / "store", base / "work" / "store"
+    world = prepare(scenario, original)
+    names = _calls(scenario, original, work, world)
+    result = Refused(scenario.name, calls=len(names))
+    for point in range(1, len(names) + 1):
+        fresh(original, work)
+        run = _Run(scenario, work, Tape(world), _Faulty(FAULTS[0], point, for_ever=True, until_freed=True))
+        _try(run, world, f"a full disk from call {point} ({names[point - 1]})", result)
+        if run.error is not None:
+            result.failures.append(f"{scenario.name}, a full disk from call {point}: {run.error}")
+    return result
+
+
+def size_limits(scenario: Scenario, base: Path, limits: range) -> Refused:
+    """The system itself refuses to let a file, SQLite's too, grow beyond each of these sizes (RLIMIT_FSIZE)."""
+    original, work = base / "original" / "store", base / "work" / "store"
+    world = prepare(scenario, original)
+    result = Refused(scenario.name, calls=len(limits))
+    for limit in limits:
+        fresh(original, work)
+        run = _Run(scenario, work, Tape(world), _SizeLimit(limit))
+        _try(run, world, f"files of at most {limit} bytes", result)
+    return result
+
+
+class _SizeLimit(_Faulty):
+    """Handler of a shim: the limit holds during each call, until it is lifted."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(None, 0, for_ever=False)
+        self._limit = limit
+        self.struck = 1
+
+    def __call__(self, call: Call) -> Any:
+        if self.lifted:
+            return call.run()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self._limit, hard))
+        try:
+            return call.run()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,161 @@
+"""T1: SIGKILL at every call that changes something, then a second one during the recovery.
+
+For n = 1, 2, 3, … a forked child runs the scenario and kills itself before its n-th such call (in the torn sweep:
+after half of a write); the parent recovers and checks. It ends at the first n that the child outlives. A kill keeps
+what the page cache has, so a missing flush cannot be seen here: `power.py` is for that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from faults.scenarios import Scenario
+from faults.shim import Call, Shim, repeatable
+from faults.worlds import Allowed, Tape, World, check
+from torpor.memvid import Store
+
+_WRITERS = frozenset({"write", "writev", "pwrite", "pwritev"})
+_MOST_FAILURES = 5
+
+
+@dataclass
+class Swept:
+    """What a sweep did."""
+
+    scenario: str
+    points: int = 0
+    second_points: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Killer:
+    """Handler of a shim: dies before the call number `point` that changes something."""
+
+    point: int
+    torn: bool = False
+    seen: int = 0
+
+    def __call__(self, call: Call) -> Any:
+        if call.changes_state:
+            self.seen += 1
+            if self.seen == self.point:
+                if self.torn:
+                    _write_half(call)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return call.run()
+
+
+def _write_half(call: Call) -> None:
+    if call.name in _WRITERS:
+        fd, data = call.args[0], call.args[1]
+        whole = b"".join(bytes(part) for part in data) if call.name.endswith("v") else bytes(data)
+        half = whole[: len(whole) // 2]
+        if call.name.startswith("p"):
+            os.pwrite(fd, half, call.args[2])
+        else:
+            os.write(fd, half)
+
+
+def prepare(scenario: Scenario, path: Path) -> World:
+    """Make the scenario's store; the folder above it is there in any case."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with repeatable(seed=1):
+        return scenario.prepare(path) if scenario.prepare else frozenset()
+
+
+def fresh(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.exists():
+        shutil.copytree(source, target)
+
+
+def events_of(scenario: Scenario, original: Path, work: Path, world: World) -> list[Allowed]:
+    """What may be found from each event of the scenario on when nothing goes wrong; the first of all is the start."""
+    fresh(original, work)
+    tape = Tape(world)
+    with repeatable(seed=2):
+        scenario.run(work, tape)
+    return [Allowed(world, world), *tape.events]
+
+
+def run_and_kill(scenario: Scenario, path: Path, world: World, killer: _Killer, *, seed: int = 2) -> tuple[bool, int]:
+    """Whether the child outlived its scenario, and how many events of its steps it told."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            tape = Tape(world, lambda allowed: _say(writer))
+            with repeatable(seed), Shim(killer):
+                scenario.run(path, tape)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        events = len(pipe.read())
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise AssertionError(f"{scenario.name}: the child failed by itself at point {killer.point}")
+    return os.WIFEXITED(status), events
+
+
+def _say(writer: int) -> None:
+    os.write(writer, b".")
+
+
+def sweep(scenario: Scenario, base: Path, *, torn: bool, stride: int = 1, second_stride: int = 0) -> Swept:
+    """Kill at every `stride`-th point; during the recovery from each, again at every `second_stride`-th (0: never)."""
+    original, work, again = base / "original" / "store", base / "work" / "store", base / "again" / "store"
+    world = prepare(scenario, original)
+    worlds = events_of(scenario, original, work, world)
+    result = Swept(scenario.name)
+    point = 1
+    while len(result.failures) < _MOST_FAILURES:
+        fresh(original, work)
+        survived, events = run_and_kill(scenario, work, world, _Killer(point, torn))
+        allowed = worlds[events]
+        if not survived:
+            result.points += 1
+            if second_stride:
+                first = 1 + point % second_stride
+                result.second_points += _kill_recoveries(
+                    scenario, work, again, allowed, range(first, 10_000, second_stride), (result, point)
+                )
+        _try_check(scenario, work, allowed, f"killed at point {point}", result)
+        if survived:
+            break
+        point += stride
+    return result
+
+
+def _kill_recoveries(
+    scenario: Scenario, crashed: Path, work: Path, allowed: Allowed, points: range, report: tuple[Swept, int]
+) -> int:
+    """Kill the recovery of one crashed store at these points, each time from the same state; how many there were."""
+    recovery = Scenario("recovery", None, lambda path, tape: Store.open(path, writable=True).close())
+    result, first = report
+    for count, point in enumerate(points):
+        fresh(crashed, work)
+        survived, _ = run_and_kill(recovery, work, frozenset(), _Killer(point), seed=3)
+        if survived:
+            return count
+        _try_check(scenario, work, allowed, f"killed at point {first}, then at {point} of the recovery", result)
+    raise AssertionError("a recovery of 10,000 calls")
+
+
+def _try_check(scenario: Scenario, path: Path, allowed: Allowed, what: str, result: Swept) -> None:
+    try:
+        check(path, allowed, thorough=True, marks=scenario.marks)
+    except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
+        result.failures.append(f"{scenario.name}, {what}: {type(error).__name__}: {error}")

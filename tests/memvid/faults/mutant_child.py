@@ -1,0 +1,35 @@
+"""Records the scenarios under one mutant of the store: `mutant_child.py NAME FOLDER` writes FOLDER/recordings.pickle.
+
+A process of its own, because the mutant must be chosen before memvid is imported.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from faults import mutants
+
+
+def main(name: str, folder: Path) -> None:
+    mutants.install(mutants.all_mutants()[name])
+    from faults.kill import prepare
+    from faults.recording import record
+    from faults.scenarios import SCENARIOS
+    from faults.worlds import EarlyTape, Tape
+
+    recordings = {}
+    for scenario in SCENARIOS.values():
+        path = folder / scenario.name / "store"
+        world = prepare(scenario, path)
+        tape = EarlyTape(world) if name == mutants.EARLY else Tape(world)
+        recordings[scenario.name] = record(scenario.run, path, tape)
+    with (folder / "recordings.pickle").open("wb") as file:
+        pickle.dump(recordings, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

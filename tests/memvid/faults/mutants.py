@@ -1,0 +1,242 @@
+"""T3: the store with one flush left out or one pair of steps swapped. Each must be caught by the power-loss replay.
+
+Owns the making of mutants: the source of a module of memvid is changed as a syntax tree while it is imported, in a
+process of its own (`mutant_child.py`), which records the scenarios; this process replays what it recorded with the
+code as it is. Every call of a flush anywhere in memvid is found by itself, so a new one without a scenario that needs
+it fails the test. The swaps are named by the text of their statements; one that no longer applies is an error.
+
+A mutant that no scenario can tell from the code stands in EQUIVALENT with its reason; if one is caught, the reason is
+wrong, and that fails too.
+
+This module must not import torpor: the child uses it before.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import importlib.util
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+FLUSHES: Final = frozenset({"sync_file", "sync_folder", "_sync", "sync", "fsync", "fdatasync", "_settle"})
+_FLUSHING_SQL: Final = "wal_checkpoint"
+EARLY: Final = "tape: acknowledge before the work"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """In one function: take out the statement that holds `take_out`; put `put_in` before or after another one."""
+
+    module: str
+    function: str
+    take_out: str | None = None
+    put_in: str | None = None  # None: what was taken out
+    after: str | None = None
+    before: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    edits: tuple[Edit, ...] = ()
+    flush: tuple[str, str, int] | None = None  # module, function, the how-manieth flush in it: left out
+
+
+SWAPS: Final = (
+    Mutant(
+        "the file is flushed after it got its name",
+        (
+            Edit("writer", "BundleWriter.finish", take_out="self._temp.sync()"),
+            Edit("durable", "TempFile.publish", put_in="self.sync()", after="sync_folder(folder_fd, folder_path)"),
+        ),
+    ),
+    Mutant(
+        "the new name is flushed before it is given",
+        (Edit("durable", "TempFile.publish", take_out="sync_folder(folder_fd, folder_path)", before="os.rename("),),
+    ),
+    Mutant(
+        "the index row comes before the bundle file",
+        (Edit("sleeping", "publish", take_out="core.folder.publish(", after="core.index.add("),),
+    ),
+    Mutant(
+        "nothing flushes the name of a bundle's folder",
+        (
+            Edit("durable", "make_folder", take_out="sync_folder(", before="os.mkdir("),
+            Edit("durable", "TempFile.publish", take_out="sync_folder(self._folder_fd"),
+        ),
+    ),
+    Mutant(
+        "a retired name is flushed before it is given",
+        (Edit("folder", "StoreFolder.retire", take_out="durable.sync_folder(", before="durable.rename("),),
+    ),
+    Mutant(
+        "the newest version is retired first",
+        (Edit("deletion", "delete_session", put_in="bundle_ids.reverse()", after="bundle_ids = index.bundles_of"),),
+    ),
+    Mutant(
+        "a dropped row is settled before it is dropped",
+        (Edit("index", "Index.drop", take_out="self._settle()", before="self._transaction()"),),
+    ),
+    Mutant(
+        "the old index is flushed away before it is unlinked",
+        (Edit("index", "Index.create", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
+    ),
+    Mutant(
+        "a refused sleep's file is flushed away before it is removed",
+        (Edit("folder", "StoreFolder.remove", take_out="durable.sync_folder(", before="durable.remove("),),
+    ),
+    Mutant(EARLY),
+)
+
+EQUIVALENT: Final[dict[str, str]] = {
+    "durable._sync without `fcntl.fcntl(fd, fcntl.F_FULLFSYNC)`": "runs on macOS only; the line beside it is the same",
+    "durable.TempFile.publish without `sync_folder(self._folder_fd, self._folder_path)`": (
+        "a rename is one stroke and certain by its new folder; what else this flush covers, the name of a bundle's "
+        "folder, make_folder has flushed (without both: a swap of its own, which is caught)"
+    ),
+    "index.Index.create without `connection.execute('PRAGMA wal_checkpoint(TRUNCATE)')`": (
+        "brings the rows to read-only stores; an index whose rows a power cut took is made anew from the bundles"
+    ),
+}
+
+
+# --- finding them
+
+
+def memvid_folder() -> Path:
+    """Where the package's source is, without importing it."""
+    spec = importlib.util.find_spec("torpor")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "memvid"
+
+
+def _functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield f"{above}{node.name}", node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node, f"{node.name}.")
+
+
+def _is_flush(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name in FLUSHES or (name == "fcntl" and "F_FULLFSYNC" in ast.unparse(node)) or _is_flushing_sql(node)
+
+
+def _is_flushing_sql(node: ast.Call) -> bool:
+    is_execute = isinstance(node.func, ast.Attribute) and node.func.attr == "execute"
+    return is_execute and any(isinstance(arg, ast.Constant) and _FLUSHING_SQL in str(arg.value) for arg in node.args)
+
+
+def _flushes(function: ast.AST) -> list[ast.Call]:
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_flush(node)]
+    return sorted(calls, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _leave_out(function: ast.FunctionDef, flush: ast.Call) -> None:
+    if _is_flushing_sql(flush):
+        flush.args = [ast.Constant("SELECT 0, 0, 0")]  # what a checkpoint answers
+        return
+    for node in ast.walk(function):
+        if isinstance(node, ast.Expr) and node.value is flush:
+            _replace(function, node, [])
+            return
+    raise AssertionError(f"`{ast.unparse(flush)}` in {function.name} is not a statement of its own")
+
+
+def flush_mutants() -> list[Mutant]:
+    """One for each flush in the source of memvid."""
+    found = []
+    for path in sorted(memvid_folder().glob("*.py")):
+        for name, function in _functions(ast.parse(path.read_text())):
+            for number, call in enumerate(_flushes(function)):
+                what = ast.unparse(call)[:60]
+                found.append(Mutant(f"{path.stem}.{name} without `{what}`", flush=(path.stem, name, number)))
+    return found
+
+
+def all_mutants() -> dict[str, Mutant]:
+    mutants = [*flush_mutants(), *SWAPS]
+    named = {mutant.name: mutant for mutant in mutants}
+    if len(named) != len(mutants):
+        raise AssertionError("two mutants have one name")
+    return named
+
+
+# --- making them
+
+
+def _replace(tree: ast.AST, old: ast.stmt, new: list[ast.stmt]) -> None:
+    for node in ast.walk(tree):
+        for block in ("body", "orelse", "finalbody"):
+            statements = getattr(node, block, None)
+            if isinstance(statements, list) and old in statements:
+                at = statements.index(old)
+                statements[at : at + 1] = new or [ast.Pass()]
+                return
+    raise AssertionError("the statement is in no block")
+
+
+def _statement(function: ast.FunctionDef, text: str) -> ast.stmt:
+    """The smallest statement whose source holds `text`; the first of several."""
+    holding = [
+        node for node in ast.walk(function) if isinstance(node, ast.stmt) and node is not function
+        and text in ast.unparse(node)
+    ]  # fmt: skip
+    if not holding:
+        raise AssertionError(f"no statement of {function.name} holds {text!r}: the mutant needs new words")
+    return min(holding, key=lambda node: (len(ast.unparse(node)), node.lineno))
+
+
+def _edit(tree: ast.Module, edit: Edit) -> None:
+    functions = dict(_functions(tree))
+    if edit.function not in functions:
+        raise AssertionError(f"{edit.module} has no {edit.function}: the mutant needs new words")
+    function = functions[edit.function]
+    anchor_text = edit.after or edit.before
+    anchor = _statement(function, anchor_text) if anchor_text else None
+    taken = None
+    if edit.take_out:
+        taken = _statement(function, edit.take_out)
+        _replace(function, taken, [])
+    if anchor is not None:
+        new = ast.parse(edit.put_in).body if edit.put_in else [taken]
+        assert all(statement is not None for statement in new)
+        placed = [anchor, *new] if edit.after else [*new, anchor]
+        _replace(function, anchor, placed)  # type: ignore[arg-type]
+
+
+def mutate(tree: ast.Module, module: str, mutant: Mutant) -> ast.Module:
+    """Change a module's syntax tree as the mutant says."""
+    if mutant.flush is not None and mutant.flush[0] == module:
+        _, name, number = mutant.flush
+        function = dict(_functions(tree))[name]
+        _leave_out(function, _flushes(function)[number])
+    for edit in mutant.edits:
+        if edit.module == module:
+            _edit(tree, edit)
+    return ast.fix_missing_locations(tree)
+
+
+def install(mutant: Mutant) -> None:
+    """From now on memvid is imported as the mutant has it."""
+    touched = {edit.module for edit in mutant.edits} | ({mutant.flush[0]} if mutant.flush else set())
+    real = importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(loader: Any, fullname: str) -> types.CodeType | None:
+        package, _, module = fullname.rpartition(".")
+        if package != "torpor.memvid" or module not in touched:
+            return real(loader, fullname)
+        path = loader.get_filename(fullname)
+        tree = mutate(ast.parse(Path(path).read_text()), module, mutant)
+        code: types.CodeType = compile(tree, path, "exec")
+        return code
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]

@@ -1,0 +1,329 @@
+"""What a scenario does to the disk, as a list of operations, and the marks of its steps between them.
+
+Owns the translation of calls into operations on inodes. Runs the scenario in this process, under a shim.
+
+SQLite writes below the shim. After each statement its files are compared with what they were, and the difference is
+entered as SQLite orders it in WAL mode (seen with strace): a commit appends to the WAL and flushes it only if
+`synchronous` is FULL, but a WAL begun anew has its header flushed, and a new one its folder too; a checkpoint flushes
+the WAL, writes the pages, flushes the file, and then cuts the WAL. A drop without its checkpoint thus shows as
+unflushed, as it should.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from faults.shim import Call, Shim, repeatable
+from faults.worlds import Allowed, Tape
+
+Inode = int
+ROOT: Final[Inode] = 0
+_INDEX: Final = "index.sqlite"
+_WAL: Final = "index.sqlite-wal"
+_JOURNAL: Final = "index.sqlite-journal"
+_WAL_HEADER: Final = 32
+_PAGE: Final = 4096
+_SYNCHRONOUS_FULL: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A name that leads to an inode from now on: a file or folder made, or renamed to; `gone` is its former folder
+    and name, which leave with the same stroke."""
+
+    folder: Inode
+    name: str
+    inode: Inode
+    is_folder: bool = False
+    gone: tuple[Inode, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    folder: Inode
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    inode: Inode
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A file's size set."""
+
+    inode: Inode
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """A file's bytes, or a folder's names, are on the disk from now on."""
+
+    inode: Inode
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From now on these worlds are allowed."""
+
+    allowed: Allowed
+
+
+Operation = Link | Unlink | Write | Cut | Sync | Step
+
+
+@dataclass
+class Disk:
+    """Folders and files by inode. `ROOT` is the folder that holds the store's folder, and is always there."""
+
+    folders: dict[Inode, dict[str, Inode]] = field(default_factory=lambda: {ROOT: {}})
+    files: dict[Inode, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class Recording:
+    """A scenario's operations from a disk on which everything was flushed."""
+
+    before: Disk
+    world: Allowed
+    operations: list[Operation] = field(default_factory=list)
+
+
+class _Recorder:
+    """Handler of a shim: performs each call and notes what it did."""
+
+    def __init__(self, root: Path, recording: Recording) -> None:
+        self._root = root
+        self._operations = recording.operations
+        self._disk = recording.before
+        self._next = 1
+        self._inodes: dict[tuple[int, int], Inode] = {}
+        self._index: dict[str, bytes] = {}  # SQLite's files as last seen
+        self._index_inodes: dict[str, Inode] = {}
+        self._named_wals: set[Inode] = set()
+        self._learn(root, ROOT)
+
+    def _learn(self, path: Path, inode: Inode) -> None:
+        """Take over what is there before the scenario starts."""
+        self._know(os.lstat(path), inode)
+        names = self._disk.folders.setdefault(inode, {})
+        for child in sorted(path.iterdir()):
+            number = self._new()
+            names[child.name] = number
+            if child.is_dir():
+                self._disk.folders[number] = {}
+                self._learn(child, number)
+            else:
+                self._know(os.lstat(child), number)
+                self._disk.files[number] = child.read_bytes()
+                if child.name in (_INDEX, _WAL, _JOURNAL):
+                    self._index[child.name] = self._disk.files[number]
+                    self._index_inodes[child.name] = number
+
+    def _new(self) -> Inode:
+        self._next += 1
+        return self._next
+
+    def _know(self, status: os.stat_result, inode: Inode) -> None:
+        self._inodes[status.st_dev, status.st_ino] = inode
+
+    def _of(self, status: os.stat_result) -> Inode:
+        return self._inodes[status.st_dev, status.st_ino]
+
+    def _folder_of(self, path: str, dir_fd: int | None) -> tuple[Inode, str]:
+        if dir_fd is not None:
+            return self._of(os.fstat(dir_fd)), path
+        folder, name = os.path.split(os.fspath(path))
+        return self._of(os.stat(folder)), name
+
+    def mark(self, allowed: Allowed) -> None:
+        self._operations.append(Step(allowed))
+
+    # --- calls
+
+    def __call__(self, call: Call) -> Any:
+        plain = call.name.replace(".", "_")
+        note: Callable[[Call], Any] | None = getattr(self, f"_call_{plain}", None)
+        if note is None:
+            if call.changes_state:
+                raise AssertionError(f"the recorder does not know {call}: teach it, or power loss is not covered")
+            return call.run()
+        return note(call)
+
+    def _call_open(self, call: Call) -> int:
+        path, flags = call.args[0], call.args[1]
+        if not call.changes_state:
+            return int(call.run())
+        if flags & os.O_TRUNC:
+            raise AssertionError(f"the recorder does not know O_TRUNC: {call}")
+        dir_fd = call.kwargs.get("dir_fd")
+        there = _exists(path, dir_fd)
+        fd = int(call.run())
+        if not there:
+            self._link(*self._folder_of(path, dir_fd), os.fstat(fd), is_folder=False)
+        return fd
+
+    def _call_mkdir(self, call: Call) -> None:
+        dir_fd = call.kwargs.get("dir_fd")
+        call.run()
+        status = os.stat(call.args[0], dir_fd=dir_fd, follow_symlinks=False)
+        self._link(*self._folder_of(call.args[0], dir_fd), status, is_folder=True)
+
+    def _link(self, folder: Inode, name: str, status: os.stat_result, *, is_folder: bool) -> None:
+        inode = self._new()
+        self._know(status, inode)
+        self._operations.append(Link(folder, name, inode, is_folder))
+        if name in (_INDEX, _WAL, _JOURNAL):
+            self._index[name], self._index_inodes[name] = b"", inode
+
+    def _call_writev(self, call: Call) -> int:
+        offset = os.lseek(call.args[0], 0, os.SEEK_CUR)
+        written = int(call.run())
+        self._write(call.args[0], offset, b"".join(bytes(part) for part in call.args[1])[:written])
+        return written
+
+    def _call_write(self, call: Call) -> int:
+        offset = os.lseek(call.args[0], 0, os.SEEK_CUR)
+        written = int(call.run())
+        self._write(call.args[0], offset, bytes(call.args[1])[:written])
+        return written
+
+    def _call_pwrite(self, call: Call) -> int:
+        written = int(call.run())
+        self._write(call.args[0], call.args[2], bytes(call.args[1])[:written])
+        return written
+
+    def _write(self, fd: int, offset: int, data: bytes) -> None:
+        self._operations.append(Write(self._of(os.fstat(fd)), offset, data))
+
+    def _call_ftruncate(self, call: Call) -> None:
+        call.run()
+        self._operations.append(Cut(self._of(os.fstat(call.args[0])), call.args[1]))
+
+    def _call_fsync(self, call: Call) -> None:
+        call.run()
+        self._operations.append(Sync(self._of(os.fstat(call.args[0]))))
+
+    _call_fdatasync = _call_fsync
+
+    def _call_rename(self, call: Call) -> None:
+        old, new = call.args
+        source = call.kwargs.get("src_dir_fd")
+        inode = self._of(os.stat(old, dir_fd=source, follow_symlinks=False))
+        old_folder, old_name = self._folder_of(old, source)
+        new_folder, new_name = self._folder_of(new, call.kwargs.get("dst_dir_fd"))
+        call.run()
+        self._operations.append(Link(new_folder, new_name, inode, gone=(old_folder, old_name)))
+
+    _call_replace = _call_rename
+
+    def _call_unlink(self, call: Call) -> None:
+        folder, name = self._folder_of(call.args[0], call.kwargs.get("dir_fd"))
+        call.run()
+        self._operations.append(Unlink(folder, name))
+        if name in self._index:
+            del self._index[name], self._index_inodes[name]
+
+    _call_rmdir = _call_unlink
+
+    # --- SQLite
+
+    def _call_sql(self, call: Call) -> Any:
+        try:
+            return call.run()
+        finally:
+            assert call.connection is not None
+            level = sqlite3.Connection.execute(call.connection, "PRAGMA synchronous").fetchone()[0]
+            self._note_index(_folder_of_index(call), flushed=level >= _SYNCHRONOUS_FULL)
+
+    def _call_sql_close(self, call: Call) -> None:
+        call.run()
+        self._note_index(_folder_of_index(call), flushed=False)
+
+    def _call_sql_connect(self, call: Call) -> None:
+        call.run()
+
+    def _note_index(self, folder: Path, *, flushed: bool) -> None:
+        files = {}
+        for name in (_INDEX, _WAL, _JOURNAL):
+            if (folder / name).exists():
+                files[name] = (folder / name).read_bytes()
+        for name in files.keys() - self._index.keys():
+            self._link(self._of(os.stat(folder)), name, os.stat(folder / name), is_folder=False)
+        if _WAL in files:
+            self._note_wal(folder, self._index[_WAL], files[_WAL], flushed=flushed)
+        if _INDEX in files and files[_INDEX] != self._index[_INDEX]:
+            if _WAL in self._index:
+                self._sync_wal(folder)
+            self._difference(_INDEX, files[_INDEX])
+            self._operations.append(Sync(self._index_inodes[_INDEX]))
+        elif _WAL in files and len(files[_WAL]) < len(self._index.get(_WAL, b"")):
+            self._sync_wal(folder)
+        if _WAL in files and len(files[_WAL]) < len(self._index[_WAL]):
+            self._operations.append(Cut(self._index_inodes[_WAL], len(files[_WAL])))
+            self._index[_WAL] = files[_WAL]
+        if _JOURNAL in files:
+            self._difference(_JOURNAL, files[_JOURNAL])
+        for name in self._index.keys() - files.keys():
+            self._operations.append(Unlink(self._of(os.stat(folder)), name))
+            del self._index[name], self._index_inodes[name]
+
+    def _note_wal(self, folder: Path, old: bytes, new: bytes, *, flushed: bool) -> None:
+        if len(new) < len(old) or new == old:
+            return
+        if new[:_WAL_HEADER] != old[:_WAL_HEADER]:
+            self._operations.append(Write(self._index_inodes[_WAL], 0, new[:_WAL_HEADER]))
+            self._sync_wal(folder)
+            self._index[_WAL] = new[:_WAL_HEADER] + old[_WAL_HEADER:]
+        self._difference(_WAL, new)
+        if flushed:
+            self._sync_wal(folder)
+
+    def _sync_wal(self, folder: Path) -> None:
+        """Flush the WAL; the first time, SQLite flushes the folder that names it too."""
+        inode = self._index_inodes[_WAL]
+        self._operations.append(Sync(inode))
+        if inode not in self._named_wals:
+            self._named_wals.add(inode)
+            self._operations.append(Sync(self._of(os.stat(folder))))
+
+    def _difference(self, name: str, new: bytes) -> None:
+        """Enter as writes of a page each what a file of SQLite now holds."""
+        old, inode = self._index[name], self._index_inodes[name]
+        if len(new) < len(old):
+            self._operations.append(Cut(inode, len(new)))
+        for at in range(0, len(new), _PAGE):
+            if new[at : at + _PAGE] != old[at : at + _PAGE]:
+                self._operations.append(Write(inode, at, new[at : at + _PAGE]))
+        self._index[name] = new
+
+
+def _folder_of_index(call: Call) -> Path:
+    return Path(str(getattr(call.connection, "path", ""))).parent
+
+
+def _exists(path: str, dir_fd: int | None) -> bool:
+    try:
+        os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def record(run: Callable[[Path, Tape], None], path: Path, tape: Tape) -> Recording:
+    """Run a scenario on the store at `path` and return what it did; the folder above stands for the disk."""
+    recording = Recording(Disk(), Allowed(tape.world, tape.world))
+    recorder = _Recorder(path.parent, recording)
+    tape.on_event = recorder.mark
+    with repeatable(seed=2), Shim(recorder):
+        run(path, tape)
+    return recording

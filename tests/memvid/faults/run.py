@@ -1,0 +1,152 @@
+"""Runs the fault sweeps and prints what they did.
+
+    python tests/memvid/faults/run.py [SWEEP ...] [--only SCENARIO] [--full] [--json FILE]
+
+Without --full each sweep does a share that is different work for each scenario but the same each time; with it,
+everything. `--only` names scenarios. Ends with status 3 if anything was found, or if a mutant was not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from faults import errnos, kill, mutant_runs, power, strace_kill
+from faults.mutants import EQUIVALENT, SWAPS, all_mutants
+from faults.recording import record
+from faults.scenarios import SCENARIOS, Scenario
+from faults.worlds import Tape
+
+Report = dict[str, Any]
+FOUND: Final = 3
+_DELETES: Final = ("delete_fork",)
+_FULL_EFFORT: Final = power.Effort(subsets=40, tears=6)
+_SHARE_EFFORT: Final = power.Effort(subsets=1, tears=0)
+_MUTANT_EFFORT: Final = power.Effort(subsets=2, tears=0)
+
+
+def run_kill(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+    """T1, in process: a kill before each call that changes something, and with the write before it torn."""
+    found = []
+    for number, scenario in enumerate(scenarios):
+        whole, torn = base / f"{number}-whole", base / f"{number}-torn"
+        found.append(kill.sweep(scenario, whole, torn=False, stride=1 if full else 7, second_stride=4 if full else 40))
+        found.append(kill.sweep(scenario, torn, torn=True, stride=1 if full else 13))
+    return _report(found, ("points", "second_points"))
+
+
+def run_strace(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+    """T1, at real system calls, SQLite's among them."""
+    found = [
+        strace_kill.sweep(scenario, base / str(number), stride=1 if full else 11)
+        for number, scenario in enumerate(scenarios)
+    ]
+    return _report(found, ("points",))
+
+
+def run_power(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+    """T2."""
+    found = []
+    for number, scenario in enumerate(scenarios):
+        path = base / str(number) / "store"
+        recording = record(scenario.run, path, Tape(kill.prepare(scenario, path)))
+        settings: dict[str, Any] = {"effort": _FULL_EFFORT, "recoveries_every": 400}
+        if not full:
+            settings = {"effort": _SHARE_EFFORT, "one_in": 24}
+        found.append(
+            power.replay(scenario.name, recording, base / "work", workers=_workers(), marks=scenario.marks, **settings)
+        )
+    return _report(found, ("states", "beyond_temps", "checks", "lost"))
+
+
+def run_mutants(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+    """T3."""
+    mutants = list(all_mutants().values())
+    if not full:
+        mutants = list(SWAPS)[::2]  # most die within a second
+    verdicts = mutant_runs.judge_all(mutants, base, _MUTANT_EFFORT, _workers())
+    wrong = [f"{verdict.mutant}: {verdict.error or verdict.caught_by or 'survived'}" for verdict in verdicts
+             if not verdict.as_it_should]  # fmt: skip
+    return {
+        "mutants": len(verdicts),
+        "caught": sum(bool(verdict.caught_by) for verdict in verdicts),
+        "acknowledged_but_lost": sum(verdict.lost for verdict in verdicts),
+        "equivalent": sum(verdict.mutant in EQUIVALENT for verdict in verdicts),
+        "failures": wrong,
+        "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
+    }
+
+
+def run_errno(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+    """T4."""
+    found = []
+    for number, scenario in enumerate(scenarios):
+        folder = base / str(number)
+        found.append(errnos.sweep(scenario, folder / "calls", stride=1 if full else 61, first=number))
+        limits = range(0, 45_000, 512 if full else 8192)
+        found.append(errnos.size_limits(scenario, folder / "sizes", limits))
+        if scenario.name in _DELETES:
+            found.append(errnos.deletes_when_full(scenario, folder / "full"))
+    return _report(found, ("runs", "refused", "poisoned"))
+
+
+SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, bool], Report]]] = {
+    "kill": run_kill,
+    "strace": run_strace,
+    "power": run_power,
+    "mutants": run_mutants,
+    "errno": run_errno,
+}
+
+
+def _workers() -> int:
+    return min(4, os.cpu_count() or 1)
+
+
+def _report(found: Iterable[Any], counts: tuple[str, ...]) -> Report:
+    rows = [dataclasses.asdict(one) for one in found]
+    totals: Report = {name: sum(row[name] for row in rows) for name in counts}
+    totals["failures"] = [failure for row in rows for failure in row.pop("failures")]
+    totals["scenarios"] = rows
+    return totals
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweeps", nargs="*", choices=[*SWEEPS, []], help="kill, strace, power, mutants, errno; all")
+    parser.add_argument("--only", action="append", choices=list(SCENARIOS), help="a scenario; may be given again")
+    parser.add_argument("--full", action="store_true", help="everything, not a share")
+    parser.add_argument("--json", type=Path, help="write what was done to this file")
+    wanted = parser.parse_args()
+    scenarios = [SCENARIOS[name] for name in wanted.only or SCENARIOS]
+    memory = Path("/dev/shm")
+    reports: Report = {}
+    for name in wanted.sweeps or SWEEPS:
+        if name == "strace" and strace_kill.unavailable() and not wanted.sweeps:
+            print(f"strace: not run, {strace_kill.unavailable()}")
+            continue
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="faults-") as base:
+            report = SWEEPS[name](scenarios, Path(base), wanted.full)
+        report["seconds"] = round(time.perf_counter() - started, 1)
+        reports[name] = report
+        print(f"{name}: " + ", ".join(f"{value} {key}" for key, value in report.items() if not isinstance(value, list)))
+        for failure in report["failures"]:
+            print(f"  WRONG {failure[:1500]}")
+    if wanted.json:
+        wanted.json.write_text(json.dumps(reports, indent=1) + "\n")
+    return FOUND if any(report["failures"] for report in reports.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

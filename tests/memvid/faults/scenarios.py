@@ -1,0 +1,249 @@
+"""The operations under test. A new one is a function and a line in SCENARIOS; every sweep then takes it up.
+
+`prepare` makes the store that the operation begins with (None: there is none) and returns the world that it holds.
+`run` opens the store and works; each step that its owner would be told of stands in
+`tape.step(store, adds=, removes=)`, with `tape.sleep` and `tape.delete` for the common ones. An operation that must
+not change what the store holds (gc, compact, an index made anew) is a step that adds and removes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from faults.worlds import Mark, Observe, Tape, Version, World, sleep
+from store_making import OTHER_URI, URI
+from torpor.memvid import Receipt, SessionUri, Store
+from torpor.memvid.compaction_plan import CompactionPolicy
+from torpor.memvid.errors import NoSpace
+from torpor.memvid.retention import Retention
+
+FIRST: Final = Version(URI, 1, 260)
+SECOND: Final = Version(URI, 2, 516)
+FORK: Final = Version(OTHER_URI, 1, 520)
+THIRD: Final = SessionUri("work", "third")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`marks` reports what else the store holds, as facts of the world (tags, pins)."""
+
+    name: str
+    prepare: Callable[[Path], World] | None
+    run: Callable[[Path, Tape], None]
+    marks: Observe | None = None
+
+
+def two_versions_and_a_fork(path: Path) -> World:
+    """A session of two versions, and another one that needs blocks of both."""
+    with Store.open(path, writable=True) as store:
+        first = sleep(store, FIRST)
+        second = sleep(store, SECOND, first)
+        sleep(store, FORK, second)
+    return frozenset({FIRST, SECOND, FORK})
+
+
+def one_session(path: Path) -> World:
+    with Store.open(path, writable=True) as store:
+        sleep(store, FIRST)
+    return frozenset({FIRST})
+
+
+def a_deleted_holder(path: Path) -> World:
+    """The fork alone, its blocks in retired files."""
+    two_versions_and_a_fork(path)
+    with Store.open(path, writable=True) as store:
+        store.delete_session(URI)
+    return frozenset({FORK})
+
+
+def leftovers(path: Path) -> World:
+    """What crashes leave: a temporary file, a bundle without a row, a retired file that nobody needs with its row."""
+    with Store.open(path, writable=True) as store:
+        first = sleep(store, FIRST)
+        third = sleep(store, Version(THIRD, 1, 30, seed=8))
+    shutil.copy(path / "index.sqlite", path / "older")
+    with Store.open(path, writable=True) as store:
+        sleep(store, SECOND, first)
+    (path / "older").replace(path / "index.sqlite")
+    name = third.bundle_id.hex()
+    live = path / "bundles" / name[:2] / f"{name}.mvb"
+    live.rename(live.with_suffix(".mvr"))
+    (path / "bundles" / f"{'0' * 15}f.tmp").write_bytes(b"half a bundle")
+    return frozenset({FIRST, SECOND})
+
+
+def create(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store:
+        tape.sleep(store, FIRST)
+
+
+def sleep_new(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store:
+        tape.sleep(store, Version(THIRD, 1, 300, seed=7))
+
+
+def sleep_delta(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store, store.open_session(URI) as before:
+        tape.sleep(store, Version(URI, 3, 790), before)
+
+
+def fork(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store, store.open_session(URI) as before:
+        tape.sleep(store, Version(THIRD, 1, 600), before)
+
+
+def delete(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store:
+        tape.delete(store, URI)
+
+
+def delete_fork(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store:
+        tape.delete(store, OTHER_URI)
+
+
+def recover(path: Path, tape: Tape) -> None:
+    Store.open(path, writable=True).close()
+
+
+def rebuild(path: Path, tape: Tape) -> None:
+    """The index is lost, made anew, and then has something to forget: the old one must not come back."""
+    os.unlink(path / "index.sqlite")
+    with Store.open(path, writable=True) as store:
+        tape.delete(store, URI)
+        tape.sleep(store, Version(URI, 1, 40, seed=3))
+
+
+def rebuild_on_a_full_disk(path: Path, tape: Tape) -> None:
+    """The index is not sound, and there is no room for a new one: it is kept in memory, and deleting still works."""
+    (path / "index.sqlite").unlink()
+    connect = sqlite3.connect
+
+    def refuse(database: str, *args: object, **kwargs: object) -> sqlite3.Connection:
+        if database != ":memory:":
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return connect(database, *args, **kwargs)  # type: ignore[arg-type]
+
+    sqlite3.connect = refuse  # type: ignore[assignment]
+    try:
+        with Store.open(path, writable=True) as store:
+            tape.delete(store, URI)
+            tape.delete(store, OTHER_URI)
+    finally:
+        sqlite3.connect = connect
+
+
+def refused(path: Path, tape: Tape) -> None:
+    """The index takes no row: the sleep is refused, and the next one gets the version number instead."""
+    with Store.open(path, writable=True) as store:
+        add = store.index.add
+
+        def refuse(*args: object) -> None:
+            store.index.add = add  # type: ignore[method-assign]
+            raise NoSpace("No room for the index.")
+
+        store.index.add = refuse  # type: ignore[method-assign]
+        with contextlib.suppress(NoSpace):
+            tape.sleep(store, Version(URI, 2, 50, seed=5))
+        tape.sleep(store, Version(URI, 2, 30, seed=6))
+
+
+def many_versions(path: Path) -> World:
+    """Four versions in four files, the last needing all of them, and a fork of the second."""
+    counts = (260, 516, 772, 1028)
+    receipts: list[Receipt] = []
+    facts: set[Version | Mark] = set()
+    with Store.open(path, writable=True) as store:
+        for number, count in enumerate(counts, start=1):
+            version = Version(URI, number, count)
+            receipts.append(sleep(store, version, receipts[-1] if receipts else None))
+            facts.add(version)
+        sleep(store, FORK, receipts[1])
+    return frozenset({*facts, FORK})
+
+
+def compact(path: Path, tape: Tape) -> None:
+    """Files are written anew; what they were needed for goes afterwards."""
+    with Store.open(path, writable=True) as store:
+        with tape.step(store):
+            store.compact(URI, policy=CompactionPolicy(max_holders=1, min_dead_ratio=0.0))
+        tape.delete(store, OTHER_URI)
+        with tape.step(store):
+            store.compact(URI, policy=CompactionPolicy(max_holders=1, min_dead_ratio=0.0, cold_after_seconds=0))
+
+
+def prune(path: Path, tape: Tape) -> None:
+    removed = [fact for fact in tape.world if isinstance(fact, Version) and fact.uri == URI and fact.number < 4]
+    with Store.open(path, writable=True) as store, tape.step(store, removes=removed):
+        store.prune(Retention(keep_last=1), URI)
+
+
+def marks(path: Path, tape: Tape) -> None:
+    """Tags and a pin come, move and go; a delete takes those of its session with it."""
+    tag, pin = Mark("tag", f"{URI}:kept", 1), Mark("pin", str(URI), 2)
+    moved = Mark("tag", f"{URI}:kept", 2)
+    with Store.open(path, writable=True) as store:
+        with tape.step(store, adds=[tag]):
+            store.tag(URI, 1, "kept")
+        with tape.step(store, adds=[pin]):
+            store.pin(URI, 2)
+        with tape.step(store, adds=[moved], removes=[tag]):
+            store.tag(URI, 2, "kept", move=True)
+        with tape.step(store, removes=[pin]):
+            store.unpin(URI, 2)
+        with tape.step(store, removes=[moved]):
+            store.untag(URI, "kept")
+
+
+def marks_of(store: Store) -> list[Mark]:
+    found = []
+    for row in store.iter_sessions():
+        numbers = {version.bundle_id: version.version for version in store.versions(row.uri)}
+        held = store.marks(row.uri)
+        found += [Mark("tag", f"{row.uri}:{name}", numbers.get(bundle)) for name, bundle in held.tags.items()]
+        found += [Mark("pin", str(row.uri), numbers.get(bundle)) for bundle in held.pins]
+    return found
+
+
+def a_life(path: Path, tape: Tape) -> None:
+    """Sleeps, a fork, deletes and a name used again, in one store object and then in the next."""
+    with Store.open(path, writable=True) as store:
+        first = tape.sleep(store, FIRST)
+        second = tape.sleep(store, SECOND, first)
+        tape.sleep(store, FORK, second)
+        tape.delete(store, URI)
+        tape.sleep(store, Version(URI, 1, 30, seed=2))
+    with Store.open(path, writable=True) as store:
+        tape.sleep(store, Version(URI, 2, 40, seed=2))
+        tape.delete(store, OTHER_URI)
+        tape.delete(store, URI)
+
+
+SCENARIOS: Final = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("create", None, create),
+        Scenario("sleep_new", one_session, sleep_new),
+        Scenario("sleep_delta", two_versions_and_a_fork, sleep_delta),
+        Scenario("fork", two_versions_and_a_fork, fork),
+        Scenario("delete", two_versions_and_a_fork, delete),
+        Scenario("delete_fork", a_deleted_holder, delete_fork),
+        Scenario("rebuild", two_versions_and_a_fork, rebuild),
+        Scenario("recover", leftovers, recover),
+        Scenario("rebuild_on_a_full_disk", two_versions_and_a_fork, rebuild_on_a_full_disk),
+        Scenario("compact", many_versions, compact),
+        Scenario("prune", many_versions, prune),
+        Scenario("marks", two_versions_and_a_fork, marks, marks_of),
+        Scenario("refused", one_session, refused),
+        Scenario("a_life", None, a_life),
+    )
+}

@@ -1,0 +1,170 @@
+"""The layer under the store at which faults are put in: every system call it makes by `os`, and every SQL statement.
+
+Owns the interposition and nothing of what a fault means: a handler gets each `Call` and decides. Works on every
+platform, without root, because the store does its input and output in Python; what SQLite does below a statement is
+out of reach here (`strace_kill.py` reaches it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+READS: Final = ("close", "pread", "preadv", "read", "listdir", "stat", "fstat", "dup", "fcntl.flock")
+WRITES: Final = (
+    *("open", "write", "writev", "pwrite", "pwritev", "fsync", "fdatasync", "rename", "replace", "link", "unlink"),
+    *("mkdir", "rmdir", "truncate", "ftruncate", "sendfile", "copy_file_range", "fchmod", "chmod"),
+)
+"""Calls that may change something on the disk. `open` does with O_CREAT or O_TRUNC."""
+
+_FULL_SYNC: Final = getattr(fcntl, "F_FULLFSYNC", None)
+
+
+@dataclass(slots=True)
+class Call:
+    """One call on its way to the system: `run` performs it."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run: Callable[[], Any]
+    connection: sqlite3.Connection | None = None
+
+    @property
+    def changes_state(self) -> bool:
+        if self.name == "open":
+            return bool(self.args[1] & (os.O_CREAT | os.O_TRUNC))
+        if self.name == "sql":
+            return not self.args[0].lstrip().upper().startswith("SELECT")
+        return self.name in WRITES or self.name == "sql.close"
+
+    def __str__(self) -> str:
+        shown = [f"{len(arg)} bytes" if isinstance(arg, bytes) else str(arg)[:80] for arg in self.args]
+        return f"{self.name}({', '.join(shown)})"
+
+
+Handler = Callable[[Call], Any]
+
+
+class _Connection(sqlite3.Connection):
+    """A connection that asks the handler before each statement."""
+
+    handler: Handler | None = None
+    path = ""
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        return self._ask("sql", (sql,), lambda: sqlite3.Connection.execute(self, sql, *args))
+
+    def executemany(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        return self._ask("sql", (sql,), lambda: sqlite3.Connection.executemany(self, sql, *args))
+
+    def close(self) -> None:
+        self._ask("sql.close", (), lambda: sqlite3.Connection.close(self))
+
+    def _ask(self, name: str, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        if self.handler is None:
+            return run()
+        return self.handler(Call(name, args, {}, run, self))
+
+
+@dataclass
+class _Saved:
+    owner: Any
+    name: str
+    real: Any
+
+
+@dataclass
+class Shim:
+    """Sends every call to `handler` while it is installed."""
+
+    handler: Handler
+    _saved: list[_Saved] = field(default_factory=list)
+    _connections: list[_Connection] = field(default_factory=list)
+    _busy: bool = False
+
+    def __enter__(self) -> Shim:
+        for name in (*READS, *WRITES):
+            owner, _, plain = (fcntl, *name.split(".")) if name.startswith("fcntl.") else (os, "", name)
+            if hasattr(owner, plain):
+                self._patch(owner, plain, name)
+        if _FULL_SYNC is not None:  # what an fsync is on macOS
+            real = fcntl.fcntl
+
+            def full_sync(fd: int, command: int, *args: Any) -> Any:
+                if command != _FULL_SYNC:
+                    return real(fd, command, *args)
+                return self._ask(Call("fsync", (fd,), {}, lambda: real(fd, command, *args)))
+
+            self._replace(fcntl, "fcntl", full_sync)
+        connect = sqlite3.connect
+
+        def connect_watched(database: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
+            if database == ":memory:":
+                return connect(database, *args, **kwargs)
+            call = Call("sql.connect", (str(database),), {}, lambda: None)
+            self._ask(call)
+            connection = connect(database, *args, factory=_Connection, **kwargs)
+            assert isinstance(connection, _Connection)
+            connection.path, connection.handler = str(database), self._ask
+            self._connections.append(connection)
+            return connection
+
+        self._replace(sqlite3, "connect", connect_watched)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        while self._saved:
+            saved = self._saved.pop()
+            setattr(saved.owner, saved.name, saved.real)
+        for connection in self._connections:
+            connection.handler = None
+
+    def _patch(self, owner: Any, plain: str, name: str) -> None:
+        real = getattr(owner, plain)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            return self._ask(Call(name, args, kwargs, lambda: real(*args, **kwargs)))
+
+        self._replace(owner, plain, watched)
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        self._saved.append(_Saved(owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+    def _ask(self, call: Call) -> Any:
+        if self._busy:  # what a handler does itself is no fault point
+            return call.run()
+        self._busy = True
+        try:
+            return self.handler(call)
+        finally:
+            self._busy = False
+
+
+@contextlib.contextmanager
+def repeatable(seed: int = 0) -> Iterator[None]:
+    """Clock, temporary names and uuids the same in each run, so that a point is the same step each time."""
+    count = seed * 1_000_000
+
+    def number() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    saved = (time.time_ns, secrets.token_hex, uuid.uuid4)
+    time.time_ns = lambda: 1_700_000_000_000_000_000 + number()
+    secrets.token_hex = lambda size=32: f"{number():0{2 * size}x}"  # type: ignore[assignment,misc]
+    uuid.uuid4 = lambda: uuid.UUID(int=number(), version=4)
+    try:
+        yield
+    finally:
+        time.time_ns, secrets.token_hex, uuid.uuid4 = saved

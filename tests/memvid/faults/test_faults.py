@@ -1,0 +1,91 @@
+"""Promise 1 under faults: what was acknowledged survives a kill and a power cut, and every refusal is a typed error.
+
+T1 (kills), T2 (power loss), T3 (mutants that T2 must catch), T4 (errors of the system). `make test` runs a share,
+`make test-all` everything; what each run did is printed, and with TORPOR_FAULTS_JSON=FOLDER written there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import strace_kill
+
+RUN = Path(__file__).with_name("run.py")
+needs_strace = pytest.mark.skipif(bool(strace_kill.unavailable()), reason=strace_kill.unavailable())
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks without exec, which macOS does not like")
+
+
+def sweep(name: str, folder: Path, *options: str) -> dict[str, Any]:
+    """Run a sweep in a process of its own and return its report."""
+    report = Path(os.environ.get("TORPOR_FAULTS_JSON", folder)) / f"{name}.json"
+    command = [sys.executable, str(RUN), name, *options, "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout)
+    assert done.returncode in (0, 3), done.stderr
+    found: dict[str, Any] = json.loads(report.read_text())[name]
+    assert found["failures"] == [], done.stderr
+    return found
+
+
+def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    found = sweep("kill", tmp_path)
+    assert found["points"] >= 200
+    assert found["second_points"] >= 80
+
+
+def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -> None:
+    assert sweep("power", tmp_path)["states"] >= 500
+
+
+def test_t3_a_store_that_leaves_out_or_swaps_a_flush_is_caught(tmp_path: Path) -> None:
+    found = sweep("mutants", tmp_path)
+    assert found["caught"] == found["mutants"] >= 5
+
+
+def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_leaves_a_whole_store(
+    tmp_path: Path,
+) -> None:
+    found = sweep("errno", tmp_path)
+    assert found["runs"] >= 200
+    assert found["poisoned"] >= 5
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_t1_threats_27_28_in_full_every_call_and_a_second_kill_in_the_recovery(tmp_path: Path) -> None:
+    found = sweep("kill", tmp_path, "--full")
+    assert found["points"] >= 1200
+    assert found["second_points"] >= 500
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+@needs_strace
+def test_t1_in_full_every_real_system_call_of_the_store_and_of_sqlite(tmp_path: Path) -> None:
+    assert sweep("strace", tmp_path, "--full")["points"] >= 800
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+def test_t2_in_full_a_hundred_thousand_disks_after_a_power_cut(tmp_path: Path) -> None:
+    assert sweep("power", tmp_path, "--full")["states"] >= 100_000
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+def test_t3_in_full_every_flush_and_every_pair_of_steps_is_needed(tmp_path: Path) -> None:
+    found = sweep("mutants", tmp_path, "--full")
+    assert found["caught"] + found["equivalent"] == found["mutants"]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+def test_t4_in_full_every_error_at_every_call_once_and_for_ever(tmp_path: Path) -> None:
+    assert sweep("errno", tmp_path, "--full")["runs"] >= 5_000

@@ -1,0 +1,210 @@
+"""What a store must hold: the promise that a fault is checked against.
+
+A `World` is the set of facts that the owner of a store was told. A step of a scenario leads from one world to the
+next; a crash inside it may leave the world before, the one after, or what lies between (the facts that they share,
+and any of the others), never anything else. What leaves, leaves oldest version first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import store_making as making
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.errors import NoSpace
+
+SIZES: Final = {"layers": 1, "heads": 1, "dim": 1}
+"""Two slots of 512 bytes for a full span: a bundle has a few KiB, and hundreds of states a second can be checked."""
+
+AFTERWARDS: Final = SessionUri("default", "afterwards")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a session that wakes bit-exact."""
+
+    uri: SessionUri
+    number: int
+    token_count: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A tag or a pin, or any other fact that `Scenario.observe` reports."""
+
+    kind: str
+    name: str
+    value: object = None
+
+
+World = frozenset[Version | Mark]
+Observe = Callable[[Store], Iterable[Mark]]
+
+
+class Broken(AssertionError):
+    """A store that is not what it promises to be. `lost` says that an acknowledged fact is gone."""
+
+    def __init__(self, text: str, *, lost: bool = False) -> None:
+        super().__init__(text)
+        self.lost = lost
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The worlds that may be found: from `before` (acknowledged) to `after` (under way, or the same)."""
+
+    before: World
+    after: World
+
+
+@dataclass
+class Tape:
+    """Follows a scenario's steps. `events` are the worlds allowed from the beginning and from each end of a step on;
+    `on_event` hears of each."""
+
+    world: World
+    on_event: Callable[[Allowed], None] = lambda allowed: None
+    on_failure: Callable[[Store, BaseException], None] = lambda store, error: None
+    events: list[Allowed] = field(default_factory=list)
+
+    def _tell(self, after: World) -> None:
+        self.events.append(Allowed(self.world, after))
+        self.on_event(self.events[-1])
+
+    @contextlib.contextmanager
+    def step(
+        self, store: Store, *, adds: Iterable[Version | Mark] = (), removes: Iterable[Version | Mark] = ()
+    ) -> Iterator[None]:
+        """An operation on `store` that its owner is told of when it is done, or that it was refused."""
+        after = (self.world - frozenset(removes)) | frozenset(adds)
+        self._tell(after)
+        try:
+            yield
+        except BaseException as error:
+            self.on_failure(store, error)
+            if isinstance(error, NoSpace) and self.world <= after:  # a sleep: the store says that it is as it was
+                self._tell(self.world)
+            raise
+        self.world = after
+        self._tell(after)
+
+    def sleep(self, store: Store, version: Version, before: Any = None) -> Any:
+        """The commonest step: one sleep that the world then holds."""
+        with self.step(store, adds=[version]):
+            return sleep(store, version, before)
+
+    def delete(self, store: Store, uri: SessionUri) -> None:
+        with self.step(store, removes=[fact for fact in self.world if isinstance(fact, Version) and fact.uri == uri]):
+            store.delete_session(uri)
+
+
+class EarlyTape(Tape):
+    """Tells of each step that it is done before it has begun: what a sweep must find."""
+
+    @contextlib.contextmanager
+    def step(
+        self, store: Store, *, adds: Iterable[Version | Mark] = (), removes: Iterable[Version | Mark] = ()
+    ) -> Iterator[None]:
+        self.world = (self.world - frozenset(removes)) | frozenset(adds)
+        self._tell(self.world)
+        yield
+
+
+def sleep(store: Store, version: Version, before: Any = None) -> Any:
+    """Put a small session to sleep after `before` (a receipt, or an open reader), reusing its full spans."""
+    receipt = making.sleep(store, version.token_count, uri=version.uri, seed=version.seed, before=before, **SIZES)
+    if receipt.version != version.number:
+        raise Broken(f"{version.uri} got version {receipt.version}, not {version.number}")
+    return receipt
+
+
+@functools.cache
+def _expected(token_count: int, seed: int) -> list[list[bytes]]:
+    return making.expected(token_count, seed=seed, **SIZES)
+
+
+def observe(store: Store, candidates: World, marks: Observe | None) -> World:
+    """The facts that a store shows: every version that it lists, woken and compared byte by byte."""
+    known = {(fact.uri, fact.number): fact for fact in candidates if isinstance(fact, Version)}
+    found: set[Version | Mark] = set(marks(store)) if marks else set()
+    for latest in store.iter_sessions():
+        for row in store.versions(latest.uri):
+            fact = known.get((row.uri, row.version))
+            if fact is None or fact.token_count != row.token_count:
+                raise Broken(f"version {row.version} of {row.uri} with {row.token_count} tokens was never promised")
+            require_bit_exact(store, fact)
+            found.add(fact)
+    return frozenset(found)
+
+
+def require_bit_exact(store: Store, fact: Version) -> None:
+    with store.open_session(fact.uri, fact.number) as reader:
+        if reader.tokens() != making.token_ids(0, fact.token_count, fact.seed):
+            raise Broken(f"the tokens of {fact} are not those that were put to sleep")
+        if making.contents(reader) != _expected(fact.token_count, fact.seed):
+            raise Broken(f"the state of {fact} is not the one that was put to sleep")
+
+
+def require_allowed(found: World, allowed: Allowed) -> None:
+    lost = (allowed.before & allowed.after) - found
+    if lost:
+        raise Broken(f"lost what was promised: {sorted(map(str, lost))}", lost=True)
+    extra = found - (allowed.before | allowed.after)
+    if extra:
+        raise Broken(f"came back, or was never promised: {sorted(map(str, extra))}", lost=True)
+    leaving = {fact for fact in allowed.before - allowed.after if isinstance(fact, Version)}
+    for gone in leaving - found:
+        older = [fact for fact in leaving & found if fact.uri == gone.uri and fact.number < gone.number]
+        if older:
+            raise Broken(f"{gone} left before {older[0]}")
+
+
+def check(path: Path, allowed: Allowed, *, thorough: bool, marks: Observe | None = None) -> None:
+    """Open a store after a fault, as a daemon would, and require all that it promises. Raises Broken, StoreError."""
+    with Store.open(path, writable=True) as store:
+        if store.opening.unreadable:
+            raise Broken(f"opening reports {store.opening.unreadable[0].message}", lost=True)
+        found = observe(store, allowed.before | allowed.after, marks)
+        require_allowed(found, allowed)
+        require_clean(store, path, deep=thorough)  # every block of every version was read above
+        if thorough:
+            found = require_usable(store, found)
+    if thorough:
+        with Store.open(path, writable=False) as store:
+            require_allowed(observe(store, found, marks), Allowed(found, found))
+        with Store.open(path, writable=True) as store:
+            require_allowed(observe(store, found, marks), Allowed(found, found))
+            if store.opening.index_rebuilt is not None:
+                raise Broken(f"the index had to be made again at the second open: {store.opening.index_rebuilt}")
+
+
+def require_clean(store: Store, path: Path, *, deep: bool) -> None:
+    """Nothing half done stays: no temporary file, no holder that nobody needs, nothing that verify minds."""
+    names = [name for name in path.rglob("*") if not name.is_dir()]
+    if leftovers := [name.name for name in names if name.suffix == ".tmp"]:
+        raise Broken(f"a temporary file stayed: {leftovers}")
+    needed = store.index.referenced()
+    if idle := [name.name for name in names if name.suffix == ".mvr" and bytes.fromhex(name.stem) not in needed]:
+        raise Broken(f"retired files stayed that nobody needs: {idle}")
+    report = store.verify(deep=deep)
+    if not report.ok:
+        raise Broken(f"verify finds {report.findings[0].code}: {report.findings[0].message}")
+
+
+def require_usable(store: Store, found: World) -> World:
+    """The next sleeps work: a new session, and the next version of each that is there."""
+    added: set[Version | Mark] = set()
+    uris = {fact.uri for fact in found if isinstance(fact, Version)} | {AFTERWARDS}
+    for uri in sorted(uris):
+        last = max((fact.number for fact in found if isinstance(fact, Version) and fact.uri == uri), default=0)
+        version = Version(uri, last + 1, 20 + last, seed=9)
+        sleep(store, version)
+        require_bit_exact(store, version)
+        added.add(version)
+    return found | added
