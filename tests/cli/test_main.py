@@ -25,7 +25,7 @@ NEEDING_A_DAEMON = [
 
 def test_all_commands_of_the_issue_are_there() -> None:
     of_the_issue = {"serve", "chat", "sleep", "wake", "ls", "show", "verify", "rm", "doctor", "demo"}
-    of_the_store = {"gc", "compact", "repair", "rebuild-index", "prune", "forget", "export", "import"}
+    of_the_store = {"gc", "compact", "repair", "rebuild-index", "prune", "forget", "du", "export", "import"}
     of_versions = {"tag", "untag", "pin", "unpin"}
     assert set(NAMES) == of_the_issue | of_the_store | of_versions | {"append", "generate", "stop"}
 

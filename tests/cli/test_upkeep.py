@@ -140,6 +140,28 @@ def test_a_damaged_file_of_marks_stops_prune_until_repair_sets_it_aside(torpor: 
     assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 0
 
 
+# --- du
+
+
+def test_du_tells_each_sessions_part_and_the_whole(torpor: Torpor, made_store: MadeStore) -> None:
+    document = torpor("du", "--store", made_store.path, "--json").document
+    assert [each["session"] for each in document["sessions"]] == ["torpor://default/agent", "torpor://default/other"]
+    assert document["file_bytes"] == sum(file.stat().st_size for file in made_store.path.rglob("*") if file.is_file())
+    assert document["live_bytes"] == sum(file.stat().st_size for file in made_store.bundles)
+    text = torpor("du", "--store", made_store.path).out
+    assert "default/agent" in text
+    assert "on disk" in text
+    only = torpor("du", "agent", "--store", made_store.path, "--json").document
+    assert [each["session"] for each in only["sessions"]] == ["torpor://default/agent"]
+    assert torpor("du", "nobody", "--store", made_store.path).status == 4
+
+
+def test_du_and_export_work_beside_the_stores_writer(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
+    with Store.open(made_store.path, writable=True):
+        assert torpor("du", "--store", made_store.path).status == 0
+        assert torpor("export", "agent", short_path / "a.mvb", "--store", made_store.path).status == 0
+
+
 # --- export and import
 
 

@@ -1,0 +1,108 @@
+"""`torpor du`: what a store takes on disk, whose it is, and what could be given back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+
+from ..memvid.records import SessionUsage, UsageReport
+from .formatting import format_bytes, format_count
+from .options import JsonOption, SocketOption, StoreOption
+from .output import Output, facts_table, plain, rows_table
+from .store_view import choose_store, load_uri, open_store
+
+UsedArgument = Annotated[
+    str | None, typer.Argument(metavar="SESSION", show_default=False, help="Only this session; otherwise all.")
+]
+# The parts of the store's bytes by place, in the order in which they are shown; a part of nothing is left out.
+_PLACES = (
+    ("live_bytes", "versions of sessions"),
+    ("retired_bytes", "kept for others"),
+    ("unreadable_bytes", "unreadable"),
+    ("quarantine_bytes", "set aside by repair"),
+    ("incoming_bytes", "waiting to be imported"),
+    ("index_bytes", "index and marks"),
+    ("temp_bytes", "unfinished"),
+    ("other_bytes", "everything else"),
+)
+
+
+def du(
+    session: UsedArgument = None,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a store takes on disk, what each session takes, and what could be given back.
+
+    Reads the files of --store, of the running daemon's store, or of the default one, and disturbs nobody. ALONE is what
+    a session would give back if it were forgotten; SHARED is what it needs and others need too.
+
+    [bold]Examples[/]
+
+    [cyan]torpor du[/]
+    [cyan]torpor du notes[/]
+    [cyan]torpor du --json | jq .unneeded_bytes[/]
+    """
+    output = Output(as_json=as_json)
+    path = choose_store(store, socket)
+    with open_store(path) as opened:
+        only = load_uri(opened, session) if session is not None else None
+        report = opened.usage()
+    sessions = [usage for usage in report.sessions if only in (None, usage.uri)]
+    if as_json:
+        output.document("du", document_of(report, sessions, path))
+        return
+    if sessions:
+        output.stdout.print(render_sessions(sessions))
+    if only is None:
+        output.stdout.print(render_store(report, path))
+    for problem in report.problems:
+        output.line(f"[red]{plain(problem.code)}[/]  {plain(problem.path)}\n  {plain(problem.message)}")
+
+
+def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path) -> dict[str, Any]:
+    """The figures as the JSON document has them."""
+    listed = []
+    for usage in sessions:
+        figures = asdict(usage)
+        del figures["uri"]
+        listed.append({"session": str(usage.uri), **figures})
+    return {"store": str(path), **asdict(report), "sessions": listed}
+
+
+def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
+    """Draw what each session takes, the largest first."""
+    figures = ("VERSIONS", "TOKENS", "STATE", "STORED", "SHARED", "ALONE")
+    table = rows_table("SESSION", *figures, right=figures, whole=("SESSION",))
+    for usage in sorted(sessions, key=lambda usage: (-usage.stored_bytes, usage.uri)):
+        table.add_row(
+            plain(f"{usage.uri.namespace}/{usage.uri.name}"),
+            format_count(usage.versions),
+            format_count(usage.token_count),
+            format_bytes(usage.logical_bytes),
+            format_bytes(usage.stored_bytes),
+            format_bytes(usage.shared_bytes),
+            format_bytes(usage.exclusive_bytes),
+        )
+    return table
+
+
+def render_store(report: UsageReport, path: Path) -> RenderableType:
+    """Draw what the store takes as a whole."""
+    facts = facts_table()
+    facts.add_row("\n  store", f"\n{plain(path)}")
+    facts.add_row("  on disk", format_bytes(report.file_bytes))
+    for field, name in _PLACES:
+        if size_bytes := getattr(report, field):
+            facts.add_row(f"    {name}", format_bytes(size_bytes))
+    facts.add_row("  shared", f"{format_bytes(report.shared_bytes)} that several sessions need, counted once")
+    hint = ": torpor gc, torpor compact" if report.unneeded_bytes else ""
+    facts.add_row("  unneeded", f"{format_bytes(report.unneeded_bytes)}{hint}")
+    facts.add_row("  written today", format_bytes(report.written_today_bytes))
+    facts.add_row("  free on the disk", format_bytes(report.free_bytes))
+    return Group(facts)
