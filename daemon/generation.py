@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from ..errors import TorporError
 from ..snapshot import memory
-from ..snapshot.kinds import live_arrays, truncate
+from ..snapshot.kinds import last_rows, live_arrays, put_last_rows, truncate
 from ..snapshot.state import LiveState
 from .engine import Steps
 from .errors import ContextOverflow, GenerationFailed, InvalidTokens
@@ -166,6 +166,26 @@ def logits_digest(logits: mx.array) -> str:
     bits = memory.contiguous(logits)
     mx.eval(bits)
     return blake3(memory.readable(bits)).hexdigest()
+
+
+def find_logits(model: LoadedModel, state: LiveState) -> None:
+    """Read the last token once more, for the logits of a state that was put back without them; one token computed.
+
+    What the caches hold of that token stays what was put back, bit for bit: a token read alone may differ from one read
+    in a chunk, and the snapshot's blocks are still referred to.
+
+    Raises:
+        GenerationFailed: the model failed; the state is not to be used.
+    """
+    held, last = len(state.tokens), state.tokens[-1]
+    rows = last_rows(state.caches)
+    truncate(state.caches, held - 1)
+    try:
+        state.last_logits = _logits_after(model, state, [last])
+    except BaseException as error:
+        _raise_as_failure(error, held)
+        raise
+    put_last_rows(state.caches, rows)
 
 
 def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) -> tuple[str, int]:

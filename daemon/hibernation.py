@@ -19,11 +19,15 @@ from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
 from ..snapshot.capture import cut
+from ..snapshot.state import LiveState
 from . import backend
 from .engine import Engine
+from .generation import find_logits
 from .models import LoadedModel
 from .results import Emit, Progress, Stage
-from .sessions import Durable, Session
+from .sampler import initial_key
+from .sampling import Sampling
+from .sessions import Durable, Session, sampling_of
 
 # Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
 # time, and those that wait for it must not keep a wake from its thread.
@@ -121,6 +125,8 @@ class Hibernation:
     async def wake(self, uri: SessionUri, version: int | None, model_named: ModelNamed, emit: Emit) -> Woken:
         """Read a session back. All of it is verified before a session exists; nothing live is touched.
 
+        What a repair salvaged has no logits: then one token is computed, and the session counts as changed.
+
         Raises:
             StoreError: it is not in the store, or not what the index says, or damaged.
             SnapshotError: it belongs to another model, or to none that this version can restore.
@@ -138,8 +144,10 @@ class Hibernation:
             filling = await self._engine.call(lambda: restore.allocate(plan))
             on_progress = _reporter("wake", emit)
             await self.on_io(lambda: filling.run(reader, self._fill, on_progress))
-            state = await self._engine.call(filling.assemble)
+            key_from = None if plan.state else sampling_of(kept)
+            state = await self._engine.call(lambda: _assembled(filling, model, key_from))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
+            session.dirty = plan.state is None  # the next sleep keeps the logits that had to be found
             return Woken(session, plan.read_bytes)
         finally:
             reader.close()
@@ -157,6 +165,16 @@ class Hibernation:
         self._write.shutdown()
         self._read.shutdown()
         self._fill.shutdown()
+
+
+def _assembled(filling: restore.Filling, model: LoadedModel, key_from: Sampling | None) -> LiveState:
+    """The state that was read. Without a state record its logits are found by reading its last token once more, and its
+    random key is that of a new session (`key_from` its sampling)."""
+    if key_from is None:
+        return filling.assemble()
+    state = filling.assemble(initial_key(key_from))
+    find_logits(model, state)
+    return state
 
 
 def _durable_of(reader: BundleReader, logical_bytes: int) -> Durable:

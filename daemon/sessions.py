@@ -102,7 +102,7 @@ class Session:
                 uri=uri,
                 model=model,
                 state=state,
-                sampling=Sampling.from_map(_typed(kept, "sampling", dict)),
+                sampling=sampling_of(kept),
                 labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
                 system=None if kept["system"] is None else _typed(kept, "system", str),
                 turn_open=_typed(kept, "turn_open", bool),
@@ -115,6 +115,19 @@ class Session:
             raise MalformedSnapshot(
                 f"The snapshot of {uri} lacks what a session needs ({type(error).__name__}: {error}).", session=str(uri)
             ) from error
+
+
+def sampling_of(kept: Mapping[str, Any]) -> Sampling:
+    """A session's sampling parameters, out of what `Session.to_map` kept.
+
+    Raises:
+        MalformedSnapshot: there are none.
+        InvalidSampling: they are out of range.
+    """
+    stored = kept.get("sampling")
+    if type(stored) is not dict:
+        raise MalformedSnapshot("The snapshot lacks the sampling parameters that a session needs.")
+    return Sampling.from_map(stored)
 
 
 def _typed(kept: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:

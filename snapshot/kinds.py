@@ -17,6 +17,8 @@ from mlx_lm.models.cache import KVCache
 from .errors import InconsistentState, UnsupportedCache
 
 KV_KIND = "kv/1"
+SHORTENED_KINDS = frozenset({KV_KIND})
+"""Kinds whose caches can drop their last token, as a wake without a state record must."""
 _DTYPE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
 _DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
@@ -66,6 +68,26 @@ def truncate(caches: Sequence[Any], token_count: int) -> None:
         plain = _plain(cache)
         if plain.offset > token_count:
             plain.trim(plain.offset - token_count)
+
+
+def last_rows(caches: Sequence[Any]) -> list[tuple[mx.array, mx.array]]:
+    """Each layer's keys and values of the last token, evaluated, as arrays of their own."""
+    rows = []
+    for cache in caches:
+        keys, values = live_arrays(cache)
+        at = slice(_plain(cache).offset - 1, _plain(cache).offset)
+        rows.append((mx.contiguous(keys[..., at, :]), mx.contiguous(values[..., at, :])))
+    mx.eval(rows)
+    return rows
+
+
+def put_last_rows(caches: Sequence[Any], rows: Sequence[tuple[mx.array, mx.array]]) -> None:
+    """Put back what `last_rows` gave, over what the caches hold of the last token now."""
+    for cache, (keys, values) in zip(caches, rows, strict=True):
+        plain = _plain(cache)
+        at = slice(plain.offset - 1, plain.offset)
+        plain.keys[..., at, :], plain.values[..., at, :] = keys, values
+    mx.eval([live_arrays(cache) for cache in caches])
 
 
 def layer_layout(cache: Any) -> LayerLayout:

@@ -18,9 +18,10 @@ from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
 from ..memvid.identity import Identity
 from . import memory
-from .errors import ContextTooShort, LayoutMismatch, MalformedSnapshot
+from .errors import ContextTooShort, LayoutMismatch, MalformedSnapshot, NonFiniteState, UnsupportedCache
+from .finite import is_drawable, is_finite
 from .identity import require_same
-from .kinds import capacity_for, dtype_named, rebuilt
+from .kinds import SHORTENED_KINDS, capacity_for, dtype_named, rebuilt
 from .layout import CacheLayout
 from .state import LiveState, token_array
 
@@ -31,12 +32,13 @@ OnProgress = Callable[[int, int], None]
 class WakePlan:
     """What a wake will read, decided from the manifest and the block headers, before any memory is taken.
 
-    spans: the blocks of the chain in order; state: the record at its end; tokens: the ledger's bytes.
+    spans: the blocks of the chain in order; state: the record at its end, None for what a repair salvaged of a damaged
+        snapshot, which has none; tokens: the ledger's bytes.
     """
 
     layout: CacheLayout
     spans: tuple[BlockEntry, ...]
-    state: BlockEntry
+    state: BlockEntry | None
     token_count: int
     tokens: bytes
 
@@ -44,7 +46,7 @@ class WakePlan:
     def read_bytes(self) -> int:
         """Bytes of state that the wake reads and verifies."""
         spans = sum(slot.size_bytes for entry in self.spans for slot in self.layout.span_slots(entry.token_count))
-        return spans + sum(slot.size_bytes for slot in self.layout.state_slots())
+        return spans + (sum(slot.size_bytes for slot in self.layout.state_slots()) if self.state else 0)
 
 
 def plan_wake(
@@ -56,7 +58,9 @@ def plan_wake(
         IdentityMismatch: listing every part that differs.
         ContextTooShort: the snapshot is longer than the model's context.
         LayoutMismatch: a block's slots are not those of the model's cache.
-        MalformedSnapshot: the chain is not spans followed by one state record, or a token is not in the vocabulary.
+        MalformedSnapshot: the chain is not spans with at most one state record, at their end, or a token is not in the
+            vocabulary.
+        UnsupportedCache: there is no state record, and a cache is of a kind that cannot do without.
         StoreError: a header is damaged.
     """
     require_same(reader.manifest.identity, identity, model=model)
@@ -67,20 +71,13 @@ def plan_wake(
             token_count=reader.manifest.token_count,
             context_tokens=context_tokens,
         )
-    entries, token_count = reader.entries, reader.manifest.token_count
-    is_chain = (
-        token_count > 0
-        and (entries[-1].kind, entries[-1].start) == ("state", token_count)
-        and all(entry.kind == "span" for entry in entries[:-1])
-    )
-    if not is_chain:
-        raise MalformedSnapshot(
-            "The bundle is not a chain of spans with one state record at its end.", bundle_id=reader.bundle_id.hex()
-        )
-    *spans, state = entries
+    spans, state = _chain_of(reader)
     for entry in spans:
         _require_slots(reader, entry, layout.span_slots(entry.token_count))
-    _require_slots(reader, state, layout.state_slots())
+    if state is None:
+        _require_shortened(layout)
+    else:
+        _require_slots(reader, state, layout.state_slots())
     tokens = reader.tokens()
     highest = max(token_array(tokens), default=0)
     if highest >= layout.vocabulary:
@@ -89,7 +86,30 @@ def plan_wake(
             token=highest,
             vocabulary=layout.vocabulary,
         )
-    return WakePlan(layout, tuple(spans), state, token_count, tokens)
+    return WakePlan(layout, spans, state, reader.manifest.token_count, tokens)
+
+
+def _chain_of(reader: BundleReader) -> tuple[tuple[BlockEntry, ...], BlockEntry | None]:
+    """A bundle's spans, and the state record at their end, if there is one."""
+    entries, token_count = reader.entries, reader.manifest.token_count
+    has_state = bool(entries) and (entries[-1].kind, entries[-1].start) == ("state", token_count)
+    spans = entries[:-1] if has_state else entries
+    if not token_count or any(entry.kind != "span" for entry in spans):
+        raise MalformedSnapshot(
+            "The bundle is not a chain of spans with at most one state record, at its end.",
+            bundle_id=reader.bundle_id.hex(),
+        )
+    return spans, entries[-1] if has_state else None
+
+
+def _require_shortened(layout: CacheLayout) -> None:
+    """Refuse by name a cache that cannot drop its last token, to read it again for its logits."""
+    for layer in layout.layers:
+        if layer.kind not in SHORTENED_KINDS:
+            raise UnsupportedCache(
+                f"The snapshot has no state record, and a cache of kind {layer.kind} cannot be woken without one.",
+                cache_kind=layer.kind,
+            )
 
 
 @dataclass(slots=True)
@@ -107,6 +127,7 @@ class Filling:
 
         Raises:
             StoreError: a byte is not what its block id says; nothing live has been touched.
+            NonFiniteState: keys or values hold NaN or infinity.
         """
         jobs = [pool.submit(self._fill_slot, reader, index) for index in range(2 * len(self.plan.layout.layers))]
         try:
@@ -121,18 +142,31 @@ class Filling:
             for job in jobs:
                 if not job.cancelled():
                     job.exception()
-        self._logits = reader.read_slot(self.plan.state, 0)
-        self._random_key = reader.read_slot(self.plan.state, 1)
+        if self.plan.state is not None:
+            self._logits = reader.read_slot(self.plan.state, 0)
+            self._random_key = reader.read_slot(self.plan.state, 1)
 
-    def assemble(self) -> LiveState:
+    def assemble(self, random_key: mx.array | None = None) -> LiveState:
         """The caches, over the filled memory, with ledger, logits and random key.
 
+        random_key: for a snapshot without a state record; its logits are then missing too (None).
+
         Raises:
-            MalformedSnapshot: no token can be drawn from the logits (threat 11).
+            NonFiniteState: no token can be drawn from the logits (threat 11).
         """
-        logits = np.frombuffer(self._logits, dtype="<f4")
-        if not np.isfinite(logits.max()):
-            raise MalformedSnapshot("The snapshot's logits contain NaN or infinity; wake an earlier version.")
+        if self.plan.state is None:
+            return self._state(None, random_key)
+        if not is_drawable(self._logits):
+            raise NonFiniteState(
+                "The snapshot's logits hold NaN or infinity; wake an earlier version.",
+                slot="logits",
+                start=self.plan.token_count,
+            )
+        logits = mx.array(np.frombuffer(self._logits, dtype="<f4"))
+        return self._state(logits, mx.array(np.frombuffer(self._random_key, dtype="<u4")))
+
+    def _state(self, logits: mx.array | None, random_key: mx.array | None) -> LiveState:
+        assert random_key is not None  # who has no record of one brings another
         caches = []
         for layer, (keys, values) in zip(self.plan.layout.layers, self.arrays, strict=True):
             dtype = dtype_named(layer.dtype)
@@ -140,8 +174,8 @@ class Filling:
         return LiveState(
             tokens=token_array(self.plan.tokens),
             caches=caches,
-            last_logits=mx.array(logits),
-            random_key=mx.array(np.frombuffer(self._random_key, dtype="<u4")),
+            last_logits=logits,
+            random_key=random_key,
         )
 
     def _fill_slot(self, reader: BundleReader, index: int) -> None:
@@ -152,6 +186,14 @@ class Filling:
         for entry in self.plan.spans:
             runs = memory.head_runs(target, heads, self.capacity, row_bytes, entry.start, entry.token_count)
             reader.read_slot_into(entry, index, runs)
+            if not is_finite(runs, of_one_token.dtype):
+                raise NonFiniteState(
+                    f"The snapshot's layer {index // 2} holds NaN or infinity behind token {entry.start}; wake an "
+                    "earlier version.",
+                    layer=index // 2,
+                    slot=of_one_token.name,
+                    start=entry.start,
+                )
 
 
 def allocate(plan: WakePlan) -> Filling:

@@ -434,9 +434,11 @@ async def test_slots_of_another_type_are_refused_threat_14(open_rig: Any, store:
         assert (await refused(rig, store)).code == "layout_mismatch"
 
 
-async def test_a_chain_without_a_state_record_is_refused(open_rig: Any, store: Path) -> None:
+async def test_a_chain_with_a_state_record_in_its_middle_is_refused(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        hand_made(rig, GOOD_MAP, drafts(rig, state=False), 1)
+        span, record = drafts(rig)
+        first = BlockDraft(kind="state", start=0, tokens=b"", slots=record.slots)
+        hand_made(rig, GOOD_MAP, [first, span], 1)
         assert (await refused(rig, store)).code == "malformed_snapshot"
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from torpor.memvid import Identity, SessionUri, Store, zstd
 from torpor.memvid.errors import CorruptBlock
-from torpor.snapshot import restore
+from torpor.snapshot import capture, restore
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import (
     ContextTooShort,
     IdentityMismatch,
     LayoutMismatch,
-    MalformedSnapshot,
+    NonFiniteState,
     NotEnoughMemory,
 )
 from torpor.snapshot.layout import CacheLayout, layout_of
@@ -79,10 +79,10 @@ def test_what_was_cut_comes_back_bit_for_bit_t11(
     assert again.computed_tokens == 0
 
 
-def test_numbers_that_are_no_numbers_come_back_as_they_were(shelf: Shelf, make_state: MakeState, kv_of: Any) -> None:
-    """Bits are kept, not values: NaN payloads, negative zero and infinities in keys and values included."""
+def test_odd_numbers_come_back_as_they_were(shelf: Shelf, make_state: MakeState, kv_of: Any) -> None:
+    """Bits are kept, not values: negative zero, subnormal numbers and the largest ones included."""
     state = make_state(2)
-    odd = mx.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x7F800000, 0xFF800000, 1, 0x7FBFFFFF, 0], dtype=mx.uint32)
+    odd = mx.array([0x80000000, 1, 0x807FFFFF, 0x7F7FFFFF, 0xFF7FFFFF, 0x00800000, 0x007FFFFF, 0], dtype=mx.uint32)
     state.caches[0].keys[..., :2, :] = mx.broadcast_to(odd.view(mx.float32), (1, 2, 2, 8))
     mx.eval(state.caches[0].keys)
     shelf.put(state)
@@ -197,13 +197,58 @@ def test_memory_that_the_system_does_not_have_is_refused_before_mlx_is_asked_thr
     assert (refusal.value.size_bytes, refusal.value.available_bytes) == (needed, needed - 1)
 
 
-def test_logits_that_no_token_can_be_drawn_from_are_refused_threat_11(shelf: Shelf, make_state: MakeState) -> None:
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_logits_that_no_token_can_be_drawn_from_are_refused_threat_11(
+    shelf: Shelf, make_state: MakeState, monkeypatch: pytest.MonkeyPatch, broken: float
+) -> None:
+    """At sleep, so that nothing is acknowledged that cannot wake; and at wake, for a bundle of another maker."""
     state = make_state(3)
-    for broken in (float("nan"), float("inf")):
-        state.last_logits = mx.array([0.0] * 49 + [broken])
+    state.last_logits = mx.array([0.0] * 49 + [broken])
+    with pytest.raises(NonFiniteState, match="NaN"):
         shelf.put(state)
-        with pytest.raises(MalformedSnapshot, match="NaN"):
-            shelf.take(layout_of(state.caches, VOCABULARY))
+    assert shelf.store.statistics().versions == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(capture, "is_drawable", lambda _: True)
+        shelf.put(state)
+    with pytest.raises(NonFiniteState, match="NaN"):
+        shelf.take(layout_of(state.caches, VOCABULARY))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_keys_and_values_that_are_no_numbers_are_refused_threat_11(
+    shelf: Shelf,
+    make_state: MakeState,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: mx.Dtype,
+    broken: float,
+    layer: int,
+    part: str,
+) -> None:
+    state = make_state(300, dtype=dtype)
+    getattr(state.caches[layer], part)[0, 1, 299, 3] = broken
+    mx.eval(getattr(state.caches[layer], part))
+    with pytest.raises(NonFiniteState) as refusal:
+        shelf.put(state)
+    assert (refusal.value.layer, refusal.value.slot, refusal.value.start) == (layer, f"{layer}.{part[0]}", 256)
+    assert shelf.store.statistics().versions == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(capture, "is_finite", lambda *_: True)
+        shelf.put(state)
+    with pytest.raises(NonFiniteState) as refusal:
+        shelf.take(layout_of(state.caches, VOCABULARY))
+    assert (refusal.value.layer, refusal.value.start) == (layer, 256)
+
+
+def test_what_lies_behind_the_last_token_is_not_looked_at(shelf: Shelf, make_state: MakeState, kv_of: Any) -> None:
+    """A cache's spare room holds whatever was there."""
+    state = make_state(3)
+    state.caches[0].keys[0, 0, 3:, :] = float("nan")
+    mx.eval(state.caches[0].keys)
+    shelf.put(state)
+    assert kv_of(shelf.take(layout_of(state.caches, VOCABULARY))) == kv_of(state)
 
 
 def test_every_reader_thread_has_stopped_when_a_wake_is_refused(

@@ -1,0 +1,125 @@
+"""What a repair salvaged of a damaged snapshot wakes, goes on, and sleeps again: one token is computed, and told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of
+from torpor.daemon.sampler import initial_key
+from torpor.memvid import Store
+from torpor.snapshot import restore
+from torpor.snapshot.errors import UnsupportedCache
+from torpor.snapshot.kinds import live_arrays
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+
+
+def damage_last_block(store: Path, name: str = "a") -> None:
+    """Flip a bit in the last span of a session's only version, and repair the store."""
+    with Store.open(store, writable=True) as opened:
+        (row,) = [row for row in opened.iter_sessions() if row.uri.name == name]
+        hex_id = row.bundle_id.hex()
+        file = store / "bundles" / hex_id[:2] / f"{hex_id}.mvb"
+        with opened.open_session(row.uri) as reader:
+            span = next(entry for entry in reversed(reader.entries) if entry.kind == "span")
+            with reader.holding(span) as frames:
+                frame = frames.frame_of(span.id)
+        data = bytearray(file.read_bytes())
+        data[frame.offset + frame.frame_bytes - 80] ^= 1
+        file.write_bytes(data)
+        report = opened.repair()
+        assert [action.kind for action in report.actions] == ["salvage", "quarantine"]
+
+
+async def kv_of(rig: Rigged, count: int) -> list[bytes]:
+    """The bytes of keys and values of the first tokens of session a, layer by layer."""
+
+    def look() -> list[bytes]:
+        found = []
+        for cache in rig.live("a").state.caches:
+            for array in live_arrays(cache):
+                plain = mx.contiguous(array[..., :count, :]).view(mx.uint8)
+                mx.eval(plain)
+                found.append(bytes(memoryview(plain)))
+        return found
+
+    return await rig.service._engine.call(look)
+
+
+async def begin(rig: Rigged) -> list[bytes]:
+    """A session of 600 tokens asleep; the KV of its first 512."""
+    await rig.read("a", tokens_of(1, 600), sampling=SAMPLED)
+    kv = await kv_of(rig, 512)
+    await rig.sleep("a")
+    return kv
+
+
+async def test_a_salvaged_session_wakes_with_its_kv_bit_for_bit_and_one_token_computed(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig() as rig:
+        kv = await begin(rig)
+    damage_last_block(store)
+    async with open_rig() as rig:
+        report = await rig.wake("a")
+        assert (report.tokens_prefilled, rig.network.calls) == (1, [1])
+        assert await kv_of(rig, 512) == kv
+        woken = await rig.fingerprint("a")
+        assert woken.tokens == tuple(tokens_of(1, 512))
+        assert set(woken.offsets) == {512}
+        assert woken.random_key == tuple(initial_key(SAMPLED).tolist())
+        assert woken.logits is not None
+
+
+async def test_a_salvaged_session_goes_on_and_sleeps_with_a_state_of_its_own(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await begin(rig)
+    damage_last_block(store)
+    async with open_rig() as rig:
+        await rig.wake("a")
+        before = await rig.fingerprint("a")
+        receipt = await rig.sleep("a")
+        assert (receipt.version, receipt.blocks_new, receipt.blocks_reused) == (3, 1, 2)
+        report = await rig.wake("a")
+        assert report.tokens_prefilled == 0
+        assert await rig.fingerprint("a") == before
+        tokens, _, _ = await rig.write("a", 20)
+        assert len(tokens) == 20
+
+
+async def test_the_greedy_words_of_a_salvaged_session_are_those_of_one_that_read_as_much(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        await rig.read("short", tokens_of(1, 512))
+        wanted, _, _ = await rig.write("short", 20)
+        await rig.sleep("a")
+    damage_last_block(store)
+    async with open_rig() as rig:
+        result = await rig.service.generate(session="a", max_tokens=20, emit=ignore)
+        assert result.tokens == wanted
+
+
+async def test_a_salvaged_session_is_listed_and_shown(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await begin(rig)
+    damage_last_block(store)
+    async with open_rig() as rig:
+        detail = await rig.service.show(session="a")
+        assert (detail.info.token_count, detail.info.version, detail.info.model) == (512, 2, MODEL)
+        assert [info.token_count for info in await rig.service.list_sessions() if info.name == "a"] == [512]
+
+
+async def test_a_cache_that_cannot_be_shortened_is_refused_by_name(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        await begin(rig)
+    damage_last_block(store)
+    monkeypatch.setattr(restore, "SHORTENED_KINDS", frozenset())
+    async with open_rig() as rig:
+        with pytest.raises(UnsupportedCache, match=r"kv/1 cannot be woken"):
+            await rig.wake("a")
