@@ -1,0 +1,220 @@
+"""Gc: what nothing needs goes, and nothing that anybody might need (threats 28 and 51)."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_making import IDENTITY, OTHER_URI, URI, bundle_path, drafts, require_awake, sleep
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.collecting import INCOMING_HOURS
+from torpor.memvid.errors import ReadOnlyStore
+from torpor.memvid.folder import StoreFolder
+from torpor.memvid.marks import Marks
+from torpor.memvid.records import MaintenanceReport
+
+
+def done(report: MaintenanceReport) -> list[tuple[str, str]]:
+    return [(action.kind, os.path.basename(action.path)) for action in report.actions]
+
+
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.rglob("*") if file.is_file() and not file.name.startswith(("index.", "lock"))}
+
+
+@pytest.fixture
+def forked(store: Store) -> Store:
+    """A session that was deleted while a fork of it needed its blocks."""
+    first = sleep(store, 600)
+    sleep(store, 700, uri=OTHER_URI, before=first)
+    store.delete_session(URI)
+    return store
+
+
+def let_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Delete the fork with its files left behind, as a failure of the disk right after the delete leaves them."""
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreFolder, "remove", lambda *_: 0)
+        store.delete_session(OTHER_URI)
+    return sorted(Path(store.path).rglob("*.mvr"))
+
+
+def test_retired_files_that_nothing_needs_go(forked: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forked.gc().actions == ()
+    require_awake(forked, 700, uri=OTHER_URI)
+    left = let_go(forked, monkeypatch)
+    size_bytes = sum(file.stat().st_size for file in left)
+    planned = forked.gc(dry_run=True)
+    assert sorted(store_path.rglob("*.mvr")) == left
+    report = forked.gc()
+    assert report.actions == planned.actions
+    assert sorted(done(report)) == sorted(("remove", file.name) for file in left)
+    assert (report.bytes_freed, planned.bytes_freed, report.ok) == (size_bytes, size_bytes, True)
+    assert not list(store_path.rglob("*.mv?"))
+    assert forked.gc().actions == ()
+
+
+def test_threat_51_what_somebody_has_open_stays_until_it_is_closed(forked: Store, store_path: Path) -> None:
+    with forked.open_session(OTHER_URI):
+        forked.delete_session(OTHER_URI)
+        report = forked.gc()
+        assert [action.kind for action in report.actions] == ["keep", "keep"]
+        assert len(list(store_path.rglob("*.mvr"))) == 2
+    forked.gc()
+    assert not list(store_path.rglob("*.mvr"))
+
+
+def test_while_a_bundle_cannot_be_read_nothing_goes_and_the_report_says_so(
+    forked: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = sleep(forked, 20, uri=SessionUri("default", "third"))
+    path = bundle_path(forked, lost.bundle_id)
+    let_go(forked, monkeypatch)
+    forked.close()
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    (store_path / "index.sqlite").unlink()
+    (store_path / "bundles" / ("0" * 16 + ".tmp")).touch(0o600)
+    with Store.open(store_path, writable=True) as again:
+        (store_path / "bundles" / ("1" * 16 + ".tmp")).touch(0o600)
+        before = names(store_path)
+        for dry_run in (True, False):
+            report = again.gc(dry_run=dry_run)
+            assert (report.actions, report.bytes_freed, report.ok) == ((), 0, False)
+            assert [(problem.code, problem.path) for problem in report.problems] == [("unreadable_bundle", str(path))]
+        assert names(store_path) == before
+
+
+def test_a_temporary_file_goes_unless_a_sleep_is_writing_it(store: Store, store_path: Path) -> None:
+    leftover = store_path / "bundles" / ("a" * 16 + ".tmp")
+    leftover.write_bytes(b"12345")
+    mine = store_path / "bundles" / "notes.tmp"
+    mine.write_text("not a name of ours")
+    reached, go_on = threading.Event(), threading.Event()
+
+    def blocks() -> Iterator[Any]:
+        first, *rest = drafts(600)
+        yield first
+        reached.set()
+        assert go_on.wait(30)
+        yield from rest
+
+    sleeping = threading.Thread(
+        target=lambda: store.write_bundle(
+            uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=600
+        )
+    )
+    sleeping.start()
+    try:
+        assert reached.wait(30)
+        report = store.gc()
+    finally:
+        go_on.set()
+        sleeping.join(30)
+    assert done(report) == [("remove", leftover.name)]
+    assert report.bytes_freed == 5
+    assert mine.exists()
+    with store.open_session(URI) as reader:
+        assert reader.manifest.token_count == 600
+    mine.unlink()
+    assert store.verify(deep=True).ok
+
+
+def test_what_lies_in_incoming_for_long_goes(store: Store, store_path: Path) -> None:
+    folder = store_path / "incoming"
+    folder.mkdir(mode=0o700)
+    old, young, mine = folder / ("a" * 64 + ".mvb"), folder / ("b" * 64 + ".mvb"), folder / "notes"
+    temp = folder / ("c" * 16 + ".tmp")
+    for file in (old, young, mine, temp):
+        file.write_bytes(b"123")
+        file.chmod(0o600)
+    long_ago = time.time() - INCOMING_HOURS * 3600 - 60
+    for file in (old, mine, temp):
+        os.utime(file, (long_ago, long_ago))
+    assert sorted(done(store.gc(dry_run=True))) == sorted([("remove", old.name), ("remove", temp.name)])
+    assert old.exists()
+    assert sorted(done(store.gc())) == sorted([("remove", old.name), ("remove", temp.name)])
+    assert (old.exists(), temp.exists(), young.exists(), mine.exists()) == (False, False, True, True)
+
+
+def test_threat_20_a_link_in_place_of_incoming_is_not_followed(store: Store, store_path: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    victim = outside / ("a" * 64 + ".mvb")
+    victim.touch()
+    os.utime(victim, (0, 0))
+    (store_path / "incoming").symlink_to(outside)
+    report = store.gc()
+    assert (report.actions, [problem.code for problem in report.problems]) == ((), ["unsafe_path"])
+    assert victim.exists()
+
+
+def test_marks_of_versions_that_are_gone_go(store: Store) -> None:
+    kept = sleep(store, 20)
+    store.tag(URI, 1, "kept")
+    folder = store._core.folder
+    Marks.load(folder).tag(URI, bytes(32), "gone").pin(OTHER_URI, bytes([1] * 32)).save(folder)
+    assert [action.kind for action in store.gc(dry_run=True).actions] == ["unmark", "unmark"]
+    assert len(store.marks(URI)) == 2
+    report = store.gc()
+    assert [(action.kind, action.session) for action in report.actions] == [("unmark", URI), ("unmark", OTHER_URI)]
+    assert dict(store.marks(URI).tags) == {"kept": kept.bundle_id}
+    assert not store.marks(OTHER_URI)
+    assert store.gc().actions == ()
+
+
+def test_damaged_marks_are_left_and_told(store: Store, store_path: Path) -> None:
+    (store_path / "marks.json").write_text("{}")
+    report = store.gc()
+    assert (report.actions, [problem.code for problem in report.problems]) == ((), ["corrupt_marks"])
+    assert (store_path / "marks.json").read_text() == "{}"
+
+
+def test_the_quarantine_is_never_emptied(store: Store, store_path: Path) -> None:
+    inside = store_path / "quarantine" / ("a" * 64 + ".mvb.1")
+    inside.write_bytes(b"old")
+    os.utime(inside, (0, 0))
+    assert store.gc().actions == ()
+    assert inside.read_bytes() == b"old"
+
+
+def test_a_store_opened_for_reading_only_plans(
+    forked: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go(forked, monkeypatch)
+    with Store.open(store_path, writable=False) as reader:
+        assert len(reader.gc(dry_run=True).actions) == 2
+        with pytest.raises(ReadOnlyStore):
+            reader.gc()
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL."""
+
+
+def test_threat_28_a_gc_killed_between_two_removals_is_finished_by_the_next(
+    forked: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = let_go(forked, monkeypatch)
+    assert len(left) == 2
+    real, seen = StoreFolder.remove, 0
+
+    def dying(*args: Any) -> int:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            raise Killed
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreFolder, "remove", dying)
+        with pytest.raises(Killed):
+            forked.gc()
+    assert len(list(store_path.rglob("*.mvr"))) == 1
+    assert len(forked.gc().actions) == 1
+    assert not list(store_path.rglob("*.mvr"))
