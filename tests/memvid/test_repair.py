@@ -14,7 +14,7 @@ from store_making import OTHER_URI, URI, Receipt, contents, expected, require_aw
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.bundle import FrameFile
 from torpor.memvid.durable import TempFile
-from torpor.memvid.errors import CorruptMarks, StoreError
+from torpor.memvid.errors import CorruptMarks, ReadOnlyStore, StoreError
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 from torpor.memvid.records import MaintenanceReport
@@ -573,3 +573,50 @@ def dies_at(point: int, patched: pytest.MonkeyPatch, store: Store) -> bool:
     except Killed:
         return False
     return True
+
+
+def test_who_reads_beside_a_repair_misses_nothing_at_any_step(
+    made: dict[str, bytes], store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store opened for reading before the repair, and one opened at each of its steps, wake all that was sound."""
+    damage_much(store_path, made)
+    looked, looking_now = 0, False
+
+    def look() -> None:
+        for reader in (before, None):
+            with contextlib.nullcontext(reader) if reader else Store.open(store_path, writable=False) as opened:
+                for (uri, version), blocks in intact.items():
+                    with opened.open_session(uri, version) as session:
+                        assert contents(session) == blocks
+
+    def looking(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            nonlocal looked, looking_now
+            if not looking_now:
+                looked, looking_now = looked + 1, True
+                look()
+                looking_now = False
+            return real(*args, **kwargs)
+
+        return call
+
+    with Store.open(store_path, writable=True) as store, Store.open(store_path, writable=False) as before:
+        intact = wakeable(store)
+        with monkeypatch.context() as patched:
+            for owner, name in STEPS:
+                if owner is not os:
+                    patched.setattr(owner, name, looking(getattr(owner, name)))
+            store.repair()
+        assert wakeable(store).items() >= intact.items()
+    assert looked > 10
+
+
+def test_a_dry_run_of_a_store_opened_for_reading_tells_the_same(made: dict[str, bytes], store_path: Path) -> None:
+    damage_much(store_path, made)
+    with Store.open(store_path, writable=False) as reader:
+        planned = reader.repair(dry_run=True)
+        with pytest.raises(ReadOnlyStore):
+            reader.repair()
+    with Store.open(store_path, writable=True) as store:
+        report = store.repair()
+    assert (report.actions, report.problems) == (planned.actions, planned.problems)
