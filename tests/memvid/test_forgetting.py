@@ -216,6 +216,19 @@ def test_frames_that_a_live_file_had_adopted_go_and_its_own_stay(store: Store, s
     assert store.verify(deep=True).ok
 
 
+def test_a_session_whose_every_block_another_has_too_loses_its_name_and_words(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 300)
+    twin = sleep(store, 300, uri=OTHER_URI, seed=7)
+    assert twin.blocks_new == 0
+    report = store.forget(SECRET)
+    assert report.ok
+    assert [(action.kind, action.session) for action in report.actions] == [("strip", SECRET), ("keep", OTHER_URI)]
+    assert found_in(store_path, *traces(tokens=0)) == []
+    assert len(list(store_path.rglob(f"{secret.bundle_id.hex()}.mvr"))) == 1
+    require_awake(store, 300, uri=OTHER_URI, seed=7)
+    assert store.verify(deep=True).ok
+
+
 def test_a_session_deleted_before_can_still_be_forgotten(store: Store, store_path: Path) -> None:
     secret = sleep_secret(store, 700)
     fork(store, 600, secret)
@@ -297,10 +310,16 @@ def test_what_cannot_be_told_is_reported_and_left(store: Store, store_path: Path
     old_marks.write_text(f'{{"{SECRET}": broken')
     old_marks.chmod(0o600)
     (store_path / "quarantine" / "note.txt").write_text("nothing of interest")
+    other = sleep(store, 300, uri=OTHER_URI, seed=1)
+    adopt(store, other, secret)
+    moved = store_path / "quarantine" / f"{other.bundle_id.hex()}.mvb.1"  # of another session, with frames of this one
+    shutil.copy(bundle_path(store, other.bundle_id), moved)
+    moved.chmod(0o600)
     report = store.forget(SECRET)
     assert sorted((finding.path, finding.code) for finding in report.problems) == sorted(
-        [(str(torn), "cannot_be_told"), (str(old_marks), "cannot_be_told")]
+        [(str(torn), "cannot_be_told"), (str(old_marks), "cannot_be_told"), (str(moved), "cannot_be_told")]
     )
+    assert moved.exists()
     assert torn.exists()
     assert old_marks.exists()
 
@@ -313,7 +332,7 @@ def test_while_a_bundle_cannot_be_read_what_it_may_need_stays_and_the_report_say
     good = file.read_bytes()
     file.write_bytes(good[:-1])  # while the store is open: the index believes in it
     report = store.forget(SECRET)
-    assert "unreadable_bundle" in [finding.code for finding in report.problems]
+    assert [finding.code for finding in report.problems] == ["unreadable_bundle"]
     file.write_bytes(good)
     require_forked(store, 600, 512)
     assert store.forget(SECRET).ok

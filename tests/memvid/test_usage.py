@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from torpor.memvid.core import StoreCore
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.records import SessionUsage, UsageReport
 from torpor.memvid.retention import Retention
+from torpor.memvid.rewriting import Contents, prepared
 
 
 def require_even(report: UsageReport, path: Path) -> None:
@@ -119,13 +121,32 @@ def test_what_a_file_holds_for_nobody_is_unneeded_and_for_others_is_theirs(store
     assert report.unneeded_bytes == frames
     require_even(report, store_path)
     core = store._core
-    from torpor.memvid.rewriting import Contents, prepared
-
     with prepared(core, secret.bundle_id, Contents([], {one.id: other.bundle_id for one in secret.entries})) as fresh:
         assert fresh.commit()
     report = store.usage()
     assert report.unneeded_bytes == 0
     assert of(report, SECRET).exclusive_bytes == frames + bundle_path(store, secret.bundle_id).stat().st_size
+    require_even(report, store_path)
+
+
+def test_what_an_older_version_looks_for_in_a_newer_one_s_file_is_needed(store: Store, store_path: Path) -> None:
+    """As a compaction leaves it: the newest file has adopted what it does not list itself."""
+    first = sleep(store, 300)
+    second = sleep(store, 700, before=first)
+    core = store._core
+    with contextlib.closing(core.open_bundle(second.bundle_id)) as file:
+        frames = [(block, second.bundle_id) for block in file.frames]
+    whole = Contents([*frames, *((one.id, first.bundle_id) for one in first.entries)], {})
+    with prepared(core, second.bundle_id, whole) as fresh:
+        assert fresh.commit()
+    with prepared(core, first.bundle_id, Contents([], {one.id: second.bundle_id for one in first.entries})) as fresh:
+        assert fresh.commit()
+    report = store.usage()
+    assert (report.unneeded_bytes, report.shared_bytes) == (0, 0)
+    require_even(report, store_path)
+    assert store.prune(Retention(keep_last=1)).bytes_freed > 0
+    report = store.usage()
+    assert report.unneeded_bytes > 0  # the older version's end
     require_even(report, store_path)
 
 
