@@ -939,7 +939,8 @@ def _require_schema(connection: sqlite3.Connection) -> None:
 
 
 def _schema_of(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    return sorted(connection.execute("SELECT type, name, tbl_name, ifnull(sql, '') FROM sqlite_master LIMIT 64"))
+    found = connection.execute("SELECT type, name, tbl_name, ifnull(sql, '') FROM sqlite_master LIMIT 64")
+    return sorted(found, key=repr)  # in a damaged one there may be bytes instead of text
 
 
 @functools.cache

@@ -236,7 +236,7 @@ class Store:
     def resolve(self, text: str, also: Iterable[SessionUri] = ()) -> SessionUri:
         """The one session that `text` (a URI, NAMESPACE/NAME, or a bare NAME) means, of the store's and of `also`.
 
-        Looks up by name; only the suggestions for a name that nothing has list the store.
+        Looks up by name; suggestions for a name that nothing has are looked for among the names near by.
 
         Raises:
             InvalidUri, AmbiguousName, SessionNotFound
@@ -252,7 +252,7 @@ class Store:
         try:
             return resolve(text, known)
         except SessionNotFound:
-            raise not_found(text, others.union(row.uri for row in self.index.latest())) from None
+            raise not_found(text, others.union(self.index.near(name))) from None
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
         self._core.require_open()
@@ -266,7 +266,7 @@ class Store:
     def iter_sessions(self) -> Iterator[IndexRow]:
         """The latest version of each session, by URI."""
         self._core.require_open()
-        yield from self.index.latest()
+        yield from self.index.iter_latest()
 
     def verify(self, uri: SessionUri | None = None, *, deep: bool, on_progress: Progress | None = None) -> VerifyReport:
         """Check one session, or everything: frames of reference only, or (deep) every byte. Changes nothing.
@@ -283,12 +283,12 @@ class Store:
 
     def statistics(self) -> StoreStatistics:
         self._core.require_open()
-        rows = self.index.all_rows()
+        sessions, versions, file_bytes = self.index.totals()
         return StoreStatistics(
-            sessions=len({row.uri for row in rows}),
-            versions=len(rows),
-            bundle_files=len(self._core.folder.list_bundles()),
-            file_bytes=sum(row.bundle_bytes for row in rows),
+            sessions=sessions,
+            versions=versions,
+            bundle_files=self._core.folder.file_count(),
+            file_bytes=file_bytes,
             bundles_pinned=len(self._core.pins),
             writable=self._core.writable,
         )
@@ -528,7 +528,7 @@ class Store:
         """The error for a session or version that is not there; `but` is its last row in an index that is too old."""
         versions = [row.version for row in self.index.versions(uri) if not but]
         if not versions:
-            return not_found(str(uri), (row.uri for row in self.index.latest() if row != but))
+            return not_found(str(uri), (near for near in self.index.near(uri.name) if near != uri))
         return SessionNotFound(
             f"{uri} has no version {version}; it has {versions[0]} to {versions[-1]}.",
             session=str(uri),

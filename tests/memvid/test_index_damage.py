@@ -172,8 +172,9 @@ TAMPERING = [
     "DELETE FROM bundles WHERE number = 2",
     "DELETE FROM bundles",
     (
-        "INSERT INTO bundles SELECT 99, status, unsettled, namespace, name, 7, randomblob(32), parent, identity_digest, "
-        "token_count, bundle_bytes, logical_bytes, created_ns, model, labels, storage, seal FROM bundles WHERE number = 2"
+        "INSERT INTO bundles SELECT 99, status, unsettled, namespace, name, 7, randomblob(32), parent, "
+        "identity_digest, token_count, bundle_bytes, logical_bytes, created_ns, model, labels, storage, seal "
+        "FROM bundles WHERE number = 2"
     ),
     "DELETE FROM refs",
     "UPDATE refs SET refers_to = zeroblob(32)",
