@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
+from ..memvid.compaction_plan import CompactionPolicy
 from ..memvid.errors import Corruption, StoreError
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
@@ -21,6 +22,7 @@ from ..snapshot import restore
 from ..snapshot.capture import cut
 from ..snapshot.state import LiveState
 from . import backend
+from .compactor import Compactor
 from .engine import Engine
 from .generation import find_logits
 from .models import LoadedModel
@@ -57,6 +59,7 @@ class Hibernation:
         self._read = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="torpor-read")
         self._write = ThreadPoolExecutor(1, thread_name_prefix="torpor-write")
         self._fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
+        self._compactor = Compactor(store, CompactionPolicy())
 
     async def sleep(self, session: Session, emit: Emit) -> Receipt:
         """Make the session's state durable; it stays in memory, clean. On failure it is as it was.
@@ -65,14 +68,9 @@ class Hibernation:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example for want of room.
         """
-        entries = session.durable.entries if session.durable else ()
-        try:
-            receipt = await self._keep(session, entries, emit)
-        except Corruption:
-            if not entries:
-                raise
-            # What the snapshot would have referred to is damaged or gone, but all of it is in memory here.
-            receipt = await self._keep(session, (), emit)
+        with self._compactor.giving_way():
+            receipt = await self._keep_all(session, emit)
+            self._compactor.consider(receipt)
         session.durable = Durable(
             receipt.version,
             receipt.bundle_id,
@@ -102,6 +100,17 @@ class Hibernation:
                 return False
 
         return await self.on_io(look)
+
+    async def _keep_all(self, session: Session, emit: Emit) -> Receipt:
+        """Cut and write a snapshot, referring to the last one's blocks as far as they can be relied on."""
+        entries = session.durable.entries if session.durable else ()
+        try:
+            return await self._keep(session, entries, emit)
+        except Corruption:
+            if not entries:
+                raise
+            # What the snapshot would have referred to is damaged or gone, but all of it is in memory here.
+            return await self._keep(session, (), emit)
 
     async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit) -> Receipt:
         """Cut and write a snapshot that refers to what it can of `durable`."""
@@ -163,6 +172,7 @@ class Hibernation:
     def close(self) -> None:
         """Wait for what is being written, and end the threads."""
         self._write.shutdown()
+        self._compactor.close()
         self._read.shutdown()
         self._fill.shutdown()
 
