@@ -279,7 +279,15 @@ class Store:
         self._core.require_open()
         if uri is not None and self.find_session(uri) is None:
             raise self._not_found(uri, None)
-        return verify_store(self._core.folder, self.index, uri, self._promised, deep=deep, on_progress=on_progress)
+        return verify_store(
+            self._core.folder,
+            self.index,
+            uri,
+            self._promised,
+            deep=deep,
+            on_progress=on_progress,
+            committing=self._core.committing if self._core.writable else None,
+        )
 
     def statistics(self) -> StoreStatistics:
         self._core.require_open()

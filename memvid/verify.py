@@ -20,7 +20,7 @@ from .errors import (
     StoreError,
     VersionMismatch,
 )
-from .folder import StoreFolder
+from .folder import LIVE_SUFFIX, StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
 from .records import Finding, IndexRow, VerifyReport
@@ -97,11 +97,13 @@ def verify_store(
     *,
     deep: bool,
     on_progress: Callable[[int, int], None] | None,
+    committing: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
 ) -> VerifyReport:
     """Check every bundle file, or only those that one session's versions need. Reports damage, never raises it.
 
     `promised` says, by a fresh look, whether a bundle still belongs to a session: one that was deleted while we read
-    is no damage.
+    is no damage. While `committing` is held, files and rows agree; None where others may change the files meanwhile,
+    who published what the index does not know of.
     """
     tally = _Tally()
     rows = {row.bundle_id: row for row in (index.all_rows() if uri is None else index.versions(uri))}
@@ -120,6 +122,9 @@ def verify_store(
             on_progress(done, total)
     for other, its_users in users.items():
         _verify_refs(folder, other, its_users, promised, tally, deep=deep and other not in wanted)
+    if uri is None:
+        with contextlib.nullcontext() if committing is None else committing():
+            _report_rows(folder, index, tally, all_known=committing is not None)
     return VerifyReport(deep, tuple(tally.findings), tally.bundles, tally.blocks, tally.bytes_checked)
 
 
@@ -146,6 +151,37 @@ def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes
     except StoreError as error:
         tally.find(folder.path, error)
     return set()
+
+
+def _report_rows(folder: StoreFolder, index: Index, tally: _Tally, *, all_known: bool) -> None:
+    """Report versions whose files are sound and that the index does not list: a wake would give an older one.
+
+    `all_known`: a file that the index knows nothing of is one that it lost. Reads only what is no version in the index.
+    """
+    try:
+        files = folder.list_bundles()
+        known = index.bundle_ids()
+        listed = index.rows_of(known).keys()
+        for bundle_id in sorted(bundle_id for bundle_id, suffix in files.items() if suffix == LIVE_SUFFIX):
+            if bundle_id not in listed and (all_known or bundle_id in known):
+                _report_unlisted(folder, index, bundle_id, tally)
+    except StoreError as error:
+        tally.find(folder.path, error)
+
+
+def _report_unlisted(folder: StoreFolder, index: Index, bundle_id: bytes, tally: _Tally) -> None:
+    try:
+        fd, path = folder.open_bundle(bundle_id)
+        with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+            manifest = file.manifest
+    except StoreError:
+        return  # said where the file was checked
+    if manifest is None or not path.endswith(LIVE_SUFFIX):
+        return
+    used = index.find(manifest.uri, manifest.version)
+    if used is None or (used.created_ns, used.bundle_id) < (manifest.created_ns, bundle_id):
+        message = f"The index does not list version {manifest.version} of {manifest.uri}, which is here. {_REMEDY}"
+        tally.findings.append(Finding(path, IndexMismatch.code, message))
 
 
 def _in_order(bundle_ids: Iterable[bytes], rows: Mapping[bytes, IndexRow]) -> list[bytes]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, frame_of, sleep
 from torpor.memvid import BlockEntry, Store, verify
+from torpor.memvid.folder import StoreFolder
+from torpor.memvid.index import Index, IndexedBundle
 
 
 def payload_of(store: Store, entry: BlockEntry) -> int:
@@ -92,3 +96,61 @@ def test_verify_walks_each_block_list_a_fixed_number_of_times(store: Store, monk
     monkeypatch.setattr(verify, "span_parents", counted)
     assert store.verify(deep=False).ok
     assert calls == 2 * 11  # for its own file, and for what it looks for in others
+
+
+# --- what the index does not list
+
+
+@pytest.mark.parametrize("status", ["shadowed", "unreadable", None])
+@pytest.mark.parametrize("deep", [True, False])
+def test_threat_24_a_sound_version_that_the_index_does_not_list_is_reported(
+    store: Store, status: str | None, deep: bool
+) -> None:
+    first = sleep(store, 300)
+    lost = sleep(store, 600, before=first)
+    assert store.verify(deep=deep).ok
+    kept = store.index.stored(lost.bundle_id)
+    assert kept is not None
+    store.index.drop([lost.bundle_id])
+    if status is not None:
+        row = None if status == "unreadable" else kept.row
+        store.index.add(dataclasses.replace(kept, status=status, row=row))
+    found = [finding for finding in store.verify(deep=deep).findings if finding.code == "index_mismatch"]
+    assert [finding.path for finding in found] == [str(bundle_path(store, lost.bundle_id))]
+    assert "version 2 of torpor://" in found[0].message
+
+
+def test_a_version_published_beside_a_reader_is_no_finding_of_its_verify(store: Store, store_path: Path) -> None:
+    sleep(store, 300)
+    with Store.open(store_path, writable=False) as reader:
+        sleep(store, 600)
+        assert reader.verify(deep=True).ok
+        assert len(reader.versions(URI)) == 1
+
+
+def test_a_version_that_is_being_published_is_no_finding(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sleep stands between its file's name and its row: verify looks when it is done."""
+    sleep(store, 300)
+    named, looked = threading.Event(), threading.Event()
+    real_add, real_listing = Index.add, StoreFolder.list_bundles
+    reports: list[bool] = []
+
+    def add(index: Index, bundle: IndexedBundle) -> None:
+        named.set()
+        looked.wait(10)
+        real_add(index, bundle)
+
+    def listing(folder: StoreFolder) -> dict[bytes, str]:
+        found = real_listing(folder)
+        if len(found) == 2:
+            looked.set()
+        return found
+
+    monkeypatch.setattr(Index, "add", add)
+    monkeypatch.setattr(StoreFolder, "list_bundles", listing)
+    sleeper = threading.Thread(target=lambda: sleep(store, 600))
+    sleeper.start()
+    assert named.wait(10)
+    reports.append(store.verify(deep=False).ok)
+    sleeper.join()
+    assert reports == [True]
