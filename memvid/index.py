@@ -210,7 +210,8 @@ class Index:
                 raise IndexUnusable("it is older than the last rewrite of a bundle")
             _configure(connection)
             if sums is None:
-                connection.execute("BEGIN IMMEDIATE")  # a flipped bit may forbid writing
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # a flipped bit may forbid writing
                 connection.execute("ROLLBACK")
                 sums = PageSums.taken(root_fd, store_path, INDEX_FILE)
         except _FAILURES as error:

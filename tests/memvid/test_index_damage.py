@@ -315,3 +315,13 @@ def test_sums_that_cannot_be_written_stop_nothing(store: Store, store_path: Path
 def test_a_seal_that_is_not_written_as_ours_is_broken(text: object) -> None:
     with pytest.raises(BrokenSeal):
         decode_seals(text)
+
+
+def test_threat_26_an_index_that_a_flipped_bit_makes_read_only_is_made_anew(filled: Path) -> None:
+    """Every row is sound, and yet the next sleep would fail."""
+    data = bytearray((filled / INDEX).read_bytes())
+    data[18] ^= 4  # the version of the format that who writes must know
+    (filled / INDEX).write_bytes(data)
+    with Store.open(filled, writable=True) as store:
+        assert store.opening.index_rebuilt
+        sleep(store, 720, seed=6)
