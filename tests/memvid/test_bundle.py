@@ -195,14 +195,6 @@ def test_t5_every_single_bit_flip_of_a_compressed_bundle_is_found(store: Store) 
     assert sweep(store, receipt.bundle_id) > 6_000
 
 
-@pytest.mark.heavy
-@pytest.mark.timeout(3600)
-def test_t5_every_single_bit_flip_of_a_64_kib_bundle_is_found(store: Store) -> None:
-    receipt = sleep(store, 700, layers=2, dim=4)
-    assert receipt.bytes_written > 40_000
-    assert sweep(store, receipt.bundle_id) > 320_000
-
-
 # --- cuts and additions
 
 
