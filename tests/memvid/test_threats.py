@@ -1,0 +1,182 @@
+"""T13: every row of the store's threat model, 1 to 38, has a test that says so in its name; those that span modules are
+here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from store_making import IDENTITY, OTHER_URI, URI, bundle_path, raw_bytes, require_awake, sleep, token_ids
+from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
+from torpor.memvid.blocks import BlockHeader
+from torpor.memvid.errors import CorruptBundle, InvalidDraft, StoreError, StoreIoError, UnsafePath
+
+TESTS = Path(__file__).resolve().parents[1]
+STORE_THREATS = range(1, 39)
+
+
+def named_threats() -> dict[int, set[str]]:
+    """The ids in the names of all tests, with the tests that carry them."""
+    found: dict[int, set[str]] = {}
+    for path in TESTS.rglob("test_*.py"):
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            for ids in re.findall(r"threats?_((?:\d+_?(?:and_)?)+)", name):
+                for number in re.findall(r"\d+", ids):
+                    found.setdefault(int(number), set()).add(name)
+    return found
+
+
+@pytest.mark.parametrize("threat", STORE_THREATS)
+def test_t13_every_threat_to_the_store_has_a_test_of_its_name(threat: int) -> None:
+    assert named_threats().get(threat), f"no test names threat {threat}"
+
+
+# --- shapes
+
+
+def header_with_shape(shape: list[int]) -> bytes:
+    """A block header with a slot of another shape, honestly packed."""
+    import msgpack
+
+    slot = ["0.k", "kv.k/1", "uint8", shape, bytes(32)]
+    return bytes(
+        msgpack.packb(["torpor.block/1", "span", IDENTITY.digest, 0, token_ids(0, 1), None, [slot]], use_bin_type=True)
+    )
+
+
+@pytest.mark.parametrize("shape", [[65536] * 4, [1 << 32, 1 << 32], [1 << 31, 1 << 31, 4], [1 << 16] * 8])
+def test_threat_12_a_shape_whose_product_wraps_is_refused(store: Store, shape: list[int]) -> None:
+    """2^64 elements are none in 64 bits: whoever multiplies in C allocates nothing and then indexes."""
+    with pytest.raises(CorruptBundle):
+        BlockHeader.decode(header_with_shape(shape))
+    with pytest.raises(InvalidDraft):
+        SlotSpec("0.k", "kv.k/1", "uint8", tuple(shape))
+    assert store.statistics().bundle_files == 0
+
+
+@pytest.mark.parametrize("shape", [[-1], [-4, -4], [1 << 40], [1] * 200, [True], ["4"], [4.0], [None]])
+def test_threat_13_a_size_that_is_none_is_refused(shape: list[int]) -> None:
+    with pytest.raises(CorruptBundle):
+        BlockHeader.decode(header_with_shape(shape))
+    with pytest.raises((InvalidDraft, CorruptBundle)):
+        SlotSpec("0.k", "kv.k/1", "uint8", tuple(shape))
+
+
+def test_threat_13_a_size_of_zero_is_no_bytes_and_comes_back(store: Store) -> None:
+    """An empty cache has such slots; nothing may be read for them."""
+    spec = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 0, 4))
+    draft = BlockDraft("span", 0, token_ids(0, 1), [SlotDraft(spec, [])])
+    store.write_bundle(uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=[draft], session={}, token_count=1)
+    with store.open_session(URI) as reader:
+        assert reader.read_slot(reader.entries[0], 0) == b""
+
+
+# --- data that wants to be code
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"__class__": "os.system", "args": ["touch pwned"]},
+        {"cache": "mlx_lm.models.cache.KVCache"},
+        {"pickle": b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94."},
+        {"model": "__import__('os').system('touch pwned')"},
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_threat_18_a_class_name_or_a_pickle_in_a_session_map_is_plain_data(
+    store: Store, hostile: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = SlotSpec("0.k", "mlx_lm.models.cache.KVCache", "uint8", (4,))
+    draft = BlockDraft("span", 0, token_ids(0, 1), [SlotDraft(spec, [memoryview(raw_bytes(4, 1))])])
+    store.write_bundle(
+        uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=[draft], session=hostile, token_count=1
+    )
+    with store.open_session(URI) as reader:
+        assert dict(reader.manifest.session) == hostile
+        assert reader.read_header(reader.entries[0]).slots[0][0].kind == "mlx_lm.models.cache.KVCache"
+    assert not (tmp_path / "pwned").exists()
+
+
+# --- what is no plain file
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "socket", "hard link", "device"])
+@pytest.mark.timeout(20)
+def test_threat_21_what_is_no_regular_file_of_one_name_is_refused_at_once(
+    store: Store, tmp_path: Path, kind: str
+) -> None:
+    sleep(store, 20, uri=OTHER_URI)
+    path = bundle_path(store, sleep(store, 300).bundle_id)
+    if kind == "hard link":
+        os.link(path, tmp_path / "second")
+    else:
+        path.unlink()
+        if kind == "fifo":
+            os.mkfifo(path, 0o600)
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "device":
+            try:
+                os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # endless zeros
+            except PermissionError:
+                pytest.skip("only root makes devices")
+        else:
+            import socket
+
+            with socket.socket(socket.AF_UNIX) as listener:
+                os.chdir(path.parent)  # a socket's path is short
+                listener.bind(path.name)
+                os.chdir(tmp_path)
+    with pytest.raises(UnsafePath):
+        store.open_session(URI)
+    require_awake(store, 20, uri=OTHER_URI)
+
+
+# --- the disk goes away
+
+
+def test_threat_33_a_store_that_turns_read_only_under_us_refuses_to_sleep_and_goes_on_reading(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sleep(store, 300)
+    real = os.open
+
+    def read_only(path: object, flags: int, *args: object, **kwargs: object) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        with pytest.raises(StoreIoError) as refusal:
+            sleep(store, 600, before=before)
+        assert refusal.value.errno == errno.EROFS
+        require_awake(store, 300)
+    sleep(store, 600, before=before)
+    require_awake(store, 600)
+
+
+def test_threat_33_a_store_that_is_unmounted_under_us_is_a_typed_error(store: Store, store_path: Path) -> None:
+    """What an unmounted disk leaves is an empty folder of the same name."""
+    before = sleep(store, 300)
+    aside = store_path.with_name("unmounted")
+    bundles = store_path / "bundles"
+    bundles.rename(aside)
+    for path in aside.iterdir():  # the open folder itself is empty as well
+        path.rename(path.with_name(path.name + ".gone"))
+    try:
+        with pytest.raises(StoreError):
+            store.open_session(URI)
+        with pytest.raises(StoreError):
+            sleep(store, 600, before=before)
+    finally:
+        for path in aside.iterdir():
+            path.rename(path.with_name(path.name.removesuffix(".gone")))
+        aside.rename(bundles)
+    require_awake(store, 300)
