@@ -213,7 +213,7 @@ def test_a_damaged_block_is_not_exported_and_named(store: Store, target: Path) -
         store.export_session(URI, None, target)
     assert refusal.value.path == str(making.bundle_path(store, receipt.bundle_id))
     assert os.listdir(target.parent) == []
-    assert store.writable
+    assert store.statistics().writable
 
 
 def damage(path: Path, frame: object) -> None:
@@ -261,7 +261,7 @@ def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
     monkeypatch.undo()
     assert len(calls) == at
     assert os.listdir(target.parent) == []
-    assert store.writable
+    assert store.statistics().writable
     sleep(store, 600)
 
 
@@ -506,7 +506,7 @@ def refused(store: Store, path: Path, kind: type[StoreError] | tuple[type[StoreE
         store.import_file(path)
     assert tree(Path(store.path)) == before
     assert rows(store) == known
-    assert store.writable
+    assert store.statistics().writable
     return refusal.value
 
 
