@@ -200,10 +200,10 @@ def _digest(values: mx.array) -> str:
 
 @contextlib.asynccontextmanager
 async def open_rigged(
-    store: Path, models: dict[str, str], digests: Path, *, endless: bool = True, close: bool = True
+    store: Path, models: dict[str, str], digests: Path, *, endless: bool = True, close: bool = True, **budgets: int
 ) -> AsyncIterator[Rigged]:
     """A service whose networks are watched. endless: no token ends a generation, so that lengths are certain."""
-    service = await Service.open(store_path=store, models=models, digest_cache=digests)
+    service = await Service.open(store_path=store, models=models, digest_cache=digests, **budgets)
     try:
         watched = {}
         for name, model in service._models.items():

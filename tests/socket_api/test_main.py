@@ -25,6 +25,15 @@ def test_models_are_named_in_the_order_given() -> None:
     assert options.json
 
 
+def test_budgets_are_bytes_and_none_is_set_by_itself() -> None:
+    plain = parse_arguments([])
+    assert (plain.store_budget, plain.daily_write_budget, plain.keep_free) == (None, None, 0)
+    options = parse_arguments(["--store-budget", "1000", "--daily-write-budget", "20", "--keep-free", "3"])
+    assert (options.store_budget, options.daily_write_budget, options.keep_free) == (1000, 20, 3)
+    with pytest.raises(SystemExit):
+        parse_arguments(["--keep-free", "much"])
+
+
 @pytest.mark.parametrize("wrong", [["--model", "nameless"], ["--model", "=x"], ["--model", "a=1", "--model", "a=2"]])
 def test_a_model_without_a_name_of_its_own_is_refused_with_status_2(
     wrong: list[str], capsys: pytest.CaptureFixture[str]

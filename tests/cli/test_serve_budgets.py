@@ -1,0 +1,32 @@
+"""`torpor serve` hands budgets on, in this process and to one in the background."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torpor.cli import background, serve
+from torpor.cli.errors import InvalidUsage
+
+BUDGETS = {"store_budget": 1000, "daily_write_budget": 200, "keep_free": 30}
+
+
+def test_a_daemon_in_the_background_gets_the_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def start(arguments: list[str], log: Path) -> Any:
+        started.append(arguments)
+        return background.Started("/socket", 1, log)
+
+    monkeypatch.setattr(background, "start", start)
+    serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, **BUDGETS)
+    serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True)
+    assert started[0][-6:] == ["--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30"]
+    assert not [text for text in started[1] if "budget" in text or "free" in text]
+
+
+@pytest.mark.parametrize("option", list(BUDGETS))
+def test_less_than_nothing_is_no_budget(option: str) -> None:
+    with pytest.raises(InvalidUsage, match=f"--{option.replace('_', '-')}"):
+        serve.serve(**{option: -1})
