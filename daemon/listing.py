@@ -35,8 +35,8 @@ def model_info(model: LoadedModel) -> ModelInfo:
     )
 
 
-def info_of_awake(live: Session, versions: Sequence[IndexRow] = ()) -> SessionInfo:
-    """A session in memory; `versions` are its durable ones, oldest first."""
+def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: int = 0) -> SessionInfo:
+    """A session in memory; `newest` is its last durable version, and all of them together take `stored_bytes`."""
     return SessionInfo(
         session=str(live.uri),
         namespace=live.uri.namespace,
@@ -47,18 +47,17 @@ def info_of_awake(live: Session, versions: Sequence[IndexRow] = ()) -> SessionIn
         version=live.durable.version if live.durable else None,
         bundle_id=live.durable.bundle_id.hex() if live.durable else None,
         resident_bytes=live.resident_bytes,
-        stored_bytes=_stored_bytes(versions),
+        stored_bytes=stored_bytes,
         dirty=live.dirty,
         labels=live.labels,
-        slept_ns=versions[-1].created_ns if versions else None,
+        slept_ns=newest.created_ns if newest else None,
         sampling=live.sampling,
     )
 
 
-def info_of_asleep(versions: Sequence[IndexRow], sampling: Sampling | None = None) -> SessionInfo:
-    """A session on disk, as the index knows it, by its versions, oldest first; its sampling parameters are in the
-    bundle, and are given only by those who have read it."""
-    row = versions[-1]
+def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
+    """A session on disk, as the index knows it, by its last version and the bytes that all of them take; its sampling
+    parameters are in the bundle, and are given only by those who have read it."""
     return SessionInfo(
         session=str(row.uri),
         namespace=row.uri.namespace,
@@ -69,7 +68,7 @@ def info_of_asleep(versions: Sequence[IndexRow], sampling: Sampling | None = Non
         version=row.version,
         bundle_id=row.bundle_id.hex(),
         resident_bytes=0,
-        stored_bytes=_stored_bytes(versions),
+        stored_bytes=stored_bytes,
         dirty=False,
         labels=row.labels,
         slept_ns=row.created_ns,
@@ -80,7 +79,7 @@ def info_of_asleep(versions: Sequence[IndexRow], sampling: Sampling | None = Non
 def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionMarks) -> SessionDetail:
     """A session in memory, in full."""
     return SessionDetail(
-        info=info_of_awake(live, versions),
+        info=info_of_awake(live, versions[-1] if versions else None, _stored_bytes(versions)),
         versions=tuple(version_info(row, marks) for row in versions),
         tail_text=_tail(live.model, live.state.tokens),
         layers=tuple(str(layer) for layer in live.model.layout.layers),
@@ -115,7 +114,7 @@ def detail_of_asleep(
         layers = _layers(row.uri, [spec for spec, _ in reader.read_header(reader.entries[0]).slots])
         sampling = Sampling.from_map(manifest.session["sampling"])
     return SessionDetail(
-        info=info_of_asleep(versions, sampling),
+        info=info_of_asleep(row, _stored_bytes(versions), sampling),
         versions=tuple(version_info(each, marks) for each in versions),
         tail_text=tail,
         layers=layers,

@@ -310,14 +310,13 @@ class Service:
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         """All sessions, or those of one namespace, by name."""
         self._require_open()
-        versions: dict[SessionUri, list[IndexRow]] = {}
-        for row in self._store.index.all_rows():
-            versions.setdefault(row.uri, []).append(row)
+        newest = {row.uri: row for row in self._store.iter_sessions()}
+        stored_bytes = self._store.index.stored_bytes()
         found = [
-            listing.info_of_awake(self._awake[uri], versions.get(uri, ()))
+            listing.info_of_awake(self._awake[uri], newest.get(uri), stored_bytes.get(uri, 0))
             if uri in self._awake
-            else listing.info_of_asleep(versions[uri])
-            for uri in sorted(self._awake.keys() | versions.keys())
+            else listing.info_of_asleep(newest[uri], stored_bytes.get(uri, 0))
+            for uri in sorted(self._awake.keys() | newest.keys())
         ]
         return [info for info in found if namespace is None or info.namespace == namespace]
 
