@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,11 @@ def test_t13_every_threat_to_the_store_has_a_test_of_its_name(threat: int) -> No
 # --- shapes
 
 
-def header_with_shape(shape: list[int]) -> bytes:
+def header_with_shape(shape: Sequence[object]) -> bytes:
     """A block header with a slot of another shape, honestly packed."""
     import msgpack
 
-    slot = ["0.k", "kv.k/1", "uint8", shape, bytes(32)]
+    slot = ["0.k", "kv.k/1", "uint8", list(shape), bytes(32)]
     return bytes(
         msgpack.packb(["torpor.block/1", "span", IDENTITY.digest, 0, token_ids(0, 1), None, [slot]], use_bin_type=True)
     )
@@ -64,6 +65,14 @@ def test_threat_13_a_size_that_is_none_is_refused(shape: list[int]) -> None:
         BlockHeader.decode(header_with_shape(shape))
     with pytest.raises((InvalidDraft, CorruptBundle)):
         SlotSpec("0.k", "kv.k/1", "uint8", tuple(shape))
+
+
+@pytest.mark.parametrize(("good", "bad"), [([1, 4], [True, 4]), ([1, 4], [1, 4.0])])
+def test_threat_13_a_size_is_refused_though_its_like_was_just_read(good: list[object], bad: list[object]) -> None:
+    """True is 1 and 4.0 is 4 to a dictionary: what was checked once must not vouch for them."""
+    BlockHeader.decode(header_with_shape(good))
+    with pytest.raises(CorruptBundle):
+        BlockHeader.decode(header_with_shape(bad))
 
 
 def test_threat_13_a_size_of_zero_is_no_bytes_and_comes_back(store: Store) -> None:
