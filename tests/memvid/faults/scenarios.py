@@ -187,6 +187,12 @@ def prune(path: Path, tape: Tape) -> None:
         store.prune(Retention(keep_last=1), URI)
 
 
+def forget(path: Path, tape: Tape) -> None:
+    """The versions go as in a delete; then the files that the fork needs are written anew, and so is the index."""
+    with Store.open(path, writable=True) as store, tape.step(store, removes=[FIRST, SECOND]):
+        store.forget(URI)
+
+
 def marks(path: Path, tape: Tape) -> None:
     """Tags and a pin come, move and go; a delete takes those of its session with it."""
     tag, pin = Mark("tag", f"{URI}:kept", 1), Mark("pin", str(URI), 2)
@@ -242,6 +248,7 @@ SCENARIOS: Final = {
         Scenario("rebuild_on_a_full_disk", two_versions_and_a_fork, rebuild_on_a_full_disk),
         Scenario("compact", many_versions, compact),
         Scenario("prune", many_versions, prune),
+        Scenario("forget", two_versions_and_a_fork, forget),
         Scenario("marks", two_versions_and_a_fork, marks, marks_of),
         Scenario("refused", one_session, refused),
         Scenario("a_life", None, a_life),
