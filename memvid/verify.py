@@ -160,6 +160,9 @@ def _report_rows(folder: StoreFolder, index: Index, tally: _Tally, *, all_known:
     """
     try:
         files = folder.list_bundles()
+    except StoreError:
+        return  # said by `_report_store`
+    try:
         known = index.bundle_ids()
         listed = index.rows_of(known).keys()
         for bundle_id in sorted(bundle_id for bundle_id, suffix in files.items() if suffix == LIVE_SUFFIX):
