@@ -1,0 +1,209 @@
+"""Sleeps: which blocks are written and which are referred to, and several at once (threats 49, 51)."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import store_making as making
+from store_making import IDENTITY, OTHER_URI, URI, drafts, expected, require_awake, sleep
+from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, Store
+from torpor.memvid.errors import BlockMissing, InvalidDraft
+from torpor.memvid.rewriting import Contents, prepared
+
+WAIT = 30
+"""Seconds after which something that must happen has not."""
+
+
+def write(store: Store, uri: SessionUri, blocks: Iterable[BlockDraft], tokens: int, **more: object) -> Receipt:
+    request: dict[str, object] = {"identity": IDENTITY, "parent": None, "reused": (), "session": {}} | more
+    return store.write_bundle(uri=uri, blocks=blocks, token_count=tokens, **request)  # type: ignore[arg-type]
+
+
+def move_all(store: Store, old: Receipt, new: Receipt) -> None:
+    """Let the newer version's file take over every block, and the older one's file lose those."""
+    making.adopt(store, new)
+    moved = {entry.id: new.bundle_id for entry in old.entries if entry.id in {one.id for one in new.entries}}
+    frames = [(entry.id, old.bundle_id) for entry in old.entries if entry.id not in moved]
+    with prepared(store._core, old.bundle_id, Contents(frames, moved)) as rewritten:
+        assert rewritten.commit()
+
+
+# --- what is referred to
+
+
+def test_a_new_block_that_is_there_already_is_referred_to_where_it_lies_now(store: Store) -> None:
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)
+    move_all(store, first, second)
+    fork = write(store, OTHER_URI, drafts(900), 900)
+    assert (fork.blocks_new, fork.blocks_reused) == (0, 5)
+    assert {entry.bundle_id for entry in fork.entries} == {second.bundle_id}
+    require_awake(store, 900, uri=OTHER_URI)
+
+
+def test_blocks_reused_by_a_receipt_of_before_a_compaction_are_found_where_they_went(store: Store) -> None:
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)
+    move_all(store, first, second)
+    fork = sleep(store, 1200, uri=OTHER_URI, before=first)
+    assert {entry.bundle_id for entry in fork.entries[:2]} == {second.bundle_id}
+    assert first.bundle_id not in store.index.refs_of(fork.bundle_id)
+    require_awake(store, 1200, uri=OTHER_URI)
+
+
+def test_the_same_tokens_with_other_bytes_are_another_block(store: Store) -> None:
+    sleep(store, 300, seed=1)
+    altered = drafts(300, seed=1)
+    altered[0] = dataclasses.replace(altered[0], slots=drafts(300, seed=2)[0].slots)
+    receipt = write(store, OTHER_URI, altered, 300)
+    assert (receipt.blocks_new, receipt.blocks_reused) == (3, 0), "each names the one before it as its parent"
+
+
+def test_the_same_bytes_under_another_identity_are_another_block(store: Store) -> None:
+    sleep(store, 300)
+    receipt = write(store, OTHER_URI, drafts(300), 300, identity=Identity((("weights", "other"),)))
+    assert (receipt.blocks_new, receipt.blocks_reused) == (3, 0)
+
+
+def test_a_retired_file_is_nothing_that_a_new_version_leans_on(store: Store) -> None:
+    first = sleep(store, 600)
+    sleep(store, 900, uri=OTHER_URI, before=first)
+    store.delete_session(URI)
+    receipt = sleep(store, 600)
+    assert first.bundle_id not in {entry.bundle_id for entry in receipt.entries}
+    require_awake(store, 600)
+
+
+def test_a_block_that_nobody_holds_any_more_cannot_be_reused(store: Store) -> None:
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)
+    making.bundle_path(store, first.bundle_id).unlink()
+    with pytest.raises(BlockMissing):
+        sleep(store, 1200, before=second)
+    assert not list(Path(store.path).rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda entries: entries[1:],
+        lambda entries: (entries[1], entries[0]),
+        lambda entries: (entries[0], dataclasses.replace(entries[1], raw_bytes=1)),
+        lambda entries: (dataclasses.replace(entries[0], id=bytes(32)),),
+    ],
+    ids=["not the first", "another order", "another size", "another block"],
+)
+def test_what_is_not_the_beginning_of_the_parent_s_chain_is_not_reused(store: Store, choose: object) -> None:
+    first = sleep(store, 600)
+    reused: tuple[BlockEntry, ...] = choose(first.entries)  # type: ignore[operator]
+    with pytest.raises(InvalidDraft):
+        write(store, URI, drafts(900, first=512), 900, parent=first.bundle_id, reused=reused)
+    assert len(store.versions(URI)) == 1
+
+
+# --- several at once
+
+
+class Slow:
+    """Blocks that come only when they are let: a model that is still computing them."""
+
+    def __init__(self, blocks: list[BlockDraft]) -> None:
+        self._blocks = blocks
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[BlockDraft]:
+        yield self._blocks[0]
+        self.begun.set()
+        assert self.let.wait(WAIT)
+        yield from self._blocks[1:]
+
+
+def test_threat_49_a_slow_sleep_holds_up_no_other_and_no_delete(store: Store) -> None:
+    sleep(store, 300, uri=OTHER_URI, seed=5)
+    slow = Slow(drafts(600))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(write, store, URI, slow, 600)
+        try:
+            assert slow.begun.wait(WAIT)
+            assert sleep(store, 300, uri=SessionUri("default", "third"), seed=6).version == 1
+            assert store.delete_session(OTHER_URI).bundles_deleted == 1
+            meanwhile = sleep(store, 300, seed=7)
+        finally:
+            slow.let.set()
+        assert (waiting.result(WAIT).version, meanwhile.version) == (1, 2), "each has the number that it began with"
+    with store.open_session(URI, version=1) as reader:
+        assert making.contents(reader) == expected(600)
+    assert store.verify(deep=True).ok
+
+
+def test_threat_49_sleeps_of_many_sessions_at_once_are_each_whole(store: Store) -> None:
+    uris = [SessionUri("many", str(number)) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for round_ in range(3):
+            tokens = 300 * (round_ + 1)
+            done = [pool.submit(sleep, store, tokens, uri=uri, seed=seed) for seed, uri in enumerate(uris)]
+            assert [one.result(WAIT).version for one in done] == [round_ + 1] * 8
+    for seed, uri in enumerate(uris):
+        require_awake(store, 900, uri=uri, seed=seed)
+    assert store.verify(deep=True).ok
+
+
+def test_threat_49_sleeps_of_one_session_at_once_get_a_version_each(store: Store) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        done = [pool.submit(sleep, store, 300, seed=seed) for seed in range(16)]
+        versions = {one.result(WAIT).version: seed for seed, one in enumerate(done)}
+    assert sorted(versions) == list(range(1, 17))
+    for version, seed in versions.items():
+        with store.open_session(URI, version=version) as reader:
+            assert making.contents(reader) == expected(300, seed=seed)
+
+
+def test_a_number_that_was_given_to_a_sleep_that_failed_is_a_gap_and_is_not_given_while_it_runs(store: Store) -> None:
+    class Cut(Exception):
+        pass
+
+    numbers = []
+
+    def blocks() -> Iterator[BlockDraft]:
+        numbers.append(sleep(store, 300, seed=2).version)
+        raise Cut
+        yield
+
+    with pytest.raises(Cut):
+        write(store, URI, blocks(), 300)
+    assert numbers == [2]
+    assert sleep(store, 300, seed=3).version == 3
+    assert not list(Path(store.path).rglob("*.tmp"))
+
+
+def test_threat_51_what_an_unfinished_sleep_refers_to_survives_a_delete(store: Store) -> None:
+    first = sleep(store, 600)
+    slow = Slow(drafts(900, first=512))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(write, store, OTHER_URI, slow, 900, parent=first.bundle_id, reused=first.entries[:2])
+        try:
+            assert slow.begun.wait(WAIT)
+            assert store.delete_session(URI).bundles_kept == 1
+        finally:
+            slow.let.set()
+        receipt = waiting.result(WAIT)
+    assert {entry.bundle_id for entry in receipt.entries[:2]} == {first.bundle_id}
+    require_awake(store, 900, uri=OTHER_URI)
+    assert store.verify(deep=True).ok
+
+
+def test_threat_51_what_a_failed_sleep_referred_to_goes_with_it(store: Store) -> None:
+    first = sleep(store, 600)
+
+    def blocks() -> Iterator[BlockDraft]:
+        assert store.delete_session(URI).bundles_kept == 1
+        yield from ()
+
+    with pytest.raises(InvalidDraft):
+        write(store, OTHER_URI, blocks(), 900, parent=first.bundle_id, reused=first.entries[:2])
+    assert store.statistics().bundle_files == 0
