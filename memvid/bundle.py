@@ -35,6 +35,7 @@ from .errors import (
     StoreClosed,
     Truncated,
 )
+from .folder import LIVE_SUFFIX
 from .layout import (
     HEADER_BYTES,
     TRAILER_BYTES,
@@ -269,7 +270,8 @@ class FrameFile:
 class BundleFile(FrameFile):
     """A bundle file whose manifest, and with it the bundle id, has been checked too.
 
-    `manifest` is None in a file that only holds blocks for others, under the name of a bundle that is gone.
+    `manifest` is None in a file that only holds blocks for others, under the name of a bundle that is gone; no live
+    bundle's file is such a one.
     """
 
     manifest: Manifest | None
@@ -277,6 +279,13 @@ class BundleFile(FrameFile):
     def _load(self, expected_id: bytes | None) -> None:
         super()._load(expected_id)
         self.manifest = self._load_manifest() if self.trailer.manifest_bytes else None
+        if self.manifest is None and self.path.endswith(LIVE_SUFFIX):
+            raise CorruptBundle(
+                f"{self.path} has the ending of a version, but no manifest: nobody can tell its session. Put the right "
+                "file back from a backup, or let `torpor repair` set it aside.",
+                path=self.path,
+                part="manifest",
+            )
         blocks = self.manifest.blocks if self.manifest else ()
         require_covers(self.directory, blocks, self.bundle_id, self.path)
 

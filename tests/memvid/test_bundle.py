@@ -395,12 +395,12 @@ def taken_apart(store: Store, bundle_id: bytes) -> Parts:
         return Parts(frames, file.encoded_manifest(), file.directory, bundle_id)
 
 
-def reseal(store: Store, bundle_id: bytes, change: Callable[[Parts], object]) -> bytes:
+def reseal(store: Store, bundle_id: bytes, change: Callable[[Parts], object], *, keep_id: bool = False) -> bytes:
     """Let `change` edit a bundle's parts, make every digest right again, and publish the result under its new id."""
     parts = taken_apart(store, bundle_id)
     change(parts)
     directory = parts.directory.encode()
-    new_id = blake3(parts.manifest).digest()
+    new_id = bundle_id if keep_id else blake3(parts.manifest).digest()
     trailer = Trailer(len(parts.frames), len(parts.manifest), len(directory), new_id, blake3(directory).digest())
     path = bundle_path(store, new_id)
     path.parent.mkdir(exist_ok=True)
@@ -652,3 +652,23 @@ def test_a_holder_that_does_not_hold_the_block_is_refused(store: Store) -> None:
     blocks = blocks_of(store, second.bundle_id)
     assert reseal(store, second.bundle_id, lambda parts: led_to(parts, blocks, moved)) == second.bundle_id
     refused_when_read(store, second.bundle_id, BlockMissing)
+
+
+def test_a_live_bundle_without_a_manifest_is_refused_and_reported(store: Store) -> None:
+    """Under the version's own name, every digest right: only a retired file may hold nothing but blocks."""
+    mine = sleep(store, 300)
+
+    def strip(parts: Parts) -> None:
+        parts.manifest = b""
+        parts.change_directory(places=())
+
+    stripped = bundle_path(store, reseal(store, mine.bundle_id, strip, keep_id=True))
+    refused_when_read(store, mine.bundle_id, CorruptBundle)
+    path = store.path
+    store.close()
+    for writable in (True, False):
+        with Store.open(path, writable=writable) as again:
+            assert [finding.code for finding in again.verify(deep=True).findings] == ["corrupt_bundle"]
+    (Path(path) / "index.sqlite").unlink()
+    with Store.open(path, writable=True) as again:
+        assert [finding.path for finding in again.opening.unreadable] == [str(stripped)]
