@@ -24,6 +24,7 @@ from .codecs import RAW_CODE, encode_slot
 from .compaction_plan import CompactionPolicy, FileView, Step, choose_targets, plan_compaction
 from .core import StoreCore
 from .errors import (
+    BlockMissing,
     BudgetExceeded,
     BundleMissing,
     Corruption,
@@ -151,7 +152,8 @@ class _Compaction:
             self._full = True
             self.report(step.file.path, error.code, error.message)
         except StoreError as error:
-            self.report(step.file.path, error.code, error.message)
+            if self._core.index.knows(step.file.bundle_id) or step.file.retired:  # else it was deleted meanwhile
+                self.report(step.file.path, error.code, error.message)
         return False
 
     def _rewrite(self, step: Step) -> bool:
@@ -309,6 +311,9 @@ class _Look:
         for block, place in newest.places.items():
             if place not in self.files:
                 continue
+            if block not in self.files[place].frames:
+                path = self.files[place].path
+                self._report(path, BlockMissing.code, f"{path} does not hold the block {block.hex()} of {newest.path}.")
             for holder in self._core.index.holders_of(block):
                 if holder != place and holder in self._rows:
                     self._load(holder)

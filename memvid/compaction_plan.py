@@ -139,12 +139,17 @@ def choose_targets(newest: FileView, files: Mapping[bytes, FileView], policy: Co
     """
     places = _without_duplicates(newest, files)
     held: dict[bytes, int] = {}
+    damaged: set[bytes] = set()
     own_bytes = 0
     for block, place in places.items():
         if place == newest.bundle_id:
             own_bytes += newest.frames[block]
         elif place in files and files[place].exclusive:
-            held[place] = held.get(place, 0) + files[place].frames[block]
+            held[place] = held.get(place, 0) + files[place].frames.get(block, 0)
+            if block not in files[place].frames:
+                damaged.add(place)
+    for place in damaged:  # it lacks what it should hold
+        del held[place]
     adopted = choose_holders(own_bytes, list(held.items()), policy.max_holders)
     for block, place in places.items():
         if place in adopted:

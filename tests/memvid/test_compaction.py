@@ -24,7 +24,7 @@ from torpor.memvid.durable import TempFile
 from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
 from torpor.memvid.folder import LIVE_SUFFIX, StoreFolder
 from torpor.memvid.records import IndexRow, MaintenanceReport
-from torpor.memvid.rewriting import Prepared
+from torpor.memvid.rewriting import Contents, Prepared, prepared
 
 FEW = CompactionPolicy(max_holders=3)
 STEP_TOKENS = 300
@@ -474,7 +474,7 @@ def test_a_session_that_is_deleted_meanwhile_stays_deleted(store: Store, monkeyp
     sleeps(store, 8)
     with monkeypatch.context() as patch:
         meanwhile(patch, 2, lambda: store.delete_session(URI))
-        store.compact(policy=FEW)
+        assert store.compact(policy=FEW).ok
     assert store.versions(URI) == []
     store.gc()
     assert not list(Path(store.path).glob("bundles/*/*"))
@@ -629,6 +629,26 @@ def test_what_only_a_missing_version_may_need_is_not_copied_elsewhere(store: Sto
     assert set(frames_in(store).values()) == {1}
     aside.rename(path)
     require_exact(store, receipts)
+
+
+def test_a_session_whose_newest_version_has_lost_a_block_is_reported_and_left(store: Store) -> None:
+    """Some other program has put an older file back."""
+    receipts = sleeps(store, 8)
+    others = sleeps(store, 8, uri=OTHER_URI, seed=1)
+    holder = receipts[3].bundle_id
+    with contextlib.closing(store._core.open_bundle(holder)) as file:
+        lost = next(iter(file.frames))
+        kept = [(block, holder) for block in file.frames if block != lost]
+        holders = {entry.id: entry.bundle_id for entry in file.entries if entry.bundle_id}
+    other = receipts[0].bundle_id  # a lie: the block is nowhere
+    with prepared(store._core, holder, Contents(kept, {**holders, lost: other})) as fresh, store._core.committing():
+        fresh._replace_live()
+    report = store.compact(policy=FEW)
+    assert {problem.code for problem in report.problems} == {"block_missing"}
+    assert len(holders_of(store, others[-1])) <= FEW.max_holders
+    for receipt in receipts[:3]:
+        with store.open_session(receipt.uri, receipt.version) as reader:
+            assert contents(reader) == expected(receipt.token_count)
 
 
 def test_where_a_bundle_cannot_be_read_nothing_is_compacted(store_path: Path) -> None:
