@@ -25,10 +25,6 @@ CHANGES = {"store": 40, "maintenance": 25, "index": 40, "packing": 100, "marks":
 
 
 KNOWN = {
-    "index": {
-        "Broken:target.py:require:an older version stands for a session, or none",
-        "UnicodeDecodeError:index.py:_schema_of",
-    },
     "store": {"Broken:target.py:require:verify finds nothing, but a version does not wake"},
     "maintenance": {"KeyError:compaction_plan.py:choose_targets"},
     "block_header": {"Broken:target.py:require:an accepted block header is encoded otherwise"},

@@ -59,19 +59,20 @@ class Frame:
     header: bytes
     slots: list[Slot]
     lies: dict[int, int] = field(default_factory=dict)  # field of the prefix → value
+    tail: bytes = b""  # in the frame, but in no payload of it
     readable: bool = True  # False: the file has no such frame where it says that it has
 
     def head(self) -> bytes:
         table = b"".join(_stored_line(slot) for slot in self.slots)
         rest = self.header + table
         rest += bytes(aligned(64 + len(rest)) - 64 - len(rest))
-        size = 64 + len(rest) + sum(aligned(len(slot.payload)) for slot in self.slots)
+        size = 64 + len(rest) + sum(aligned(len(slot.payload)) for slot in self.slots) + len(self.tail)
         fields: list[Any] = [b"MVBLOCK\x00", len(self.header), len(self.slots), size, bytes(8)]
         fixed = pack_fields(PREFIX, fields, self.lies)
         return fixed + digest(fixed, rest) + rest
 
     def encode(self) -> bytes:
-        return self.head() + b"".join(map(_payload, self.slots))
+        return self.head() + b"".join(map(_payload, self.slots)) + self.tail
 
 
 def _stored_line(slot: Slot) -> bytes:
@@ -176,7 +177,7 @@ def _readable_frame(data: bytes, line: tuple[Any, ...]) -> Frame:
         if len(payload) != size:
             raise ValueError("a payload is not there")
         slots.append(Slot(codec, payload, after=after))
-    return Frame(line[0], header, slots)
+    return Frame(line[0], header, slots, tail=data[position : start + line[2]])
 
 
 # --- sealing
@@ -364,6 +365,8 @@ def _change_frame(bundle: Bundle, rng: Random) -> None:
             del slots[at]
         else:
             slots.insert(at, slots[other])
+    elif rng.random() < 0.2:
+        frame.tail = rng.choice((bytes(64), rng.randbytes(64), bytes(8), b""))
     else:
         slot = rng.choice(frame.slots)
         if rng.random() < 0.3:

@@ -14,9 +14,18 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
+import msgpack
+from blake3 import blake3
+
 from .mutation import INTERESTING, TEXTS
 
-STEPS: Final = 12
+STEPS: Final = 14
+RESEAL, SUMS = 12, 13
+LIKELY: Final = ("status", "namespace", "name", "version", "token_count", "unsettled")
+SEALED: Final = (
+    "status, unsettled, namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, "
+    "logical_bytes, created_ns, model, labels"
+)
 SCHEMA_CHANGES: Final = (
     "DROP INDEX one_live_version",
     "DROP TABLE refs",
@@ -57,28 +66,72 @@ class Reader:
         return int.from_bytes(self.take(size), "little")
 
 
-def apply(image: bytes, program: bytes) -> tuple[bytes, bytes]:
-    """(index file, its -wal) after a program was run on the index file `image`."""
+def reseals(program: bytes) -> bool:
+    """Whether a program makes seals right again: then the index says what an attacker wants, not what damage did."""
+    return any(step == RESEAL for step, _ in _steps(program))
+
+
+def _steps(program: bytes) -> list[tuple[int, bytes]]:
     reader = Reader(program)
-    tables: list[tuple[int, bytes]] = []
-    pages: list[tuple[int, bytes]] = []
-    while not reader.ended and len(tables) + len(pages) < 64:
+    steps: list[tuple[int, bytes]] = []
+    while not reader.ended and len(steps) < 64:
         step = reader.number() % STEPS
-        (tables if step < 5 else pages).append((step, reader.take(16 if step != 6 else 40)))
-    if tables:
-        image = _with_tables_changed(image, tables)
-    return _with_bytes_changed(image, pages)
+        steps.append((step, reader.take(16 if step != 6 else 40)))
+    return steps
 
 
-def _with_tables_changed(image: bytes, steps: Sequence[tuple[int, bytes]]) -> bytes:
+def apply(image: bytes, sums: bytes, program: bytes) -> tuple[bytes, bytes, bytes]:
+    """(index file, its -wal, its page sums) after a program was run on the index file `image`."""
+    steps = _steps(program)
+    tables = [(step, arguments) for step, arguments in steps if step < 5]
+    pages = [(step, arguments) for step, arguments in steps if 5 <= step < RESEAL]
+    if tables or reseals(program):
+        image = _with_tables_changed(image, tables, reseals(program))
+    for step, arguments in steps:
+        if step == SUMS:
+            sums, _ = _with_bytes_changed(sums, [(5 + arguments[0] % 4, arguments[1:])])
+    image, wal = _with_bytes_changed(image, pages)
+    if any(step == RESEAL and arguments[0] & 1 for step, arguments in steps):
+        sums = b"".join(blake3(image[at : at + 4096]).digest(16) for at in range(0, len(image), 4096))
+    return image, wal, sums
+
+
+def _with_tables_changed(image: bytes, steps: Sequence[tuple[int, bytes]], seal: bool) -> bytes:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     with contextlib.closing(connection):
         connection.deserialize(image[:18] + b"\x01\x01" + image[20:])  # a journal mode that memory has
         for step, arguments in steps:
             with contextlib.suppress(sqlite3.Error, OverflowError, IndexError, ValueError, UnicodeError):
                 _table_step(connection, step, Reader(arguments))
+        if seal:
+            with contextlib.suppress(sqlite3.Error, OverflowError, ValueError, TypeError, UnicodeError):
+                _reseal(connection)
         changed = connection.serialize()
     return changed[:18] + image[18:20] + changed[20:]
+
+
+def _reseal(connection: sqlite3.Connection) -> None:
+    """Seal every row, and all rows together, as docs/format.md says."""
+    seals = []
+    for number, *values in connection.execute(f"SELECT number, {SEALED} FROM bundles").fetchall():
+        refs = [
+            ref for (ref,) in connection.execute("SELECT refers_to FROM refs WHERE number = ? ORDER BY 1", (number,))
+        ]
+        keys = [key for (key,) in connection.execute("SELECT block FROM blocks WHERE number = ? ORDER BY 1", (number,))]
+        storage = _seal((refs, keys))
+        seal = _seal((*values, storage))
+        connection.execute("UPDATE bundles SET storage = ?, seal = ? WHERE number = ?", (storage, seal, number))
+        seals.append(seal)
+    seals += [_seal(("written", *row)) for row in connection.execute("SELECT day, size_bytes FROM written")]
+    seals += [_seal(("meta", *row)) for row in connection.execute("SELECT key, value FROM meta WHERE key <> 'seals'")]
+    mixed = 0
+    for seal in seals:
+        mixed ^= int.from_bytes(seal, "big")
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'seals'", (f"{len(seals)}.{mixed:032x}",))
+
+
+def _seal(values: tuple[Any, ...]) -> bytes:
+    return blake3(msgpack.packb(values)).digest(16)
 
 
 def _table_step(connection: sqlite3.Connection, step: int, reader: Reader) -> None:
@@ -92,7 +145,8 @@ def _table_step(connection: sqlite3.Connection, step: int, reader: Reader) -> No
     if not rows:
         return
     row = rows[reader.number() % len(rows)]
-    at = reader.number() % len(columns)
+    at = reader.number()
+    at = columns.index(LIKELY[at % len(LIKELY)]) if at >= 128 and LIKELY[0] in columns else at % len(columns)
     same = " AND ".join(f"{column} IS ?" for column in columns)
     if step == 3:
         connection.execute(f"DELETE FROM {table} WHERE {same}", row)
@@ -184,6 +238,14 @@ def change(program: bytes, rng: Random) -> bytes:
     if choice < 3 or not buffer:
         step = rng.randrange(STEPS)
         arguments = rng.randbytes(rng.choice((4, 8, 16)))
+        if rng.random() < 0.4:  # a value of a bundle's row: whose it is, which version, or any other
+            step = rng.randrange(3)
+            arguments = bytes(
+                [0, rng.randrange(8), rng.randrange(256), rng.randrange(8), rng.choice((1, 5, 5, 6, 7, 9, 9))]
+            )
+            arguments += rng.randbytes(8)
+            if rng.random() < 0.5:
+                buffer += bytes([RESEAL, rng.randrange(2), *bytes(15)])
         if step in (5, 6, 11):  # where there is something
             arguments = (rng.randrange(rng.choice((100, 4096, 1 << 16)))).to_bytes(4, "little") + arguments
         buffer += bytes([step]) + arguments.ljust(40 if step == 6 else 16, b"\x00")[: 40 if step == 6 else 16]

@@ -20,6 +20,7 @@ from torpor.memvid.bundle import BundleReader
 from . import bundle_file, index_program
 from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, require, same_everywhere
 
+INDEX_FILE: Final = "index.sqlite"
 Version = tuple[SessionUri, int]
 
 
@@ -44,7 +45,7 @@ class Template:
             store_making.sleep(store, 6, uri=packed, codec=zstd(3), layers=2, heads=1, dim=2)
             store_making.sleep_compressed(store, packed)
             self.truths = {(row.uri, row.version): _truth(store, row.uri, row.version) for row in all_rows(store)}
-        self.index = (folder / "index.sqlite").read_bytes()
+        self.index = {path.name: path.read_bytes() for path in folder.iterdir() if path.name.startswith("index.")}
         self.files = {path: path.read_bytes() for path in (folder / "bundles").glob("*/*.mvb")}
         self.ids = {bytes.fromhex(path.stem) for path in self.files}
 
@@ -68,7 +69,8 @@ class Template:
             if not path.exists() or path.read_bytes() != data:
                 write(path, data)
         if indexed:
-            write(self.path / "index.sqlite", self.index)
+            for name, data in self.index.items():
+                write(self.path / name, data)
 
 
 def write(path: Path, data: bytes) -> None:
@@ -188,6 +190,7 @@ class IndexTarget(Target):
 
     def seeds(self) -> Iterable[bytes]:
         yield b""
+        yield bytes([index_program.RESEAL])
         yield from (bytes([step, *range(1, 17)]) for step in range(index_program.STEPS))
 
     def change(self, data: bytes, rng: Random) -> bytes:
@@ -205,10 +208,13 @@ class IndexTarget(Target):
     def _listing(self, data: bytes, writable: bool) -> dict[Version, bytes | None] | None:
         template = self._template
         template.restore(indexed=False)
-        image, wal = index_program.apply(template.index, data)
-        write(template.path / "index.sqlite", image)
+        sums = next((name for name in sorted(template.index) if name != INDEX_FILE), None)
+        image, wal, changed = index_program.apply(template.index[INDEX_FILE], template.index.get(sums or "", b""), data)
+        write(template.path / INDEX_FILE, image)
         if wal:
-            write(template.path / "index.sqlite-wal", wal)
+            write(template.path / f"{INDEX_FILE}-wal", wal)
+        if sums is not None:
+            write(template.path / sums, changed)
         try:
             with Store.open(template.path, writable=writable) as store:
                 seen = look_at(store, template.truths, None)
@@ -220,7 +226,8 @@ class IndexTarget(Target):
             require(
                 bundle_id is None or (truth is not None and truth.bundle_id == bundle_id), "a version woke that is none"
             )
-        require_not_older(template.truths, seen)
+        if not index_program.reseals(data):
+            require_not_older(template.truths, seen)
         require(all(path.read_bytes() == kept for path, kept in template.files.items()), "a bundle was changed")
         return seen
 

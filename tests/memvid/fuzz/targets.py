@@ -290,6 +290,7 @@ def _check_block(file: BundleFile, frame: bundle_file.Frame) -> bool:
         require(not readable or padded, "a block is refused by the deep check alone")
         return False
     require(readable, "the deep check accepts a block that cannot be read")
+    require(not frame.tail, "a frame that its payloads do not fill was accepted")
     require(not padded, "bytes between payloads that are not zero were accepted")
     return True
 
