@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def _supervise(arguments: argparse.Namespace) -> dict[str, Any]:
     coverage: dict[str, int] = {}
     crashes: list[str] = []
     with contextlib.ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torpor-fuzz-run-")))
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torpor-fuzz-run-", dir=_memory())))
         corpus = Path(arguments.corpus) if arguments.corpus else work / "corpus"
         corpus.mkdir(parents=True, exist_ok=True)
         while (left := arguments.seconds - (time.monotonic() - began)) > 1 or not runs:
@@ -97,6 +98,10 @@ def _supervise(arguments: argparse.Namespace) -> dict[str, Any]:
     total |= {"hours": round(seconds / 3600, 4), "per_second": round(total["executions"] / seconds), **coverage}
     total["findings"] = sorted(set(total["findings"]) | set(crashes))
     return total
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _added_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -179,7 +184,8 @@ def _child(arguments: argparse.Namespace) -> None:
     last_report = 0.0
     first_finding: float | None = None
 
-    with targets.opened(arguments.target) as target:
+    # in the parent's folder: libFuzzer ends the process without a chance to clear up
+    with targets.opened(arguments.target, str(Path(arguments.child).parent)) as target:
         corpus = Path(arguments.corpus)
         for data in _beginnings(target, arguments.no_corpus):
             (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
@@ -246,8 +252,6 @@ def _atheris(
     report: Callable[[], None],
     watch: Any,
 ) -> None:
-    import os
-
     import atheris
 
     sound = _Sound(arguments.corpus, execute, watch)

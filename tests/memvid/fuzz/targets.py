@@ -295,6 +295,7 @@ def _check_block(file: BundleFile, frame: bundle_file.Frame) -> bool:
     return True
 
 
+MEMORY: Final = "/dev/shm"
 TARGETS: Final[tuple[type[Target], ...]] = (
     PackingTarget,
     ManifestTarget,
@@ -307,11 +308,14 @@ TARGETS: Final[tuple[type[Target], ...]] = (
 )
 
 
+def in_memory() -> str | None:
+    """A folder for temporary files that is kept in memory, where the system has one."""
+    return MEMORY if os.access(MEMORY, os.W_OK) else None
+
+
 @contextlib.contextmanager
-def opened(name: str) -> Iterator[Target]:
-    """A target by name, with a folder in memory where the system has one."""
+def opened(name: str, where: str | None = None) -> Iterator[Target]:
+    """A target by name, with a folder of its own in `where`."""
     kinds = {kind.name: kind for kind in TARGETS}
-    memory = "/dev/shm"
-    where = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="torpor-fuzz-", dir=where) as folder:
+    with tempfile.TemporaryDirectory(prefix="torpor-fuzz-", dir=where or in_memory()) as folder:
         yield kinds[name](Path(folder))
