@@ -197,6 +197,23 @@ def test_threat_51_what_an_unfinished_sleep_refers_to_survives_a_delete(store: S
     assert store.verify(deep=True).ok
 
 
+def test_threat_51_what_an_unfinished_sleep_found_by_its_id_survives_a_delete(store: Store) -> None:
+    """Nobody but the sleep itself knows that it refers to the other session's block."""
+    first = sleep(store, 600)
+    slow = Slow(drafts(900))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(write, store, OTHER_URI, slow, 900)
+        try:
+            assert slow.begun.wait(WAIT)
+            assert store.delete_session(URI).bundles_kept == 1
+        finally:
+            slow.let.set()
+        receipt = waiting.result(WAIT)
+    assert receipt.entries[0].bundle_id == first.bundle_id
+    require_awake(store, 900, uri=OTHER_URI)
+    assert store.verify(deep=True).ok
+
+
 def test_threat_51_what_a_failed_sleep_referred_to_goes_with_it(store: Store) -> None:
     first = sleep(store, 600)
 

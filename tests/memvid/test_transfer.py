@@ -388,6 +388,28 @@ def test_the_same_bundle_again_is_not_acknowledged_where_it_is_damaged(
     rescue = other.import_file(target, as_uri=OTHER_URI)
     assert (rescue.blocks_new, rescue.blocks_reused) == (1, 3), "only the damaged block is not referred to"
     require_awake(other, 600, uri=OTHER_URI)
+    assert other.repair().ok, "which finds the block there"
+    require_awake(other, 600)
+    assert other.import_file(target).bytes_written == 0
+
+
+@pytest.mark.parametrize("what", ["missing", "no manifest"])
+def test_a_version_whose_file_is_lost_comes_back_after_a_repair(
+    store: Store, other: Store, target: Path, what: str
+) -> None:
+    sleep(store, 600)
+    receipt = other.import_file(exported(store, target))
+    path = making.bundle_path(other, receipt.bundle_id)
+    if what == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"damaged")
+    with pytest.raises(Corruption, match="repair"):
+        other.import_file(target)
+    other.repair()
+    assert other.import_file(target).bundle_id == receipt.bundle_id
+    require_awake(other, 600)
+    assert other.verify(deep=True).ok
 
 
 def test_a_version_number_that_is_taken_gives_the_next_one(store: Store, other: Store, target: Path) -> None:
@@ -472,6 +494,20 @@ def test_a_damaged_retired_file_stands_in_the_way_and_stays(store: Store, target
         store.import_file(target)
     assert retired.exists()
     assert store.find_session(URI) is None
+
+
+def test_an_import_heals_the_blocks_of_a_retired_file(store: Store, target: Path) -> None:
+    """What is in the imported file is taken from there; the retired one may be damaged in just that."""
+    receipt = sleep(store, 600)
+    exported(store, target)
+    sleep(store, 900, uri=OTHER_URI, before=receipt)
+    frame = making.frame_of(store, receipt.entries[0])
+    store.delete_session(URI)
+    damage(making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr"), frame)
+    assert not store.verify(deep=True).ok
+    assert store.import_file(target).bundle_id == receipt.bundle_id
+    require_awake(store, 900, uri=OTHER_URI)
+    assert store.verify(deep=True).ok
 
 
 def test_two_imports_of_one_file_at_once_are_one(store: Store, other: Store, target: Path) -> None:
