@@ -27,7 +27,6 @@ CHANGES = {"store": 40, "maintenance": 25, "index": 40, "packing": 100, "marks":
 KNOWN = {
     "store": {"Broken:target.py:require:verify finds nothing, but a version does not wake"},
     "maintenance": {"KeyError:compaction_plan.py:choose_targets"},
-    "block_header": {"Broken:target.py:require:an accepted block header is encoded otherwise"},
 }
 """Faults that were found and are not mended yet, so that each other one still fails a test."""
 

@@ -345,13 +345,33 @@ def _table_changed(packed: bytes, tables: dict[str, Lines], pool: Sequence[bytes
         return change_bytes(packed, rng)
 
 
+DIMS: Final = (0, 1, 2, 3, 1 << 16, 1 << 31, (1 << 31) + 1, 1 << 32, (1 << 32) + 1, -1)
+
+
+def change_header(header: bytes, rng: Random) -> bytes:
+    """A block header with something changed: any value, or the shape or digest of a slot."""
+    if rng.random() < 0.6:
+        return change_document(header, rng)
+    try:
+        document = parse(header)
+        listed = rng.choice(document[6])
+        if rng.random() < 0.7:
+            listed[3] = [rng.choice(DIMS) for _ in range(rng.choice((0, 1, 2, 3, 4, 8, 9)))]
+            listed[2] = rng.choice((listed[2], *WIDTHS))
+        else:
+            listed[4] = change_bytes(listed[4], rng)
+        return pack(document)
+    except Exception:  # not a header: bytes then
+        return change_bytes(header, rng)
+
+
 def _change_frame(bundle: Bundle, rng: Random) -> None:
     if not bundle.frames:
         return
     frame = rng.choice(bundle.frames)
     choice = rng.randrange(6)
     if choice < 2 or not frame.slots:
-        frame.header = change_document(frame.header, rng)
+        frame.header = change_header(frame.header, rng)
     elif choice == 2:
         rng.choice(frame.slots).payload = change_bytes(rng.choice(frame.slots).payload, rng)
     elif choice == 3:

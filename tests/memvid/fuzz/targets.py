@@ -164,13 +164,17 @@ class BlockHeaderTarget(Target):
         return [frame.header for data in sample_bundles(self.folder) for frame in bundle_file.take_apart(data).frames]
 
     def change(self, data: bytes, rng: Random) -> bytes:
-        return change_document(data, rng)
+        return bundle_file.change_header(data, rng)
 
     def check(self, data: bytes) -> str:
         header = BlockHeader.decode(data)
         require(again(header.encode) == data, "an accepted block header is encoded otherwise")
         require(len(data) <= MAX_BLOCK_HEADER_BYTES, "a block header above the limit was accepted")
-        require(header.raw_bytes >= 0, "raw bytes below zero")
+        slots = parse(data)[6]
+        sizes = [bundle_file.size_of(listed)[0] for listed in slots]
+        require(all(0 <= size <= 1 << 32 for size in sizes), "a slot above the limit was accepted")
+        require(sum(sizes) == header.raw_bytes, "the raw bytes do not add up")
+        require(all(len(digest) == 32 and len(shape) <= 8 for _, _, _, shape, digest in slots), "a slot is malformed")
         return SOUND
 
 
