@@ -24,17 +24,9 @@ CHANGES = {"store": 40, "maintenance": 25, "index": 40, "packing": 100, "marks":
 """How many changed inputs of a target are tried in a bounded run; 250 of those not named."""
 
 
-KNOWN = {
-    "store": {"Broken:target.py:require:verify finds nothing, but a version does not wake"},
-    "maintenance": {"KeyError:compaction_plan.py:choose_targets"},
-}
-"""Faults that were found and are not mended yet, so that each other one still fails a test."""
-
-
-def faults(watch: Watch, target: Target) -> str:
-    """The findings that are none of the known ones, for people."""
-    found = (finding for kind, finding in watch.findings.items() if kind not in KNOWN.get(target.name, ()))
-    return "\n".join(finding.text for finding in found)
+def faults(watch: Watch) -> str:
+    """The findings, for people."""
+    return "\n".join(finding.text for finding in watch.findings.values())
 
 
 @pytest.fixture
@@ -63,7 +55,7 @@ def test_t6_seeds_are_accepted(target: Target) -> None:
     watch = Watch(target.check, StoreError)
     for data in target.seeds():
         watch.execute(data)
-    assert not faults(watch, target)
+    assert not faults(watch)
     assert watch.outcomes["sound"] >= 1
 
 
@@ -72,7 +64,7 @@ def test_t6_inputs_once_found_stay_refused_or_right(target: Target) -> None:
     watch = Watch(target.check, StoreError)
     for data in [*target.seeds(), *(path.read_bytes() for path in corpus_of(target))]:  # some need what went before
         watch.execute(data)
-    assert not faults(watch, target)
+    assert not faults(watch)
 
 
 @pytest.mark.parametrize("target", NAMES, indirect=True)
@@ -80,7 +72,7 @@ def test_t6_changed_inputs_are_refused_or_right(target: Target) -> None:
     watch = Watch(target.check, StoreError)
     for data in changed_inputs(target, CHANGES.get(target.name, 250), seed=1):
         watch.execute(data)
-    assert not faults(watch, target)
+    assert not faults(watch)
     if target.name not in ("index", "maintenance"):  # where nothing need be refused for ever
         assert len(watch.outcomes) > 1  # some were accepted and some refused, else the changes are no good
 
@@ -91,7 +83,7 @@ def test_t6_many_changed_inputs_are_refused_or_right(target: Target) -> None:
     watch = Watch(target.check, StoreError)
     for data in changed_inputs(target, 10 * CHANGES.get(target.name, 250), seed=2):
         watch.execute(data)
-    assert not faults(watch, target)
+    assert not faults(watch)
 
 
 @pytest.mark.parametrize("target", ["bundle"], indirect=True)
