@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import msgpack
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_making import IDENTITY, URI
 from torpor.memvid import BlockEntry, Manifest
-from torpor.memvid.errors import CorruptBundle, StoreError
-from torpor.memvid.manifest import LINE_BYTES, decode_manifest
+from torpor.memvid.errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
+from torpor.memvid.manifest import LINE_BYTES, bundle_id_of, decode_manifest
 
 ENTRIES = (
     BlockEntry(b"a" * 32, None, "span", 0, 256, 10),
@@ -70,6 +71,42 @@ def test_a_manifest_that_encode_would_not_write_is_refused(edit: Callable[[dict[
     edit(fields)
     with pytest.raises(CorruptBundle):
         decode_manifest(msgpack.packb([domain, fields]), "file")
+
+
+def test_keys_in_another_order_are_refused_though_they_say_the_same() -> None:
+    """One manifest has one encoding: else one snapshot had two bundle ids."""
+    domain, fields = msgpack.unpackb(MANIFEST.encode())
+    turned = msgpack.packb([domain, dict(reversed(fields.items()))])
+    assert msgpack.unpackb(turned) == [domain, fields]
+    with pytest.raises(CorruptBundle):
+        decode_manifest(turned, "file")
+    longer = MANIFEST.encode().replace(b"\xabtoken_count\xcd\x01\x2c", b"\xabtoken_count\xce\x00\x00\x01\x2c")
+    assert msgpack.unpackb(longer) == [domain, fields]
+    with pytest.raises(CorruptBundle):
+        decode_manifest(longer, "file")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"session": {"labels": ["x"] * 257}}, InvalidDraft),
+        ({"session": {"labels": "x"}}, InvalidDraft),
+        ({"session": {"labels": ["x" * 257]}}, InvalidDraft),
+        ({"session": {"labels": [""]}}, InvalidDraft),
+        ({"session": {"text": "x" * (4 << 20)}}, LimitExceeded),
+        ({"session": {1: "x"}}, InvalidDraft),
+    ],
+)
+def test_a_manifest_that_no_reader_would_take_is_not_written(change: dict[str, object], kind: type[StoreError]) -> None:
+    with pytest.raises(kind):
+        dataclasses.replace(MANIFEST, **change).encode()  # type: ignore[arg-type]
+
+
+def test_where_blocks_lie_is_no_part_of_the_manifest() -> None:
+    """Else a bundle that is written anew would be another one."""
+    held = dataclasses.replace(MANIFEST, blocks=tuple(entry.held_by(b"h" * 32) for entry in ENTRIES))
+    assert held.encode() == MANIFEST.encode()
+    assert bundle_id_of(held.encode()) == bundle_id_of(MANIFEST.encode())
 
 
 @given(st.binary(max_size=300))
