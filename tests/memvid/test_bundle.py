@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from fuzz.index_program import reseal as make_seals_right
 from store_making import (
     OTHER_URI,
     URI,
@@ -45,6 +46,7 @@ from torpor.memvid.errors import (
 )
 from torpor.memvid.layout import HEADER_BYTES, TRAILER_BYTES, StoredSlot, Trailer, encode_header
 from torpor.memvid.manifest import decode_manifest
+from torpor.memvid.page_sums import SUMS_FILE
 
 
 def read_all(path: Path, bundle_id: bytes) -> list[list[bytes]]:
@@ -269,10 +271,13 @@ def test_threat_23_a_bundle_of_a_later_version_is_refused_and_not_touched(store:
 
 
 def edit_index(store: Store, statement: str, *values: object) -> None:
-    """Change a row behind the store's back, as a backup or a hand would."""
-    with contextlib.closing(sqlite3.connect(Path(store.path) / "index.sqlite")) as connection:
+    """Change a row behind the store's back, every seal made right again, as a hand that knows the index would."""
+    with contextlib.closing(sqlite3.connect(Path(store.path) / "index.sqlite", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
         assert connection.execute(statement, values).rowcount == 1
-        connection.commit()
+        make_seals_right(connection)
+        connection.execute("COMMIT")
+    (Path(store.path) / SUMS_FILE).unlink(missing_ok=True)
 
 
 @pytest.fixture

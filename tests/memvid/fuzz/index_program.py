@@ -105,12 +105,12 @@ def _with_tables_changed(image: bytes, steps: Sequence[tuple[int, bytes]], seal:
                 _table_step(connection, step, Reader(arguments))
         if seal:
             with contextlib.suppress(sqlite3.Error, OverflowError, ValueError, TypeError, UnicodeError):
-                _reseal(connection)
+                reseal(connection)
         changed = connection.serialize()
     return changed[:18] + image[18:20] + changed[20:]
 
 
-def _reseal(connection: sqlite3.Connection) -> None:
+def reseal(connection: sqlite3.Connection) -> None:
     """Seal every row, and all rows together, as docs/format.md says."""
     seals = []
     for number, *values in connection.execute(f"SELECT number, {SEALED} FROM bundles").fetchall():
