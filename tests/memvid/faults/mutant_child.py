@@ -15,7 +15,8 @@ from faults import mutants
 
 
 def main(name: str, folder: Path) -> None:
-    mutants.install(mutants.all_mutants()[name])
+    if name != mutants.NONE:
+        mutants.install(mutants.all_mutants()[name])
     from faults.kill import prepare
     from faults.recording import record
     from faults.scenarios import SCENARIOS

@@ -7,17 +7,22 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from faults.mutants import EQUIVALENT, Mutant
+from faults.mutants import EQUIVALENT, NONE, Mutant
 from faults.power import Effort, replay
+from faults.recording import Recording, Write
 from faults.scenarios import SCENARIOS
 
 _CHILD: Final = Path(__file__).with_name("mutant_child.py")
 _FIRST: Final = ("refused", "delete_fork", "delete", "recover", "rebuild_on_a_full_disk", "sleep_delta", "create")
 """The scenarios that catch most mutants, soonest."""
+
+
+class MutantFailed(Exception):
+    """The mutant could not even be made, or does not get through the scenarios."""
 
 
 @dataclass
@@ -28,6 +33,7 @@ class Verdict:
     caught_by: str = ""
     lost: bool = False
     states: int = 0
+    scenarios: list[str] = field(default_factory=list)  # in which the mutant does anything else than the code
     error: str = ""
 
     @property
@@ -35,28 +41,55 @@ class Verdict:
         return not self.error and bool(self.caught_by) != (self.mutant in EQUIVALENT)
 
 
-def judge(mutant: Mutant, base: Path, effort: Effort) -> Verdict:
-    verdict = Verdict(mutant.name)
+def record_under(name: str, base: Path) -> dict[str, Recording]:
+    """The recordings of all scenarios by a process that runs this mutant, or NONE. Raises MutantFailed."""
     base.mkdir(parents=True)
-    command = [sys.executable, str(_CHILD), mutant.name, str(base)]
+    command = [sys.executable, str(_CHILD), name, str(base)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
-        verdict.error = done.stderr[-2000:]
-        return verdict
+        raise MutantFailed(done.stderr[-2000:])
     with (base / "recordings.pickle").open("rb") as file:
-        recordings = pickle.load(file)
+        recordings: dict[str, Recording] = pickle.load(file)
+    shutil.rmtree(base)
+    return recordings
+
+
+def _outline(recording: Recording) -> list[tuple[object, ...]]:
+    """What was done, without the bytes: SQLite salts its WAL anew each time."""
+    outline: list[tuple[object, ...]] = []
+    for operation in recording.operations:
+        match operation:
+            case Write(inode, offset, data):
+                outline.append(("write", inode, offset, len(data)))
+            case _:
+                outline.append((operation,))
+    return outline
+
+
+def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effort) -> Verdict:
+    """Replay the scenarios in which the mutant does anything else than the code, until it is caught."""
+    verdict = Verdict(mutant.name)
+    try:
+        recordings = record_under(mutant.name, base / "record")
+    except MutantFailed as error:
+        verdict.error = str(error)
+        return verdict
     order = [*_FIRST, *(name for name in recordings if name not in _FIRST)]
     for name in order:
+        if _outline(recordings[name]) == _outline(plain[name]):
+            continue
+        verdict.scenarios.append(name)
         settings = {"effort": effort, "most_failures": 1, "marks": SCENARIOS[name].marks}
         result = replay(name, recordings[name], base / "work", workers=1, **settings)
         verdict.states += result.states
         if result.failures:
             verdict.caught_by, verdict.lost = result.failures[0], bool(result.lost)
             break
-    shutil.rmtree(base)
     return verdict
 
 
 def judge_all(mutants: list[Mutant], base: Path, effort: Effort, workers: int) -> list[Verdict]:
+    plain = record_under(NONE, base / NONE)
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda item: judge(item[1], base / str(item[0]), effort), enumerate(mutants)))
+        jobs = [pool.submit(judge, mutant, plain, base / str(at), effort) for at, mutant in enumerate(mutants)]
+        return [job.result() for job in jobs]

@@ -25,6 +25,7 @@ from typing import Any, Final
 FLUSHES: Final = frozenset({"sync_file", "sync_folder", "_sync", "sync", "fsync", "fdatasync", "_settle"})
 _FLUSHING_SQL: Final = "wal_checkpoint"
 EARLY: Final = "tape: acknowledge before the work"
+NONE: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,11 @@ SWAPS: Final = (
         (Edit("index", "Index.drop", take_out="self._settle()", before="self._transaction()"),),
     ),
     Mutant(
-        "the old index is flushed away before it is unlinked",
-        (Edit("index", "Index.create", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
+        "nothing flushes that a file is about to be written anew",
+        (
+            Edit("index", "Index.begin_rewrite", take_out="self._settle()"),
+            Edit("index", "Index._count_on_disk", take_out="sync_folder("),
+        ),
     ),
     Mutant(
         "a refused sleep's file is flushed away before it is removed",
@@ -98,7 +102,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "a rename is one stroke and certain by its new folder; what else this flush covers, the name of a bundle's "
         "folder, make_folder has flushed (without both: a swap of its own, which is caught)"
     ),
-    "index.Index.create without `connection.execute('PRAGMA wal_checkpoint(TRUNCATE)')`": (
+    "index.Index.create without `index._checkpoint()`": (
         "brings the rows to read-only stores; an index whose rows a power cut took is made anew from the bundles"
     ),
 }

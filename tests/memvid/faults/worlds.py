@@ -192,9 +192,21 @@ def require_clean(store: Store, path: Path, *, deep: bool) -> None:
     needed = store.index.referenced()
     if idle := [name.name for name in names if name.suffix == ".mvr" and bytes.fromhex(name.stem) not in needed]:
         raise Broken(f"retired files stayed that nobody needs: {idle}")
+    require_refs_cover_files(store)
     report = store.verify(deep=deep)
     if not report.ok:
         raise Broken(f"verify finds {report.findings[0].code}: {report.findings[0].message}")
+
+
+def require_refs_cover_files(store: Store) -> None:
+    """A removal believes the index's references: they name every bundle that a version's file has blocks in."""
+    for latest in store.iter_sessions():
+        for row in store.versions(latest.uri):
+            with store.open_session(row.uri, row.version) as reader:
+                missing = {entry.bundle_id for entry in reader.entries} - {row.bundle_id}
+            missing -= set(store.index.refs_of(row.bundle_id))
+            if missing:
+                raise Broken(f"version {row.version} of {row.uri} needs bundles that the index does not name for it")
 
 
 def require_usable(store: Store, found: World) -> World:
