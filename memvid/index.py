@@ -202,8 +202,9 @@ class Index:
         last rewrite of a bundle; UnsafePath."""
         path = _require_index_file(store_path, root_fd)
         begun = _rewrites_begun(root_fd, store_path)
-        sums = None if _has_journal(root_fd) else PageSums.stored(root_fd, store_path, INDEX_FILE)
-        connection = _connect(path)
+        sums = None if _has_journal(root_fd, path) else PageSums.stored(root_fd, store_path, INDEX_FILE)
+        with _translated(path):
+            connection = _connect(path)
         try:
             _require_ours(connection, store_uuid, as_written=sums is not None)
             if _count_of(connection) < begun:
@@ -350,6 +351,20 @@ class Index:
                 self._connection, self._sums = fresh._connection, fresh._sums
 
             yield go_on_with
+
+    def go_on_in_memory(self) -> None:
+        """Leave the file as it is, and go on with a copy of it: for a disk without room for the smallest change.
+
+        The next opening brings the file in line with the bundles, or makes it anew where bundles were written anew
+        meanwhile, which the folder counts.
+        """
+        with self._lock:
+            memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            with _translated(self.path):
+                self._connection.backup(memory)
+            with contextlib.suppress(*_FAILURES):
+                self._connection.close()
+            self._connection, self._sums = memory, None
 
     def close(self) -> None:
         with self._lock:
@@ -877,10 +892,10 @@ def _require_index_file(store_path: str, root_fd: int) -> str:
     return path
 
 
-def _has_journal(root_fd: int) -> bool:
+def _has_journal(root_fd: int, path: str) -> bool:
     """Whether there is a journal that SQLite may take for its own and roll back into the file."""
     try:
-        os.stat(f"{INDEX_FILE}-journal", dir_fd=root_fd, follow_symlinks=False)
+        stat_name(root_fd, f"{INDEX_FILE}-journal", f"{path}-journal")
     except FileNotFoundError:
         return False
     return True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
-from torpor.memvid import Store
+from torpor.memvid import SessionUri, Store
 from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import BlockMissing, BundleMissing, NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.folder import StoreFolder
@@ -233,6 +233,33 @@ def test_a_delete_on_a_full_disk_that_is_cut_off_is_no_loss(
     with Store.open(store_path, writable=True) as again:
         assert (again.find_session(URI), again.opening.unreadable) == (None, ())
     assert files(store) == []
+
+
+def test_a_delete_succeeds_on_a_full_disk_where_others_need_every_byte(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be freed and the index file takes no change: the names of the files say that the session is gone."""
+    base = sleep(store, 512)
+    sleep(store, 600, uri=OTHER_URI, before=base)
+    real = Index.drop
+
+    def full_on_disk(self: Index, bundle_ids: list[bytes]) -> None:
+        if self._connection.execute("PRAGMA database_list").fetchone()[2]:  # the index has a file
+            raise NoSpace("No room for the index.")
+        real(self, bundle_ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "drop", full_on_disk)
+        assert store.delete_session(URI).versions_deleted == 1
+    assert store.find_session(URI) is None
+    require_awake(store, 600, uri=OTHER_URI)
+    after = sleep(store, 20, uri=SessionUri("default", "later"))
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.find_session(URI) is None
+        assert again.find_session(after.uri) is not None
+        require_awake(again, 600, uri=OTHER_URI)
+        assert again.verify(deep=True).ok
 
 
 def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
