@@ -152,7 +152,9 @@ class _Compaction:
             self._full = True
             self.report(step.file.path, error.code, error.message)
         except StoreError as error:
-            if self._core.index.knows(step.file.bundle_id) or step.file.retired:  # else it was deleted meanwhile
+            missing = isinstance(error, BundleMissing) and not _is_missed(self._core, error)
+            deleted = not self._core.index.knows(step.file.bundle_id) and not step.file.retired
+            if not missing and not deleted:  # else somebody deleted meanwhile what this needs
                 self.report(step.file.path, error.code, error.message)
         return False
 
@@ -234,6 +236,12 @@ class _Compaction:
         self._bytes_freed += freed
         path = self._core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
         self._actions.append(Action("remove", path, None, None, freed, reason))
+
+
+def _is_missed(core: StoreCore, error: BundleMissing) -> bool:
+    """Whether a bundle that is not there ought to be; else it was deleted meanwhile, which is nobody's loss."""
+    bundle_id = bytes.fromhex(str(error.details.get("bundle_id", "")))
+    return not bundle_id or core.index.knows(bundle_id) or bool(core.index.users_of(bundle_id))
 
 
 def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes]) -> dict[bytes, tuple[int, int]] | None:

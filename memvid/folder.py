@@ -16,6 +16,7 @@ import json
 import os
 import re
 import stat
+import threading
 import uuid
 import weakref
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ class StoreFolder:
         self._held_bytes: int | None = None
         self._file_count: int | None = None
         self._temps: weakref.WeakSet[durable.TempFile] = weakref.WeakSet()
+        self._making_temp = threading.Lock()
         try:
             self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
         except FileNotFoundError as error:
@@ -252,17 +254,20 @@ class StoreFolder:
     # --- temporary files
 
     def new_temp(self) -> durable.TempFile:
-        temp = durable.TempFile(self.bundles_fd, f"{self.path}/{BUNDLES}")
-        self._temps.add(temp)
-        return temp
+        with self._making_temp:  # else it is taken for a leftover before it is known
+            temp = durable.TempFile(self.bundles_fd, f"{self.path}/{BUNDLES}")
+            self._temps.add(temp)
+            return temp
 
     def leftover_temps(self) -> list[str]:
         """The names of temporary files that nobody is writing. Only under the store's lock.
 
         Small files are written at one go under the store's writing lock: who holds that too meets none of them.
         """
-        written = {os.path.basename(temp.path) for temp in self._temps.copy() if not temp.closed}
-        return [name for name in filter(durable.TEMP_NAME.fullmatch, self._names()) if name not in written]
+        with self._making_temp:
+            names = list(filter(durable.TEMP_NAME.fullmatch, self._names()))
+            written = {os.path.basename(temp.path) for temp in self._temps.copy() if not temp.closed}
+            return [name for name in names if name not in written]
 
     def remove_temps(self) -> int:
         """Remove what unfinished writes left behind; how many there were. Only under the store's lock.

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import store_making
 from store_making import expected, sleep, token_ids
-from torpor.memvid import CompactionPolicy, Receipt, SessionUri, Store, zstd
+from torpor.memvid import CompactionPolicy, Receipt, SessionUri, Store, durable, zstd
 from torpor.memvid.errors import BlockMissing, BundleMissing, Corruption, MarkNotFound, SessionNotFound
 from torpor.memvid.retention import Retention
 
@@ -250,6 +250,26 @@ def test_t8_a_process_that_reads_beside_them_wakes_whole_versions_only(store_pat
 @pytest.mark.parametrize("seed", range(100, 250))
 def test_t8_the_same_in_many_histories(store_path: Path, seed: int) -> None:
     assert run_history(store_path, seed, threads=2 + seed % 7, steps=20) == 20 * (2 + seed % 7)
+
+
+def test_a_temporary_file_is_no_leftover_between_its_making_and_its_use(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gc on another thread took it for one, and the sleep that had made it failed."""
+    found: list[list[str]] = []
+    folder = store._core.folder
+    looking = threading.Thread(target=lambda: found.append(folder.leftover_temps()))
+
+    class Made(durable.TempFile):
+        def __init__(self, folder_fd: int, folder_path: str) -> None:
+            super().__init__(folder_fd, folder_path)
+            looking.start()
+            looking.join(0.05)
+
+    monkeypatch.setattr(durable, "TempFile", Made)
+    with contextlib.closing(folder.new_temp()):
+        looking.join()
+    assert found == [[]]
 
 
 if __name__ == "__main__":
