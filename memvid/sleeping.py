@@ -7,12 +7,14 @@ Rules:
   their content, so nothing of them is read again, and a sleep costs what is new.
 - A new block that some live bundle holds already, by its id, is referred to and not written. Its bytes on disk are
   read and compared first: nothing is acknowledged that was not found good on disk.
-- What is referred to is pinned until the new version's row stands in the index.
+- What is referred to is pinned until the new version's row stands in the index, and is looked for once more under the
+  lock: a pin taken while a delete or a compaction was past its own look at the pins holds nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +23,11 @@ from typing import Any
 
 from .. import __version__
 from .blocks import BlockDraft, BlockEntry, require_chain
-from .bundle import FilePool
+from .bundle import FilePool, FrameFile
 from .codecs import Codec
 from .core import StoreCore
 from .durable import TempFile
-from .errors import BlockMissing, BundleMissing, DurabilityLost, InvalidDraft, LimitExceeded, StoreError
+from .errors import BlockMissing, BundleMissing, Corruption, DurabilityLost, InvalidDraft, LimitExceeded, StoreError
 from .folder import LIVE_SUFFIX
 from .identity import Identity
 from .index import LIVE, IndexedBundle, row_of
@@ -36,6 +38,9 @@ from .uri import SessionUri
 from .writer import BundleWriter, PreparedBlock, Room, prepare_block
 
 Progress = Callable[[int, int], None]
+
+_TRIES = 8
+"""How often a sleep is led elsewhere before it gives up: each time another delete or compaction took what it found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,7 @@ def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
         room = stack.enter_context(core.metering())
         room(0)  # where nothing may be written any more, not even a temporary file is made
         with core.poisoning():
-            temp = core.new_temp()
-            stack.callback(temp.close)
-            return _Sleep(core, request, version, holdings, places, temp, room).run()
+            return _Sleep(core, request, version, holdings, places, stack, room).run()
 
 
 class _Sleep:
@@ -83,7 +86,7 @@ class _Sleep:
         version: int,
         holdings: Holdings,
         places: dict[bytes, bytes],
-        temp: TempFile,
+        stack: contextlib.ExitStack,
         room: Room,
     ) -> None:
         self._core = core
@@ -91,8 +94,15 @@ class _Sleep:
         self._version = version
         self._holdings = holdings
         self._places = places
-        self._temp = temp
-        self._writer = BundleWriter(temp, room)
+        self._stack = stack
+        self._room = room
+        self._found: dict[bytes, PreparedBlock] = {}  # new blocks that are referred to and not written
+        self._temp, self._writer = self._new_file()
+
+    def _new_file(self) -> tuple[TempFile, BundleWriter]:
+        temp = self._core.new_temp()
+        self._stack.callback(temp.close)
+        return temp, BundleWriter(temp, self._room)
 
     def run(self) -> Receipt:
         entries = [*self._request.reused, *self._write_blocks()]
@@ -102,10 +112,19 @@ class _Sleep:
         manifest = self._manifest(entries)
         encoded = manifest.encode()
         bundle_id = bundle_id_of(encoded)
-        directory = self._writer.finish(encoded, manifest.blocks, bundle_id, self._places)
-        row = row_of(manifest, bundle_id, self._temp.size_bytes)
-        blocks = tuple(self._writer.frames)
-        publish(self._core, self._temp, IndexedBundle(bundle_id, LIVE, row, directory.holders, blocks))
+        for _ in range(_TRIES):
+            directory = self._writer.finish(encoded, manifest.blocks, bundle_id, self._places)
+            row = row_of(manifest, bundle_id, self._temp.size_bytes)
+            blocks = tuple(self._writer.frames)
+            with self._core.committing():
+                moved = moved_blocks(self._core, self._places)
+                if not moved:
+                    publish(self._core, self._temp, IndexedBundle(bundle_id, LIVE, row, directory.holders, blocks))
+                    return self._receipt(manifest, bundle_id, len(blocks))
+            self._lead_elsewhere(moved, bundle_id)
+        raise _block_missing(moved[0], bundle_id)
+
+    def _receipt(self, manifest: Manifest, bundle_id: bytes, written: int) -> Receipt:
         return Receipt(
             uri=manifest.uri,
             version=manifest.version,
@@ -114,10 +133,31 @@ class _Sleep:
             token_count=manifest.token_count,
             bytes_written=self._temp.size_bytes,
             logical_bytes=manifest.logical_bytes,
-            blocks_new=len(blocks),
-            blocks_reused=len(entries) - len(blocks),
-            entries=tuple(entry.held_by(self._places.get(entry.id, bundle_id)) for entry in entries),
+            blocks_new=written,
+            blocks_reused=len(manifest.blocks) - written,
+            entries=tuple(entry.held_by(self._places.get(entry.id, bundle_id)) for entry in manifest.blocks),
         )
+
+    def _lead_elsewhere(self, moved: Sequence[bytes], bundle_id: bytes) -> None:
+        """Write the file again, for blocks that went from where they were found before the commit: a delete or a
+        compaction was about to take them when they were looked for."""
+        self._holdings.look_again()
+        earlier = FrameFile(os.dup(self._temp.fd), self._temp.path, bundle_id)
+        with contextlib.closing(earlier):
+            self._temp, self._writer = self._new_file()
+            for block_id in earlier.frames:
+                self._writer.add_copy(earlier, block_id)
+        for block_id in moved:
+            block = self._found.get(block_id)
+            find = self._holdings.find if block is None else self._holdings.find_sound
+            holder = find(block_id)
+            if holder is not None:
+                self._places[block_id] = holder
+            elif block is not None:
+                del self._places[block_id]
+                self._writer.add(block, self._request.codec)
+            else:
+                raise _block_missing(block_id, bundle_id)
 
     def _write_blocks(self) -> Iterator[BlockEntry]:
         request = self._request
@@ -144,6 +184,7 @@ class _Sleep:
             self._writer.add(block, self._request.codec)
         else:
             self._places[block.id] = holder
+            self._found[block.id] = block
 
     def _manifest(self, entries: Sequence[BlockEntry]) -> Manifest:
         request = self._request
@@ -159,6 +200,22 @@ class _Sleep:
             session=request.session,
             environment=request.environment,
         )
+
+
+def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
+    """Those of the blocks that are not any more where `places` says. To be asked while committing: what is there then,
+    and pinned, stays until the row that refers to it stands in the index."""
+    moved: list[bytes] = []
+    by_holder: dict[bytes, list[bytes]] = {}
+    for block_id, holder in places.items():
+        by_holder.setdefault(holder, []).append(block_id)
+    for holder, block_ids in by_holder.items():
+        try:
+            with contextlib.closing(core.open_frames(holder)) as file:
+                moved += [block_id for block_id in block_ids if block_id not in file.frames]
+        except Corruption:
+            moved += block_ids
+    return moved
 
 
 def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle) -> None:
@@ -192,6 +249,12 @@ class Holdings:
 
     def close(self) -> None:
         self._pool.close()
+
+    def look_again(self) -> None:
+        """Forget what the files held when they were looked at. They stay pinned."""
+        self._pool.close()
+        self._pool = FilePool(self._core.open_frames)
+        self._frames.clear()
 
     def has(self, holder: bytes, block_id: bytes) -> bool:
         """Whether a bundle's file holds a frame of this block; False too where the file cannot be read or is gone."""
@@ -262,12 +325,16 @@ def _holder_now(holdings: Holdings, block_id: bytes, place: bytes | None, parent
     """Which bundle holds a block at present: where its bundle says, or wherever the index has it."""
     holder = place if place is not None and holdings.has(place, block_id) else holdings.find(block_id)
     if holder is None:
-        raise BlockMissing(
-            f"No bundle holds the block {block_id.hex()} any more that the bundle {parent.hex()} refers to.",
-            block_id=block_id.hex(),
-            bundle_id=parent.hex(),
-        )
+        raise _block_missing(block_id, parent)
     return holder
+
+
+def _block_missing(block_id: bytes, bundle_id: bytes) -> BlockMissing:
+    return BlockMissing(
+        f"No bundle holds the block {block_id.hex()} any more that the bundle {bundle_id.hex()} refers to.",
+        block_id=block_id.hex(),
+        bundle_id=bundle_id.hex(),
+    )
 
 
 def environment() -> dict[str, str]:

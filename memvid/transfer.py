@@ -42,7 +42,7 @@ from .index import LIVE, IndexedBundle, row_of
 from .manifest import Manifest, bundle_id_of
 from .paths import io_error, open_foreign_file
 from .records import ExportReport, IndexRow, Receipt
-from .sleeping import Holdings, environment, publish
+from .sleeping import Holdings, environment, moved_blocks, publish
 from .uri import SessionUri
 from .writer import BundleWriter, Room
 
@@ -304,6 +304,10 @@ class _Intake:
             assert also is not None
             self._writer.add_copy(also, block_id)
 
+    def is_led_right(self) -> bool:
+        """Whether every block that is not copied is still where it was found. To be asked while committing."""
+        return not moved_blocks(self._core, self._places)
+
     def finish(self, manifest: Manifest, also: FrameFile | None = None) -> tuple[IndexedBundle, Receipt]:
         encoded = manifest.encode()
         bundle_id = bundle_id_of(encoded)
@@ -346,8 +350,7 @@ def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, Temp
 
 def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri: SessionUri) -> Receipt:
     """A new version of a session, with the blocks of the imported bundle, which becomes its parent."""
-    with core.next_version(uri) as version, _intake(core, source) as (intake, temp, _):
-        intake.take(imported.blocks)
+    with core.next_version(uri) as version:
         manifest = Manifest(
             uri=uri,
             version=version,
@@ -359,9 +362,14 @@ def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri
             session=imported.session,
             environment=environment(),
         )
-        bundle, receipt = intake.finish(manifest)
-        publish(core, temp, bundle)
-        return receipt
+        while True:
+            with _intake(core, source) as (intake, temp, _):
+                intake.take(imported.blocks)
+                bundle, receipt = intake.finish(manifest)
+                with core.committing():
+                    if intake.is_led_right():
+                        publish(core, temp, bundle)
+                        return receipt
 
 
 def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) -> Receipt:
@@ -379,7 +387,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
             intake.take(manifest.blocks, retired)
             bundle, receipt = intake.finish(manifest, retired)
             with core.committing():
-                if _is_same(core, source.bundle_id, retired):
+                if intake.is_led_right() and _is_same(core, source.bundle_id, retired):
                     publish(core, temp, bundle)
                     if retired is not None:
                         with contextlib.suppress(StoreIoError):  # nobody looks into it beside the live one

@@ -13,6 +13,7 @@ from typing import Any
 from .blocks import BlockEntry, span_parents
 from .bundle import BundleFile, FrameFile, require_promised
 from .errors import (
+    BlockMissing,
     BundleMissing,
     IndexMismatch,
     OwnerMismatch,
@@ -215,7 +216,9 @@ def _verify_bundle(
         listed = _check_manifest(file, row, tally)
         for block_id in file.frames:
             _verify_block(file, block_id, listed.get(block_id), file.manifest, tally, deep)
-        return _uses(file, file.manifest) if file.manifest else {}
+        if file.manifest is None or not file.path.endswith(LIVE_SUFFIX):
+            return {}  # a bundle that is no version any more needs nothing: others may have lost what it looked for
+        return _uses(file, file.manifest)
 
 
 def _check_manifest(
@@ -287,7 +290,7 @@ def _verify_refs(
                         again = _User(user.bundle_id, user.path, user.identity_digest)
                         moved.setdefault(place, {}).setdefault(user.bundle_id, again).blocks.append((entry, parent))
                         continue
-                    if not isinstance(error, BundleMissing) or promised(user.bundle_id):
+                    if not isinstance(error, BundleMissing | BlockMissing) or promised(user.bundle_id):
                         tally.find(user.path, error)
                     if not holder.sound:
                         break  # nothing else that this user looks for there will be found

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import store_making as making
-from store_making import IDENTITY, OTHER_URI, URI, drafts, expected, require_awake, sleep
+from store_making import IDENTITY, OTHER_URI, URI, bundle_path, drafts, expected, require_awake, sleep
 from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, Store
 from torpor.memvid.errors import BlockMissing, InvalidDraft
+from torpor.memvid.pins import Pins
 from torpor.memvid.rewriting import Contents, prepared
 
 WAIT = 30
@@ -224,3 +225,50 @@ def test_threat_51_what_a_failed_sleep_referred_to_goes_with_it(store: Store) ->
     with pytest.raises(InvalidDraft):
         write(store, OTHER_URI, blocks(), 900, parent=first.bundle_id, reused=first.entries[:2])
     assert store.statistics().bundle_files == 0
+
+
+def unpinned_delete(store: Store, monkeypatch: pytest.MonkeyPatch, uri: SessionUri) -> None:
+    """A delete that has looked at the pins already when a sleep takes its own."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Pins, "wait_or_free", lambda self, bundle_ids: sorted(bundle_ids))
+        store.delete_session(uri)
+
+
+def test_a_block_that_is_deleted_after_it_was_found_is_written_after_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = sleep(store, 600)
+
+    def blocks() -> Iterator[BlockDraft]:
+        *most, last = drafts(600)
+        yield from most
+        unpinned_delete(store, monkeypatch, URI)
+        yield last
+
+    receipt = store.write_bundle(
+        uri=OTHER_URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=600
+    )
+    assert (receipt.blocks_new, receipt.blocks_reused) == (4, 0)
+    assert not bundle_path(store, base.bundle_id).with_suffix(".mvr").exists()
+    require_awake(store, 600, uri=OTHER_URI)
+    assert store.verify(deep=True).ok
+
+
+def test_a_reused_block_that_is_deleted_under_a_sleep_is_never_acknowledged(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = sleep(store, 600)
+
+    def blocks() -> Iterator[BlockDraft]:
+        unpinned_delete(store, monkeypatch, URI)
+        yield from drafts(600, first=512)
+
+    with pytest.raises(BlockMissing):
+        store.write_bundle(
+            uri=OTHER_URI, identity=IDENTITY, parent=base.bundle_id, reused=base.entries[:2], blocks=blocks(),
+            session={}, token_count=600,
+        )  # fmt: skip
+    assert store.find_session(OTHER_URI) is None
+    assert not list(Path(store.path).rglob("*.tmp"))
+    sleep(store, 600, uri=OTHER_URI)
+    require_awake(store, 600, uri=OTHER_URI)
