@@ -30,7 +30,7 @@ from faults.worlds import Tape
 Report = dict[str, Any]
 FOUND: Final = 3
 _DELETES: Final = ("delete_fork",)
-_FULL_EFFORT: Final = power.Effort(subsets=40, tears=6)
+_FULL_EFFORT: Final = power.Effort(subsets=400, tears=40)
 _SHARE_EFFORT: Final = power.Effort(subsets=1, tears=0)
 _MUTANT_EFFORT: Final = power.Effort(subsets=2, tears=0)
 
@@ -60,7 +60,7 @@ def run_power(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     for number, scenario in enumerate(scenarios):
         path = base / str(number) / "store"
         recording = record(scenario.run, path, Tape(kill.prepare(scenario, path)))
-        settings: dict[str, Any] = {"effort": _FULL_EFFORT, "recoveries_every": 400}
+        settings: dict[str, Any] = {"effort": _FULL_EFFORT, "recoveries_every": 500}
         if not full:
             settings = {"effort": _SHARE_EFFORT, "one_in": 24}
         found.append(
