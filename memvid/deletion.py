@@ -80,7 +80,7 @@ def remove_retired(folder: StoreFolder, index: Index, pins: Pins, retired: Itera
     """Remove those of the retired bundles' files that no other bundle needs; those that are open wait for their last
     reader. Returns the bytes that each frees. Only where every bundle can be read."""
     free = pins.wait_or_free(unneeded(index, retired))
-    return _remove(folder, unneeded(index, free))
+    return _remove(folder, index, unneeded(index, free))
 
 
 def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> dict[bytes, int]:
@@ -88,7 +88,7 @@ def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> dict[bytes,
 
     Nothing waits in a store with a bundle that cannot be read: there no delete asks for a removal.
     """
-    return _remove(folder, unneeded(index, pins.wait_or_free(())))
+    return _remove(folder, index, unneeded(index, pins.wait_or_free(())))
 
 
 def unneeded(index: Index, bundle_ids: Iterable[bytes], but_for: Iterable[bytes] = ()) -> list[bytes]:
@@ -97,7 +97,10 @@ def unneeded(index: Index, bundle_ids: Iterable[bytes], but_for: Iterable[bytes]
     return [bundle_id for bundle_id in bundle_ids if others.issuperset(index.users_of(bundle_id))]
 
 
-def _remove(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> dict[bytes, int]:
+def _remove(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> dict[bytes, int]:
+    """Where the index's file could not be changed the files are only emptied, as in `_make_room`: their rows stand."""
+    if index.file_is_behind:
+        return {bundle_id: folder.empty_retired(bundle_id) for bundle_id in bundle_ids}
     return {bundle_id: folder.remove(bundle_id, RETIRED_SUFFIX) for bundle_id in bundle_ids}
 
 

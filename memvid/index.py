@@ -193,6 +193,8 @@ class Index:
         self._entered: list[bytes] = []
         self._left: list[bytes] = []
         self.path = path
+        self.file_is_behind = False
+        """Whether the file still has rows of what was dropped since, because it takes no change."""
 
     # --- opening and making
 
@@ -349,6 +351,7 @@ class Index:
 
             def go_on_with(fresh: Index) -> None:
                 self._connection, self._sums = fresh._connection, fresh._sums
+                self.file_is_behind = False
 
             yield go_on_with
 
@@ -356,7 +359,8 @@ class Index:
         """Leave the file as it is, and go on with a copy of it: for a disk without room for the smallest change.
 
         The next opening brings the file in line with the bundles, or makes it anew where bundles were written anew
-        meanwhile, which the folder counts.
+        meanwhile, which the folder counts. Until then no file whose row may stand there is removed (`file_is_behind`):
+        a row without a file is a loss.
         """
         with self._lock:
             memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -364,7 +368,7 @@ class Index:
                 self._connection.backup(memory)
             with contextlib.suppress(*_FAILURES):
                 self._connection.close()
-            self._connection, self._sums = memory, None
+            self._connection, self._sums, self.file_is_behind = memory, None, True
 
     def close(self) -> None:
         with self._lock:
@@ -457,6 +461,8 @@ class Index:
         `drop` alone overwrites what it frees (secure_delete), but what SQLite moved about in a page before may remain
         there. Needs room for a second copy of the index. Raises NoSpace, StoreIoError; the rows are then as they were.
         """
+        if self.file_is_behind:
+            raise NoSpace(f"The disk was too full to change {self.path}. Free some space and open the store again.")
         with self._lock:
             with self._translated():
                 self._connection.execute("VACUUM")

@@ -262,6 +262,33 @@ def test_a_delete_succeeds_on_a_full_disk_where_others_need_every_byte(
         assert again.verify(deep=True).ok
 
 
+def test_what_is_deleted_while_the_index_file_takes_no_change_is_no_loss_at_the_next_open(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file keeps the rows of both sessions: neither may look like one whose file is missing, nor come back."""
+    sleep(store, 600, uri=OTHER_URI, before=sleep(store, 512))
+    real = Index.drop
+
+    def full_on_disk(self: Index, bundle_ids: list[bytes]) -> None:
+        if self._connection.execute("PRAGMA database_list").fetchone()[2]:  # the index has a file
+            raise NoSpace("No room for the index.")
+        real(self, bundle_ids)
+
+    monkeypatch.setattr(Index, "drop", full_on_disk)
+    store.delete_session(URI)
+    forgotten = store.forget(OTHER_URI)
+    assert store.index.path in [problem.path for problem in forgotten.problems]
+    sleep(store, 40, seed=3)
+    store.close()
+    monkeypatch.undo()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert [row.uri for row in again.iter_sessions()] == [URI]
+        require_awake(again, 40, seed=3)
+        assert files(again) == [".mvb"]
+        assert again.verify(deep=True).ok
+
+
 def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the opening of its bundle and the pinning of its ancestors: not damage."""
     second = sleep(store, 700, before=sleep(store, 600))
