@@ -13,9 +13,7 @@ Rounds are interleaved and medians reported. Nothing else should run on the mach
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -34,10 +32,12 @@ from torpor.daemon.results import Event, Token
 from torpor.daemon.service import Service
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache
-from machine import describe, spread
+from figures import parser_for, plotted, rounds_of, save
+from machine import spread
 # isort: on
 
 LENGTHS = (512, 1024, 2048, 4096, 7680)
+QUICK_LENGTHS = (256, 512)
 ROUNDS = 5
 _MIB = 2**20
 
@@ -100,9 +100,9 @@ def ignore(_event: object) -> None:
     """For events that are not measured."""
 
 
-async def measure(lengths: tuple[int, ...], rounds: int) -> list[Length]:
-    """Everything, on a store of its own on the file system of the temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="torpor-bench-") as folder:
+async def measure(lengths: tuple[int, ...], rounds: int, parent: Path | None) -> list[Length]:
+    """Everything, on a store of its own in `parent` (the folder for temporary files, unless told)."""
+    with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=parent) as folder:
         service = await Service.open(store_path=Path(folder) / "store")
         try:
             tokens = await document(service, max(lengths))
@@ -206,14 +206,8 @@ async def timed(work: Callable[[], Coroutine[Any, Any, object]]) -> float:
 
 def report(lengths: list[Length], out: Path) -> None:
     """The figures as JSON and as a plot, and a few lines for a person."""
-    figures = {
-        "benchmark": "wake",
-        "machine": describe(),
-        "device": str(mx.default_device()),
-        "lengths": [length.figures() for length in lengths],
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "wake.json").write_text(json.dumps(figures, indent=2) + "\n")
+    lines = {"device": str(mx.default_device()), "lengths": [length.figures() for length in lengths]}
+    figures = save("wake", lines, out)
     plot(figures, out / "wake.png")
     head = f"{'tokens':>7} {'state MiB':>10} {'cold s':>8} {'woken s':>8} {'ratio':>7}"
     print(f"{head}   wake / mlx-lm load   sleep / write+fsync")
@@ -229,40 +223,27 @@ def report(lengths: list[Length], out: Path) -> None:
 
 def plot(figures: dict[str, Any], path: Path) -> None:
     """Time to first token over the length of the context, woken beside read again."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.2))
-    for name, label, colour in (
-        ("cold_first_token", "read again", "tab:red"),
-        ("woken_first_token", "woken, verified", "tab:blue"),
-    ):
-        tokens = [each["tokens"] for each in figures["lengths"]]
-        seconds = [each["seconds"][name] for each in figures["lengths"]]
-        middle = [each["median"] for each in seconds]
-        axes.plot(tokens, middle, "o-", label=label, color=colour)
-        axes.fill_between(
-            tokens, [each["lowest"] for each in seconds], [each["highest"] for each in seconds], alpha=0.2, color=colour
-        )
-    axes.set(xlabel="tokens of context", ylabel="seconds to the first token", yscale="log", xscale="log")
-    machine = figures["machine"]
-    axes.set_title(f"Demo model, {machine['processor']}, {machine['cpu_count']} cores, {figures['device']}", fontsize=9)
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    with plotted(path, figures, f"Demo model on {figures['device']}") as axes:
+        for name, label, colour in (
+            ("cold_first_token", "read again", "tab:red"),
+            ("woken_first_token", "woken, verified", "tab:blue"),
+        ):
+            tokens = [each["tokens"] for each in figures["lengths"]]
+            seconds = [each["seconds"][name] for each in figures["lengths"]]
+            lowest, highest = [each["lowest"] for each in seconds], [each["highest"] for each in seconds]
+            axes.plot(tokens, [each["median"] for each in seconds], "o-", label=label, color=colour)
+            axes.fill_between(tokens, lowest, highest, alpha=0.2, color=colour)
+        axes.set(xlabel="tokens of context", ylabel="seconds to the first token", yscale="log", xscale="log")
+        axes.legend()
 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="tokens of context")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="interleaved rounds per length")
-    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder for wake.json and wake.png")
+    parser = parser_for(__doc__, ROUNDS)
+    parser.add_argument("--lengths", type=int, nargs="+", help="tokens of context")
     options = parser.parse_args()
-    lengths = asyncio.run(measure(tuple(sorted(options.lengths)), options.rounds))
+    asked = sorted(options.lengths or (QUICK_LENGTHS if options.quick else LENGTHS))
+    lengths = asyncio.run(measure(tuple(asked), rounds_of(options), options.folder))
     report(lengths, options.out)
     medians = [statistics.median(round_.cold_first_token for round_ in length.rounds) for length in lengths]
     print(f"longest context read in {medians[-1]:.2f} s; figures and plot in {options.out}")
