@@ -50,7 +50,7 @@ from .layout import (
 )
 from .limits import CHUNK_BYTES, MAX_BLOCK_HEADER_BYTES, MAX_IOVECS, MAX_OPEN_ANCESTORS, MAX_SLOTS
 from .manifest import Manifest, bundle_id_of, decode_manifest
-from .paths import io_error, stat_open
+from .paths import Stamp, io_error, stamp_of, stat_open
 
 _MAX_HEAD_BYTES: Final = head_bytes_for(MAX_BLOCK_HEADER_BYTES, MAX_SLOTS)
 
@@ -115,6 +115,10 @@ class FrameFile:
         """Device and inode of the open file, to tell whether its name still means it."""
         status = stat_open(self._fd, self.path)
         return status.st_dev, status.st_ino
+
+    def stamp(self) -> Stamp:
+        """What also tells whether something was written over the open file since."""
+        return stamp_of(stat_open(self._fd, self.path))
 
     def frame_of(self, block_id: bytes) -> Frame:
         """Where a block's frame is. Raises BlockMissing unless this file holds it."""

@@ -140,6 +140,11 @@ class StoreCore:
         finally:
             self._give_back(uri, version)
 
+    def being_written(self, uri: SessionUri) -> tuple[int, ...]:
+        """The version numbers of a session that were given and are not committed, nor given back."""
+        with self._writing:
+            return tuple(self._reserved.get(uri, ()))
+
     def _give_back(self, uri: SessionUri, version: int) -> None:
         with self._writing:
             taken = self._reserved[uri]

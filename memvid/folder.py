@@ -26,7 +26,7 @@ from . import durable
 from .errors import BundleMissing, NoStore, NotAStore, UnsupportedFormat
 from .limits import MAX_STORE_JSON_BYTES
 from .lock import LOCK_NAME
-from .paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, open_root, stat_name
+from .paths import FOLDER_MODE, Stamp, io_error, list_names, open_file, open_folder, open_root, stamp_of, stat_name
 
 STORE_VERSION: Final = 1
 STORE_FILE: Final = "store.json"
@@ -122,6 +122,13 @@ class StoreFolder:
                 status = stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
                 return (status.st_dev, status.st_ino) == inode
         return False
+
+    def stamp_of(self, bundle_id: bytes, suffix: str) -> Stamp | None:
+        """What tells a bundle's file of this ending from another that takes its place; None if there is none."""
+        name = bundle_id.hex()
+        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            return stamp_of(stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)))
+        return None
 
     def list_bundles(self) -> dict[bytes, str]:
         """All bundle files by id, with their ending. A bundle with both endings counts as live. Raises StoreIoError."""

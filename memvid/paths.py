@@ -18,6 +18,9 @@ from .errors import StoreError, StoreIoError, UnsafePath
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 
+Stamp = tuple[int, int, int, int, int]
+"""Device, inode, size, modification and change time of a file. The change time is what nobody can set back."""
+
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -94,6 +97,11 @@ def stat_open(fd: int, path: str) -> os.stat_result:
         return os.fstat(fd)
     except OSError as error:
         raise io_error(error, "look at", path) from error
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """What tells a file from another under its name, and from itself after something was written to it."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def require_own_regular(status: os.stat_result, path: str) -> None:

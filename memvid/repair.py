@@ -15,6 +15,8 @@ Rules:
 - What takes a damaged file's place is written, flushed and read back before the damaged one leaves its name, and the
   damaged bytes are in quarantine before anything takes their name.
 - A sound version is never written to, and keeps every block that it looks for elsewhere.
+- Each step asks again, under the lock, for what its plan rests on: the file as it was looked at, the version's row, the
+  version that it yields to, the blocks that were nowhere. Somebody may have deleted, slept or imported meanwhile.
 - A second run finishes what was begun; after that there is nothing to do.
 """
 
@@ -84,12 +86,14 @@ class Salvage:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A file that goes to quarantine. `keep` says whether its sound frames stay, as a retired file."""
+    """A file that goes to quarantine. `keep` says whether its sound frames stay, as a retired file; `rival`, that it is
+    one because another bundle is used as the same version."""
 
     file: FileState
     keep: bool
     reason: str
     loss: str = ""
+    rival: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def plan_repair(survey: Survey, path_of: Callable[[bytes], str]) -> RepairPlan:
     def aside(file: FileState, reason: str, loss: str = "") -> SetAside:
         # what is needed by a file that cannot be read is unknown
         keep = bool(file.sound) and (bool(survey.unjudged) or file.bundle_id in needed)
-        return SetAside(file, keep, reason, loss)
+        return SetAside(file, keep, reason, loss, file in rivals)
 
     return RepairPlan(
         mends=tuple(mends),
@@ -449,7 +453,8 @@ class _Run:
             self._copied(file) as copy,
             self.core.committing(),
         ):
-            self._require_unchanged(file)
+            self._require_standing(file)
+            self._require_number(manifest, file)
             _require_held(self.core, manifest, bundle)
             if copy is not None:
                 copy.publish()
@@ -486,6 +491,8 @@ class _Run:
                 self._written(step.layout, encoded, manifest, bundle_id_of(encoded)) as (temp, bundle),
                 self.core.committing(),
             ):
+                self._require_standing(step.file)
+                self._require_newest(lost.uri, version)
                 _require_held(self.core, manifest, bundle)
                 publish(self.core, temp, bundle)
 
@@ -508,6 +515,7 @@ class _Run:
         if not step.keep:
             with core.committing():
                 self._require_free(file, and_unneeded=True)
+                self._require_still_so(step)
                 self._move_away(file)
             return
         layout = Layout(tuple((block_id, file.bundle_id) for block_id in file.sound), {})
@@ -516,6 +524,7 @@ class _Run:
             temp, _ = stack.enter_context(self._written(layout, b"", None, file.bundle_id, pinning=False))
             stack.enter_context(core.committing())
             self._require_free(file)
+            self._require_still_so(step)
             if copy is not None:
                 copy.publish()
             # From the moment that the live file leaves, its retired twin is found: nobody misses a block.
@@ -535,6 +544,7 @@ class _Run:
 
         def work() -> None:
             with core.committing():
+                self._require_row(row.bundle_id)
                 if core.folder.suffix_of(row.bundle_id) == LIVE_SUFFIX:
                     raise _Changed
                 core.index.drop([row.bundle_id])
@@ -613,12 +623,54 @@ class _Run:
     def _require_unchanged(self, file: FileState) -> None:
         core = self.core
         same = core.folder.suffix_of(file.bundle_id) == file.suffix
-        if not same or not core.folder.is_current(file.bundle_id, file.inode):
+        if not same or core.folder.stamp_of(file.bundle_id, file.suffix) != file.stamp:
             raise _Changed
+
+    def _require_row(self, bundle_id: bytes) -> None:
+        """Raise unless a bundle is still the version that it was, or still none."""
+        if self.core.index.rows_of([bundle_id]).get(bundle_id) != self.survey.rows.get(bundle_id):
+            raise _Changed
+
+    def _require_standing(self, file: FileState) -> None:
+        """Raise unless a version is as it was looked at: its session may have been deleted or forgotten since."""
+        self._require_unchanged(file)
+        self._require_row(file.bundle_id)
+
+    def _require_number(self, manifest: Manifest, file: FileState) -> None:
+        """Raise where another bundle has become the version that this file is."""
+        row = self.core.index.find(manifest.uri, manifest.version)
+        if row is not None and row.bundle_id != file.bundle_id:
+            raise _Changed
+
+    def _require_newest(self, uri: SessionUri, version: int) -> None:
+        """Raise where a session has slept since it was looked at, or is about to: what is left of an old version would
+        be newer than what was just put to sleep."""
+        latest = self.core.index.find(uri)
+        known = max((row.version for row in self.survey.rows.values() if row.uri == uri), default=0)
+        if (latest.version if latest else 0) > known or any(one < version for one in self.core.being_written(uri)):
+            raise _Changed
+
+    def _require_still_so(self, step: SetAside) -> None:
+        """Raise unless what a file is set aside for is still so: the other bundle that is used as its version, or that
+        nothing holds the blocks which it lacks. A sleep or an import may have written them since."""
+        manifest = step.file.manifest
+        if not step.file.is_live or manifest is None:
+            return
+        if step.rival:
+            row = self.core.index.find(manifest.uri, manifest.version)
+            if row is None or row.bundle_id == step.file.bundle_id:
+                raise _Changed
+            return
+        for entry in manifest.blocks:
+            if not self.survey.is_sound(entry.id) and any(map(self._is_new, self.core.index.holders_of(entry.id))):
+                raise _Changed
+
+    def _is_new(self, bundle_id: bytes) -> bool:
+        return bundle_id not in self.survey.files and self.core.folder.has_bundle(bundle_id)
 
     def _require_free(self, file: FileState, *, and_unneeded: bool = False) -> None:
         """Raise unless the file is as it was, nobody has it open, and, if asked for, no version looks into it."""
-        self._require_unchanged(file)
+        self._require_standing(file)
         if self.core.pins.count(file.bundle_id):
             raise _Changed
         if and_unneeded and any(self._looks_into(user, file) for user in self.core.index.users_of(file.bundle_id)):

@@ -23,6 +23,7 @@ from .errors import BundleMissing, StoreError, StoreIoError, UnsafePath, Unsuppo
 from .folder import LIVE_SUFFIX
 from .index import SHADOWED
 from .manifest import Manifest
+from .paths import Stamp
 from .records import Finding, IndexRow
 from .salvage import DamagedFile
 
@@ -36,6 +37,7 @@ class FileState:
     """One bundle's file as it was found.
 
     places: for each block of the manifest the bundle that is said to hold it; None where no directory could be read.
+    stamp: what tells it from a file that took its place, or was written over it, since.
     sound: the blocks whose frames in this file are good, in file order; damaged: those whose frames are not.
     damage: the first thing that is wrong with the file itself, as a sentence; "" for none.
     """
@@ -43,7 +45,7 @@ class FileState:
     bundle_id: bytes
     suffix: str
     path: str
-    inode: tuple[int, int]
+    stamp: Stamp
     file_bytes: int
     manifest: Manifest | None
     places: Mapping[bytes, bytes] | None
@@ -167,7 +169,7 @@ def _state_of(
         bundle_id=file.bundle_id,
         suffix=file.path[-len(LIVE_SUFFIX) :],
         path=file.path,
-        inode=file.inode(),
+        stamp=file.stamp(),
         file_bytes=file.file_bytes,
         manifest=manifest,
         places=places,

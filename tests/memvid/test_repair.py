@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 from store_making import OTHER_URI, URI, Receipt, contents, expected, require_awake, sleep
-from torpor.memvid import SessionUri, Store
+from torpor.memvid import SessionUri, Store, repair, survey
 from torpor.memvid.bundle import FrameFile
+from torpor.memvid.core import StoreCore
 from torpor.memvid.durable import TempFile
 from torpor.memvid.errors import CorruptMarks, ReadOnlyStore, StoreError
 from torpor.memvid.folder import StoreFolder
@@ -523,6 +524,109 @@ def test_an_index_that_missed_the_end_of_a_mending_reads_the_file_again(
     with Store.open(store_path, writable=True) as again:
         assert heir.bundle_id.hex() not in str(again.rebuild_index(dry_run=True).actions)
         require_awake(again, 700, uri=THIRD_URI)
+
+
+# --- what others do while a repair looks
+
+
+def while_looking(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Let `work` happen once, between a repair's look at the store and its first step."""
+    real, done = survey.take_survey, []
+
+    def looking(core: StoreCore) -> survey.Survey:
+        found = real(core)
+        if not done:
+            done.append(work())
+        return found
+
+    monkeypatch.setattr(repair, "take_survey", looking)
+
+
+@pytest.mark.parametrize("how", ["delete_session", "forget"])
+def test_a_session_that_is_deleted_while_a_repair_looks_does_not_come_back(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    sleep(store, 256)  # has the first block of the other session
+    lost = sleep(store, 600, uri=OTHER_URI)
+    damage_frame(store_path, lost.bundle_id, 0)
+    while_looking(monkeypatch, lambda: getattr(store, how)(OTHER_URI))
+    report = store.repair()
+    assert (kinds(report), {problem.code for problem in report.problems}) == ([], {CHANGED})
+    assert store.versions(OTHER_URI) == []
+    assert store.repair().actions == ()
+
+
+def test_a_file_that_goes_while_a_repair_looks_is_told_as_no_loss(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = sleep(store, 300)
+    file_of(store_path, lost.bundle_id).unlink()
+    while_looking(monkeypatch, lambda: store.delete_session(URI))
+    report = store.repair()
+    assert (kinds(report), [problem.code for problem in report.problems]) == ([], [CHANGED])
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_is_saved_does_not_become_newer_than_a_sleep_beside_the_repair(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    lost = sleep(store, 600)
+    damage_frame(store_path, lost.bundle_id, 2)
+    with contextlib.ExitStack() as stack:
+
+        def work() -> None:
+            if ended:
+                sleep(store, 20, seed=3)
+            else:
+                stack.enter_context(store._core.next_version(URI))
+
+        while_looking(monkeypatch, work)
+        report = store.repair()
+    assert "salvage" not in kinds(report)
+    assert CHANGED in {problem.code for problem in report.problems}
+    assert [row.bundle_id for row in store.versions(URI) if row.version == 1] == [lost.bundle_id]
+    if ended:
+        require_awake(store, 20, seed=3)
+
+
+def test_a_version_whose_blocks_are_written_anew_while_a_repair_looks_is_not_given_up(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = sleep(store, 600)
+    damage_frame(store_path, lost.bundle_id, 0)
+    while_looking(monkeypatch, lambda: sleep(store, 256, uri=OTHER_URI))
+    assert [problem.code for problem in store.repair().problems] == [CHANGED]
+    assert kinds(store.repair()) == ["quarantine", "rewrite"]
+    require_awake(store, 600)
+
+
+def test_a_file_that_is_put_back_in_place_while_a_repair_looks_stays(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = sleep(store, 600)
+    file = file_of(store_path, receipt.bundle_id)
+    good = file.read_bytes()
+    damage_frame(store_path, receipt.bundle_id, 0)
+    while_looking(monkeypatch, lambda: file.write_bytes(good))  # the same inode
+    assert [problem.code for problem in store.repair().problems] == [CHANGED]
+    require_awake(store, 600)
+
+
+def test_a_rival_stays_where_the_version_it_yielded_to_goes_meanwhile(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = sleep(store, 20)
+    place = file_of(store_path, old.bundle_id)
+    backup = place.read_bytes()
+    store.delete_session(URI)
+    newer = sleep(store, 30, seed=2)
+    store.close()
+    place.write_bytes(backup)
+    place.chmod(0o600)
+    with Store.open(store_path, writable=True) as again:
+        while_looking(monkeypatch, lambda: again.index.drop([newer.bundle_id]))
+        assert [problem.code for problem in again.repair().problems] == [CHANGED]
+        assert place.read_bytes() == backup
 
 
 # --- killed between any two steps
