@@ -91,7 +91,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         BUSY,
         (
             "client_busy", "connection_evicted", "daemon_busy", "daemon_still_running", "model_files_changing",
-            "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down",
+            "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down", "store_busy",
             "too_many_connections", "too_many_requests",
         ),
     ),

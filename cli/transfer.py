@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .errors import Interrupted
 from .formatting import format_bytes, format_id, format_plural
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption
 from .output import Output, plain
@@ -74,7 +75,7 @@ def import_(
 ) -> None:
     """Take a session into the store from a file that [cyan]torpor export[/] has written.
 
-    Every byte is checked before anything is taken.
+    Every byte is checked before anything is taken, and what is there already is not taken twice.
 
     [bold]Examples[/]
 
@@ -82,9 +83,21 @@ def import_(
     [cyan]torpor import notes.mvb --as notes-of-june[/]
     """
     output = Output(as_json=as_json)
-    receipt = import_bundle(source, as_name, socket, store)
+    try:
+        receipt = import_bundle(source, as_name, socket, store)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "Interrupted. The import may have come to its end all the same: import the file again, and what is there "
+            "already is told and not taken twice."
+        ) from None
     if as_json:
         output.document("import", receipt.model_dump(mode="json"))
+        return
+    if not receipt.bytes_written:
+        output.line(
+            f"{plain(receipt.session)}  is there already as version {receipt.version}, bundle"
+            f" {plain(format_id(receipt.bundle_id))}: nothing was written"
+        )
         return
     output.line(
         f"{plain(receipt.session)}  imported as version {receipt.version}, bundle"

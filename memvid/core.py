@@ -20,9 +20,10 @@ from . import deletion
 from .budget import UNLIMITED, Budget, Meter, free_bytes_of, utc_day
 from .bundle import BundleFile, FrameFile
 from .durable import TempFile
-from .errors import DurabilityLost, LockLost, ReadOnlyStore, StoreClosed, StoreError
+from .errors import DurabilityLost, LimitExceeded, LockLost, ReadOnlyStore, StoreClosed, StoreError
 from .folder import StoreFolder
 from .index import UNREADABLE, Index
+from .limits import MAX_VERSION
 from .lock import StoreLock
 from .pins import Pins
 from .uri import SessionUri
@@ -116,12 +117,21 @@ class StoreCore:
     @contextlib.contextmanager
     def next_version(self, uri: SessionUri) -> Iterator[int]:
         """A version number that nobody else gets while it is being written: one more than the last, than those being
-        written, and past the numbers that bundles may have which cannot be read at present."""
+        written, and past the numbers that bundles may have which cannot be read at present.
+
+        Raises:
+            LimitExceeded: the last one has the largest number that there is. Only a file that was put into the store
+                past Torpor can have it; no import takes it over.
+        """
         with self._writing:
             latest = self.index.find(uri)
             taken = self._reserved.setdefault(uri, [])
             unknown = len(self.index.with_status(UNREADABLE))
             version = max([latest.version if latest else 0, *taken]) + unknown + 1
+            if version > MAX_VERSION:
+                if not taken:
+                    del self._reserved[uri]
+                raise _numbers_used_up(uri)
             taken.append(version)
         try:
             yield version
@@ -261,3 +271,13 @@ class StoreCore:
                         deletion.remove_waiting(self.folder, self.index, self.pins)
             finally:
                 self._writing.release()
+
+
+def _numbers_used_up(uri: SessionUri) -> LimitExceeded:
+    return LimitExceeded(
+        f"{uri} has the largest version number that there is ({MAX_VERSION}), or near it, and cannot get another one. "
+        "Export it and import the file under another name (`torpor export`, `torpor import --as`): there it counts "
+        "from 1.",
+        session=str(uri),
+        limit=MAX_VERSION,
+    )

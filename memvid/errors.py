@@ -120,6 +120,12 @@ class BudgetExceeded(StoreError):
     code: ClassVar[str] = "budget_exceeded"
 
 
+class StoreBusy(StoreError):
+    """Others of this process changed what was needed each time it was tried; the store is as it was. Try again."""
+
+    code: ClassVar[str] = "store_busy"
+
+
 class DurabilityLost(StoreError):
     """A flush failed. What the kernel kept is unknown, so nothing is written until the store is opened again."""
 

@@ -45,6 +45,10 @@ MAX_BUNDLE_BYTES: Final = 1 << 50
 MAX_VERSION: Final = (1 << 53) - 1
 """Versions are counted from 1; 2^53 - 1 survives JSON readers."""
 
+MAX_IMPORTED_VERSION: Final = 1 << 32
+"""The largest version number that an import keeps. A larger one is no count of sleeps, and taken over it would leave
+its session few numbers, or none, to sleep as: such a bundle becomes the next version by the store's own counting."""
+
 # --- blocks
 
 MAX_BLOCK_HEADER_BYTES: Final = 512 * KIB

@@ -8,8 +8,10 @@ Rules:
   works in a store that was opened for reading: nothing in the store is written.
 - Nothing of a file is believed before every byte of it was checked: bundle id, directory, each block's id and bytes,
   its place in the chain, the identity. What is wrong with it is an error, and nothing was written.
-- An import overwrites nothing. It keeps its bundle id, version and all, where that version number is free; the same
-  bundle again is what is there already; anything else becomes the next version, with the imported bundle as parent.
+- An import overwrites nothing. It keeps its bundle id, version and all, where that version number is free and not
+  beyond what a store counts to; anything else becomes the next version, with the imported bundle as parent.
+- The same file again is what is there already, under its own id or as such a next version: an import that was cut off
+  after it had finished is not done twice.
 - Blocks that the store holds already, every byte compared, are referred to and not written.
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from .blocks import BlockEntry, span_parents
@@ -31,14 +33,17 @@ from .errors import (
     CorruptBundle,
     Corruption,
     DurabilityLost,
+    IndexMismatch,
     ReadBackFailed,
+    StoreBusy,
     StoreIoError,
     TargetExists,
     UnsafePath,
 )
-from .folder import RETIRED_SUFFIX
+from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .incoming import open_waiting, remove_taken
 from .index import LIVE, IndexedBundle, row_of
+from .limits import MAX_IMPORTED_VERSION
 from .manifest import Manifest, bundle_id_of
 from .paths import io_error, open_foreign_file
 from .records import ExportReport, IndexRow, Receipt
@@ -50,6 +55,10 @@ Progress = Callable[[int, int], None]
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _MAX_PARENTS: Final = 1024
+
+_TRIES: Final = 8
+"""How often an import writes its file: again each time what it led to went elsewhere meanwhile. The last time it leads
+nowhere and copies every block, so only the file whose place it takes can still stop it."""
 
 
 # --- export
@@ -202,9 +211,10 @@ def _import(core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_pro
                 return _receipt_of_present(core, present)
             _require_unknown(core, file.bundle_id)
             with core.this_version(manifest.uri, manifest.version) as is_free:
-                if is_free:
+                if is_free and manifest.version <= MAX_IMPORTED_VERSION:
                     return _import_as_it_is(core, file, manifest)
-        return _import_as_next(core, file, manifest, as_uri or manifest.uri)
+        uri = as_uri or manifest.uri
+        return _earlier_import(core, file.bundle_id, manifest, uri) or _import_as_next(core, file, manifest, uri)
 
 
 def _require_whole(file: BundleFile, on_progress: Progress | None) -> Manifest:
@@ -268,6 +278,25 @@ def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
     )
 
 
+def _earlier_import(core: StoreCore, bundle_id: bytes, imported: Manifest, uri: SessionUri) -> Receipt | None:
+    """The receipt of the version that an earlier import of the same bundle under this name has made, if it is sound."""
+    for row in reversed(core.index.versions(uri)):
+        if (row.parent, row.token_count, row.logical_bytes) != (
+            bundle_id,
+            imported.token_count,
+            imported.logical_bytes,
+        ):
+            continue
+        with contextlib.suppress(Corruption), contextlib.closing(core.open_bundle(row.bundle_id)) as file:
+            if file.manifest is not None and _same_state(file.manifest, imported):
+                return _receipt_of_present(core, row)
+    return None
+
+
+def _same_state(one: Manifest, other: Manifest) -> bool:
+    return (one.identity, one.blocks, one.session) == (other.identity, other.blocks, other.session)
+
+
 def _require_unknown(core: StoreCore, bundle_id: bytes) -> None:
     """Refuse a bundle that the index has, but not as the version that it is: one that cannot be read at present, or
     that another bundle has taken the number of."""
@@ -292,10 +321,11 @@ class _Intake:
         self._writer = BundleWriter(temp, room)
         self._places: dict[bytes, bytes] = {}
 
-    def take(self, blocks: Sequence[BlockEntry], also: FrameFile | None = None) -> None:
-        """Copy the blocks that the store does not hold elsewhere, and all that `also` holds."""
+    def take(self, blocks: Sequence[BlockEntry], also: FrameFile | None = None, *, alone: bool = False) -> None:
+        """Copy the blocks that the store does not hold elsewhere (`alone`: every one), and all that `also` holds."""
+        held_here: Mapping[bytes, object] = also.frames if also is not None else {}
         for entry in blocks:
-            holder = None if also is not None and entry.id in also.frames else self._holdings.find_sound(entry.id)
+            holder = None if alone or entry.id in held_here else self._holdings.find_sound(entry.id)
             if holder is None:
                 self._writer.add_copy(self._source, entry.id)
             else:
@@ -362,14 +392,15 @@ def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri
             session=imported.session,
             environment=environment(),
         )
-        while True:
+        for attempt in range(1, _TRIES + 1):
             with _intake(core, source) as (intake, temp, _):
-                intake.take(imported.blocks)
+                intake.take(imported.blocks, alone=attempt == _TRIES)
                 bundle, receipt = intake.finish(manifest)
                 with core.committing():
                     if intake.is_led_right():
                         publish(core, temp, bundle)
                         return receipt
+        raise AssertionError("a file that leads nowhere is led right")
 
 
 def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) -> Receipt:
@@ -377,14 +408,19 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
 
     Where its session was deleted and its file still holds blocks for others, the new file holds those too: it takes the
     place of the retired one, under the name that the others look for.
+
+    Raises:
+        IndexMismatch: a live file of the bundle lies in the store, and the index does not know it.
+        StoreBusy: the retired file was written anew each time.
     """
-    while True:
+    for attempt in range(1, _TRIES + 1):
         with _intake(core, source) as (intake, temp, pin), contextlib.ExitStack() as stack:
             pin(source.bundle_id)  # from here on its file loses no frame
+            _require_no_stranger(core, source.bundle_id)
             retired = _open_retired(core, source.bundle_id)
             if retired is not None:
                 stack.enter_context(contextlib.closing(retired))
-            intake.take(manifest.blocks, retired)
+            intake.take(manifest.blocks, retired, alone=attempt == _TRIES)
             bundle, receipt = intake.finish(manifest, retired)
             with core.committing():
                 if intake.is_led_right() and _is_same(core, source.bundle_id, retired):
@@ -393,6 +429,20 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
                         with contextlib.suppress(StoreIoError):  # nobody looks into it beside the live one
                             core.folder.remove(source.bundle_id, RETIRED_SUFFIX)
                     return receipt
+    path = core.folder.bundle_path(source.bundle_id, RETIRED_SUFFIX)
+    raise StoreBusy(f"{path} was written anew each time the import was about to replace it. Try again.", path=path)
+
+
+def _require_no_stranger(core: StoreCore, bundle_id: bytes) -> None:
+    """Refuse to take the place of a live file that the index does not know: somebody copied it in."""
+    if core.folder.suffix_of(bundle_id) == LIVE_SUFFIX:
+        path = core.folder.bundle_path(bundle_id)
+        raise IndexMismatch(
+            f"{path} lies in the store already, but its index does not know it: the file was put there past Torpor. "
+            "Run `torpor rebuild-index`, which takes it in; then import again if the session is not there.",
+            path=path,
+            field="bundle_id",
+        )
 
 
 def _open_retired(core: StoreCore, bundle_id: bytes) -> FrameFile | None:

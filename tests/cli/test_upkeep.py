@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_rig import MadeStore, Torpor
@@ -181,6 +182,27 @@ def test_an_exported_version_is_imported_as_the_same_bundle(
     renamed = torpor("import", file, "--as", "copy", "--store", other, "--json").document
     assert renamed["session"] == "torpor://default/copy"
     assert torpor("show", "copy", "--store", other, "--json").document["info"]["token_count"] == 600
+
+
+def test_an_import_that_was_interrupted_says_that_asking_again_is_safe_and_it_is(
+    torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = short_path / "agent.mvb"
+    torpor("export", "agent", file, "--store", made_store.path)
+    whole = Store.import_file
+
+    def interrupted(self: Store, *arguments: Any, **options: Any) -> Any:
+        whole(self, *arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "import_file", interrupted)
+        ran = torpor("import", file, "--as", "copy", "--store", made_store.path)
+    assert (ran.status, "may have come to its end" in ran.err) == (130, True)
+    again = torpor("import", file, "--as", "copy", "--store", made_store.path)
+    assert again.status == 0
+    assert "is there already as version 1" in again.out
+    assert torpor("import", file, "--as", "copy", "--store", made_store.path, "--json").document["version"] == 1
 
 
 def test_a_file_that_is_there_is_not_written_over(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:

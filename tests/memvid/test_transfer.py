@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import store_making as making
 from store_making import OTHER_URI, URI, contents, expected, require_awake, sleep
-from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, zstd
+from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, transfer, zstd
 from torpor.memvid.budget import Budget
 from torpor.memvid.bundle import BundleFile
+from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import (
     BlockMissing,
     BudgetExceeded,
@@ -27,10 +29,13 @@ from torpor.memvid.errors import (
     CorruptBundle,
     Corruption,
     DurabilityLost,
+    IndexMismatch,
+    LimitExceeded,
     NoSpace,
     ReadBackFailed,
     ReadOnlyStore,
     SessionNotFound,
+    StoreBusy,
     StoreError,
     StoreIoError,
     TargetExists,
@@ -39,7 +44,9 @@ from torpor.memvid.errors import (
     UnsafePath,
     UnsupportedFormat,
 )
+from torpor.memvid.folder import StoreFolder
 from torpor.memvid.incoming import hand_over
+from torpor.memvid.limits import MAX_IMPORTED_VERSION, MAX_VERSION
 from torpor.memvid.rewriting import Contents, prepared
 
 THIRD_URI = SessionUri("default", "third")
@@ -437,7 +444,6 @@ def test_another_name_gives_a_new_manifest_with_the_imported_one_as_parent(
         assert reader.manifest.session == original.manifest.session
         assert reader.manifest.identity == original.manifest.identity
     assert other.find_session(URI) is None
-    assert other.import_file(target, as_uri=OTHER_URI).version == 2
     sleep(other, 900, uri=OTHER_URI, before=receipt)
     require_awake(other, 900, uri=OTHER_URI)
 
@@ -530,6 +536,166 @@ def test_a_version_that_is_being_written_is_taken(store: Store, other: Store, ta
     with other._core.next_version(URI) as version:
         assert version == 1
         assert other.import_file(target).version == 2
+
+
+def taken_as_next(store: Store, other: Store, target: Path, how: str) -> Receipt:
+    """An import that becomes a next version, for one reason or the other."""
+    if how == "number taken" and other.find_session(URI) is None:
+        sleep(other, 300, seed=5)
+    return other.import_file(target, as_uri=OTHER_URI if how == "another name" else None)
+
+
+@pytest.mark.parametrize("how", ["another name", "number taken"])
+def test_an_import_that_became_a_next_version_is_not_done_twice(
+    store: Store, other: Store, target: Path, how: str
+) -> None:
+    """Who was cut off before the receipt asks again, perhaps after the session has gone on."""
+    sleep(store, 600)
+    exported(store, target)
+    first = taken_as_next(store, other, target, how)
+    sleep(other, 900, uri=first.uri, before=first)
+    before, known = tree(Path(other.path)), rows(other)
+    again = taken_as_next(store, other, target, how)
+    assert (again.uri, again.version, again.bundle_id) == (first.uri, first.version, first.bundle_id)
+    assert (again.bytes_written, again.entries) == (0, first.entries)
+    assert (tree(Path(other.path)), rows(other)) == (before, known)
+
+
+def test_an_import_whose_earlier_version_is_damaged_is_done_again(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 600)
+    first = other.import_file(exported(store, target), as_uri=OTHER_URI)
+    damage(making.bundle_path(other, first.bundle_id), making.frame_of(other, first.entries[1]))
+    again = other.import_file(target, as_uri=OTHER_URI)
+    assert again.version == 2
+    require_awake(other, 600, uri=OTHER_URI)
+
+
+def test_a_version_forked_from_the_imported_bundle_is_not_taken_for_its_import(
+    store: Store, other: Store, target: Path
+) -> None:
+    slept = sleep(store, 600)
+    exported(store, target)
+    store.write_bundle(
+        uri=OTHER_URI,
+        identity=making.IDENTITY,
+        parent=slept.bundle_id,
+        reused=slept.entries,
+        blocks=(),
+        session={"model": "another"},
+        token_count=600,
+    )
+    assert store.import_file(target, as_uri=OTHER_URI).version == 2
+
+
+def slept_as(store: Store, version: int, monkeypatch: pytest.MonkeyPatch, **what: int) -> Receipt:
+    """A sleep that gets a version number of our choice, as only bytes from elsewhere can have it."""
+
+    @contextlib.contextmanager
+    def chosen(_core: StoreCore, _uri: SessionUri) -> Iterator[int]:
+        yield version
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreCore, "next_version", chosen)
+        return sleep(store, 300, **what)
+
+
+def test_the_largest_number_that_an_import_keeps_is_kept(
+    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = slept_as(store, MAX_IMPORTED_VERSION, monkeypatch)
+    receipt = other.import_file(exported(store, target))
+    assert (receipt.version, receipt.bundle_id) == (MAX_IMPORTED_VERSION, slept.bundle_id)
+    assert sleep(other, 600, before=receipt).version == MAX_IMPORTED_VERSION + 1
+
+
+@pytest.mark.parametrize("version", [MAX_IMPORTED_VERSION + 1, MAX_VERSION])
+@pytest.mark.parametrize("held", [0, 2])
+def test_a_number_that_no_store_counts_to_is_not_taken_over_and_stops_no_sleep(
+    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, version: int, held: int
+) -> None:
+    for number in range(held):
+        sleep(other, 300 + number, seed=5)
+    slept = slept_as(store, version, monkeypatch)
+    receipt = other.import_file(exported(store, target))
+    assert (receipt.version, receipt.parent) == (held + 1, slept.bundle_id)
+    require_awake(other, 300)
+    assert other.import_file(target).bundle_id == receipt.bundle_id, "asked again it is not taken twice"
+    assert sleep(other, 600, before=receipt).version == held + 2
+    require_awake(other, 600)
+
+
+@pytest.mark.parametrize("what", ["sleep", "import"])
+def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_written(
+    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    sleep(store, 600)
+    exported(store, target)
+    slept_as(other, MAX_VERSION, monkeypatch, seed=5)
+    before = tree(Path(other.path))
+    monkeypatch.setattr(StoreFolder, "new_temp", lambda _folder: pytest.fail("a file was begun"))
+    with pytest.raises(LimitExceeded, match="import --as"):
+        sleep(other, 600) if what == "sleep" else other.import_file(target, as_uri=URI)
+    assert tree(Path(other.path)) == before
+    monkeypatch.undo()
+    other.export_session(URI, None, target.with_name("old"))
+    assert other.import_file(target.with_name("old"), as_uri=OTHER_URI).version == 1, "as the message says"
+    assert sleep(other, 600, uri=OTHER_URI).version == 2
+
+
+# --- what changes while an import runs
+
+
+def test_a_live_file_that_the_index_does_not_know_ends_an_import_and_says_what_helps(
+    store: Store, other: Store, target: Path
+) -> None:
+    """Somebody copied the file into the store beside its daemon."""
+    receipt = sleep(store, 600)
+    exported(store, target)
+    stranger = making.bundle_path(other, receipt.bundle_id)
+    stranger.parent.mkdir(mode=0o700, exist_ok=True)
+    shutil.copy(target, stranger)
+    stranger.chmod(0o600)
+    error = refused(other, target, IndexMismatch)
+    assert "rebuild-index" in error.message
+    assert error.details["path"] == str(stranger)
+    other.rebuild_index()
+    assert other.import_file(target).bytes_written == 0, "as the message says"
+    require_awake(other, 600)
+
+
+@pytest.mark.parametrize("how", ["as it is", "another name"])
+def test_an_import_whose_blocks_go_elsewhere_each_time_copies_them_at_last(
+    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    sleep(store, 600)
+    exported(store, target)
+    sleep(other, 900, uri=THIRD_URI)  # holds the same first blocks
+    asked = []
+
+    def never(_core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
+        asked.append(len(places))
+        return list(places)
+
+    monkeypatch.setattr("torpor.memvid.transfer.moved_blocks", never)
+    receipt = other.import_file(target, as_uri=OTHER_URI if how == "another name" else None)
+    assert asked == [2] * (transfer._TRIES - 1) + [0]
+    assert receipt.blocks_reused == 0
+    require_awake(other, 600, uri=receipt.uri)
+    assert [file.name for file in (Path(other.path) / "bundles").glob("*.tmp")] == []
+
+
+def test_an_import_whose_place_is_written_anew_each_time_gives_up(
+    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = sleep(store, 600)
+    exported(store, target)
+    sleep(store, 900, uri=OTHER_URI, before=receipt)
+    store.delete_session(URI)
+    tries = []
+    monkeypatch.setattr("torpor.memvid.transfer._is_same", lambda *_: bool(tries.append(1)))
+    error = refused(store, target, StoreBusy)
+    assert (error.code, len(tries)) == ("store_busy", transfer._TRIES)
+    require_awake(store, 900, uri=OTHER_URI)
 
 
 # --- what is refused
