@@ -278,9 +278,9 @@ def test_t5_threat_6_every_pair_of_blocks_traded_in_the_manifest_is_refused(
 
 @pytest.fixture
 def big(store: Store) -> Path:
-    receipt = sleep(store, 1160, layers=2, dim=4, heads=1)
+    receipt = sleep(store, 1664, layers=2, dim=4, heads=1)
     path = making.bundle_path(store, receipt.bundle_id)
-    assert 40_000 < path.stat().st_size < 80_000
+    assert 65_536 <= path.stat().st_size < 70_000
     return path
 
 
