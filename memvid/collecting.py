@@ -64,6 +64,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
         core.require_open()
     else:
         core.require_writable()
+        core.mend_index_file()  # beside one that is behind no file may go
     problems = [
         Finding(core.folder.bundle_path(bundle_id), UNREADABLE_CODE, _UNREADABLE_MESSAGE)
         for bundle_id in core.index.with_status(UNREADABLE)

@@ -20,7 +20,16 @@ from . import deletion
 from .budget import UNLIMITED, Budget, Meter, free_bytes_of, utc_day
 from .bundle import BundleFile, FrameFile
 from .durable import TempFile
-from .errors import DurabilityLost, LimitExceeded, LockLost, ReadOnlyStore, StoreClosed, StoreError
+from .errors import (
+    DurabilityLost,
+    LimitExceeded,
+    LockLost,
+    NoSpace,
+    ReadOnlyStore,
+    StoreClosed,
+    StoreError,
+    StoreIoError,
+)
 from .folder import StoreFolder
 from .index import UNREADABLE, Index
 from .limits import MAX_VERSION
@@ -64,7 +73,11 @@ class StoreCore:
         return self._lock is not None
 
     def close(self) -> None:
-        """Let go of files and lock. Open readers stay usable for what they have open. Idempotent."""
+        """Let go of files and lock. Open readers stay usable for what they have open. Idempotent.
+
+        The index file is brought up to date also after a failed flush: what is in its log was committed before that,
+        SQLite does so in closing whatever we say, and an opening believes no page without its sum.
+        """
         with self._writing:
             if self._closed:
                 return
@@ -111,6 +124,11 @@ class StoreCore:
         except (DurabilityLost, LockLost) as error:
             self._poison = self._poison or error
             raise
+
+    def mend_index_file(self) -> None:
+        """Give an index that went on in memory its file again, if the disk takes it now."""
+        with contextlib.suppress(NoSpace, StoreIoError), self.committing():
+            self.index.return_to_file()
 
     # --- versions
 

@@ -14,9 +14,10 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from .errors import CorruptMarks, NoSpace, StoreIoError, UnsafePath, UnsupportedFormat
+from .errors import CorruptMarks, DurabilityLost, NoSpace, StoreIoError, UnsafePath, UnsupportedFormat
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import UNREADABLE, Index
 from .marks import Marks
@@ -45,20 +46,50 @@ def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[b
     """Make versions mere holders of blocks: their files are renamed in this order, then their rows go, all at once.
 
     Returns the bytes that this had to free: a full disk has no room to drop rows, and must not stop a delete.
+
+    Raises:
+        StoreIoError, NoSpace: a file could not be renamed. Those before it are retired, and their rows are gone.
+        DurabilityLost: files are retired whose rows nothing could take away, or a folder could not be flushed.
     """
-    for bundle_id in bundle_ids:
-        folder.retire(bundle_id)
+    retired: list[bytes] = []
     try:
-        index.drop(bundle_ids)
-    except NoSpace:
-        freed = _make_room(folder, index, pins, bundle_ids)
-        try:
-            index.drop(bundle_ids)
-        except NoSpace:  # others need every byte; the names of the files say already that these versions are gone
-            index.go_on_in_memory()
-            index.drop(bundle_ids)
+        for bundle_id in bundle_ids:
+            folder.retire(bundle_id)
+            retired.append(bundle_id)
+    except (StoreIoError, NoSpace):
+        _drop(folder, index, pins, retired)
+        raise
+    return _drop(folder, index, pins, retired)
+
+
+def _drop(folder: StoreFolder, index: Index, pins: Pins, retired: Sequence[bytes]) -> int:
+    """Take away the rows of retired files; the bytes that this had to free.
+
+    The names of the files say already that these versions are gone, and the next opening believes them. So an index
+    file that takes no change, for want of room or for any other reason, is left behind, and not the rows in memory: a
+    version must not be listed and woken that the next opening has not.
+    """
+    freed = 0
+    try:
+        index.drop(retired)
         return freed
-    return 0
+    except NoSpace:
+        freed = _make_room(folder, index, pins, retired)
+        with contextlib.suppress(NoSpace, StoreIoError):
+            index.drop(retired)
+            return freed
+    except StoreIoError:
+        pass
+    try:
+        index.go_on_in_memory()
+        index.drop(retired)
+    except StoreIoError as error:
+        raise DurabilityLost(
+            f"Versions were deleted whose rows could not be taken out of {index.path}: {error.message} They are gone "
+            "when the store is opened again; until then nothing more is written.",
+            path=index.path,
+        ) from error
+    return freed
 
 
 def remove_unneeded(

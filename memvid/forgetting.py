@@ -30,7 +30,7 @@ from . import deletion, durable
 from .budget import utc_day
 from .bundle import BundleFile
 from .core import StoreCore
-from .errors import BundleMissing, DurabilityLost, LockLost, SessionNotFound, StoreError
+from .errors import BundleMissing, DurabilityLost, LockLost, SessionNotFound, StoreError, Truncated
 from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
 from .incoming import INCOMING
 from .index import UNREADABLE
@@ -83,6 +83,7 @@ def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceRep
         core.require_open()
     else:
         core.require_writable()
+        core.mend_index_file()  # one that is behind keeps names, and lets no file go
     bundle_ids = core.index.bundles_of(uri)
     blocks = _blocks_of(core, uri, bundle_ids)
     run = _Forget(core, uri, blocks, dry_run=dry_run)
@@ -137,6 +138,8 @@ def _look(core: StoreCore, uri: SessionUri, blocks: set[bytes], but_for: Iterabl
         except BundleMissing:
             continue
         except StoreError as error:
+            if isinstance(error, Truncated) and error.details.get("size_bytes") == 0:
+                continue  # emptied on a full disk: it only keeps a name, and holds bytes of nobody
             path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
             message = f"{path} cannot be read and others may need it: whether it holds bytes of {uri} cannot be told."
             look.problems.append(Finding(path, CANNOT_BE_TOLD, f"{message} {error.message}"))

@@ -43,8 +43,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from .bundle import BundleFile
-from .durable import rename, sync_folder, write_error
-from .errors import CorruptBundle, NoSpace, StoreError, StoreIoError
+from .durable import rename, sync_file, sync_folder, write_error
+from .errors import CorruptBundle, LimitExceeded, NoSpace, StoreError, StoreIoError
 from .index_seals import (
     NO_SEALS,
     BrokenSeal,
@@ -78,6 +78,8 @@ _NEAR: Final = 200
 _COPY_TRIES: Final = 10
 _WRITTEN_DAYS: Final = 400
 _COUNT_NAME: Final = re.compile(r"rewrites\.([0-9]{1,15})", re.ASCII)
+_MAX_COUNT: Final = 10**15 - 1
+"""Rewrites that a name can count. No store comes near it: a thousand a second take thirty thousand years."""
 _BLOCK_KEY: Final = struct.Struct(">q")
 _SCHEMA: Final = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -277,14 +279,7 @@ class Index:
         Raises NoSpace, StoreIoError, DurabilityLost.
         """
         path = f"{store_path}/{INDEX_FILE}"
-        try:
-            for suffix in _SIDE_FILES:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(INDEX_FILE + suffix, dir_fd=root_fd)
-            sync_folder(root_fd, store_path)  # the rows of what is deleted from now on must not come back
-            os.close(os.open(INDEX_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=root_fd))
-        except OSError as error:
-            raise write_error(error, "create", path) from error
+        os.close(_make_file(root_fd, store_path))
         with _translated(path):
             connection = _connect(path)
             try:
@@ -309,10 +304,14 @@ class Index:
         unsettled: Iterable[bytes] = (),
         written: Mapping[int, int] | None = None,
     ) -> Index:
-        """An index without a file; `root_fd` is the store's folder where rewrites are counted all the same."""
+        """An index without a file; `root_fd` is the store's folder where rewrites are counted all the same.
+
+        A file that is there, the old one or a new one that did not come to its end, is behind from now on.
+        """
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         index = cls(connection, f"{store_path}/{INDEX_FILE}", root_fd)
         index._fill(store_path, store_uuid, bundles, unsettled, written)
+        index.file_is_behind = root_fd is not None and INDEX_FILE in list_names(root_fd, store_path)
         return index
 
     def _fill(
@@ -343,7 +342,7 @@ class Index:
     def replaced(self) -> Iterator[Callable[[Index], None]]:
         """Close the file so that a new index can be made in its place, and go on with what is handed to the callable.
 
-        Whoever asks meanwhile waits. Without a new one this object answers nothing any more.
+        Whoever asks meanwhile waits. Without a new one, be it in memory, this object answers nothing any more.
         """
         with self._lock:
             self._connection.close()
@@ -351,16 +350,16 @@ class Index:
 
             def go_on_with(fresh: Index) -> None:
                 self._connection, self._sums = fresh._connection, fresh._sums
-                self.file_is_behind = False
+                self.file_is_behind = fresh.file_is_behind
 
             yield go_on_with
 
     def go_on_in_memory(self) -> None:
-        """Leave the file as it is, and go on with a copy of it: for a disk without room for the smallest change.
+        """Leave the file as it is, and go on with a copy of it: for a file that does not take the smallest change.
 
         The next opening brings the file in line with the bundles, or makes it anew where bundles were written anew
         meanwhile, which the folder counts. Until then no file whose row may stand there is removed (`file_is_behind`):
-        a row without a file is a loss.
+        a row without a file is a loss. `return_to_file` ends that earlier. Raises StoreIoError, changing nothing.
         """
         with self._lock:
             memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -369,6 +368,36 @@ class Index:
             with contextlib.suppress(*_FAILURES):
                 self._connection.close()
             self._connection, self._sums, self.file_is_behind = memory, None, True
+
+    def return_to_file(self) -> None:
+        """Make the file anew from an index that went on in memory; one that has its file is left as it is.
+
+        Raises:
+            NoSpace, StoreIoError: the index stays in memory.
+            DurabilityLost: it does too, and what the disk holds of the file is unknown.
+        """
+        with self._lock:
+            if self._sums is not None or self._root_fd is None:
+                return
+            self.file_is_behind = True  # until it is certain that what is there now is whole
+            store_path = os.path.dirname(self.path)
+            fd = _make_file(self._root_fd, store_path)
+            try:
+                with _translated(self.path):
+                    self._connection.execute("VACUUM INTO ?", (self.path,))  # which flushes nothing
+                sync_file(fd, self.path)
+            finally:
+                os.close(fd)
+            with _translated(self.path):
+                connection = _connect(self.path)
+                try:
+                    _configure(connection)
+                except BaseException:
+                    connection.close()
+                    raise
+            self._connection.close()
+            self._connection, self.file_is_behind = connection, False
+            self._sums = PageSums.taken(self._root_fd, store_path, INDEX_FILE)
 
     def close(self) -> None:
         with self._lock:
@@ -425,10 +454,13 @@ class Index:
 
         Raises:
             NoSpace, StoreIoError, DurabilityLost: the file must stay as it is.
+            LimitExceeded: it must too; somebody else has made a file that counts rewrites by the quadrillion.
         """
         with self._lock:
             with self._transaction():
                 count = _count_of(self._connection) + 1
+                if count > _MAX_COUNT:
+                    raise _counted_too_far(self.path)
                 self._connection.execute("UPDATE meta SET value = ? WHERE key = 'rewrites'", (str(count),))
                 self._left.append(seal_of(("meta", "rewrites", str(count - 1))))
                 self._entered.append(seal_of(("meta", "rewrites", str(count))))
@@ -461,9 +493,10 @@ class Index:
         `drop` alone overwrites what it frees (secure_delete), but what SQLite moved about in a page before may remain
         there. Needs room for a second copy of the index. Raises NoSpace, StoreIoError; the rows are then as they were.
         """
-        if self.file_is_behind:
-            raise NoSpace(f"The disk was too full to change {self.path}. Free some space and open the store again.")
         with self._lock:
+            if self._sums is None:
+                self.return_to_file()
+                return
             with self._translated():
                 self._connection.execute("VACUUM")
             self._settle()
@@ -867,6 +900,16 @@ def _bad_row(path: str, why: str) -> StoreIoError:
     )
 
 
+def _counted_too_far(path: str) -> LimitExceeded:
+    name = f"{os.path.dirname(path)}/rewrites.{_MAX_COUNT}"
+    return LimitExceeded(
+        f"{name} says that more files were written anew than any store can have, so it is not the store's own, and no "
+        f"file is written anew beside it. Stop the daemon, and remove that file and {path}: the index is made anew.",
+        path=name,
+        limit=_MAX_COUNT,
+    )
+
+
 def _connect(path: str) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
 
@@ -896,6 +939,19 @@ def _require_index_file(store_path: str, root_fd: int) -> str:
             continue
         require_own_regular(status, path + suffix)
     return path
+
+
+def _make_file(root_fd: int, store_path: str) -> int:
+    """An empty index file, open, in the place of the old one. Raises NoSpace, StoreIoError, DurabilityLost."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        for suffix in _SIDE_FILES:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(INDEX_FILE + suffix, dir_fd=root_fd)
+        sync_folder(root_fd, store_path)  # the rows of what is deleted from now on must not come back
+        return os.open(INDEX_FILE, flags, 0o600, dir_fd=root_fd)
+    except OSError as error:
+        raise write_error(error, "create", f"{store_path}/{INDEX_FILE}") from error
 
 
 def _has_journal(root_fd: int, path: str) -> bool:
@@ -978,7 +1034,7 @@ def _translated(path: str) -> Iterator[None]:
     """SQLite's failures in the store's words."""
     try:
         yield
-    except (*_FAILURES, BrokenSeal) as error:
+    except (*_FAILURES, BrokenSeal, IndexUnusable) as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise NoSpace(f"No room for the index {path}. Free some space and try again.", path=path) from error
         raise StoreIoError(

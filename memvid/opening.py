@@ -194,8 +194,13 @@ def rebuild(folder: StoreFolder, index: Index) -> OpenReport:
     kept = _taken_over(index, files, scan)
     written = _answer(index.written) or {}
     bundles = _as_entered(scan, kept)
+    unsettled = [one.bundle_id for one in kept]
     with index.replaced() as go_on_with:
-        fresh, why = _made(folder, bundles, [one.bundle_id for one in kept], written)
+        try:
+            fresh, why = _made(folder, bundles, unsettled, written)
+        except BaseException:  # a flush failed: nothing more is written, but reads go on
+            go_on_with(_in_memory(folder, bundles, unsettled, written))
+            raise
         go_on_with(fresh)
     missing = _missing(folder, _rows_without_files(kept, files))
     reason = f"it was asked for{why}"
@@ -302,11 +307,16 @@ def _made(
     try:
         fresh = Index.create(folder.path, folder.root_fd, folder.uuid, bundles, unsettled=unsettled, written=written)
     except (NoSpace, StoreIoError) as error:
-        fresh = Index.create_in_memory(
-            folder.path, folder.uuid, bundles, root_fd=folder.root_fd, unsettled=unsettled, written=written
-        )
-        return fresh, f"; it is kept in memory because {error.message}"
+        return _in_memory(folder, bundles, unsettled, written), f"; it is kept in memory because {error.message}"
     return fresh, ""
+
+
+def _in_memory(
+    folder: StoreFolder, bundles: list[IndexedBundle], unsettled: Iterable[bytes], written: Mapping[int, int]
+) -> Index:
+    return Index.create_in_memory(
+        folder.path, folder.uuid, bundles, root_fd=folder.root_fd, unsettled=unsettled, written=written
+    )
 
 
 # --- reading bundles

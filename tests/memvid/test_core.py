@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import store_making as making
-from store_making import URI, expected, require_awake, sleep
-from torpor.memvid import BlockDraft, Receipt, Store
+from store_making import OTHER_URI, URI, expected, require_awake, sleep
+from torpor.memvid import BlockDraft, Receipt, Store, durable
 from torpor.memvid.bundle import BundleFile
 from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import (
@@ -199,6 +199,38 @@ def test_a_failed_flush_is_remembered_and_every_later_write_refused(store: Store
             what()
         assert refusal.value.path == "there"
     assert not core.writable
+
+
+def test_a_store_whose_flush_failed_changes_nothing_in_closing_but_the_index_file(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    first = sleep(store, 600, uri=OTHER_URI, seed=1)
+
+    def failing(_fd: int, path: str) -> None:
+        raise DurabilityLost("The flush failed.", path=path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "_sync", failing)
+        with pytest.raises(DurabilityLost):
+            sleep(store, 700, uri=OTHER_URI, seed=1, before=first)
+
+    def changed() -> dict[str, tuple[int, int]]:
+        files = (file for file in Path(store.path).rglob("*") if file.is_file())
+        return {str(file): (file.stat().st_ino, file.stat().st_mtime_ns) for file in files if "index" not in file.name}
+
+    before = changed()
+    for work in (store.gc, store.compact, store.repair, store.rebuild_index):
+        with pytest.raises(DurabilityLost):
+            work()
+    store.verify(deep=True)
+    store.close()
+    assert changed() == before
+    with Store.open(store.path, writable=True) as again:
+        assert again.opening.index_rebuilt is None
+        require_awake(again, 300)
+        require_awake(again, 600, uri=OTHER_URI, seed=1)
+        assert again.verify(deep=True).ok
 
 
 @pytest.mark.parametrize("kind", ["read-only", "closed"])

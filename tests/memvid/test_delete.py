@@ -5,15 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.core import StoreCore
-from torpor.memvid.errors import BlockMissing, BundleMissing, NoSpace, SessionNotFound, StoreIoError
+from torpor.memvid.errors import BlockMissing, BundleMissing, DurabilityLost, NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
+from torpor.memvid.records import OpenReport
+from torpor.memvid.retention import Retention
 
 
 def files(store: Store) -> list[str]:
@@ -205,6 +209,7 @@ def test_a_delete_that_failed_half_way_and_is_repeated_leaves_nothing(
         patch.setattr(os, "rename", rename)
         with pytest.raises(StoreIoError):
             store.delete_session(URI)
+    assert [row.version for row in store.versions(URI)] == [2, 3], "as the next opening has it"
     store.close()
     with Store.open(store_path, writable=True) as again:
         require_awake(again, 700)
@@ -274,10 +279,14 @@ def test_what_is_deleted_while_the_index_file_takes_no_change_is_no_loss_at_the_
             raise NoSpace("No room for the index.")
         real(self, bundle_ids)
 
+    def full(_index: Index) -> None:
+        raise NoSpace("No room for the index.")
+
     monkeypatch.setattr(Index, "drop", full_on_disk)
+    monkeypatch.setattr(Index, "return_to_file", full)
     store.delete_session(URI)
     forgotten = store.forget(OTHER_URI)
-    assert store.index.path in [problem.path for problem in forgotten.problems]
+    assert [problem.path for problem in forgotten.problems] == [store.index.path]
     sleep(store, 40, seed=3)
     store.close()
     monkeypatch.undo()
@@ -287,6 +296,110 @@ def test_what_is_deleted_while_the_index_file_takes_no_change_is_no_loss_at_the_
         require_awake(again, 40, seed=3)
         assert files(again) == [".mvb"]
         assert again.verify(deep=True).ok
+
+
+def test_once_the_disk_has_room_again_an_index_in_memory_has_its_file_again(store: Store, store_path: Path) -> None:
+    """A daemon runs for weeks: what a full disk left undone must not wait for the next one."""
+    sleep(store, 600, uri=OTHER_URI, before=sleep(store, 512))
+    make_failing(store, sqlite3.SQLITE_FULL)
+    store.delete_session(URI)
+    assert store.index.file_is_behind
+    store.delete_session(OTHER_URI)
+    assert files(store) == [".mvr", ".mvr"], "their rows still stand in the file"
+    after = sleep(store, 40, seed=3)
+    assert store.gc().bytes_freed == 0, "they were emptied before"
+    assert (files(store), store.index.file_is_behind) == ([".mvb"], False)
+    assert sleep(store, 300, before=after, seed=3).version == 2
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening == OpenReport(None, 0, 0, 0, ())
+        assert [(row.uri, row.version) for row in again.iter_sessions()] == [(URI, 2)]
+
+
+def make_failing(store: Store, code: int, *, also: str = "COMMIT") -> None:
+    failing: Any = Failing(store.index._connection, code, also=also)
+    store.index._connection = failing
+
+
+class Failing:
+    """An index's connection whose next commits fail with a code of SQLite's."""
+
+    def __init__(self, connection: sqlite3.Connection, code: int, *, also: str = "COMMIT") -> None:
+        self._connection = connection
+        self._code = code
+        self._failing = ("COMMIT", also)
+
+    def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        if statement in self._failing:
+            raise self._failure()
+        return self._connection.execute(statement, *values)
+
+    def backup(self, target: sqlite3.Connection) -> None:
+        if "backup" in self._failing:
+            raise self._failure()
+        self._connection.backup(target)
+
+    def _failure(self) -> sqlite3.OperationalError:
+        failure = sqlite3.OperationalError("disk I/O error")
+        failure.sqlite_errorcode = self._code
+        return failure
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+
+def remove(store: Store, how: str) -> None:
+    """Versions of URI leave: all, or the first."""
+    if how == "delete":
+        assert store.delete_session(URI).versions_deleted == 2
+    elif how == "forget":
+        assert store.forget(URI).ok
+    else:
+        assert store.prune(Retention(keep_last=1)).bytes_freed == 0, "others need what it holds"
+
+
+@pytest.mark.parametrize("how", ["delete", "prune", "forget"])
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY])
+def test_rows_that_the_index_file_does_not_let_go_are_gone_as_they_are_for_the_next_opening(
+    store: Store, store_path: Path, how: str, code: int
+) -> None:
+    """The files are retired by then: a row that stayed would list and wake what is no version any more."""
+    first = sleep(store, 512)
+    sleep(store, 600, before=first)
+    sleep(store, 700, uri=OTHER_URI, before=first)
+    expected = [(OTHER_URI, 1), *([(URI, 2)] if how == "prune" else [])]
+    make_failing(store, code)
+    remove(store, how)
+    assert sorted((row.uri, row.version) for row in store.index.all_rows()) == sorted(expected)
+    if how != "prune":
+        with pytest.raises(SessionNotFound):
+            store.open_session(URI)
+    require_awake(store, 700, uri=OTHER_URI)
+    later = sleep(store, 40, uri=SessionUri("default", "later"))
+    store.gc()
+    require_awake(store, 700, uri=OTHER_URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        rows = sorted((row.uri, row.version) for row in again.index.all_rows())
+        assert rows == sorted([*expected, (later.uri, 1)])
+        require_awake(again, 700, uri=OTHER_URI)
+        assert again.verify(deep=True).ok
+
+
+def test_where_the_rows_cannot_be_dropped_at_all_nothing_more_is_written(store: Store, store_path: Path) -> None:
+    first = sleep(store, 512)
+    sleep(store, 700, uri=OTHER_URI, before=first)
+    make_failing(store, sqlite3.SQLITE_IOERR, also="backup")
+    with pytest.raises(DurabilityLost, match="gone when the store is opened again"):
+        store.delete_session(URI)
+    with pytest.raises(DurabilityLost):
+        sleep(store, 40, seed=3)
+    require_awake(store, 700, uri=OTHER_URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert (again.find_session(URI), again.opening.unreadable) == (None, ())
+        require_awake(again, 700, uri=OTHER_URI)
 
 
 def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

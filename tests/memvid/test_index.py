@@ -11,6 +11,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
@@ -20,9 +21,12 @@ from torpor.memvid.bundle import BundleFile
 from torpor.memvid.errors import (
     AmbiguousName,
     BundleMissing,
+    DurabilityLost,
     InvalidUri,
+    LimitExceeded,
     NoSpace,
     SessionNotFound,
+    StoreError,
     StoreIoError,
     Truncated,
 )
@@ -681,6 +685,139 @@ def test_threat_28_a_rebuild_that_fails_leaves_a_store_that_opens(
     with Store.open(store_path, writable=True) as again:
         assert again.opening.index_rebuilt
         require_awake(again, 300)
+
+
+def test_a_rebuild_whose_file_cannot_be_flushed_writes_nothing_more_and_reads_on(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 600, before=sleep(store, 300))
+
+    def failing(_fd: int, path: str) -> None:
+        raise DurabilityLost("The flush failed.", path=path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_module, "sync_folder", failing)
+        with pytest.raises(DurabilityLost):
+            store.rebuild_index()
+    assert [row.version for row in store.versions(URI)] == [1, 2]
+    require_awake(store, 600)
+    assert store.verify(deep=True).ok
+    with pytest.raises(DurabilityLost, match="writes no more"):
+        sleep(store, 20, uri=OTHER_URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        require_awake(again, 600)
+
+
+@pytest.mark.parametrize("half_made", [False, True])
+def test_a_file_that_a_rebuild_could_not_replace_is_behind_and_what_is_deleted_then_is_no_loss(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, half_made: bool
+) -> None:
+    sleep(store, 300)
+    sleep(store, 20, uri=OTHER_URI)
+    real = Index.create
+
+    def failing(*arguments: Any, **options: Any) -> Index:
+        if half_made:
+            real(*arguments, **options).close()
+        raise NoSpace("No room for the index.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "create", failing)
+        store.rebuild_index()
+    store.delete_session(URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert [row.uri for row in again.iter_sessions()] == [OTHER_URI]
+
+
+@pytest.mark.parametrize("step", ["create", "copy", "flush"])
+def test_an_index_that_cannot_return_to_its_file_goes_on_in_memory(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    sleep(store, 300)
+    sleep(store, 20, uri=OTHER_URI)
+    store.index.go_on_in_memory()
+    (store_path / "index.sqlite").unlink()
+    store.index.file_is_behind = False  # as after an opening that could make none
+
+    def failing(*_: object) -> None:
+        raise DurabilityLost("The flush failed.") if step == "flush" else NoSpace("No room.")
+
+    with monkeypatch.context() as patch:
+        if step == "create":
+            patch.setattr(index_module, "_make_file", failing)
+        elif step == "flush":
+            patch.setattr(index_module, "sync_file", failing)
+        else:
+            patch.setattr(index_module, "_configure", failing)
+        with pytest.raises(StoreError):
+            store.index.return_to_file()
+    assert store.index.file_is_behind
+    require_awake(store, 300)
+    store.delete_session(URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert [row.uri for row in again.iter_sessions()] == [OTHER_URI]
+
+
+def test_an_index_that_returned_to_its_file_has_nothing_in_it_of_what_was_dropped(
+    store: Store, store_path: Path
+) -> None:
+    sleep(store, 300, uri=SessionUri("default", "secretname"))
+    sleep(store, 300)
+    store.index.go_on_in_memory()
+    store.delete_session(SessionUri("default", "secretname"))
+    assert b"secretname" in (store_path / "index.sqlite").read_bytes()
+    store.index.return_to_file()
+    assert [file.name for file in store_path.glob("index*") if b"secretname" in file.read_bytes()] == []
+    assert (store_path / "index.sqlite").stat().st_mode & 0o777 == 0o600
+    sleep(store, 600)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt is None
+        assert [row.version for row in again.versions(URI)] == [1, 2]
+
+
+def test_a_stranger_that_counts_more_rewrites_than_there_can_be_is_named_and_nothing_is_written_anew(
+    store: Store, store_path: Path
+) -> None:
+    fork, _ = a_fork(store)
+    store.close()
+    stranger = store_path / f"rewrites.{10**15 - 1}"
+    stranger.touch(mode=0o600)
+    with Store.open(store_path, writable=True) as again:
+        assert "older than the last rewrite" in str(again.opening.index_rebuilt)
+        with pytest.raises(LimitExceeded, match="remove that file") as refusal:
+            again.index.begin_rewrite(fork, [NEEDED])
+        assert refusal.value.details["path"] == str(stranger)
+        assert again.index.unsettled() == set()
+        require_awake(again, 700, uri=OTHER_URI)
+        sleep(again, 20, uri=SessionUri("default", "more"))
+    stranger.unlink()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:  # as the message says
+        again.index.begin_rewrite(fork, [NEEDED])
+        assert [found.name for found in store_path.glob("rewrites.*")] == ["rewrites.1"]
+
+
+def test_a_name_with_more_digits_than_a_count_has_is_none(store: Store, store_path: Path) -> None:
+    fork, _ = a_fork(store)
+    (store_path / f"rewrites.{10**15}").touch(mode=0o600)
+    store.index.begin_rewrite(fork, [NEEDED])
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt is None
+
+
+def test_an_index_that_has_lost_its_count_is_a_typed_error(store: Store) -> None:
+    fork, _ = a_fork(store)
+    store.index._connection.execute("UPDATE meta SET value = 'many' WHERE key = 'rewrites'")
+    with pytest.raises(StoreIoError, match="made anew"):
+        store.index.begin_rewrite(fork, [NEEDED])
 
 
 def test_a_rebuild_on_a_full_disk_goes_on_in_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
