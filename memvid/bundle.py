@@ -111,13 +111,8 @@ class FrameFile:
             os.close(self._fd)
             self._fd = -1
 
-    def inode(self) -> tuple[int, int]:
-        """Device and inode of the open file, to tell whether its name still means it."""
-        status = stat_open(self._fd, self.path)
-        return status.st_dev, status.st_ino
-
     def stamp(self) -> Stamp:
-        """What also tells whether something was written over the open file since."""
+        """What tells the open file from another one under its name, and whether something was written over it since."""
         return stamp_of(stat_open(self._fd, self.path))
 
     def frame_of(self, block_id: bytes) -> Frame:

@@ -7,6 +7,8 @@ Rules:
 - Nothing waits for a compaction: files are written outside `committing`, and one that somebody uses, or that was
   written anew since it was looked at, stays as it is until the next compaction.
 - Just before a file loses frames everyone who needs some of it is asked again, under the lock.
+- Files are looked at one after the other while others write. What does not fit together is damage only if nobody has
+  written anew, meanwhile, the file that says so.
 - One damaged bundle is reported and left; what does not depend on it goes on. A full disk ends the compaction, and
   what was done until then stays done.
 """
@@ -35,8 +37,9 @@ from .errors import (
     StoreClosed,
     StoreError,
 )
-from .folder import RETIRED_SUFFIX
+from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import UNREADABLE
+from .paths import Stamp
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .rewriting import Contents, prepared
 from .uri import SessionUri
@@ -92,6 +95,7 @@ class _Compaction:
         self._now_ns = time.time_ns()
         self._retired: set[bytes] = set()
         self._removed: set[bytes] = set()
+        self._stamps: dict[bytes, Stamp] = {}
         self._actions: list[Action] = []
         self._problems: dict[tuple[str, str], Finding] = {}
         self._bytes_freed = 0
@@ -121,6 +125,7 @@ class _Compaction:
             look = _Look(self._core, uri, self._policy, self._now_ns, avoided, self.report)
             newest = look.all()
             self._retired.update(file.bundle_id for file in look.files.values() if file.retired)
+            self._stamps = look.stamps
             if newest is None:
                 return
             damaged = self._take(plan_compaction(newest, look.files, self._policy))
@@ -153,16 +158,29 @@ class _Compaction:
             self.report(step.file.path, error.code, error.message)
         except StoreError as error:
             missing = isinstance(error, BundleMissing) and not _is_missed(self._core, error)
-            deleted = not self._core.index.knows(step.file.bundle_id) and not step.file.retired
-            if not missing and not deleted:  # else somebody deleted meanwhile what this needs
+            if not missing and self._is_as_seen(step):
                 self.report(step.file.path, error.code, error.message)
         return False
+
+    def _seen(self, bundle_id: bytes) -> None:
+        """Our own new file is as we know it."""
+        folder = self._core.folder
+        stamp = folder.stamp_of(bundle_id, LIVE_SUFFIX) or folder.stamp_of(bundle_id, RETIRED_SUFFIX)
+        if stamp is not None:
+            self._stamps[bundle_id] = stamp
+
+    def _is_as_seen(self, step: Step) -> bool:
+        """Whether nobody has deleted what a step is about, or written anew a file that it takes frames from."""
+        core, file = self._core, step.file
+        sources = {file.bundle_id, *(source for _, source in step.frames)}
+        same = all(core.folder.is_current(one, self._stamps[one]) for one in sources)
+        return same and (file.retired or core.index.knows(file.bundle_id))
 
     def _rewrite(self, step: Step) -> bool:
         core, bundle_id = self._core, step.file.bundle_id
         kept = {block for block, _ in step.frames}
         with contextlib.closing(core.open_frames(bundle_id)) as old:
-            lost, inode = old.frames.keys() - kept, old.inode()
+            lost, stamp = old.frames.keys() - kept, old.stamp()
         users = _users_without_need(core, bundle_id, lost) if lost else {}
         if users is None:
             return False
@@ -174,15 +192,18 @@ class _Compaction:
             if step.kind == "recompress" and fresh.bytes_after >= fresh.bytes_before:
                 return True
             with core.committing():
-                if not core.folder.is_current(bundle_id, inode) or (lost and not _still(core, bundle_id, users)):
+                if not core.folder.is_current(bundle_id, stamp) or (lost and not _still(core, bundle_id, users)):
                     return False
                 if not fresh.commit():
                     return False
+                self._seen(bundle_id)
             self._done(step, fresh.bytes_before, fresh.bytes_after)
         return True
 
     def _damaged_source(self, step: Step) -> bytes | None:
         """The holder whose frames cannot be copied; None if it is not another holder's fault."""
+        if not self._is_as_seen(step):
+            return None
         for block, source in step.frames:
             if source == step.file.bundle_id:
                 continue
@@ -244,8 +265,8 @@ def _is_missed(core: StoreCore, error: BundleMissing) -> bool:
     return not bundle_id or core.index.knows(bundle_id) or bool(core.index.users_of(bundle_id))
 
 
-def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes]) -> dict[bytes, tuple[int, int]] | None:
-    """The bundles that use a holder, each with the inode of its file, if none of them needs any of these blocks in it;
+def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes]) -> dict[bytes, Stamp] | None:
+    """The bundles that use a holder, each with the stamp of its file, if none of them needs any of these blocks in it;
     None otherwise. Raises what damage raises: then nobody knows."""
     asked = frozenset(blocks)
     users = {}
@@ -253,11 +274,11 @@ def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes])
         with contextlib.closing(core.open_bundle(user)) as file:
             if any(entry.bundle_id == holder and entry.id in asked for entry in file.entries):
                 return None
-            users[user] = file.inode()
+            users[user] = file.stamp()
     return users
 
 
-def _still(core: StoreCore, holder: bytes, users: dict[bytes, tuple[int, int]]) -> bool:
+def _still(core: StoreCore, holder: bytes, users: dict[bytes, Stamp]) -> bool:
     """Whether the bundles that use a holder are those that were asked, their files the same. Under the lock: a sleep
     that has ended since is among them, and one that has not has the holder pinned."""
     if core.index.with_status(UNREADABLE):
@@ -278,6 +299,7 @@ class _Look:
         report: Callable[[str, str, str], None],
     ) -> None:
         self.files: dict[bytes, FileView] = {}
+        self.stamps: dict[bytes, Stamp] = {}
         self._core = core
         self._uri = uri
         self._policy = policy
@@ -320,11 +342,16 @@ class _Look:
             if place not in self.files:
                 continue
             if block not in self.files[place].frames:
-                path = self.files[place].path
-                self._report(path, BlockMissing.code, f"{path} does not hold the block {block.hex()} of {newest.path}.")
+                self._report_missing(block, newest, self.files[place].path)
             for holder in self._core.index.holders_of(block):
                 if holder != place and holder in self._rows:
                     self._load(holder)
+
+    def _report_missing(self, block: bytes, user: FileView, path: str) -> None:
+        """The user's file was read before the holder's: unless it is the same still, the block has only moved."""
+        core = self._core
+        if core.folder.is_current(user.bundle_id, self.stamps[user.bundle_id]) and core.index.knows(user.bundle_id):
+            self._report(path, BlockMissing.code, f"{path} does not hold the block {block.hex()} of {user.path}.")
 
     def _load_retired(self) -> None:
         refs = {ref for bundle_id in self._rows for ref in self._core.index.refs_of(bundle_id)}
@@ -358,6 +385,7 @@ class _Look:
         if bundle_id not in self.files and bundle_id not in self._failed:
             self._failed.add(bundle_id)
             with self._reporting(bundle_id), contextlib.closing(self._core.open_bundle(bundle_id)) as file:
+                self.stamps[bundle_id] = file.stamp()
                 self.files[bundle_id] = self._view(file)
                 self._failed.remove(bundle_id)
         return self.files.get(bundle_id)

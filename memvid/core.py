@@ -250,7 +250,7 @@ class StoreCore:
                 try:
                     self.pins.add(file.directory.holders)
                     held += file.directory.holders
-                    current = self.folder.is_current(bundle_id, file.inode())
+                    current = self.folder.is_current(bundle_id, file.stamp())
                 except BaseException:
                     file.close()
                     raise

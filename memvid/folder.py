@@ -114,14 +114,10 @@ class StoreFolder:
                 return stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)).st_size
         return 0
 
-    def is_current(self, bundle_id: bytes, inode: tuple[int, int]) -> bool:
-        """Whether a bundle's name still means the file with this device and inode, and not one written since."""
-        name = bundle_id.hex()
-        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-            with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
-                status = stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
-                return (status.st_dev, status.st_ino) == inode
-        return False
+    def is_current(self, bundle_id: bytes, stamp: Stamp) -> bool:
+        """Whether a bundle's name, live or retired, still means the file with this stamp, untouched."""
+        found = self.stamp_of(bundle_id, LIVE_SUFFIX) or self.stamp_of(bundle_id, RETIRED_SUFFIX)
+        return found == stamp
 
     def stamp_of(self, bundle_id: bytes, suffix: str) -> Stamp | None:
         """What tells a bundle's file of this ending from another that takes its place; None if there is none."""

@@ -37,7 +37,7 @@ from .index import UNREADABLE
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
 from .needs import read_needs
-from .paths import list_names, open_file, open_folder
+from .paths import Stamp, list_names, open_file, open_folder
 from .records import Action, Finding, MaintenanceReport
 from .rewriting import Contents, prepared
 from .uri import SessionUri, not_found
@@ -255,16 +255,16 @@ class _Forget:
     def _strip(self, step: Step) -> int | None:
         """Write a file anew without what nobody needs; None if somebody came or changed meanwhile."""
         core = self._core
-        users: dict[bytes, tuple[int, int]] = {}
+        users: dict[bytes, Stamp] = {}
         needed: set[bytes] = set()
         for user in core.index.users_of(step.bundle_id):
             with contextlib.closing(core.open_bundle(user)) as file:
-                users[user] = file.inode()
+                users[user] = file.stamp()
                 needed.update(entry.id for entry in file.entries if entry.bundle_id == step.bundle_id)
         contents = self._contents(step, needed)
         with prepared(core, step.bundle_id, contents) as fresh, core.committing():
             current = set(core.index.users_of(step.bundle_id)) == set(users) and all(
-                core.folder.is_current(user, inode) for user, inode in users.items()
+                core.folder.is_current(user, stamp) for user, stamp in users.items()
             )
             self._count(fresh.bytes_after)
             if not current or core.index.with_status(UNREADABLE) or not fresh.commit():

@@ -90,7 +90,7 @@ class Prepared:
         index.finish_rewrite(IndexedBundle(self._bundle_id, LIVE, row, self._directory.holders, frames))
 
     def _is_allowed(self, suffix: str) -> bool:
-        if not self._core.folder.is_current(self._bundle_id, self._old.inode()):
+        if not self._core.folder.is_current(self._bundle_id, self._old.stamp()):
             return False
         if suffix == LIVE_SUFFIX and (self._old.manifest is None or not self._keep_manifest):
             return False

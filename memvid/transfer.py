@@ -456,7 +456,7 @@ def _is_same(core: StoreCore, bundle_id: bytes, retired: FrameFile | None) -> bo
     """Whether a bundle's retired file, or that there is none, is still what it was."""
     if retired is None:
         return core.folder.suffix_of(bundle_id) is None
-    return core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX and core.folder.is_current(bundle_id, retired.inode())
+    return core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX and core.folder.is_current(bundle_id, retired.stamp())
 
 
 def _bad_copy(error: ReadBackFailed, consequence: str) -> ReadBackFailed:

@@ -24,10 +24,11 @@ from .errors import (
 from .folder import LIVE_SUFFIX, StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
+from .paths import Stamp
 from .records import Finding, IndexRow, VerifyReport
 from .uri import SessionUri
 
-_LOOKS = 3
+_LOOKS = 64
 """How often a block is looked for anew that is not where its bundle said: each look follows one rewrite of the file."""
 
 _REMEDY = (
@@ -82,10 +83,11 @@ class _Tally:
 
 @dataclass(slots=True)
 class _User:
-    """A bundle that looks for blocks in another: what it says of each, and which span it puts before it."""
+    """A bundle that looks for blocks in another: what its file says of each, and which span it puts before it."""
 
     bundle_id: bytes
     path: str
+    stamp: Stamp
     identity_digest: bytes
     blocks: list[tuple[BlockEntry, bytes | None]] = field(default_factory=list)
 
@@ -133,9 +135,10 @@ def _uses(file: BundleFile, manifest: Manifest) -> dict[bytes, _User]:
     """What a bundle looks for in other bundles, by their ids; one walk along its block list."""
     found: dict[bytes, _User] = {}
     parents = span_parents(manifest.blocks)
+    stamp = file.stamp()
     for entry in file.entries:
         if entry.bundle_id is not None and entry.bundle_id != file.bundle_id:
-            user = found.setdefault(entry.bundle_id, _User(file.bundle_id, file.path, manifest.identity.digest))
+            user = found.setdefault(entry.bundle_id, _User(file.bundle_id, file.path, stamp, manifest.identity.digest))
             user.blocks.append((entry, parents[entry.id]))
     return found
 
@@ -268,14 +271,15 @@ def _verify_refs(
 ) -> None:
     """Check that a bundle holds every block that others look for in it; their bytes too, if nobody else does.
 
-    A block that is not there may have been moved since the user's file was read, by a daemon beside us: the user is
-    asked again where it looks, at most `looks` times.
+    A block that is not there may have been moved since the user's file was read, by another thread or a daemon beside
+    us. Unless that file is the same still, the user is asked again where it looks, at most `looks` times.
     """
     moved: dict[bytes, dict[bytes, _User]] = {}
     checked: set[bytes] = set()
     with contextlib.ExitStack() as stack:
         holder = _Opened(folder, bundle_id, stack)
         for user in users:
+            now: _Now | None = None
             for entry, parent in user.blocks:
                 try:
                     file = holder.file()
@@ -285,9 +289,10 @@ def _verify_refs(
                         checked.add(entry.id)
                         _verify_block(file, entry.id, None, None, tally, deep)
                 except StoreError as error:
-                    place = _place_now(folder, user, entry.id) if looks else None
-                    if place is not None and place != bundle_id:
-                        again = _User(user.bundle_id, user.path, user.identity_digest)
+                    now = now or _Now(folder, user)
+                    place = now.places.get(entry.id)
+                    if looks and now.stamp != user.stamp and place is not None:
+                        again = _User(user.bundle_id, user.path, now.stamp, user.identity_digest)
                         moved.setdefault(place, {}).setdefault(user.bundle_id, again).blocks.append((entry, parent))
                         continue
                     if not isinstance(error, BundleMissing | BlockMissing) or promised(user.bundle_id):
@@ -321,11 +326,16 @@ class _Opened:
         return self._opened
 
 
-def _place_now(folder: StoreFolder, user: _User, block_id: bytes) -> bytes | None:
-    """Where a bundle's file, read anew, says that a block is; None if the file cannot be read."""
-    try:
-        fd, path = folder.open_bundle(user.bundle_id)
-        with contextlib.closing(BundleFile(fd, path, user.bundle_id)) as file:
-            return next((entry.bundle_id for entry in file.entries if entry.id == block_id), None)
-    except StoreError:
-        return None
+class _Now:
+    """A user's file, read anew after a block was not where it had said; empty if it cannot be read."""
+
+    def __init__(self, folder: StoreFolder, user: _User) -> None:
+        self.stamp = user.stamp
+        self.places: dict[bytes, bytes | None] = {}
+        try:
+            fd, path = folder.open_bundle(user.bundle_id)
+            with contextlib.closing(BundleFile(fd, path, user.bundle_id)) as file:
+                self.stamp = file.stamp()
+                self.places = {entry.id: entry.bundle_id for entry in file.entries}
+        except StoreError:
+            return

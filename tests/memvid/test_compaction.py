@@ -480,6 +480,47 @@ def test_a_session_that_is_deleted_meanwhile_stays_deleted(store: Store, monkeyp
     assert not list(Path(store.path).glob("bundles/*/*"))
 
 
+def overtaking(store: Store, receipts: list[Receipt]) -> None:
+    """The session sleeps on and is compacted by somebody else: every block that its newest version needs moves."""
+    receipts.extend(sleeps(store, 4, before=receipts[-1]))
+    assert store.compact(policy=CompactionPolicy(max_holders=1, min_dead_ratio=0)).bytes_written
+
+
+def test_a_plan_that_another_compaction_has_overtaken_finds_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes frames from files that have lost them since they were looked at."""
+    receipts = sleeps(store, 8)
+    original = compaction.plan_compaction
+
+    def planned(*args: Any) -> tuple[Step, ...]:
+        steps = original(*args)
+        monkeypatch.setattr(compaction, "plan_compaction", original)
+        overtaking(store, receipts)
+        return steps
+
+    monkeypatch.setattr(compaction, "plan_compaction", planned)
+    assert store.compact(policy=FEW).problems == ()
+    require_exact(store, receipts)
+
+
+def test_blocks_that_move_between_two_looks_of_a_compaction_are_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that was the newest is read, and the files that it names only when they have lost the blocks."""
+    receipts = sleeps(store, 8)
+    original = compaction._Look._load_holders
+
+    def loading(look: Any, newest: FileView) -> None:
+        monkeypatch.setattr(compaction._Look, "_load_holders", original)
+        overtaking(store, receipts)
+        original(look, newest)
+
+    monkeypatch.setattr(compaction._Look, "_load_holders", loading)
+    assert store.compact(policy=FEW).problems == ()
+    require_exact(store, receipts)
+
+
 def test_an_earlier_receipt_is_enough_for_the_next_sleep(store: Store) -> None:
     """A live session's chain names files of before; the sleep finds the blocks where they are."""
     receipts = sleeps(store, 8)

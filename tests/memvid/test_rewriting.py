@@ -164,6 +164,23 @@ def test_a_bundle_written_anew_meanwhile_is_not_rewritten(store: Store, chain: t
     require_awake(store, 900)
 
 
+def test_a_file_that_got_the_inode_of_the_one_that_was_read_is_another_file(store: Store) -> None:
+    """A filesystem gives the number of an inode that is gone to the next file. Here a file is written in place."""
+    receipt = sleep(store, 300)
+    with contextlib.closing(store._core.open_bundle(receipt.bundle_id)) as file:
+        read = file.stamp()
+    path = making.bundle_path(store, receipt.bundle_id)
+    assert store._core.folder.is_current(receipt.bundle_id, read)
+    inode, written_ns = path.stat().st_ino, path.stat().st_mtime_ns
+    path.write_bytes(path.read_bytes() + b"more")
+    os.utime(path, ns=(written_ns, written_ns))
+    assert path.stat().st_ino == inode
+    assert not store._core.folder.is_current(receipt.bundle_id, read)
+    path.write_bytes(path.read_bytes()[:-4])
+    os.utime(path, ns=(written_ns, written_ns + 1))
+    assert not store._core.folder.is_current(receipt.bundle_id, read)
+
+
 def test_a_file_that_somebody_reads_loses_no_frame(store: Store, chain: tuple[Receipt, Receipt]) -> None:
     first, second = chain
     assert rewrite(store, second, with_all(second))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, frame_of, sleep
-from torpor.memvid import BlockEntry, Store, verify
+from torpor.memvid import BlockEntry, Receipt, Store, verify
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index, IndexedBundle
+from torpor.memvid.rewriting import Contents, prepared
 
 
 def payload_of(store: Store, entry: BlockEntry) -> int:
@@ -154,3 +159,100 @@ def test_a_version_that_is_being_published_is_no_finding(store: Store, monkeypat
     reports.append(store.verify(deep=False).ok)
     sleeper.join()
     assert reports == [True]
+
+
+# --- what moves while verify looks for it
+
+
+def opening(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], after: Callable[[int], object]) -> None:
+    """Do something just before and just after the so-many-th time that verify opens a file to look for blocks in it."""
+    original, calls = verify._Opened, itertools.count(1)
+
+    def opened(*args: Any) -> verify._Opened:
+        number = next(calls)
+        act(number)
+        file = original(*args)
+        after(number)
+        return file
+
+    monkeypatch.setattr(verify, "_Opened", opened)
+
+
+class Moving:
+    """The first block of three versions, which a compaction moves between the files of two of them, `here` and
+    `there`; the third one, `user`, needs it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.here = sleep(store, 300)
+        self.user = sleep(store, 600, before=self.here)
+        self.there = sleep(store, 700, before=self.here)
+        self.block = self.here.entries[0].id
+        self._lead(self.there, None)
+        self._lead(self.here, self.there)
+        self._lead(self.user, self.there)
+        self.move()
+
+    def move(self) -> None:
+        """To the other file: copied, then looked for there, then taken away where it was."""
+        self.here, self.there = self.there, self.here
+        self._lead(self.here, None)
+        self._lead(self.user, self.here)
+        self._lead(self.there, self.here)
+
+    def _lead(self, receipt: Receipt, place: Receipt | None) -> None:
+        """Write a version's file anew, without the block if it is to be looked for in another place."""
+        with contextlib.closing(self.store._core.open_bundle(receipt.bundle_id)) as file:
+            places = {entry.id: entry.bundle_id for entry in file.entries if entry.bundle_id is not None}
+        source = places.pop(self.block)
+        frames = [(block, holder) for block, holder in places.items() if holder == receipt.bundle_id]
+        holders = {block: holder for block, holder in places.items() if holder != receipt.bundle_id}
+        if place is None:
+            frames.insert(0, (self.block, source))
+        else:
+            holders[self.block] = place.bundle_id
+        with prepared(self.store._core, receipt.bundle_id, Contents(frames, holders)) as fresh:
+            assert fresh.commit()
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_block_that_keeps_moving_while_verify_looks_for_it_is_no_finding(
+    store: Store, monkeypatch: pytest.MonkeyPatch, deep: bool
+) -> None:
+    moving = Moving(store)
+    looks: list[int] = []
+
+    def move(number: int) -> None:
+        looks.append(number)
+        if number < 9:
+            moving.move()
+
+    opening(monkeypatch, move, lambda _: None)
+    assert store.verify(deep=deep).findings == ()
+    assert max(looks) >= 9
+
+
+def test_a_block_that_comes_back_to_where_it_was_is_no_finding(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What verify has open lacks what the file of that name has again."""
+    moving = Moving(store)
+
+    def move(number: int) -> None:
+        if number == 1:
+            moving.move()
+
+    opening(monkeypatch, move, move)
+    assert store.verify(deep=False).findings == ()
+
+
+def test_a_block_that_its_holder_lacks_is_found_though_the_user_s_file_was_written_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sleep(store, 300)
+    user = sleep(store, 600, before=first)
+    block, rest = (entry.id for entry in first.entries if entry.kind == "span")
+    state = first.entries[-1].id
+    kept = Contents([(one, first.bundle_id) for one in (rest, state)], {block: user.bundle_id})  # a lie: it is nowhere
+    with prepared(store._core, first.bundle_id, kept) as fresh, store._core.committing():
+        fresh._replace_live()
+    opening(monkeypatch, lambda number: os.utime(bundle_path(store, user.bundle_id), (number, number)), lambda _: None)
+    assert {finding.code for finding in store.verify(deep=False).findings} == {"block_missing"}
