@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NoReturn, Self
 
@@ -173,6 +173,18 @@ class FrameFile:
 
     def check_block(self, block_id: bytes, on_bytes: Callable[[int], None] | None = None) -> BlockHeader:
         """Read every byte of a block's frame and check it, in memory of CHUNK_BYTES and one compressed slot."""
+        header, head = self.check_payloads(block_id, on_bytes)
+        start = self.frame_of(block_id).offset
+        for (spec, _), stored, offset in zip(header.slots, head.stored, head.payload_offsets, strict=True):
+            padding = aligned(stored.stored_bytes) - stored.stored_bytes
+            if any(self._read(start + offset + stored.stored_bytes, padding)):
+                self._bad_slot(header, spec, "the bytes after it are not zero")
+        return header
+
+    def check_payloads(
+        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None
+    ) -> tuple[BlockHeader, FrameHead]:
+        """Check all of a block's frame that a wake reads: the padding behind payloads is left out."""
         header, head = self.read_head(block_id)
         frame = self.frame_of(block_id)
         for (spec, digest), stored, offset in zip(header.slots, head.stored, head.payload_offsets, strict=True):
@@ -182,21 +194,27 @@ class FrameFile:
                 hasher.update(chunk)
             if hasher.digest() != digest:
                 self._bad_slot(header, spec)
-            padding = aligned(stored.stored_bytes) - stored.stored_bytes
-            if any(self._read(start + stored.stored_bytes, padding)):
-                self._bad_slot(header, spec, "the bytes after it are not zero")
             if on_bytes is not None:
                 on_bytes(stored.stored_bytes)
-        return header
+        return header, head
 
     def frame_chunks(self, block_id: bytes) -> Iterator[memoryview]:
-        """A frame's bytes as they lie in the file, in chunks that are valid until the next, to be copied as they are.
+        """A frame's head and payloads as they lie in the file, in chunks that are valid until the next, to be copied.
 
-        The head is checked before the first; the payloads are not: who copies them reads back what it wrote.
+        The head is checked before the first; the payloads are not: who copies them reads back what it wrote. Padding is
+        zeros whatever lies there: it means nothing, and damage in it must not outlive a copy.
         """
-        self.read_head(block_id)
+        _, head = self.read_head(block_id)
         frame = self.frame_of(block_id)
-        yield from self._chunks(frame.offset, frame.frame_bytes)
+        ends = [offset + stored.stored_bytes for offset, stored in zip(head.payload_offsets, head.stored, strict=True)]
+        paddings = deque((end, aligned(end)) for end in ends)
+        done = 0
+        for chunk in self._chunks(frame.offset, frame.frame_bytes):
+            while paddings and paddings[0][0] < done + len(chunk):  # a chunk ends where padding may end
+                start, end = paddings.popleft()
+                chunk[start - done : end - done] = bytes(end - start)
+            done += len(chunk)
+            yield chunk
 
     def _raw_chunks(self, header: BlockHeader, spec: SlotSpec, stored: StoredSlot, start: int) -> Iterator[memoryview]:
         if stored.codec == RAW_CODE:

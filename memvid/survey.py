@@ -4,7 +4,8 @@ Owns the examination of each file by itself, and the judgement of each version b
 Decides nothing about what is to be done.
 
 Rules:
-- Every byte is read. A block counts as sound where its frame was found good, whoever looks for it there.
+- Every byte is read. A block counts as sound where its frame was found good, whoever looks for it there. Padding that
+  is not zero damages the file and not the block, which a wake reads as ever.
 - What the system refuses to read, what is of a later version, or is no plain file of ours, is not judged, and no
   version that may need it is taken for lost.
 """
@@ -177,14 +178,15 @@ def _state_of(
         damaged=frozenset(),
         damage=damage,
     )
-    sound, damaged = [], set()
+    sound: list[bytes] = []
     for block_id in sorted(file.frames, key=lambda one: file.frames[one].offset):
         try:
-            file.check_block(block_id)
+            file.check_payloads(block_id)
             sound.append(block_id)
+            file.check_block(block_id)
         except StoreIoError:
             raise
         except StoreError as error:
-            damaged.add(block_id)
             damage = damage or error.message
+    damaged = file.frames.keys() - set(sound)
     return dataclasses.replace(state, sound=tuple(sound), damaged=frozenset(damaged), damage=damage)

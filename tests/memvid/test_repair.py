@@ -18,6 +18,7 @@ from torpor.memvid.durable import TempFile
 from torpor.memvid.errors import CorruptMarks, ReadOnlyStore, StoreError
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
+from torpor.memvid.layout import aligned
 from torpor.memvid.records import MaintenanceReport
 from torpor.memvid.repair import CHANGED, LOST, SALVAGED_FROM
 
@@ -159,6 +160,35 @@ def test_threat_2_one_flipped_bit_anywhere_is_repaired_and_nothing_else_is_worse
     require_repaired(store_path, [change(file, flip_at(position))])
 
 
+def paddings_of(file: Path, bundle_id: bytes) -> list[int]:
+    """The places of all bytes behind payloads that mean nothing."""
+    places = []
+    with contextlib.closing(FrameFile(os.open(file, os.O_RDONLY), str(file), bundle_id)) as opened:
+        for frame in opened.frames.values():
+            _, head = opened.read_head(frame.id)
+            for offset, stored in zip(head.payload_offsets, head.stored, strict=True):
+                end = frame.offset + offset + stored.stored_bytes
+                places += range(end, aligned(end))
+    return places
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damage_in_padding_costs_no_version_though_it_is_in_every_frame(
+    made: dict[str, bytes], store_path: Path, name: str
+) -> None:
+    """A wake does not read it, so what a repair makes of it must be the same version."""
+    file = file_of(store_path, made[name])
+    places = paddings_of(file, made[name])
+    assert len(places) > 50
+
+    def damage(data: bytearray) -> None:
+        for place in places:
+            data[place] = 0xFF
+
+    report = require_repaired(store_path, [change(file, damage)])
+    assert report.problems == ()
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.7, 0.99])
 def test_threat_1_a_file_that_was_cut_off_is_repaired(
@@ -201,11 +231,12 @@ def test_a_file_that_is_missing_takes_nothing_else_with_it(made: dict[str, bytes
 # --- what each kind of damage leads to
 
 
-def damage_frame(path: Path, bundle_id: bytes, number: int, at: float = 0.9) -> None:
-    """Flip a bit in the payload of a file's frame."""
+def damage_frame(path: Path, bundle_id: bytes, number: int) -> None:
+    """Flip a bit in the last payload of a file's frame."""
     with contextlib.closing(FrameFile(os.open(file_of(path, bundle_id), os.O_RDONLY), "", bundle_id)) as file:
         frame = file.directory.frames[number]
-    change(file_of(path, bundle_id), flip_at(frame.offset + int(at * frame.frame_bytes)))
+        payload = file.read_head(frame.id)[1].payload_offsets[-1]
+    change(file_of(path, bundle_id), flip_at(frame.offset + payload))
 
 
 def kinds(report: MaintenanceReport) -> list[str]:
