@@ -3,8 +3,8 @@
 A derived SQLite table. Owns the schema, and what makes an index missing, foreign or damaged. Nothing here is truth:
 every row can be made again from a bundle, and a wake compares the row with the bundle before it believes either.
 
-How it works: a store that may write keeps STORE/index.sqlite in WAL mode. A store that may only read copies what the
-file holds into memory, so it writes nothing, not even the -wal and -shm files that a reader would leave.
+How it works: a store that may write keeps STORE/index.sqlite in WAL mode. A store that may only read copies what file
+and log hold into memory, so it writes nothing, not even the -wal and -shm files that a reader would leave.
 synchronous=NORMAL is enough: a row lost in a power cut is found missing at the next open and made from its bundle.
 What must not be lost or come back (`drop`, `begin_rewrite`) is brought into the file itself and flushed.
 
@@ -40,11 +40,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
 
 from .bundle import BundleFile
 from .durable import rename, sync_file, sync_folder, write_error
 from .errors import CorruptBundle, LimitExceeded, NoSpace, StoreError, StoreIoError
+from .index_image import WAL_SUFFIX, read_image
 from .index_seals import (
     NO_SEALS,
     BrokenSeal,
@@ -68,7 +68,7 @@ LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
 SHADOWED: Final = "shadowed"
 
-_SIDE_FILES: Final = ("", "-wal", "-shm", "-journal")
+_SIDE_FILES: Final = ("", WAL_SUFFIX, "-shm", "-journal")
 _APPLICATION_ID: Final = 0x54505249  # "TPRI"
 _CHECKPOINT_BYTES: Final = 1000 * PAGE_BYTES
 _CACHE_KIB: Final = 64 * 1024
@@ -195,6 +195,8 @@ class Index:
         self._entered: list[bytes] = []
         self._left: list[bytes] = []
         self.path = path
+        self.not_in_file: set[bytes] = set()
+        """In a private copy: the bundles whose rows were made from their files, for the index file has none of them."""
         self.file_is_behind = False
         """Whether the file still has rows of what was dropped since, because it takes no change."""
 
@@ -231,36 +233,35 @@ class Index:
 
     @classmethod
     def copy_to_memory(cls, store_path: str, root_fd: int, store_uuid: str) -> Index:
-        """A private copy of the index file as it is, for a store that may not write. Raises IndexUnusable if it is
+        """A private copy of what the index says now, for a store that may not write. Raises IndexUnusable if it is
         missing, foreign or damaged; UnsafePath.
 
         One that is older than the last rewrite will do: nothing is removed by it, and its rows name the same bundles.
         """
+        path = _require_index_file(store_path, root_fd)
         for _ in range(_COPY_TRIES):
-            path = _require_index_file(store_path, root_fd)
-            before = _state_of_file(root_fd, path)
-            if before[0] > MAX_INDEX_BYTES:
-                raise IndexUnusable(f"it has more than {MAX_INDEX_BYTES} bytes")
-            memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            failure: Exception | None = None
             try:
-                # immutable: rows still in a live daemon's -wal are not seen; the store finds them by their bundles
-                as_written = PageSums.stored(root_fd, store_path, INDEX_FILE) is not None
-                source = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
-                with contextlib.closing(source):
-                    _require_schema(source)
-                    source.backup(memory)
-                _require_ours(memory, store_uuid, as_written=as_written)
-            except (*_FAILURES, IndexUnusable) as error:
-                failure = error
-            if _state_of_file(root_fd, path) == before:
-                if failure is None:
-                    return cls(memory, path, None)
-                memory.close()
-                reason = str(failure) if isinstance(failure, IndexUnusable) else f"it is damaged ({failure})"
-                raise IndexUnusable(reason) from failure
-            memory.close()  # a daemon wrote to the file meanwhile: what was copied may be half old, half new
-        raise IndexUnusable("it changes faster than it can be copied")
+                image = read_image(root_fd, store_path, INDEX_FILE, page_bytes=PAGE_BYTES, max_bytes=MAX_INDEX_BYTES)
+            except FileNotFoundError as error:
+                raise IndexUnusable("it is missing") from error
+            except OverflowError as error:
+                raise IndexUnusable(str(error)) from error
+            if image is not None:
+                break
+        else:
+            raise IndexUnusable("it changes faster than it can be copied")
+        as_written = PageSums.vouch_for(root_fd, store_path, image.file_data)
+        memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        try:
+            memory.deserialize(image.data)
+            _require_ours(memory, store_uuid, as_written=as_written)
+        except _FAILURES as error:
+            memory.close()
+            raise IndexUnusable(f"it is damaged ({error})") from error
+        except IndexUnusable:
+            memory.close()
+            raise
+        return cls(memory, path, None)
 
     @classmethod
     def create(
@@ -331,6 +332,7 @@ class Index:
             self._connection.execute("INSERT INTO meta VALUES ('seals', ?)", (encode_seals(NO_SEALS),))
             for bundle in bundles:
                 self._insert(bundle)
+                self._note_not_in_file(bundle)
             self._mark(unsettled)
             self._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
             self._entered += [seal_of(("written", day, size_bytes)) for day, size_bytes in (written or {}).items()]
@@ -432,6 +434,7 @@ class Index:
                         self._set(bundle_id, "status", SHADOWED)
                     for bundle in added:
                         self._insert(bundle)
+                        self._note_not_in_file(bundle)
                     for bundle in settled:
                         self._replace_storage(bundle)
                     self._mark(unsettled)
@@ -555,6 +558,10 @@ class Index:
         self._insert_refs(number, refs)
         self._insert_keys(number, keys)
         self._entered.append(seal)
+
+    def _note_not_in_file(self, bundle: IndexedBundle) -> None:
+        if self._root_fd is None:
+            self.not_in_file.add(bundle.bundle_id)
 
     def _replace_storage(self, bundle: IndexedBundle) -> None:
         number = self._number(bundle.bundle_id)
@@ -961,15 +968,6 @@ def _has_journal(root_fd: int, path: str) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _state_of_file(root_fd: int, path: str) -> tuple[int, int, int]:
-    """What differs once the index file was written to or replaced; its size first."""
-    try:
-        status = stat_name(root_fd, INDEX_FILE, path)
-    except FileNotFoundError as error:
-        raise IndexUnusable("it is missing") from error
-    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _rewrites_begun(root_fd: int, store_path: str) -> int:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections.abc import Iterator
 from typing import Final
 
 from blake3 import blake3
 
 from .errors import StoreError
+from .index_image import WAL_FRAME, WAL_HEADER
 from .paths import FILE_MODE, open_file
 
 SUMS_FILE: Final = "index.sqlite-sums"
@@ -30,8 +30,6 @@ PAGE_BYTES: Final = 4096
 
 _SUM_BYTES: Final = 16
 _READ_BYTES: Final = 256 * PAGE_BYTES
-_WAL_HEADER: Final = struct.Struct(">8xI4xQ8x")  # page size, salts
-_WAL_FRAME: Final = struct.Struct(">IIQ8x")  # page number, file's pages if it ends a commit, salts
 
 
 class PageSums:
@@ -56,6 +54,15 @@ class PageSums:
         except (OSError, StoreError):
             return None
         return cls(root_fd, store_path, file_name, stored)
+
+    @staticmethod
+    def vouch_for(root_fd: int, store_path: str, file_data: bytes) -> bool:
+        """Whether an index file that was read whole is exactly what the file of sums says."""
+        try:
+            with _opened(root_fd, store_path, SUMS_FILE) as fd:
+                return _read(fd, 0, os.fstat(fd).st_size) == b"".join(_sums_of(file_data))
+        except (OSError, StoreError):
+            return False
 
     @classmethod
     def taken(cls, root_fd: int, store_path: str, file_name: str) -> PageSums:
@@ -122,24 +129,24 @@ class PageSums:
 
 def _pages_in_wal(fd: int) -> set[int]:
     """The pages that commits in a write-ahead log have changed."""
-    header = os.pread(fd, _WAL_HEADER.size, 0)
-    if len(header) < _WAL_HEADER.size:
+    header = os.pread(fd, WAL_HEADER.size, 0)
+    if len(header) < WAL_HEADER.size:
         return set()
-    page_bytes, salts = _WAL_HEADER.unpack(header)
+    _, _, page_bytes, _, salts, *_ = WAL_HEADER.unpack(header)
     if page_bytes != PAGE_BYTES:
         return set()
     committed: set[int] = set()
     waiting: set[int] = set()
-    offset = _WAL_HEADER.size
-    while len(frame := os.pread(fd, _WAL_FRAME.size, offset)) == _WAL_FRAME.size:
-        page, pages_of_file, frame_salts = _WAL_FRAME.unpack(frame)
+    offset = WAL_HEADER.size
+    while len(frame := os.pread(fd, WAL_FRAME.size, offset)) == WAL_FRAME.size:
+        page, pages_of_file, frame_salts, *_ = WAL_FRAME.unpack(frame)
         if frame_salts != salts:
             break  # left from before the log began anew
         waiting.add(page)
         if pages_of_file:
             committed |= waiting
             waiting.clear()
-        offset += _WAL_FRAME.size + PAGE_BYTES
+        offset += WAL_FRAME.size + PAGE_BYTES
     return committed
 
 
@@ -147,10 +154,16 @@ def _sums_of_file(root_fd: int, store_path: str, file_name: str) -> bytearray:
     sums = bytearray()
     with _opened(root_fd, store_path, file_name) as fd:
         offset = 0
-        while data := memoryview(_read(fd, offset, _READ_BYTES)):
-            sums += b"".join([_sum(data[at : at + PAGE_BYTES]) for at in range(0, len(data), PAGE_BYTES)])
+        while data := _read(fd, offset, _READ_BYTES):
+            sums += b"".join(_sums_of(data))
             offset += len(data)
     return sums
+
+
+def _sums_of(data: bytes) -> Iterator[bytes]:
+    pages = memoryview(data)
+    for at in range(0, len(pages), PAGE_BYTES):
+        yield _sum(pages[at : at + PAGE_BYTES])
 
 
 def _sum(page: bytes | memoryview) -> bytes:

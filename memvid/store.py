@@ -29,6 +29,7 @@ from .compaction_plan import CompactionPolicy
 from .core import StoreCore
 from .errors import BundleMissing, SessionNotFound, StoreError
 from .folder import (
+    RETIRED_SUFFIX,
     StoreFolder,
     create_store,
     has_store_file,
@@ -522,9 +523,14 @@ class Store:
         return row
 
     def _promised(self, bundle_id: bytes) -> bool:
-        """Whether a bundle that is not there ought to be: a fresh look, for a daemon beside us may have deleted it."""
+        """Whether a bundle that is not there, or not whole, ought to be: by a fresh look, for a daemon beside us may
+        have deleted it. A row that the index file never had cannot have left it, so that is no delete."""
+        if self._core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX:
+            return False
         if self._core.has_lock:
             return self.index.knows(bundle_id)
+        if bundle_id in self.index.not_in_file:
+            return True
         try:
             fresh = Index.copy_to_memory(self.path, self._core.folder.root_fd, self.uuid)
         except (IndexUnusable, StoreError):

@@ -21,7 +21,7 @@ from .errors import (
     StoreError,
     VersionMismatch,
 )
-from .folder import LIVE_SUFFIX, StoreFolder
+from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
 from .paths import Stamp
@@ -212,7 +212,8 @@ def _verify_bundle(
         fd, path = folder.open_bundle(bundle_id)
         file = BundleFile(fd, path, bundle_id)
     except StoreError as error:
-        if not isinstance(error, BundleMissing) or (row is not None and promised(bundle_id)):
+        emptied = path.endswith(RETIRED_SUFFIX) and not folder.size_of(bundle_id)  # by a delete on a full disk
+        if not (emptied or isinstance(error, BundleMissing)) or (row is not None and promised(bundle_id)):
             tally.find(path, error)
         return {}
     with contextlib.closing(file):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
-from torpor.memvid import SessionUri, Store, opening, rewriting
+from torpor.memvid import SessionUri, Store, index_image, opening, rewriting
 from torpor.memvid import index as index_module
 from torpor.memvid.bundle import BundleFile
 from torpor.memvid.errors import (
@@ -497,17 +497,18 @@ def test_an_index_that_changes_while_it_is_copied_is_copied_again(
 ) -> None:
     """Half of it would be old and half new; a daemon that never rests leaves the bundles to read."""
     rows = [sleep(store, 300)]
-    real, left = index_module._require_schema, writes
+    real, left = index_image._read_log, writes
 
-    def while_it_is_copied(connection: sqlite3.Connection) -> None:
+    def before_the_file_is_read(*args: Any) -> bytes:
         nonlocal left
-        real(connection)
-        if left and connection.execute("PRAGMA database_list").fetchone()[2]:  # the file, not the copy
+        log = real(*args)
+        if left:
             left -= 1
             rows.append(sleep(store, 300))
             store.index._settle()
+        return log
 
-    monkeypatch.setattr(index_module, "_require_schema", while_it_is_copied)
+    monkeypatch.setattr(index_image, "_read_log", before_the_file_is_read)
     with Store.open(store_path, writable=False) as reader:
         assert reader.opening.index_rebuilt == (None if writes == 1 else "it changes faster than it can be copied")
         assert reader.opening.unreadable == ()

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, frame_of, sleep
+from store_making import FORK_URI, OTHER_URI, URI, bundle_path, frame_of, sleep
 from torpor.memvid import BlockEntry, Receipt, Store, verify
+from torpor.memvid.errors import BundleMissing, SessionNotFound
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index, IndexedBundle
 from torpor.memvid.rewriting import Contents, prepared
@@ -131,6 +132,65 @@ def test_a_version_published_beside_a_reader_is_no_finding_of_its_verify(store: 
         sleep(store, 600)
         assert reader.verify(deep=True).ok
         assert len(reader.versions(URI)) == 1
+
+
+# --- what a store opened for reading says of what is not there
+
+
+def codes(store: Store) -> list[str]:
+    return [finding.code for finding in store.verify(deep=True).findings]
+
+
+def test_a_reader_reports_a_lost_file_of_a_version_that_only_the_log_of_the_index_names(
+    store: Store, store_path: Path
+) -> None:
+    first = sleep(store, 512)
+    fork = sleep(store, 1024, uri=FORK_URI, before=first)
+    bundle_path(store, first.bundle_id).unlink()
+    with Store.open(store_path, writable=False) as reader:
+        assert [row.uri for row in reader.iter_sessions()] == [URI, FORK_URI]
+        assert [finding.code for finding in reader.opening.unreadable] == ["bundle_missing"]
+        assert codes(reader) == ["bundle_missing", "bundle_missing"]
+        bundle_path(store, fork.bundle_id).unlink()
+        assert codes(reader) == codes(store) == ["bundle_missing", "bundle_missing"]
+        for uri in (URI, FORK_URI):
+            with pytest.raises(BundleMissing):
+                reader.open_session(uri)
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_session_deleted_beside_a_reader_is_no_damage(store: Store, store_path: Path, settled: bool) -> None:
+    sleep(store, 512)
+    if settled:
+        store.index._settle()
+    with Store.open(store_path, writable=False) as reader:
+        store.delete_session(URI)
+        assert codes(reader) == []
+        with pytest.raises(SessionNotFound):
+            reader.open_session(URI)
+
+
+def test_a_version_that_is_being_deleted_beside_a_reader_is_no_damage(store: Store, store_path: Path) -> None:
+    """The files are renamed before the rows go; on a full disk they are emptied before that, too."""
+    first = sleep(store, 512)
+    with Store.open(store_path, writable=False) as reader:
+        store._core.folder.retire(first.bundle_id)
+        assert codes(reader) == []
+        store._core.folder.empty_retired(first.bundle_id)
+        assert codes(reader) == []
+        assert store.verify(deep=True).ok
+
+
+def test_a_lost_file_that_the_index_file_never_had_a_row_for_is_damage(store: Store, store_path: Path) -> None:
+    """A backup put back without its index, on a disk that takes no other: nobody could have deleted it there."""
+    first = sleep(store, 512)
+    store.index.drop([first.bundle_id])
+    with Store.open(store_path, writable=False) as reader:
+        assert codes(reader) == []
+        bundle_path(store, first.bundle_id).unlink()
+        assert codes(reader) == ["bundle_missing"]
+        with pytest.raises(BundleMissing):
+            reader.open_session(URI)
 
 
 def test_a_version_that_is_being_published_is_no_finding(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
