@@ -86,7 +86,7 @@ def serve(
     With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
     sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
     writes one line when it is ready and one when it has stopped. A sleep that a budget refuses leaves its session
-    awake; deleting is never refused.
+    awake; deleting is never refused, nor is a stop's last sleep but for --keep-free.
 
     [bold]Examples[/]
 

@@ -31,6 +31,8 @@ class Compactor:
         # A thread of its own: the writer's is for sleeps, which must not wait until a large file has been copied.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-compact")
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._working = False
         self._due: dict[SessionUri, None] = {}
         self._sleeping = 0
         self._closing = False
@@ -47,6 +49,14 @@ class Compactor:
                 self._sleeping -= 1
                 if self._due and not self._must_stop():
                     self._thread.submit(self._work)
+
+    def make_way(self) -> bool:
+        """Wait until what is under way has stopped and given its temporary file back; False if nothing was. For a sleep
+        that found no room, within its `giving_way`."""
+        with self._idle:
+            was_working = self._working
+            self._idle.wait_for(lambda: not self._working)
+            return was_working
 
     def consider(self, receipt: Receipt) -> None:
         """Compact the session of a sleep, if its newest version has become spread over many files. Within the sleep's
@@ -68,7 +78,9 @@ class Compactor:
     def _work(self) -> None:
         while (uri := self._next()) is not None:
             self._compact(uri)
-            with self._lock:
+            with self._idle:
+                self._working = False
+                self._idle.notify_all()
                 if self._sleeping:  # so it may not have come to its end
                     self._due[uri] = None
 
@@ -78,6 +90,7 @@ class Compactor:
                 return None
             uri = next(iter(self._due))
             del self._due[uri]
+            self._working = True
             return uri
 
     def _compact(self, uri: SessionUri) -> None:

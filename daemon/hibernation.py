@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ..memvid.blocks import BlockEntry
+from ..memvid.budget import FREE_BYTES
 from ..memvid.bundle import BundleReader
 from ..memvid.compaction_plan import CompactionPolicy
-from ..memvid.errors import Corruption, StoreError
+from ..memvid.errors import BudgetExceeded, Corruption, NoSpace, StoreError
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
@@ -61,15 +62,18 @@ class Hibernation:
         self._fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
         self._compactor = Compactor(store, CompactionPolicy())
 
-    async def sleep(self, session: Session, emit: Emit) -> Receipt:
+    async def sleep(self, session: Session, emit: Emit, *, last: bool = False) -> Receipt:
         """Make the session's state durable; it stays in memory, clean. On failure it is as it was.
+
+        `last`: the daemon stops, so what is refused now is lost. Then the store may become larger than its budget, and
+        more may be written than in a day; only what the disk must keep free is kept.
 
         Raises:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example for want of room.
         """
         with self._compactor.giving_way():
-            receipt = await self._keep_all(session, emit)
+            receipt = await self._keep_with_room(session, emit, last)
             self._compactor.consider(receipt)
         session.durable = Durable(
             receipt.version,
@@ -101,18 +105,30 @@ class Hibernation:
 
         return await self.on_io(look)
 
-    async def _keep_all(self, session: Session, emit: Emit) -> Receipt:
+    async def _keep_with_room(self, session: Session, emit: Emit, last: bool) -> Receipt:
+        """Cut and write a snapshot; once more where the disk had no room for it beside a file that a compaction was
+        writing: that one is given up first."""
+        try:
+            return await self._keep_all(session, emit, last)
+        except (NoSpace, BudgetExceeded) as error:
+            if isinstance(error, BudgetExceeded) and error.details.get("which") != FREE_BYTES:
+                raise
+            if not await asyncio.to_thread(self._compactor.make_way):
+                raise
+        return await self._keep_all(session, emit, last)
+
+    async def _keep_all(self, session: Session, emit: Emit, last: bool) -> Receipt:
         """Cut and write a snapshot, referring to the last one's blocks as far as they can be relied on."""
         entries = session.durable.entries if session.durable else ()
         try:
-            return await self._keep(session, entries, emit)
+            return await self._keep(session, entries, emit, last)
         except Corruption:
             if not entries:
                 raise
             # What the snapshot would have referred to is damaged or gone, but all of it is in memory here.
-            return await self._keep(session, (), emit)
+            return await self._keep(session, (), emit, last)
 
-    async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit) -> Receipt:
+    async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: bool) -> Receipt:
         """Cut and write a snapshot that refers to what it can of `durable`."""
         snapshot = await self._engine.call(
             lambda: cut(session.state, session.model.layout, durable=durable, unchanged_tokens=session.unchanged_tokens)
@@ -128,6 +144,7 @@ class Hibernation:
                 session={**session.to_map(), "backend": self._backend},
                 token_count=snapshot.token_count,
                 on_progress=on_progress,
+                beyond_budget=last,
             )
         )
 

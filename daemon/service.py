@@ -87,7 +87,8 @@ class Service:
         in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
 
         The budgets are bytes: what the store may hold, may write in a day (UTC), and leaves free on the disk. A sleep
-        that would go past one is refused, and its session stays awake.
+        that would go past one is refused, and its session stays awake. The sleeps of `close` are refused by the last
+        of the three only.
 
         Raises:
             StoreLocked: another daemon has the store.
@@ -125,7 +126,8 @@ class Service:
         """Take no more work, put every changed session to sleep, and let the store go.
 
         Callers cancel what is running first. A session that cannot be kept is in the report, with why. It runs to its
-        end even when the caller is cancelled; whoever asks again waits for the same end, and has the same report.
+        end even when the caller is cancelled; whoever asks again waits for the same end, and has the same report. No
+        budget of the store's size or of the day costs a session its last sleep; what the disk must keep free may.
         """
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
@@ -146,7 +148,7 @@ class Service:
                     try:
                         if not session.needs_sleep and await self._hibernation.is_kept(session):
                             continue
-                        await self._put_to_sleep(session, _ignore)
+                        await self._put_to_sleep(session, _ignore, last=True)
                         slept.append(str(uri))
                     except TorporError as error:
                         failed[str(uri)] = f"{error.code}: {error.message}"
@@ -424,12 +426,12 @@ class Service:
         del self._awake[uri]
         return listing.receipt_of_sleep(result, seconds=time.monotonic() - started)
 
-    async def _put_to_sleep(self, live: Session, emit: Emit) -> Receipt:
+    async def _put_to_sleep(self, live: Session, emit: Emit, *, last: bool = False) -> Receipt:
         if not live.state.tokens:
             raise EmptyContext(
                 f"{live.uri} has read nothing, so there is nothing to keep; append to it first.", session=str(live.uri)
             )
-        return await self._hibernation.sleep(live, emit)
+        return await self._hibernation.sleep(live, emit, last=last)
 
     async def _wake(self, uri: SessionUri, version: int | None, emit: Emit, started: float) -> WakeResult:
         live = self._awake.get(uri)

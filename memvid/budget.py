@@ -1,7 +1,10 @@
 """Budgets: how many bytes the store may hold, may write in a day, and must leave free on the disk.
 
-Pure decisions over figures that the caller brings, and a meter that a writer asks before each write. Knows nothing of
-what is written. Deleting is never asked about: whatever frees space is always allowed.
+A pure decision over figures, and an account of the work under way, whose meters are asked before each write. Knows
+nothing of what is written. Deleting is never asked about: whatever frees space is always allowed.
+
+Sleeps come first. What a compaction writes takes the place of what is there, so it is never counted as what the store
+holds, not even while it is being written; and of what may be written in a day it leaves half to sleeps.
 
 A day is a day of UTC by the clock, and each day has a count of its own. A clock that is set back finds the count of
 that earlier day as it was left; one that runs ahead begins a new day early, and comes back to the old count when it is
@@ -12,6 +15,7 @@ that it shows. What is begun before midnight counts for the day on which it was 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Final
@@ -58,12 +62,17 @@ class Standing:
     """The figures that a budget is held against, as of one moment.
 
     `store_bytes` is what the store holds: None where what is written takes the place of what is there, as in a
-    compaction. `written_today` is what was written this UTC day, `free_bytes` what the disk has left for us.
+    compaction, which leaves half of a day to sleeps. `written_today` is what was written this UTC day, `free_bytes`
+    what the disk has left for us.
     """
 
     store_bytes: int | None
     written_today: int
     free_bytes: int
+
+    @property
+    def is_replacing(self) -> bool:
+        return self.store_bytes is None
 
 
 def require_room(budget: Budget, standing: Standing, size_bytes: int) -> None:
@@ -76,17 +85,20 @@ def require_room(budget: Budget, standing: Standing, size_bytes: int) -> None:
             used=held,
             needed=size_bytes,
             sentence=f"The store may hold {most} bytes and holds {held}; this needs {size_bytes} more. Delete sessions "
-            f"(`torpor rm`), drop old versions, or raise {STORE_BYTES}.",
+            "(`torpor rm`), drop old versions (`torpor prune`), or serve with a larger `--store-budget`.",
         )
     most, written = budget.max_bytes_per_day, standing.written_today
+    if most is not None and standing.is_replacing:
+        most //= 2
     if most is not None and written + size_bytes > most:
+        who = "A compaction may make that" if standing.is_replacing else "The store may write"
         raise _exceeded(
             DAY_BYTES,
             limit=most,
             used=written,
             needed=size_bytes,
-            sentence=f"The store may write {most} bytes a day and has written {written} since midnight UTC; this needs "
-            f"{size_bytes} more. Try again tomorrow, or raise {DAY_BYTES}.",
+            sentence=f"{who} {most} bytes a day and {written} were written since midnight UTC; this needs {size_bytes} "
+            "more. Try again tomorrow, or serve with a larger `--daily-write-budget`.",
         )
     least, free = budget.min_free_bytes, standing.free_bytes
     if least and free - size_bytes < least:
@@ -96,7 +108,7 @@ def require_room(budget: Budget, standing: Standing, size_bytes: int) -> None:
             used=free,
             needed=size_bytes,
             sentence=f"The disk must keep {least} bytes free and has {free}; this needs {size_bytes}. Free some space "
-            f"(`torpor rm` works), or lower {FREE_BYTES}.",
+            "(`torpor rm` works), or serve with a smaller `--keep-free`.",
         )
 
 
@@ -104,40 +116,92 @@ def _exceeded(which: str, *, limit: int, used: int, needed: int, sentence: str) 
     return BudgetExceeded(f"{sentence} The store is as it was.", which=which, limit=limit, used=used, needed=needed)
 
 
-class Meter:
-    """Counts one operation's bytes against a budget, before each write. One thread at a time.
+class Account:
+    """What the work under way in one open store takes of its budgets. Safe from several threads.
 
-    The free space is asked for anew each time, for others write to the disk too, and what this operation wrote is in
-    the answer; the other figures are those of its begin, plus what it has counted.
+    Every figure is asked for at each write: `held_bytes` for what the store's files have, `written_on` for what was
+    written on a day by work that has ended, `free_bytes` for what the disk has left, in which all that was written is
+    already counted.
     """
 
     def __init__(
         self,
         budget: Budget,
         *,
-        store_bytes: int | None,
-        written_today: int,
-        day: int,
+        held_bytes: Callable[[], int],
+        written_on: Callable[[int], int],
         free_bytes: Callable[[], int],
     ) -> None:
         self.budget = budget
-        self.day = day
-        self.written_bytes = 0
-        self._store_bytes = store_bytes
-        self._written_today = written_today
+        self._held_bytes = held_bytes
+        self._written_on = written_on
         self._free_bytes = free_bytes
+        self._lock = threading.Lock()
+        self._meters: list[Meter] = []
 
-    def require(self, size_bytes: int) -> None:
-        """Raise BudgetExceeded if so many bytes more would go past the budget. Counts nothing."""
-        budget = self.budget
-        held = None if self._store_bytes is None else self._store_bytes + self.written_bytes
-        free = self._free_bytes() if budget.min_free_bytes else 0
-        require_room(budget, Standing(held, self._written_today + self.written_bytes, free), size_bytes)
+    def begin(self, day: int, *, replacing: bool = False, beyond: bool = False) -> Meter:
+        """A meter for a piece of work. `replacing`: what it writes takes the place of what is there. `beyond`: only
+        what the disk must keep free is held against it, though all it writes is counted."""
+        budget = Budget(min_free_bytes=self.budget.min_free_bytes) if beyond else self.budget
+        meter = Meter(self, budget, day, replacing)
+        with self._lock:
+            self._meters.append(meter)
+        return meter
 
-    def add(self, size_bytes: int) -> None:
-        """Ask for so many bytes, just before they are written, and count them. Raises BudgetExceeded."""
-        self.require(size_bytes)
-        self.written_bytes += size_bytes
+    def end(self, meter: Meter, keep: Callable[[int, int], None]) -> None:
+        """The work is done or given up; `keep` takes its day and bytes over into what `written_on` tells."""
+        with self._lock:
+            try:
+                if meter.written_bytes:
+                    keep(meter.day, meter.written_bytes)
+            finally:
+                self._meters.remove(meter)
+
+    def settle(self, meter: Meter) -> None:
+        """What the work has written is among the store's files now, and counts there."""
+        with self._lock:
+            meter.reserved_bytes = 0
+
+    def take(self, meter: Meter, size_bytes: int) -> None:
+        """Count so many bytes, or raise BudgetExceeded and count nothing."""
+        with self._lock:
+            require_room(meter.budget, self._standing(meter), size_bytes)
+            meter.written_bytes += size_bytes
+            if not meter.replacing:
+                meter.reserved_bytes += size_bytes
+
+    def _standing(self, meter: Meter) -> Standing:
+        """The figures that this work's budget is held against; those that it has no bound for are not looked at."""
+        budget = meter.budget
+        store_bytes, written, free = 0, 0, 0
+        if budget.max_store_bytes is not None and not meter.replacing:
+            store_bytes = self._held_bytes() + sum(other.reserved_bytes for other in self._meters)
+        if budget.max_bytes_per_day is not None:
+            under_way = sum(other.written_bytes for other in self._meters if other.day == meter.day)
+            written = self._written_on(meter.day) + under_way
+        if budget.min_free_bytes:
+            free = self._free_bytes()
+        return Standing(None if meter.replacing else store_bytes, written, free)
+
+
+class Meter:
+    """One piece of work's part of an account: called with each number of bytes just before they are written."""
+
+    def __init__(self, account: Account, budget: Budget, day: int, replacing: bool) -> None:
+        self.budget = budget
+        self.day = day
+        self.replacing = replacing
+        self.written_bytes = 0
+        self.reserved_bytes = 0
+        self._account = account
+
+    def __call__(self, size_bytes: int) -> None:
+        """Ask for so many bytes, and count them. Raises BudgetExceeded."""
+        self._account.take(self, size_bytes)
+
+    def settle(self) -> None:
+        """What was written has its place among the store's files."""
+        self._account.settle(self)
 
 
 def utc_day(now_ns: int) -> int:

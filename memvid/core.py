@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from . import deletion
-from .budget import UNLIMITED, Budget, Meter, free_bytes_of, utc_day
+from .budget import UNLIMITED, Account, Budget, Meter, free_bytes_of, utc_day
 from .bundle import BundleFile, FrameFile
 from .durable import TempFile
 from .errors import (
@@ -36,7 +36,6 @@ from .limits import MAX_VERSION
 from .lock import StoreLock
 from .pins import Pins
 from .uri import SessionUri
-from .writer import Room
 
 
 class StoreCore:
@@ -53,9 +52,12 @@ class StoreCore:
         self.importing = threading.Lock()
         self._poison: StoreError | None = None
         self._closed = False
-        self._metering = threading.Lock()
-        self._metered_bytes = 0
-        self._meters: list[Meter] = []
+        self._account = Account(
+            budget,
+            held_bytes=folder.held_bytes,
+            written_on=lambda day: self.index.written_on(day),
+            free_bytes=lambda: free_bytes_of(folder.bundles_fd, folder.path),
+        )
         if budget.max_store_bytes is not None:
             folder.held_bytes()
 
@@ -183,43 +185,23 @@ class StoreCore:
     # --- budgets
 
     @contextlib.contextmanager
-    def metering(self, *, replacing: bool = False) -> Iterator[Room]:
+    def metering(self, *, replacing: bool = False, beyond: bool = False) -> Iterator[Meter]:
         """The room that the budget leaves for a piece of work: asked for before each write, counted for the day.
 
         `replacing`: what is written takes the place of what is there, so how much the store may hold is not asked.
+        `beyond`: a sleep that nobody can try again; only what the disk must keep free may refuse it.
         What others write meanwhile counts too. What was written stays counted when the work fails: the disk has had it.
         """
-        with self._metering:
-            meter = self._new_meter(replacing)
-            begun = self._metered_bytes - sum(other.written_bytes for other in self._meters)
-            self._meters.append(meter)
-
-        def room(size_bytes: int) -> None:
-            with self._metering:
-                by_others = self._metered_bytes - begun - meter.written_bytes
-                meter.require(size_bytes + by_others)
-                meter.add(size_bytes)
-                self._metered_bytes += size_bytes
-
+        meter = self._account.begin(utc_day(time.time_ns()), replacing=replacing, beyond=beyond)
         try:
-            yield room
+            yield meter
         finally:
-            with self._metering:
-                self._meters.remove(meter)
-            if meter.written_bytes and self.writable and not self._closed:
-                with contextlib.suppress(StoreError):  # a count that is lost must not fail what it counted
-                    self.index.add_written(meter.day, meter.written_bytes)
+            self._account.end(meter, self._keep_written)
 
-    def _new_meter(self, replacing: bool) -> Meter:
-        budget, folder = self.budget, self.folder
-        day = utc_day(time.time_ns())
-        return Meter(
-            budget,
-            store_bytes=None if replacing or budget.max_store_bytes is None else folder.held_bytes(),
-            written_today=0 if budget.max_bytes_per_day is None else self.index.written_on(day),
-            day=day,
-            free_bytes=lambda: free_bytes_of(folder.bundles_fd, folder.path),
-        )
+    def _keep_written(self, day: int, size_bytes: int) -> None:
+        if self.writable and not self._closed:
+            with contextlib.suppress(StoreError):  # a count that is lost must not fail what it counted
+                self.index.add_written(day, size_bytes)
 
     # --- files
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from .. import __version__
 from .blocks import BlockDraft, BlockEntry, require_chain
+from .budget import Meter
 from .bundle import FilePool, FrameFile
 from .codecs import Codec
 from .core import StoreCore
@@ -35,7 +36,7 @@ from .limits import MAX_BLOCKS, MAX_TOKENS
 from .manifest import Manifest, bundle_id_of, require_session_map
 from .records import Receipt
 from .uri import SessionUri
-from .writer import BundleWriter, PreparedBlock, Room, prepare_block
+from .writer import BundleWriter, PreparedBlock, prepare_block
 
 Progress = Callable[[int, int], None]
 
@@ -58,6 +59,7 @@ class SleepRequest:
     on_progress: Progress | None
     environment: Mapping[str, str]
     created_ns: int | None = None
+    beyond_budget: bool = False
 
 
 def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
@@ -70,7 +72,7 @@ def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
         holdings = Holdings(core, pin)
         stack.callback(holdings.close)
         places = _places_of_reused(core, pin, holdings, request)
-        room = stack.enter_context(core.metering())
+        room = stack.enter_context(core.metering(beyond=request.beyond_budget))
         room(0)  # where nothing may be written any more, not even a temporary file is made
         with core.poisoning():
             return _Sleep(core, request, version, holdings, places, stack, room).run()
@@ -87,7 +89,7 @@ class _Sleep:
         holdings: Holdings,
         places: dict[bytes, bytes],
         stack: contextlib.ExitStack,
-        room: Room,
+        room: Meter,
     ) -> None:
         self._core = core
         self._request = request
@@ -119,7 +121,8 @@ class _Sleep:
             with self._core.committing():
                 moved = moved_blocks(self._core, self._places)
                 if not moved:
-                    publish(self._core, self._temp, IndexedBundle(bundle_id, LIVE, row, directory.holders, blocks))
+                    bundle = IndexedBundle(bundle_id, LIVE, row, directory.holders, blocks)
+                    publish(self._core, self._temp, bundle, self._room)
                     return self._receipt(manifest, bundle_id, len(blocks))
             self._lead_elsewhere(moved, bundle_id)
         raise _block_missing(moved[0], bundle_id)
@@ -218,10 +221,15 @@ def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
     return moved
 
 
-def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle) -> None:
-    """Give the flushed and checked file its name, then enter it in the index; undo the first if the second fails."""
+def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle, meter: Meter | None = None) -> None:
+    """Give the flushed and checked file its name, then enter it in the index; undo the first if the second fails.
+
+    `meter` is the one that its bytes were asked of, if any was.
+    """
     with core.committing():
         core.folder.publish(temp, bundle.bundle_id)
+        if meter is not None:
+            meter.settle()  # after the file counts: in between its bytes do twice, which is never past the budget
         try:
             core.index.add(bundle)
         except BaseException as failure:  # whatever stopped it, a version that was not acknowledged must not stay

@@ -154,11 +154,13 @@ class Store:
         token_count: int,
         codec: Codec = RAW,
         on_progress: Progress | None = None,
+        beyond_budget: bool = False,
     ) -> Receipt:
         """Make a session's state durable as its next version, then return the receipt.
 
         `reused` come first in the chain and name the bundles that hold them; `blocks` continue it. The drafts' buffers
-        are borrowed until this returns. `on_progress` is told (tokens written, tokens to write).
+        are borrowed until this returns. `on_progress` is told (tokens written, tokens to write). `beyond_budget` is for
+        a state that is lost otherwise: of the budget only the free space that the disk must keep may refuse it.
 
         Raises:
             InvalidDraft, LimitExceeded, BlockMissing, BundleMissing: what was handed in; nothing was written.
@@ -179,6 +181,7 @@ class Store:
                 codec=codec,
                 on_progress=on_progress,
                 environment=environment(),
+                beyond_budget=beyond_budget,
             ),
         )
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from .blocks import BlockEntry, span_parents
+from .budget import Meter
 from .bundle import BundleFile, BundleReader, FilePool, FrameFile, require_promised
 from .core import StoreCore
 from .durable import TempFile
@@ -49,7 +50,7 @@ from .paths import io_error, open_foreign_file
 from .records import ExportReport, IndexRow, Receipt
 from .sleeping import Holdings, environment, moved_blocks, publish
 from .uri import SessionUri
-from .writer import BundleWriter, Room
+from .writer import BundleWriter
 
 Progress = Callable[[int, int], None]
 
@@ -313,11 +314,12 @@ def _require_unknown(core: StoreCore, bundle_id: bytes) -> None:
 class _Intake:
     """One import under way: the blocks of an imported file on their way into a file of the store."""
 
-    def __init__(self, core: StoreCore, source: BundleFile, holdings: Holdings, temp: TempFile, room: Room) -> None:
+    def __init__(self, core: StoreCore, source: BundleFile, holdings: Holdings, temp: TempFile, room: Meter) -> None:
         self._core = core
         self._source = source
         self._holdings = holdings
         self._temp = temp
+        self._room = room
         self._writer = BundleWriter(temp, room)
         self._places: dict[bytes, bytes] = {}
 
@@ -337,6 +339,9 @@ class _Intake:
     def is_led_right(self) -> bool:
         """Whether every block that is not copied is still where it was found. To be asked while committing."""
         return not moved_blocks(self._core, self._places)
+
+    def publish(self, bundle: IndexedBundle) -> None:
+        publish(self._core, self._temp, bundle, self._room)
 
     def finish(self, manifest: Manifest, also: FrameFile | None = None) -> tuple[IndexedBundle, Receipt]:
         encoded = manifest.encode()
@@ -367,7 +372,7 @@ class _Intake:
 
 
 @contextlib.contextmanager
-def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, TempFile, Callable[[bytes], None]]]:
+def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, Callable[[bytes], None]]]:
     with contextlib.ExitStack() as stack:
         pin = stack.enter_context(core.pinning())
         holdings = stack.enter_context(contextlib.closing(Holdings(core, pin)))
@@ -375,7 +380,7 @@ def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, Temp
         room(0)  # where nothing may be written any more, not even a temporary file is made
         stack.enter_context(core.poisoning())
         temp = stack.enter_context(contextlib.closing(core.new_temp()))
-        yield _Intake(core, source, holdings, temp, room), temp, pin
+        yield _Intake(core, source, holdings, temp, room), pin
 
 
 def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri: SessionUri) -> Receipt:
@@ -393,12 +398,12 @@ def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri
             environment=environment(),
         )
         for attempt in range(1, _TRIES + 1):
-            with _intake(core, source) as (intake, temp, _):
+            with _intake(core, source) as (intake, _):
                 intake.take(imported.blocks, alone=attempt == _TRIES)
                 bundle, receipt = intake.finish(manifest)
                 with core.committing():
                     if intake.is_led_right():
-                        publish(core, temp, bundle)
+                        intake.publish(bundle)
                         return receipt
         raise AssertionError("a file that leads nowhere is led right")
 
@@ -414,7 +419,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
         StoreBusy: the retired file was written anew each time.
     """
     for attempt in range(1, _TRIES + 1):
-        with _intake(core, source) as (intake, temp, pin), contextlib.ExitStack() as stack:
+        with _intake(core, source) as (intake, pin), contextlib.ExitStack() as stack:
             pin(source.bundle_id)  # from here on its file loses no frame
             _require_no_stranger(core, source.bundle_id)
             retired = _open_retired(core, source.bundle_id)
@@ -424,7 +429,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
             bundle, receipt = intake.finish(manifest, retired)
             with core.committing():
                 if intake.is_led_right() and _is_same(core, source.bundle_id, retired):
-                    publish(core, temp, bundle)
+                    intake.publish(bundle)
                     if retired is not None:
                         with contextlib.suppress(StoreIoError):  # nobody looks into it beside the live one
                             core.folder.remove(source.bundle_id, RETIRED_SUFFIX)

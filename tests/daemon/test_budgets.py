@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import tokens_of
+from session_rig import Gate, ignore, tokens_of, until
 from torpor.daemon.service import Service
-from torpor.memvid.errors import BudgetExceeded, InvalidPolicy
+from torpor.memvid import CompactionPolicy
+from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, NoSpace, StoreError
+from torpor.memvid.store import Store
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,120 @@ async def test_a_sleep_past_a_budget_leaves_the_session_awake_and_as_it_was(
     async with open_rig() as rig:  # without the budget there is room
         await rig.read("a", tokens_of(4, 300))
         assert (await rig.sleep("a")).version == 1
+
+
+@pytest.mark.parametrize("budget", [{"store_budget": 60_000}, {"daily_write_budget": 60_000}])
+async def test_a_stop_puts_a_session_to_sleep_that_a_budget_has_refused(
+    open_rig: Any, store: Path, budget: dict[str, int]
+) -> None:
+    """Its state is nowhere else: a budget that the user may raise tomorrow must not cost it."""
+    async with open_rig(close=False, **budget) as rig:
+        await rig.read("a", tokens_of(4, 300))
+        before = await rig.fingerprint("a")
+        with pytest.raises(BudgetExceeded):
+            await rig.sleep("a")
+        report = await rig.service.close()
+        assert (report.slept, report.failed) == (("torpor://default/a",), {})
+    async with open_rig(close=False, **budget) as rig:
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+        await rig.read("b", tokens_of(4, 300))
+        with pytest.raises(BudgetExceeded):
+            await rig.sleep("b")
+        rig.service._store.close()
+
+
+async def test_a_stop_keeps_the_room_that_the_disk_must_have_and_says_whose_state_it_cost(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig(close=False, keep_free=1 << 59) as rig:
+        await rig.read("a", tokens_of(4, 300))
+        report = await rig.service.close()
+        assert report.slept == ()
+        assert report.failed["torpor://default/a"].startswith("budget_exceeded: ")
+        assert "--keep-free" in report.failed["torpor://default/a"]
+        assert [path for path in (store / "bundles").rglob("*") if path.is_file()] == []
+
+
+class Crowded:
+    """A disk with too little room for a sleep as long as a compaction is writing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refusal: StoreError) -> None:
+        self.gate = Gate()
+        self.compacting = False
+        self.asked = 0
+        compact, write = Store.compact, Store.write_bundle
+
+        def compact_at_the_gate(*arguments: Any, **options: Any) -> Any:
+            self.compacting = True
+            try:
+                self.gate.pass_through()
+                return compact(*arguments, **options)
+            finally:
+                self.compacting = False
+
+        def write_if_there_is_room(*arguments: Any, **options: Any) -> Any:
+            self.asked += 1
+            if self.compacting:
+                raise refusal
+            return write(*arguments, **options)
+
+        monkeypatch.setattr(Store, "compact", compact_at_the_gate)
+        monkeypatch.setattr(Store, "write_bundle", write_if_there_is_room)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "waits"),
+    [
+        (NoSpace("No room."), True),
+        (BudgetExceeded("No room.", which="min_free_bytes"), True),
+        (BudgetExceeded("No room.", which="max_store_bytes"), False),
+    ],
+)
+async def test_a_sleep_without_room_waits_for_the_compaction_that_takes_it_and_is_tried_again(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, refusal: StoreError, waits: bool
+) -> None:
+    async with open_rig() as rig:
+        rig.service._hibernation._compactor._policy = CompactionPolicy(max_holders=1)
+        disk = Crowded(monkeypatch, refusal)
+        await rig.service.create(session="a")
+        for number in range(3):
+            await rig.service.append(session="a", tokens=tokens_of(number, 300), emit=ignore)
+            await rig.sleep("a")
+        await disk.gate.reached()
+        await rig.read("b", tokens_of(1, 300))
+        disk.asked = 0
+        sleeping = asyncio.ensure_future(rig.sleep("b"))
+        await until(lambda: disk.asked == 1)
+        if waits:
+            waiting = rig.service._hibernation._compactor._idle
+            await until(lambda: sleeping.done() or bool(waiting._waiters))
+            assert (disk.asked, sleeping.done()) == (1, False)
+            disk.gate.open()
+            assert (await sleeping).version == 1
+            assert disk.asked == 2
+        else:
+            with pytest.raises(BudgetExceeded):
+                await sleeping
+            disk.gate.open()
+
+
+async def test_a_sleep_without_room_is_refused_at_once_where_nothing_is_compacted(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        asked = []
+
+        def full(*_: Any, **__: Any) -> Any:
+            asked.append(1)
+            raise NoSpace("No room.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "write_bundle", full)
+            await rig.read("a", tokens_of(1, 300))
+            with pytest.raises(NoSpace):
+                await rig.sleep("a")
+        assert asked == [1]
 
 
 async def test_a_budget_that_means_nothing_is_refused_before_anything_is_opened(store: Path) -> None:

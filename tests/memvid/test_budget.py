@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torpor.memvid.budget import (
     UNLIMITED,
+    Account,
     Budget,
-    Meter,
     Standing,
     free_bytes_of,
     require_room,
@@ -28,18 +28,24 @@ def standing(store_bytes: int | None = 0, written_today: int = 0, free_bytes: in
     return Standing(store_bytes=store_bytes, written_today=written_today, free_bytes=free_bytes)
 
 
-def meter(
-    budget: Budget, *, store_bytes: int | None = 0, written_today: int = 0, free: list[int] | None = None
-) -> Meter:
-    """A meter whose disk says the figures of `free` one after the other, the last one for ever."""
+TODAY = 20_000
+
+
+def account(
+    budget: Budget, *, store_bytes: int = 0, written: dict[int, int] | None = None, free: list[int] | None = None
+) -> Account:
+    """An account whose disk says the figures of `free` one after the other, the last one for ever."""
     left = list(free or [PLENTY])
-    return Meter(
+    return Account(
         budget,
-        store_bytes=store_bytes,
-        written_today=written_today,
-        day=20_000,
+        held_bytes=lambda: store_bytes,
+        written_on=lambda day: (written or {}).get(day, 0),
         free_bytes=lambda: left.pop(0) if len(left) > 1 else left[0],
     )
+
+
+def nothing_is_asked(*_: int) -> int:
+    raise AssertionError("it was asked")
 
 
 # --- what a budget is
@@ -73,7 +79,7 @@ def test_the_store_may_be_filled_to_the_last_byte_and_no_further() -> None:
     error = refusal.value
     assert (error.which, error.limit, error.used, error.needed) == ("max_store_bytes", 1000, 900, 101)
     assert error.code == "budget_exceeded"
-    for fact in ("1000", "900", "101", "torpor rm"):
+    for fact in ("1000", "900", "101", "torpor rm", "torpor prune", "--store-budget"):
         assert fact in error.message
 
 
@@ -84,7 +90,7 @@ def test_the_day_may_be_filled_to_the_last_byte_and_no_further() -> None:
         require_room(budget, standing(written_today=900), 101)
     error = refusal.value
     assert (error.which, error.limit, error.used, error.needed) == ("max_bytes_per_day", 1000, 900, 101)
-    for fact in ("1000", "900", "101", "UTC"):
+    for fact in ("1000", "900", "101", "UTC", "--daily-write-budget"):
         assert fact in error.message
 
 
@@ -95,7 +101,7 @@ def test_the_disk_keeps_the_room_that_it_must() -> None:
         require_room(budget, standing(free_bytes=1100), 101)
     error = refusal.value
     assert (error.which, error.limit, error.used, error.needed) == ("min_free_bytes", 1000, 1100, 101)
-    for fact in ("1000", "1100", "101", "torpor rm"):
+    for fact in ("1000", "1100", "101", "torpor rm", "--keep-free"):
         assert fact in error.message
 
 
@@ -135,67 +141,138 @@ def test_a_write_is_allowed_exactly_when_no_budget_is_passed(
         assert allowed
 
 
-# --- the meter
+# --- the account
 
 
 def test_a_meter_adds_up_what_is_written() -> None:
     for budget in (Budget(max_store_bytes=1000), Budget(max_bytes_per_day=1000)):
-        one = meter(budget, store_bytes=700, written_today=700)
-        one.add(100)
-        one.add(200)
+        one = account(budget, store_bytes=700, written={TODAY: 700}).begin(TODAY)
+        one(100)
+        one(200)
         with pytest.raises(BudgetExceeded) as refusal:
-            one.add(1)
+            one(1)
         assert refusal.value.used == 1000
         assert one.written_bytes == 300
 
 
 def test_what_was_refused_is_not_counted() -> None:
-    one = meter(Budget(max_store_bytes=100))
+    one = account(Budget(max_store_bytes=100)).begin(TODAY)
     with pytest.raises(BudgetExceeded):
-        one.add(101)
-    one.add(100)
+        one(101)
+    one(100)
     assert one.written_bytes == 100
 
 
-def test_asking_counts_nothing() -> None:
-    one = meter(Budget(max_store_bytes=100))
-    one.require(100)
-    one.require(100)
-    assert one.written_bytes == 0
+def test_what_others_are_writing_counts_until_they_have_ended() -> None:
+    for budget in (Budget(max_store_bytes=100), Budget(max_bytes_per_day=100)):
+        books = account(budget)
+        one, two = books.begin(TODAY), books.begin(TODAY)
+        one(60)
+        with pytest.raises(BudgetExceeded) as refusal:
+            two(41)
+        assert refusal.value.used == 60
+        two(40)
+        books.end(one, lambda *_: None)  # given up, and nothing of it kept
+        two(60)
 
 
-def test_a_meter_looks_at_the_disk_each_time() -> None:
-    """The disk's own figure has what this operation wrote in it already: that is not counted a second time."""
-    one = meter(Budget(min_free_bytes=1000), free=[1300, 1200, 1100, 1050])
-    one.add(100)
-    one.add(100)
-    one.add(100)
+def test_what_was_published_counts_as_held_and_not_a_second_time() -> None:
+    held = [0]
+    books = Account(
+        Budget(max_store_bytes=100), held_bytes=lambda: held[0], written_on=nothing_is_asked, free_bytes=lambda: 1 // 0
+    )
+    one, two = books.begin(TODAY), books.begin(TODAY)
+    one(60)
+    held[0] = 60
+    one.settle()
+    two(40)
+    with pytest.raises(BudgetExceeded):
+        two(1)
+
+
+def test_what_a_compaction_writes_is_never_counted_as_held() -> None:
+    books = account(Budget(max_store_bytes=100), store_bytes=90)
+    compaction, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
+    compaction(1000)
+    sleep(10)
+
+
+def test_a_compaction_leaves_half_of_a_day_to_sleeps() -> None:
+    books = account(Budget(max_bytes_per_day=1000), written={TODAY: 100})
+    compaction, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
+    compaction(400)
+    with pytest.raises(BudgetExceeded, match="compaction may make that 500") as refusal:
+        compaction(1)
+    assert (refusal.value.which, refusal.value.limit, refusal.value.used) == ("max_bytes_per_day", 500, 500)
+    sleep(500)
+    with pytest.raises(BudgetExceeded):
+        sleep(1)
+
+
+def test_work_beyond_the_budget_is_refused_by_the_disk_alone_and_counted() -> None:
+    books = account(Budget(max_store_bytes=10, max_bytes_per_day=10, min_free_bytes=1000), free=[2000, 1100, 1100])
+    last = books.begin(TODAY, beyond=True)
+    last(500)
     with pytest.raises(BudgetExceeded) as refusal:
-        one.add(51)
+        last(101)
+    assert refusal.value.which == "min_free_bytes"
+    kept: list[tuple[int, int]] = []
+    books.end(last, lambda day, size_bytes: kept.append((day, size_bytes)))
+    assert kept == [(TODAY, 500)]
+
+
+def test_what_is_written_goes_to_the_day_on_which_it_was_begun() -> None:
+    books = account(Budget(max_bytes_per_day=100), written={TODAY: 0, TODAY + 1: 0})
+    before, after = books.begin(TODAY), books.begin(TODAY + 1)
+    before(100)
+    after(100)
+    for one in (before, after):
+        with pytest.raises(BudgetExceeded):
+            one(1)
+
+
+def test_work_that_wrote_nothing_is_not_kept_and_one_whose_keeping_fails_is_over_all_the_same() -> None:
+    books = account(Budget(max_store_bytes=100))
+    books.end(books.begin(TODAY), nothing_is_asked)
+    one = books.begin(TODAY)
+    one(100)
+    with pytest.raises(AssertionError):
+        books.end(one, nothing_is_asked)
+    books.begin(TODAY)(100)
+
+
+def test_the_disk_is_asked_each_time_and_what_others_wrote_is_in_its_answer() -> None:
+    books = account(Budget(min_free_bytes=1000), free=[1300, 1200, 1100, 1050])
+    one, other = books.begin(TODAY), books.begin(TODAY)
+    one(100)
+    other(100)
+    one(100)
+    with pytest.raises(BudgetExceeded) as refusal:
+        one(51)
     assert refusal.value.used == 1050
 
 
-def test_a_meter_without_a_budget_counts_and_asks_nobody() -> None:
-    one = Meter(UNLIMITED, store_bytes=0, written_today=0, day=0, free_bytes=lambda: 1 // 0)
-    one.add(PLENTY)
+def test_without_a_budget_bytes_are_counted_and_nobody_is_asked() -> None:
+    books = Account(
+        UNLIMITED, held_bytes=nothing_is_asked, written_on=nothing_is_asked, free_bytes=lambda: nothing_is_asked()
+    )
+    one = books.begin(TODAY)
+    one(PLENTY)
     assert one.written_bytes == PLENTY
 
 
-def test_the_disk_is_asked_only_for_a_budget_that_needs_it() -> None:
-    Meter(Budget(max_store_bytes=1), store_bytes=0, written_today=0, day=0, free_bytes=lambda: 1 // 0).add(1)
-
-
-@given(sizes, st.lists(sizes, max_size=20))
-def test_a_meter_never_lets_the_sum_pass_the_budget(most: int, writes: list[int]) -> None:
-    one, written = meter(Budget(max_bytes_per_day=most)), 0
-    for size_bytes in writes:
+@given(sizes, st.lists(st.tuples(st.integers(0, 2), sizes), max_size=20))
+def test_meters_never_let_their_sum_pass_the_budget(most: int, writes: list[tuple[int, int]]) -> None:
+    books = account(Budget(max_bytes_per_day=most))
+    meters, written = [books.begin(TODAY) for _ in range(3)], 0
+    for number, size_bytes in writes:
         try:
-            one.add(size_bytes)
+            meters[number](size_bytes)
         except BudgetExceeded:
             assert written + size_bytes > most
         else:
             written += size_bytes
-        assert one.written_bytes == written <= most
+        assert sum(one.written_bytes for one in meters) == written <= most
 
 
 # --- days and disks
@@ -220,19 +297,13 @@ class Ledger:
         self.written: dict[int, int] = {}
 
     def write(self, now_ns: int, size_bytes: int) -> bool:
-        day = utc_day(now_ns)
-        one = Meter(
-            self.budget,
-            store_bytes=0,
-            written_today=self.written.get(day, 0),
-            day=day,
-            free_bytes=lambda: PLENTY,
-        )
+        books = account(self.budget, written=self.written)
+        one = books.begin(utc_day(now_ns))
         try:
-            one.add(size_bytes)
+            one(size_bytes)
         except BudgetExceeded:
             return False
-        self.written[one.day] = self.written.get(one.day, 0) + one.written_bytes
+        books.end(one, lambda day, total: self.written.update({day: self.written.get(day, 0) + total}))
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -9,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_making import IDENTITY, OTHER_URI, URI, require_awake, sleep, span, state
+from store_making import IDENTITY, OTHER_URI, URI, drafts, require_awake, sleep, span, state
 from torpor.memvid import RAW, BlockDraft, Store
 from torpor.memvid.budget import Budget, utc_day
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.folder import StoreFolder
-from torpor.memvid.index import Index
+from torpor.memvid.index import Index, IndexedBundle
 from torpor.memvid.retention import Retention
+from torpor.memvid.rewriting import Contents, prepared
 
 
 def bundle_bytes(path: Path) -> int:
@@ -199,6 +201,118 @@ def test_a_sleep_that_begins_during_another_finds_what_that_one_has_written(stor
             uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=300
         )
         require_untouched(store, store_path, 300, 1)
+
+
+def test_a_sleep_that_fits_is_not_refused_for_what_a_compaction_writes_beside_it(store_path: Path) -> None:
+    """A compaction takes the place of what is there; its temporary file is not what the store holds."""
+    with Store.open(store_path, writable=True) as store:
+        second = sleep(store, 900, before=sleep(store, 600))
+        one = sleep(store, 300, uri=OTHER_URI, seed=1).bytes_written
+        store.delete_session(OTHER_URI)
+        held = bundle_bytes(store_path)
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=held + one)) as store:
+        core = store._core
+        with contextlib.closing(core.open_bundle(second.bundle_id)) as file:
+            frames = [(entry.id, entry.bundle_id) for entry in file.entries if entry.bundle_id is not None]
+
+        def blocks() -> Iterator[BlockDraft]:
+            with core.metering(replacing=True) as room, prepared(core, second.bundle_id, Contents(frames, {}), room):
+                yield from (span(0, 256, seed=1), span(256, 44, seed=1))
+            yield state(300, seed=1)
+
+        with core.metering(replacing=True) as room, prepared(core, second.bundle_id, Contents(frames, {}), room):
+            store.write_bundle(
+                uri=OTHER_URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=300
+            )
+            with pytest.raises(BudgetExceeded):
+                sleep(store, 1, uri=OTHER_URI, seed=2)
+        require_awake(store, 300, uri=OTHER_URI, seed=1)
+        assert held < core.folder.held_bytes() == bundle_bytes(store_path) <= held + one
+
+
+def test_what_a_sleep_wrote_that_failed_beside_another_is_given_back(store_path: Path) -> None:
+    with Store.open(store_path, writable=True) as store:
+        one = sleep(store, 300).bytes_written
+        store.delete_session(URI)
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=one)) as store:
+
+        def failing() -> Iterator[BlockDraft]:
+            yield span(0, 256, seed=1)
+            raise KeyError("the state is gone")
+
+        def blocks() -> Iterator[BlockDraft]:
+            with pytest.raises(KeyError):
+                store.write_bundle(
+                    uri=OTHER_URI,
+                    identity=IDENTITY,
+                    parent=None,
+                    reused=(),
+                    blocks=failing(),
+                    session={},
+                    token_count=9,
+                )
+            yield from (span(0, 256), span(256, 44), state(300))
+
+        store.write_bundle(
+            uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=300
+        )
+        require_untouched(store, store_path, 300, 1)
+
+
+def test_a_file_that_has_its_name_does_not_count_twice_while_its_row_is_written(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(store_path, writable=True) as store:
+        one = sleep(store, 300).bytes_written
+        store.delete_session(URI)
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=one + 100)) as store:
+        real, left = Index.add, []
+
+        def add(self: Index, bundle: IndexedBundle) -> None:
+            with store._core.metering() as room:
+                room(100)
+                left.append(True)
+            real(self, bundle)
+
+        monkeypatch.setattr(Index, "add", add)
+        sleep(store, 300)
+        assert left == [True]
+
+
+@pytest.mark.parametrize("budget", [Budget(max_store_bytes=1), Budget(max_bytes_per_day=1)])
+def test_a_last_sleep_goes_beyond_the_budget_and_counts(store_path: Path, budget: Budget) -> None:
+    with Store.open(store_path, writable=True, budget=budget) as store:
+        receipt = store.write_bundle(
+            uri=URI,
+            identity=IDENTITY,
+            parent=None,
+            reused=(),
+            blocks=drafts(300),
+            session={},
+            token_count=300,
+            beyond_budget=True,
+        )
+        assert store._core.folder.held_bytes() == receipt.bytes_written
+        assert store.index.written_on(utc_day(time.time_ns())) == receipt.bytes_written
+        with pytest.raises(BudgetExceeded):
+            sleep(store, 1, uri=OTHER_URI)
+        require_untouched(store, store_path, 300, 1)
+
+
+def test_a_last_sleep_leaves_the_disk_what_it_must_keep_free(store_path: Path) -> None:
+    with Store.open(store_path, writable=True, budget=Budget(min_free_bytes=1 << 59)) as store:
+        with pytest.raises(BudgetExceeded):
+            store.write_bundle(
+                uri=URI,
+                identity=IDENTITY,
+                parent=None,
+                reused=(),
+                blocks=drafts(300),
+                session={},
+                token_count=300,
+                beyond_budget=True,
+            )
+        assert not list(store_path.rglob("*.tmp"))
 
 
 def test_a_count_that_cannot_be_kept_does_not_fail_the_sleep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
