@@ -13,14 +13,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fuzz import targets
+from fuzz import plants, targets
 from fuzz.target import Target
 from fuzz.watch import Hung, Watch, with_alarm
 from torpor.memvid import StoreError
 
 FUZZ = Path(__file__).parent / "fuzz"
 NAMES = [kind.name for kind in targets.TARGETS]
-CHANGES = {"store": 40, "maintenance": 25, "index": 40, "packing": 100, "marks": 100}
+CHANGES = {"store": 40, "maintenance": 25, "index": 40, "import": 60, "export": 60, "packing": 100, "marks": 100}
 """How many changed inputs of a target are tried in a bounded run; 250 of those not named."""
 
 
@@ -97,6 +97,14 @@ def test_t6_changes_get_past_the_digests(target: Target) -> None:
             texts.append(error.message)
     assert sum("digest" in text for text in texts) < len(texts) / 5
     assert texts.count("sound") > len(texts) / 50
+
+
+@pytest.mark.parametrize("plant", plants.PLANTS, ids=lambda plant: plant.name)
+def test_t6_every_fault_that_is_planted_to_try_the_fuzzer_fits_the_code(plant: plants.Plant) -> None:
+    source = (plants.ROOT / "memvid" / plant.module).read_text()
+    assert source.count(plant.before) == 1
+    assert plant.target in NAMES
+    compile(source.replace(plant.before, plant.after), plant.module, "exec")
 
 
 def test_t6_the_watch_tells_a_fault_from_a_refusal() -> None:

@@ -55,7 +55,7 @@ class MarksTarget(Target):
         try:
             document = json.loads(data)
             for _ in range(rng.choice((1, 1, 2, 3))):
-                _change(document, rng)
+                change_json(document, rng)
             changed = sealed(document) if rng.random() < 0.9 else canonical(document)
         except (ValueError, TypeError, AttributeError, RecursionError):
             return change_bytes(data, rng)
@@ -84,7 +84,7 @@ class MarksTarget(Target):
         return SOUND
 
 
-def _change(document: Any, rng: Random) -> None:
+def change_json(document: Any, rng: Random) -> None:
     """One value somewhere in a JSON document replaced, removed, renamed or copied."""
     places: list[tuple[Any, Any]] = []
     waiting = [document]

@@ -30,6 +30,7 @@ from torpor.memvid.packing import pack, unpack
 from . import bundle_file, zstd_frames
 from .marks_target import TARGETS as MARKS_TARGETS
 from .mutation import change_document, change_int, parse
+from .outside_targets import TARGETS as OUTSIDE_TARGETS
 from .store_targets import TARGETS as STORE_TARGETS
 from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, again, require, same_everywhere
 
@@ -309,6 +310,7 @@ TARGETS: Final[tuple[type[Target], ...]] = (
     BundleTarget,
     *MARKS_TARGETS,
     *STORE_TARGETS,
+    *OUTSIDE_TARGETS,
 )
 
 

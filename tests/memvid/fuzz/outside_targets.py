@@ -1,0 +1,253 @@
+"""Targets for bytes that reach a store from outside: an imported file, what is exported of a bundle that is not as it
+should be, and store.json.
+
+The store around them is sound and known, so that whatever comes of the input, nothing else may change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from torpor.memvid import Receipt, SessionUri, Store, StoreError
+from torpor.memvid.bundle import BundleFile
+from torpor.memvid.incoming import hand_over
+
+from . import bundle_file
+from .marks_target import HOSTILE, VALUES, change_json
+from .mutation import change_bytes
+from .store_targets import Template, Truth, Version, all_rows, look_at, read_checked, write
+from .target import SOUND, Target, again, require
+
+NOBODY: Final = b""
+"""The bundle that is harmed where none is."""
+
+OTHER: Final = SessionUri("other", "name")
+
+
+def require_the_others(store: Store, truths: dict[Version, Truth]) -> None:
+    """Every version of the template is there, and wakes as it was put to sleep."""
+    seen = look_at(store, truths, NOBODY)
+    require(all(seen.get(version) == truth.bundle_id for version, truth in truths.items()), "a version is gone")
+
+
+def without_leftovers(store_path: Path) -> bool:
+    return not any(store_path.glob("**/*.tmp"))
+
+
+class ImportTarget(Target):
+    """A byte that says how a file comes in (given by path, handed over, or left in STORE/incoming by a liar), under
+    which name, and how often; then the file."""
+
+    name = "import"
+    max_bytes = 1 << 16
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._template = Template(folder / "store")
+        self._exported: list[bytes] = []
+        target = folder / "exported"
+        with Store.open(self._template.path, writable=False) as store:
+            for row in all_rows(store):
+                store.export_session(row.uri, row.version, target)
+                self._exported.append(target.read_bytes())
+                target.unlink()
+
+    def seeds(self) -> Iterable[bytes]:
+        for number, data in enumerate([*self._exported, *self._template.files.values()]):
+            yield bytes([number]) + data
+            yield bytes([number + 6]) + data
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        how = data[:1] if rng.random() < 0.7 else rng.randbytes(1)
+        return how.ljust(1, b"\x00") + bundle_file.change(data[1:], rng)
+
+    def check(self, data: bytes) -> str:
+        how, file = (data[:1] or b"\x00")[0], data[1:]
+        template, source = self._template, self.folder / "source"
+        template.restore(indexed=True)
+        source.write_bytes(file)
+        as_uri = OTHER if how // 3 % 2 else None
+        with Store.open(template.path, writable=True) as store:
+            before = {row.bundle_id for row in all_rows(store)}
+            for _ in range(1 + how // 6 % 2):
+                try:
+                    receipt = self._bring_in(store, how % 3, source, file, as_uri)
+                except StoreError:
+                    require({row.bundle_id for row in all_rows(store)} == before, "a refused import left a version")
+                    require_the_others(store, template.truths)
+                    raise
+                again(functools.partial(require_imported, store, receipt, file, as_uri))
+                before = {row.bundle_id for row in all_rows(store)}
+            require_the_others(store, template.truths)
+            require(store.verify(deep=True).ok, "verify finds something after an import")
+            self._require_export(store, receipt, file)
+        require(without_leftovers(template.path), "an import left a temporary file")
+        with Store.open(template.path, writable=True) as store:
+            require({row.bundle_id for row in all_rows(store)} == before, "other versions after the next opening")
+        return SOUND
+
+    def _bring_in(self, store: Store, how: int, source: Path, file: bytes, as_uri: SessionUri | None) -> Receipt:
+        if how == 0:
+            return store.import_file(source, as_uri=as_uri)
+        folder = self._template.path / "incoming"
+        if how == 1:
+            bundle_id = hand_over(str(self._template.path), str(source))
+        else:
+            bundle_id = bundle_file.bundle_id(file)
+            write(folder / f"{bundle_id.hex()}.mvb", file)
+        receipt = store.adopt_incoming(bundle_id, as_uri=as_uri)
+        require(not any(folder.iterdir()), "what was imported still waits")
+        return receipt
+
+    def _require_export(self, store: Store, receipt: Receipt, file: bytes) -> None:
+        """What is exported of it stands alone, and is the same snapshot if it is the same bundle."""
+        exported = export_of(store, receipt.uri, receipt.version, self.folder)
+        assert exported is not None
+        if receipt.bundle_id == bundle_file.bundle_id(file):
+            mine, other = bundle_file.take_apart(file), bundle_file.take_apart(exported)
+            require(mine.manifest == other.manifest, "another manifest is exported than was imported")
+
+
+def require_imported(store: Store, receipt: Receipt, file: bytes, as_uri: SessionUri | None) -> None:
+    """The version that a receipt tells of holds the blocks that the file lists, in its name or in the wanted one."""
+    listed = [
+        line[0] for line in bundle_file.lines_of(bundle_file.take_apart(file).manifest, "blocks", bundle_file.LINE)
+    ]
+    with store.open_session(receipt.uri, receipt.version) as reader:
+        require(reader.bundle_id == receipt.bundle_id, "a receipt names another bundle")
+        require([entry.id for entry in reader.entries] == listed, "other blocks than those of the file")
+        require(as_uri in (None, reader.manifest.uri), "it has another name than was asked for")
+        same = receipt.bundle_id == bundle_file.bundle_id(file)
+        require(same or reader.manifest.parent == bundle_file.bundle_id(file), "its parent is not what was imported")
+        read_checked(reader)
+
+
+def export_of(store: Store, uri: SessionUri, version: int, folder: Path) -> bytes | None:
+    """An exported file that stands alone; None if the version is refused, and then nothing is left."""
+    target = folder / "exported"
+    before = set(folder.iterdir())
+    try:
+        store.export_session(uri, version, target)
+    except StoreError:
+        require(set(folder.iterdir()) == before, "a refused export left a file")
+        return None
+    try:
+        again(lambda: require_alone(target))
+        return target.read_bytes()
+    finally:
+        target.unlink()
+
+
+def require_alone(path: Path) -> None:
+    with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), None)) as file:
+        blocks = file.manifest.blocks if file.manifest is not None else ()
+        require(file.manifest is not None, "an exported file has no manifest")
+        require({entry.id for entry in blocks} == file.frames.keys(), "an exported file lacks blocks, or has others")
+        require(not file.directory.holders, "an exported file needs another one")
+        for block_id in file.frames:
+            file.check_block(block_id)
+
+
+class ExportTarget(Target):
+    """A bundle file under the name that it gives itself, in a store of which every version is then exported."""
+
+    name = "export"
+    max_bytes = 1 << 16
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._template = Template(folder / "store")
+
+    def seeds(self) -> Iterable[bytes]:
+        return list(self._template.files.values())
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        return bundle_file.change(data, rng)
+
+    def check(self, data: bytes) -> str:
+        name = bundle_file.bundle_id(data)
+        self._template.restore(indexed=name in self._template.ids)
+        self._template.put(name, data)
+        refused = False
+        with Store.open(self._template.path, writable=False) as store:
+            for (uri, version), bundle_id in look_at(store, self._template.truths, name).items():
+                exported = export_of(store, uri, version, self.folder)
+                require(bundle_id is not None or exported is None, "a version that does not wake was exported")
+                refused |= exported is None
+        return "refused" if refused else SOUND
+
+
+class StoreFileTarget(Target):
+    """store.json: refused without a change, or the store of this very content with all its versions."""
+
+    name = "store_file"
+    max_bytes = 1 << 13
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._template = Template(folder / "store")
+        self._path = self._template.path / "store.json"
+        self._original = self._path.read_bytes()
+
+    def seeds(self) -> Iterable[bytes]:
+        document = json.loads(self._original)
+        yield self._original
+        yield json.dumps({**document, "uuid": str(uuid.UUID(int=1))}).encode()
+        yield json.dumps({**document, "version": 2}).encode()
+
+    def change(self, data: bytes, rng: Random) -> bytes:
+        try:
+            document = json.loads(data)
+            change_json(document, rng)
+            data = json.dumps(document).encode()
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            data = change_bytes(data, rng)
+        if rng.random() < 0.15:
+            place = rng.randrange(len(data) + 1)
+            return data[:place] + rng.choice(HOSTILE)[: self.max_bytes] + data[place + rng.randrange(3) :]
+        if rng.random() < 0.1:
+            return json.dumps(rng.choice(VALUES)).encode()
+        return change_bytes(data, rng) if rng.random() < 0.2 else data
+
+    def check(self, data: bytes) -> str:
+        self._template.restore(indexed=True)
+        write(self._path, data)
+        try:
+            for writable in (False, True):
+                self._open(writable)
+        finally:
+            changed = self._path.read_bytes() != data
+            write(self._path, self._original)
+        require(not changed, "store.json was changed")
+        document = json.loads(data)
+        require(told(document) is not None, "what says no version and no uuid of a store was opened")
+        return SOUND
+
+    def _open(self, writable: bool) -> None:
+        try:
+            with Store.open(self._template.path, writable=writable) as store:
+                require_the_others(store, self._template.truths)
+                require(store.verify(deep=False).ok, "verify finds something")
+        finally:
+            files = {path for path in (self._template.path / "bundles").glob("*/*") if path.is_file()}
+            require(files == self._template.files.keys(), "a bundle came or went")
+
+
+def told(document: Any) -> str | None:
+    """The uuid that store.json tells, where it is one of this version."""
+    if not isinstance(document, dict) or document.get("format") != "torpor.store":
+        return None
+    if type(document.get("version")) is not int or document["version"] != 1 or not isinstance(document["uuid"], str):
+        return None
+    return str(uuid.UUID(document["uuid"]))
+
+
+TARGETS: Final[Sequence[type[Target]]] = (ImportTarget, ExportTarget, StoreFileTarget)
