@@ -9,6 +9,8 @@ from .options import DryRunOption, JsonOption, SessionArgument, SocketOption, Wr
 from .output import Output
 from .upkeep import Order, carry_out
 
+_NEXT = "see to these and forget it again"
+
 
 def forget(
     session: SessionArgument,
@@ -33,4 +35,8 @@ def forget(
     if not (dry_run or yes or has_consent(f"Forget {session} for good?", "forget", as_json=as_json)):
         output.remark("nothing forgotten")
         return ERROR.number
-    return write_report(output, "forget", carry_out(Order("forget", session, dry_run=dry_run), socket, store))
+    report = carry_out(Order("forget", session, dry_run=dry_run), socket, store)
+    status = write_report(output, "forget", report)
+    if report.problems and not dry_run:
+        output.remark(f"not proven: bytes of {session} may be left where the problems say; {_NEXT}")
+    return status

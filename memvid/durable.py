@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -232,6 +233,14 @@ def rename(folder_fd: int, old: str, new: str, folder_path: str) -> None:
         raise
     except OSError as error:
         raise write_error(error, "rename", f"{folder_path}/{old}") from error
+
+
+def is_plain(folder_fd: int, name: str) -> bool:
+    """Whether a name is there and means a regular file, not a folder or a link."""
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
 
 
 def remove(folder_fd: int, name: str, folder_path: str) -> bool:

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import re
-import stat
 import threading
 import uuid
 import weakref
@@ -270,7 +269,7 @@ class StoreFolder:
         with self._making_temp:
             names = list(filter(durable.TEMP_NAME.fullmatch, self._names()))
             written = {os.path.basename(temp.path) for temp in self._temps.copy() if not temp.closed}
-            return [name for name in names if name not in written]
+            return [name for name in names if name not in written and durable.is_plain(self.bundles_fd, name)]
 
     def remove_temps(self) -> int:
         """Remove what unfinished writes left behind; how many there were. Only under the store's lock.
@@ -280,9 +279,8 @@ class StoreFolder:
         path = f"{self.path}/{BUNDLES}"
         count = 0
         for name in filter(durable.TEMP_NAME.fullmatch, self._names()):
-            with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISREG(stat_name(self.bundles_fd, name, f"{path}/{name}").st_mode):
-                    count += durable.remove(self.bundles_fd, name, path)
+            if durable.is_plain(self.bundles_fd, name):
+                count += durable.remove(self.bundles_fd, name, path)
         return count
 
     def _names(self) -> list[str]:

@@ -8,7 +8,8 @@ Order: retire the versions, oldest first → drop their rows → marks → remov
 A crash leaves the session there, or deleted with bytes of it remaining; forgetting it again finishes.
 
 Why that is a proof: afterwards no file's manifest names the session, and every frame in the store is one that some
-remaining version needs and names in its own manifest: it is that session's byte as well. Because it asks for any frame
+remaining version needs and names in its own manifest: it is that session's byte as well. Whatever else lies in the
+store's folder was looked into, or stands in the report. Because it asks for any frame
 that nobody needs, and not for those of this session, it needs no memory of a forget that was cut off.
 
 Rules:
@@ -22,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,14 +32,14 @@ from .budget import utc_day
 from .bundle import BundleFile
 from .core import StoreCore
 from .errors import BundleMissing, DurabilityLost, LockLost, SessionNotFound, StoreError, Truncated
-from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
-from .incoming import INCOMING
+from .folder import BUNDLES, LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import UNREADABLE
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
 from .needs import read_needs
-from .paths import Stamp, list_names, open_file, open_folder
+from .paths import Stamp, open_folder
 from .records import Action, Finding, MaintenanceReport
+from .remains import Remain, find_remains
 from .rewriting import Contents, prepared
 from .uri import SessionUri, not_found
 
@@ -49,7 +50,7 @@ CANNOT_BE_TOLD: Final = "cannot_be_told"
 _ROUNDS: Final = 4
 """How often the store is looked over: to find what to strip, to prove, and twice more for what changed meanwhile."""
 _TRIES: Final = 3
-_CHUNK_BYTES: Final = 1 << 20
+_AGAIN: Final = "forget the session again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,19 +300,35 @@ class _Forget:
     # --- places beside bundles/
 
     def clear_other_places(self) -> None:
-        """Leftovers of unfinished writes, what was handed over and not taken, and what repair moved away."""
+        """Leftovers of unfinished writes, what was handed over and not taken, and what repair moved away; whatever else
+        lies in the store's folder, and what nobody can look into, is told and left."""
         self._clear_temps()
-        for folder in (INCOMING, QUARANTINE):
-            for name, fd, path in _files_in(self._core, folder):
-                verdict = self._verdict(fd, name, path)
-                if verdict is True:
-                    size_bytes = self._unlink(folder, name, path)
-                    self._did(Action("remove", path, self._uri, None, size_bytes, f"it holds a version of {self._uri}"))
-                elif verdict is None:
-                    message = (
-                        f"Whether {path} holds bytes of {self._uri} cannot be told. Remove it if you can spare it."
-                    )
-                    self._problems.append(Finding(path, CANNOT_BE_TOLD, message))
+        for remain in find_remains(self._core, self._uri):
+            if remain.why is not None:
+                message = (
+                    f"Whether {remain.path} holds bytes of {self._uri} cannot be told: {remain.why}. Look yourself; "
+                    f"move it out of the store, or remove it, and {_AGAIN}."
+                )
+                self._problems.append(Finding(remain.path, CANNOT_BE_TOLD, message))
+            elif not remain.folder:
+                message = (
+                    f"{remain.path} holds a version of {self._uri}, and is no file of the store's: it stays. Move it "
+                    f"out of the store, or remove it, and {_AGAIN}."
+                )
+                self._problems.append(Finding(remain.path, NOT_FORGOTTEN, message))
+            else:
+                self._clear(remain)
+
+    def _clear(self, remain: Remain) -> None:
+        try:
+            self._unlink(remain)
+        except (DurabilityLost, LockLost):
+            raise
+        except StoreError as error:
+            self._problems.append(Finding(remain.path, NOT_FORGOTTEN, error.message))
+            return
+        reason = f"it holds a version of {self._uri}"
+        self._did(Action("remove", remain.path, self._uri, None, remain.size_bytes, reason))
 
     def _clear_temps(self) -> None:
         core = self._core
@@ -326,34 +343,16 @@ class _Forget:
                 path = f"{folder_path}/{name}"
                 self._did(Action("remove", path, None, None, size_bytes, "an unfinished write left it"))
 
-    def _verdict(self, fd: int, name: str, path: str) -> bool | None:
-        """Whether a file beside the bundles is this session's; None if that cannot be told. Closes `fd`."""
-        if not _looks_like_bundle(name):
-            try:
-                return None if _mentions(fd, self._uri.name.encode()) else False
-            finally:
-                os.close(fd)
-        try:
-            with contextlib.closing(BundleFile(fd, path, None)) as file:
-                if file.manifest is None:
-                    return None
-                if file.manifest.uri == self._uri:
-                    return True
-                own = {entry.id for entry in file.manifest.blocks}
-                return False if own.issuperset(file.frames) else None
-        except StoreError:
-            return None
-
-    def _unlink(self, folder: str, name: str, path: str) -> int:
+    def _unlink(self, remain: Remain) -> None:
         core = self._core
-        fd = open_folder(core.folder.root_fd, folder, f"{core.path}/{folder}")
+        if self._dry_run:
+            return
+        path = f"{core.path}/{remain.folder}"
+        fd = open_folder(core.folder.root_fd, remain.folder, path)
         try:
-            size_bytes = _size_in(fd, name)
-            if not self._dry_run:
-                with core.committing():
-                    durable.remove(fd, name, path)
-                    durable.sync_folder(fd, f"{core.path}/{folder}")
-            return size_bytes
+            with core.committing():
+                durable.remove(fd, remain.name, path)
+                durable.sync_folder(fd, path)
         finally:
             os.close(fd)
 
@@ -388,36 +387,6 @@ class _Forget:
 
 def _still_open(path: str) -> Finding:
     return Finding(path, STILL_OPEN, f"Somebody has {path} open. Let go of it and forget the session again.")
-
-
-def _looks_like_bundle(name: str) -> bool:
-    stem, _, rest = name.partition(".")
-    return (len(stem) == 64 and rest.startswith(("mvb", "mvr"))) or name.endswith(durable.TEMP_SUFFIX)
-
-
-def _files_in(core: StoreCore, folder: str) -> Iterator[tuple[str, int, str]]:
-    """Name, open file and path of each file in a folder of the store; what is no plain file of ours is left out."""
-    path = f"{core.path}/{folder}"
-    try:
-        folder_fd = open_folder(core.folder.root_fd, folder, path)
-    except FileNotFoundError:
-        return
-    try:
-        for name in list_names(folder_fd, path):
-            with contextlib.suppress(FileNotFoundError, StoreError):
-                yield name, open_file(folder_fd, name, os.O_RDONLY, f"{path}/{name}"), f"{path}/{name}"
-    finally:
-        os.close(folder_fd)
-
-
-def _mentions(fd: int, text: bytes) -> bool:
-    """Whether a file has these bytes anywhere."""
-    tail = b""
-    while chunk := os.read(fd, _CHUNK_BYTES):
-        if text in tail + chunk:
-            return True
-        tail = chunk[-len(text) :]
-    return False
 
 
 def _size_in(folder_fd: int, name: str) -> int:

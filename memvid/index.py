@@ -63,6 +63,7 @@ from .records import IndexRow
 from .uri import SessionUri
 
 INDEX_FILE: Final = "index.sqlite"
+INDEX_FILES: Final = (INDEX_FILE, INDEX_FILE + WAL_SUFFIX, f"{INDEX_FILE}-shm")
 SCHEMA_VERSION: Final = 4
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"

@@ -93,6 +93,20 @@ def test_forget_leaves_nothing_of_the_session(torpor: Torpor, made_store: MadeSt
     assert len([name for name, _ in names(made_store.path) if name.endswith((".mvb", ".mvr"))]) == 1
 
 
+def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status_6(
+    torpor: Torpor, made_store: MadeStore
+) -> None:
+    (made_store.path / "old.tar.gz").write_bytes(b"who knows")
+    plan = torpor("forget", "agent", "--dry-run", "--store", made_store.path)
+    assert (plan.status, "old.tar.gz" in plan.out, "not proven" in plan.err) == (0, True, False)
+    ran = torpor("forget", "agent", "--yes", "--store", made_store.path)
+    assert (ran.status, "old.tar.gz" in ran.out, "not proven" in ran.err) == (6, True, True)
+    again = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json")
+    assert (again.status, again.document["ok"], again.document["problems"][0]["code"]) == (6, False, "cannot_be_told")
+    (made_store.path / "old.tar.gz").unlink()
+    assert torpor("forget", "agent", "--yes", "--store", made_store.path).status == 4
+
+
 def test_repair_mends_what_it_can_and_says_nothing_is_wrong(torpor: Torpor, made_store: MadeStore) -> None:
     os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
     assert torpor("verify", "--store", made_store.path).status == 6

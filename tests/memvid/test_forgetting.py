@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -309,7 +309,8 @@ def test_what_cannot_be_told_is_reported_and_left(store: Store, store_path: Path
     old_marks = store_path / "quarantine" / "marks.json.1"
     old_marks.write_text(f'{{"{SECRET}": broken')
     old_marks.chmod(0o600)
-    (store_path / "quarantine" / "note.txt").write_text("nothing of interest")
+    note = store_path / "quarantine" / "note.txt"  # which may be anything, in any encoding
+    note.write_text("nothing of interest")
     other = sleep(store, 300, uri=OTHER_URI, seed=1)
     adopt(store, other, secret)
     moved = store_path / "quarantine" / f"{other.bundle_id.hex()}.mvb.1"  # of another session, with frames of this one
@@ -317,11 +318,94 @@ def test_what_cannot_be_told_is_reported_and_left(store: Store, store_path: Path
     moved.chmod(0o600)
     report = store.forget(SECRET)
     assert sorted((finding.path, finding.code) for finding in report.problems) == sorted(
-        [(str(torn), "cannot_be_told"), (str(old_marks), "cannot_be_told"), (str(moved), "cannot_be_told")]
+        (str(path), "cannot_be_told") for path in (torn, old_marks, note, moved)
     )
     assert moved.exists()
     assert torn.exists()
     assert old_marks.exists()
+
+
+def linked(path: Path) -> None:
+    os.link(path, path.parent.parent.parent / "a backup made with cp -al")
+
+
+def unreadable(path: Path) -> None:
+    path.chmod(0)
+    if os.access(path, os.R_OK):  # root reads it all the same
+        linked(path)
+
+
+def in_a_folder(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.mkdir(0o700)
+    path.with_name("moved").rename(path / "inside")
+
+
+def a_link(path: Path) -> None:
+    elsewhere = path.parent.parent.parent / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def left_as_it_is(path: Path) -> None:
+    del path
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("place", "change", "code"),
+    [
+        ("quarantine/{id}.mvb.1", linked, "cannot_be_told"),
+        ("quarantine/{id}.mvb.1", unreadable, "cannot_be_told"),
+        ("quarantine/{id}.mvb.1", in_a_folder, "cannot_be_told"),
+        ("quarantine/{id}.mvb.1", a_link, "cannot_be_told"),
+        ("incoming/{id}.mvb", linked, "cannot_be_told"),
+        ("incoming/0123456789abcdef.tmp", in_a_folder, "cannot_be_told"),
+        ("bundles/copy.mvb", left_as_it_is, "not_forgotten"),
+        ("bundles/copy.mvb", linked, "cannot_be_told"),
+        ("bundles/0123456789abcdef.tmp", in_a_folder, "cannot_be_told"),
+        ("bundles/00/{id}.mvb", left_as_it_is, "not_forgotten"),
+        ("bundles/00/inside", in_a_folder, "cannot_be_told"),
+        ("old.mvb", left_as_it_is, "not_forgotten"),
+        ("old.mvb", a_link, "cannot_be_told"),
+        ("backups", in_a_folder, "cannot_be_told"),
+        ("index.sqlite-journal", left_as_it_is, "not_forgotten"),
+        ("rewrites.7", left_as_it_is, "not_forgotten"),
+    ],
+)
+def test_whatever_lies_in_the_store_s_folder_and_may_hold_it_is_told(
+    store: Store, store_path: Path, place: str, change: Callable[[Path], None], code: str, dry_run: bool
+) -> None:
+    secret = sleep_secret(store, 300)
+    path = store_path / place.format(id=secret.bundle_id.hex())
+    path.parent.mkdir(0o700, exist_ok=True)
+    shutil.copy(bundle_path(store, secret.bundle_id), path)
+    path.chmod(0o600)
+    change(path)
+    report = store.forget(SECRET, dry_run=dry_run)
+    assert [(finding.path, finding.code) for finding in report.problems] == [(str(path), code)]
+    assert str(path) in report.problems[0].message
+    assert path.exists()
+
+
+def test_a_folder_of_the_store_that_others_may_write_is_told(store: Store, store_path: Path) -> None:
+    sleep_secret(store, 300)
+    (store_path / "quarantine").chmod(0o777)
+    report = store.forget(SECRET)
+    assert [(finding.path, finding.code) for finding in report.problems] == [
+        (str(store_path / "quarantine"), "cannot_be_told")
+    ]
+    assert found_in(store_path, *traces(tokens=300)) == []
+
+
+def test_what_is_empty_or_another_session_s_own_is_no_problem(store: Store, store_path: Path) -> None:
+    sleep_secret(store, 300)
+    other = sleep(store, 300, uri=OTHER_URI, seed=1)
+    shutil.copy(bundle_path(store, other.bundle_id), store_path / "exported.mvb")
+    (store_path / "exported.mvb").chmod(0o600)
+    (store_path / "empty").touch()
+    (store_path / "quarantine" / "empty").mkdir(0o700)
+    assert store.forget(SECRET).problems == ()
 
 
 def test_while_a_bundle_cannot_be_read_what_it_may_need_stays_and_the_report_says_so(
