@@ -161,11 +161,11 @@ class TempFile:
             raise write_error(error, "create", path) from error
         try:
             os.unlink(self._name, dir_fd=self._folder_fd)
+            self._published = True
         except FileNotFoundError:
-            pass  # renamed
-        except OSError as error:
-            raise write_error(error, "rename", path) from error
-        self._published = True
+            self._published = True  # renamed
+        except OSError:
+            pass  # the file has its name; that it has two is nothing to fail for, and `close` tries again
         try:
             sync_folder(self._folder_fd, self._folder_path)
         except DurabilityLost:

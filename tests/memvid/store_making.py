@@ -57,14 +57,18 @@ PLANES_BYTES = (
 """The bits of float16 numbers near 1."""
 
 
-def span(start: int, count: int, *, seed: int = 0, layers: int = 2, heads: int = 2, dim: int = 4) -> BlockDraft:
-    """The KV of `count` tokens as bfloat16 [heads, count, dim], each head a buffer of its own."""
+def span(
+    start: int, count: int, *, seed: int = 0, layers: int = 2, heads: int = 2, dim: int = 4, period: int = 0
+) -> BlockDraft:
+    """The KV of `count` tokens as bfloat16 [heads, count, dim], each head a buffer of its own; its bytes repeat after
+    `period` of them, if it is not 0."""
     slots = []
     for layer in range(layers):
         for part in "kv":
             name = f"{layer}.{part}"
             spec = SlotSpec(name, f"kv.{part}/1", "bfloat16", (heads, count, dim))
-            data = memoryview(raw_bytes(spec.size_bytes, seed, name, start, count))
+            pattern = raw_bytes(period or spec.size_bytes, seed, name, start, count)
+            data = memoryview(pattern * -(-spec.size_bytes // len(pattern)))[: spec.size_bytes]
             step = len(data) // heads
             slots.append(SlotDraft(spec, [data[at : at + step] for at in range(0, len(data), step)]))
     return BlockDraft("span", start, token_ids(start, count, seed), slots)

@@ -179,6 +179,23 @@ def test_a_file_that_appears_while_the_export_runs_is_not_overwritten(
     assert {name.name: name.read_text() for name in target.parent.iterdir()} == {target.name: "mine"}
 
 
+def test_an_export_whose_temporary_name_would_not_go_at_once_leaves_its_file_alone(
+    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    unlink, refusals = os.unlink, iter([OSError(errno.EIO, "once")])
+
+    def refuse_once(name: str, *, dir_fd: int | None = None) -> None:
+        for error in refusals:
+            raise error
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refuse_once)
+    store.export_session(URI, None, target)
+    assert next(refusals, None) is None
+    assert [file.name for file in target.parent.iterdir() if file.is_file()] == [target.name]
+
+
 def without_links(*_args: object, **_kwargs: object) -> None:
     raise OSError(errno.EPERM, "no links here")
 

@@ -111,8 +111,7 @@ class _Faulty:
         if self.until_freed and _frees(call):
             self.lifted = True
         due = self.seen == self.point or (self.for_ever and self.seen > self.point)
-        by_hand = call.name == "unlink" and "dir_fd" not in call.kwargs  # the scenario's own, not the store's
-        if self.lifted or not due or self.fault is None or by_hand or not self.fault.hits(call):
+        if self.lifted or not due or self.fault is None or call.by_hand or not self.fault.hits(call):
             return call.run()
         self.struck += 1
         if self.fault.number is None:
@@ -171,11 +170,11 @@ class _Run:
             except StoreError as error:
                 self.error = error
 
-    def _after_failure(self, store: Store, error: BaseException) -> None:
-        """With the fault lifted, the same object goes on, or refuses for good."""
+    def _after_failure(self, store: Store, error: BaseException, is_outside: bool) -> None:
+        """With the fault lifted, the same object goes on, or refuses for good if it was the store's own flush."""
         self.handler.lifted = True
         version = Version(_SINCE, 1, 24, seed=4)
-        if isinstance(error, _POISONS):
+        if isinstance(error, _POISONS) and not is_outside:
             try:
                 sleep(store, version)
             except type(error):
@@ -227,7 +226,7 @@ def _try(run: _Run, world: World, what: str, result: Refused) -> None:
         result.runs += 1
         result.refused += run.error is not None
         result.poisoned += isinstance(run.error, DurabilityLost)
-        check(run.path, run.allowed(world), thorough=False, marks=run.scenario.marks)
+        check(run.path, run.allowed(world), thorough=False, sees=run.scenario.sees)
     except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
         result.failures.append(f"{run.scenario.name}, {what}: {type(error).__name__}: {error}")
 

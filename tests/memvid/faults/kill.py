@@ -17,7 +17,7 @@ from typing import Any
 
 from faults.scenarios import Scenario
 from faults.shim import Call, Shim, repeatable
-from faults.worlds import Allowed, Tape, World, check
+from faults.worlds import Allowed, Broken, Tape, World, check
 from torpor.memvid import Store
 
 _WRITERS = frozenset({"write", "writev", "pwrite", "pwritev"})
@@ -71,10 +71,9 @@ def prepare(scenario: Scenario, path: Path) -> World:
 
 
 def fresh(source: Path, target: Path) -> None:
-    shutil.rmtree(target, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.exists():
-        shutil.copytree(source, target)
+    """Copy a store, and what lies beside it: exported files."""
+    shutil.rmtree(target.parent, ignore_errors=True)
+    shutil.copytree(source.parent, target.parent)
 
 
 def events_of(scenario: Scenario, original: Path, work: Path, world: World) -> list[Allowed]:
@@ -83,6 +82,8 @@ def events_of(scenario: Scenario, original: Path, work: Path, world: World) -> l
     tape = Tape(world)
     with repeatable(seed=2):
         scenario.run(work, tape)
+    if tape.unsure:
+        raise Broken(f"{scenario.name} may have left undone, though nothing went wrong: {tape.unsure}")
     return [Allowed(world, world), *tape.events]
 
 
@@ -156,6 +157,6 @@ def _kill_recoveries(
 
 def _try_check(scenario: Scenario, path: Path, allowed: Allowed, what: str, result: Swept) -> None:
     try:
-        check(path, allowed, thorough=True, marks=scenario.marks)
+        check(path, allowed, thorough=True, sees=scenario.sees)
     except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
         result.failures.append(f"{scenario.name}, {what}: {type(error).__name__}: {error}")

@@ -79,7 +79,7 @@ def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effor
         if _outline(recordings[name]) == _outline(plain[name]):
             continue
         verdict.scenarios.append(name)
-        settings = {"effort": effort, "most_failures": 1, "marks": SCENARIOS[name].marks}
+        settings = {"effort": effort, "most_failures": 1, "sees": SCENARIOS[name].sees}
         result = replay(name, recordings[name], base / "work", workers=1, **settings)
         verdict.states += result.states
         if result.failures:

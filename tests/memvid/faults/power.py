@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final
 
 from faults.recording import ROOT, Cut, Disk, Inode, Link, Operation, Recording, Step, Sync, Unlink, Write, record
-from faults.worlds import Allowed, Broken, Observe, Tape, check
+from faults.worlds import NOTHING_ELSE, Allowed, Broken, Sees, Tape, check
 from torpor.memvid import Store
 
 SECTORS: Final = (512, 4096)
@@ -298,7 +298,7 @@ class Replay:
     most_failures: int = 3
     recoveries_every: int = 0
     one_in: int = 1
-    marks: Observe | None = None
+    sees: Sees = NOTHING_ELSE
 
     def run(self) -> Replayed:
         result = Replayed(self.name)
@@ -345,7 +345,7 @@ class Replay:
         materialise(disk, self.work)
         try:
             thorough = result.checks % _THOROUGH_EVERY == 0
-            check(self.work / "store", cursor.allowed, thorough=thorough, marks=self.marks)
+            check(self.work / "store", cursor.allowed, thorough=thorough, sees=self.sees)
         except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
             position, operation, fates = place
             result.lost += isinstance(error, Broken) and error.lost
@@ -366,7 +366,7 @@ class Replay:
         recording = record(_open, self.work / "store", Tape(frozenset()))
         recording.world = allowed
         name = f"{self.name}, recovery from state {number}"
-        inner = Replay(name, recording, self.work, Effort(4, 0), self.seed, marks=self.marks)
+        inner = Replay(name, recording, self.work, Effort(4, 0), self.seed, sees=self.sees)
         return inner.run()
 
 

@@ -226,6 +226,13 @@ class _Recorder:
 
     _call_replace = _call_rename
 
+    def _call_link(self, call: Call) -> None:
+        old, new = call.args
+        inode = self._of(os.stat(old, dir_fd=call.kwargs.get("src_dir_fd"), follow_symlinks=False))
+        folder, name = self._folder_of(new, call.kwargs.get("dst_dir_fd"))
+        call.run()
+        self._operations.append(Link(folder, name, inode))
+
     def _call_unlink(self, call: Call) -> None:
         folder, name = self._folder_of(call.args[0], call.kwargs.get("dir_fd"))
         call.run()

@@ -64,7 +64,7 @@ def run_power(scenarios: list[Scenario], base: Path, full: bool) -> Report:
         if not full:
             settings = {"effort": _SHARE_EFFORT, "one_in": 24}
         found.append(
-            power.replay(scenario.name, recording, base / "work", workers=_workers(), marks=scenario.marks, **settings)
+            power.replay(scenario.name, recording, base / "work", workers=_workers(), sees=scenario.sees, **settings)
         )
     return _report(found, ("states", "beyond_temps", "checks", "lost"))
 

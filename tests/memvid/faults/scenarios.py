@@ -1,9 +1,6 @@
 """The operations under test. A new one is a function and a line in SCENARIOS; every sweep then takes it up.
 
-`prepare` makes the store that the operation begins with (None: there is none) and returns the world that it holds.
-`run` opens the store and works; each step that its owner would be told of stands in
-`tape.step(store, adds=, removes=)`, with `tape.sleep` and `tape.delete` for the common ones. An operation that must
-not change what the store holds (gc, compact, an index made anew) is a step that adds and removes nothing.
+Those that keep a store in order, or carry sessions between stores, are in `upkeep.py`.
 """
 
 from __future__ import annotations
@@ -11,42 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sqlite3
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from faults.worlds import Mark, Observe, Tape, Version, World, sleep
+from faults import upkeep
+from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
+from faults.shim import by_hand
+from faults.worlds import Mark, Sees, Tape, Version, World, sleep
 from store_making import OTHER_URI, URI
 from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.compaction_plan import CompactionPolicy
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.retention import Retention
 
-FIRST: Final = Version(URI, 1, 260)
-SECOND: Final = Version(URI, 2, 516)
-FORK: Final = Version(OTHER_URI, 1, 520)
 THIRD: Final = SessionUri("work", "third")
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """`marks` reports what else the store holds, as facts of the world (tags, pins)."""
-
-    name: str
-    prepare: Callable[[Path], World] | None
-    run: Callable[[Path, Tape], None]
-    marks: Observe | None = None
-
-
-def two_versions_and_a_fork(path: Path) -> World:
-    """A session of two versions, and another one that needs blocks of both."""
-    with Store.open(path, writable=True) as store:
-        first = sleep(store, FIRST)
-        second = sleep(store, SECOND, first)
-        sleep(store, FORK, second)
-    return frozenset({FIRST, SECOND, FORK})
 
 
 def one_session(path: Path) -> World:
@@ -115,7 +90,8 @@ def recover(path: Path, tape: Tape) -> None:
 
 def rebuild(path: Path, tape: Tape) -> None:
     """The index is lost, made anew, and then has something to forget: the old one must not come back."""
-    os.unlink(path / "index.sqlite")
+    with by_hand():
+        os.unlink(path / "index.sqlite")
     with Store.open(path, writable=True) as store:
         tape.delete(store, URI)
         tape.sleep(store, Version(URI, 1, 40, seed=3))
@@ -123,23 +99,11 @@ def rebuild(path: Path, tape: Tape) -> None:
 
 def rebuild_on_a_full_disk(path: Path, tape: Tape) -> None:
     """The index is not sound, and there is no room for a new one: it is kept in memory, and deleting still works."""
-    (path / "index.sqlite").unlink()
-    connect = sqlite3.connect
-
-    def refuse(database: str, *args: object, **kwargs: object) -> sqlite3.Connection:
-        if database != ":memory:":
-            error = sqlite3.OperationalError("database or disk is full")
-            error.sqlite_errorcode = sqlite3.SQLITE_FULL
-            raise error
-        return connect(database, *args, **kwargs)  # type: ignore[arg-type]
-
-    sqlite3.connect = refuse  # type: ignore[assignment]
-    try:
-        with Store.open(path, writable=True) as store:
-            tape.delete(store, URI)
-            tape.delete(store, OTHER_URI)
-    finally:
-        sqlite3.connect = connect
+    with by_hand():
+        os.unlink(path / "index.sqlite")
+    with upkeep.no_room_for_an_index(), Store.open(path, writable=True) as store:
+        tape.delete(store, URI)
+        tape.delete(store, OTHER_URI)
 
 
 def refused(path: Path, tape: Tape) -> None:
@@ -249,8 +213,9 @@ SCENARIOS: Final = {
         Scenario("compact", many_versions, compact),
         Scenario("prune", many_versions, prune),
         Scenario("forget", two_versions_and_a_fork, forget),
-        Scenario("marks", two_versions_and_a_fork, marks, marks_of),
+        Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),
         Scenario("refused", one_session, refused),
+        *upkeep.SCENARIOS,
         Scenario("a_life", None, a_life),
     )
 }

@@ -37,6 +37,7 @@ class Call:
     kwargs: dict[str, Any]
     run: Callable[[], Any]
     connection: sqlite3.Connection | None = None
+    by_hand: bool = False  # the scenario's own, not the store's
 
     @property
     def changes_state(self) -> bool:
@@ -52,6 +53,20 @@ class Call:
 
 
 Handler = Callable[[Call], Any]
+
+
+_by_hand = False
+
+
+@contextlib.contextmanager
+def by_hand() -> Iterator[None]:
+    """What is done in here to a store's files others do, and not the store: it may be killed, but it is not refused."""
+    global _by_hand
+    _by_hand = True
+    try:
+        yield
+    finally:
+        _by_hand = False
 
 
 class _Connection(sqlite3.Connection):
@@ -144,6 +159,7 @@ class Shim:
         if self._busy:  # what a handler does itself is no fault point
             return call.run()
         self._busy = True
+        call.by_hand = _by_hand
         try:
             return self.handler(call)
         finally:

@@ -6,11 +6,14 @@ of a step's event is a write to a pipe and is counted with the calls: a kill the
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import pickle
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -25,6 +28,7 @@ _CALLS: Final = (
 )
 _CHILD: Final = Path(__file__).with_name("strace_child.py")
 _MOST_FAILURES: Final = 5
+_SECONDS_TO_DIE: Final = 20
 
 
 @functools.cache
@@ -71,11 +75,26 @@ def _kill(scenario: Scenario, original: Path, folder: Path, world: Path, point: 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode not in (0, -9, 137):
         raise AssertionError(f"{scenario.name}: the child failed by itself at call {point}: {done.stderr[-2000:]}")
+    _await_end(path / "lock")
     return done.returncode != 0, len(done.stdout)
+
+
+def _await_end(lock: Path) -> None:
+    """Wait until the killed process is quite gone: strace may end a moment before its lock is free."""
+    deadline = time.monotonic() + _SECONDS_TO_DIE
+    with contextlib.suppress(FileNotFoundError), lock.open("rb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.001)
 
 
 def _check(scenario: Scenario, path: Path, allowed: Allowed, point: int, result: Swept) -> None:
     try:
-        check(path, allowed, thorough=True, marks=scenario.marks)
+        check(path, allowed, thorough=True, sees=scenario.sees)
     except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
         result.failures.append(f"{scenario.name}, killed at system call {point}: {type(error).__name__}: {error}")

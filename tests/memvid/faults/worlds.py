@@ -32,6 +32,8 @@ class Version:
     number: int
     token_count: int
     seed: int = 0
+    is_salvaged: bool = False  # full spans only, without the state at the end
+    period: int = 0  # the KV's bytes repeat after so many, and so they can be compressed; 0: they cannot
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,22 @@ class Mark:
 
 
 World = frozenset[Version | Mark]
-Observe = Callable[[Store], Iterable[Mark]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sees:
+    """How a scenario's other facts are found: `files` in the folder as a fault left it, before anybody opens the store;
+    `marks` in the open store; `finish` does what its owner does next (repairs once more) and says what it found then.
+    `again` asks for the operation once more, at the very end, and raises Broken if that does not finish it.
+    """
+
+    marks: Callable[[Store], Iterable[Mark]] | None = None
+    files: Callable[[Path], Iterable[Mark]] | None = None
+    finish: Callable[[Store], Iterable[Mark]] | None = None
+    again: Callable[[Store], None] | None = None
+
+
+NOTHING_ELSE: Final = Sees()
 
 
 class Broken(AssertionError):
@@ -70,24 +87,31 @@ class Tape:
 
     world: World
     on_event: Callable[[Allowed], None] = lambda allowed: None
-    on_failure: Callable[[Store, BaseException], None] = lambda store, error: None
+    on_failure: Callable[[Store, BaseException, bool], None] = lambda store, error, is_outside: None
     events: list[Allowed] = field(default_factory=list)
+    unsure: set[Mark] = field(default_factory=set)
 
     def _tell(self, after: World) -> None:
-        self.events.append(Allowed(self.world, after))
+        self.events.append(Allowed(self.world | self.unsure, after))
         self.on_event(self.events[-1])
 
     @contextlib.contextmanager
     def step(
-        self, store: Store, *, adds: Iterable[Version | Mark] = (), removes: Iterable[Version | Mark] = ()
-    ) -> Iterator[None]:
-        """An operation on `store` that its owner is told of when it is done, or that it was refused."""
+        self,
+        store: Store,
+        *,
+        adds: Iterable[Version | Mark] = (),
+        removes: Iterable[Version | Mark] = (),
+        is_outside: bool = False,
+    ) -> Iterator[set[Mark]]:
+        """An operation on `store` that its owner is told of when it is done, or that it was refused. Gives a set for
+        what the operation said that it may have left undone. `is_outside`: nothing in the store is written."""
         after = (self.world - frozenset(removes)) | frozenset(adds)
         self._tell(after)
         try:
-            yield
+            yield self.unsure
         except BaseException as error:
-            self.on_failure(store, error)
+            self.on_failure(store, error, is_outside)
             if isinstance(error, NoSpace) and self.world <= after:  # a sleep: the store says that it is as it was
                 self._tell(self.world)
             raise
@@ -109,30 +133,37 @@ class EarlyTape(Tape):
 
     @contextlib.contextmanager
     def step(
-        self, store: Store, *, adds: Iterable[Version | Mark] = (), removes: Iterable[Version | Mark] = ()
-    ) -> Iterator[None]:
+        self,
+        store: Store,
+        *,
+        adds: Iterable[Version | Mark] = (),
+        removes: Iterable[Version | Mark] = (),
+        is_outside: bool = False,
+    ) -> Iterator[set[Mark]]:
         self.world = (self.world - frozenset(removes)) | frozenset(adds)
         self._tell(self.world)
-        yield
+        yield self.unsure
 
 
 def sleep(store: Store, version: Version, before: Any = None) -> Any:
     """Put a small session to sleep after `before` (a receipt, or an open reader), reusing its full spans."""
-    receipt = making.sleep(store, version.token_count, uri=version.uri, seed=version.seed, before=before, **SIZES)
+    sizes = {**SIZES, "period": version.period}
+    receipt = making.sleep(store, version.token_count, uri=version.uri, seed=version.seed, before=before, **sizes)
     if receipt.version != version.number:
         raise Broken(f"{version.uri} got version {receipt.version}, not {version.number}")
     return receipt
 
 
 @functools.cache
-def _expected(token_count: int, seed: int) -> list[list[bytes]]:
-    return making.expected(token_count, seed=seed, **SIZES)
+def _expected(fact: Version) -> list[list[bytes]]:
+    blocks = making.expected(fact.token_count, seed=fact.seed, period=fact.period, **SIZES)
+    return blocks[:-1] if fact.is_salvaged else blocks
 
 
-def observe(store: Store, candidates: World, marks: Observe | None) -> World:
+def observe(store: Store, candidates: World, sees: Sees) -> World:
     """The facts that a store shows: every version that it lists, woken and compared byte by byte."""
     known = {(fact.uri, fact.number): fact for fact in candidates if isinstance(fact, Version)}
-    found: set[Version | Mark] = set(marks(store)) if marks else set()
+    found: set[Version | Mark] = set(sees.marks(store)) if sees.marks else set()
     for latest in store.iter_sessions():
         for row in store.versions(latest.uri):
             fact = known.get((row.uri, row.version))
@@ -147,7 +178,7 @@ def require_bit_exact(store: Store, fact: Version) -> None:
     with store.open_session(fact.uri, fact.number) as reader:
         if reader.tokens() != making.token_ids(0, fact.token_count, fact.seed):
             raise Broken(f"the tokens of {fact} are not those that were put to sleep")
-        if making.contents(reader) != _expected(fact.token_count, fact.seed):
+        if making.contents(reader) != _expected(fact):
             raise Broken(f"the state of {fact} is not the one that was put to sleep")
 
 
@@ -165,29 +196,37 @@ def require_allowed(found: World, allowed: Allowed) -> None:
             raise Broken(f"{gone} left before {older[0]}")
 
 
-def check(path: Path, allowed: Allowed, *, thorough: bool, marks: Observe | None = None) -> None:
+def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_ELSE) -> None:
     """Open a store after a fault, as a daemon would, and require all that it promises. Raises Broken, StoreError."""
+    once = set(sees.files(path)) if sees.files else set()
     with Store.open(path, writable=True) as store:
-        if store.opening.unreadable:
+        if sees.finish is not None:
+            once.update(sees.finish(store))
+        elif store.opening.unreadable:
             raise Broken(f"opening reports {store.opening.unreadable[0].message}", lost=True)
-        found = observe(store, allowed.before | allowed.after, marks)
-        require_allowed(found, allowed)
+        found = observe(store, allowed.before | allowed.after, sees)
+        require_allowed(found | once, allowed)
         require_clean(store, path, deep=thorough)  # every block of every version was read above
         if thorough:
             found = require_usable(store, found)
     if thorough:
         with Store.open(path, writable=False) as store:
-            require_allowed(observe(store, found, marks), Allowed(found, found))
+            require_allowed(observe(store, found, sees), Allowed(found, found))
         with Store.open(path, writable=True) as store:
-            require_allowed(observe(store, found, marks), Allowed(found, found))
+            require_allowed(observe(store, found, sees), Allowed(found, found))
             if store.opening.index_rebuilt is not None:
                 raise Broken(f"the index had to be made again at the second open: {store.opening.index_rebuilt}")
+            if sees.again is not None:
+                sees.again(store)
 
 
 def require_clean(store: Store, path: Path, *, deep: bool) -> None:
-    """Nothing half done stays: no temporary file, no holder that nobody needs, nothing that verify minds."""
+    """Nothing half done stays: no temporary file, no holder that nobody needs, nothing that verify minds.
+
+    What a client that died left in `incoming` is a gc's, a day later.
+    """
     names = [name for name in path.rglob("*") if not name.is_dir()]
-    if leftovers := [name.name for name in names if name.suffix == ".tmp"]:
+    if leftovers := [name.name for name in names if name.suffix == ".tmp" and name.parent.name != "incoming"]:
         raise Broken(f"a temporary file stayed: {leftovers}")
     needed = store.index.referenced()
     if idle := [name.name for name in names if name.suffix == ".mvr" and bytes.fromhex(name.stem) not in needed]:

@@ -1,0 +1,254 @@
+"""The operations that keep a store in order, or carry a session from one to another: their scenarios.
+
+Beside the store's folder lies what is not the store's: exported files, and copies of damaged ones to compare with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import store_making as making
+from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
+from faults.shim import by_hand
+from faults.worlds import SIZES, Broken, Mark, Sees, Tape, Version, World, sleep
+from store_making import OTHER_URI, URI
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.bundle import BundleFile
+from torpor.memvid.compaction_plan import CompactionPolicy
+from torpor.memvid.errors import SessionNotFound
+from torpor.memvid.incoming import hand_over
+from torpor.memvid.marks import MARKS_FILE
+
+ALONE: Final = Version(SessionUri("work", "alone"), 1, 30, seed=8)
+_DAY_SECONDS: Final = 86_400
+
+
+# --- export, import, adopt
+
+
+def _whole_files(paths: Iterable[Path], kind: str) -> Iterator[Mark]:
+    """A fact for each file that is there; one that is not whole breaks the promise that it never is."""
+    for path in paths:
+        try:
+            with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), None)) as file:
+                for entry in file.entries:
+                    file.check_block(entry.id)
+        except Exception as error:
+            raise Broken(f"{path.name} is there and not whole: {error}", lost=True) from error
+        yield Mark(kind, path.name)
+
+
+def exported(path: Path) -> Iterator[Mark]:
+    return _whole_files(path.parent.glob("*.exported"), "exported")
+
+
+def handed_over(path: Path) -> Iterator[Mark]:
+    return _whole_files((path / "incoming").glob("*.mvb"), "handed over")
+
+
+def a_file_from_elsewhere(path: Path) -> World:
+    """A store with a session of its own, and the newest version of another store as a file beside it."""
+    elsewhere = path.parent / "elsewhere"
+    with Store.open(elsewhere, writable=True) as store:
+        sleep(store, SECOND, sleep(store, FIRST))
+        store.export_session(URI, None, path.parent / "whole.file")
+    shutil.rmtree(elsewhere)
+    with Store.open(path, writable=True) as store:
+        sleep(store, ALONE)
+    return frozenset({ALONE})
+
+
+def export(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store:
+        for number in (1, 2):
+            target = path.parent / f"{number}.exported"
+            with tape.step(store, adds=[Mark("exported", target.name)], is_outside=True):
+                store.export_session(URI, number, target)
+
+
+def import_files(path: Path, tape: Tape) -> None:
+    """As it is, once more, and under another name."""
+    source, copy = path.parent / "whole.file", Version(SessionUri("work", "copy"), 1, 516)
+    with Store.open(path, writable=True) as store:
+        with tape.step(store, adds=[SECOND]):
+            store.import_file(source)
+        with tape.step(store):
+            store.import_file(source)
+        with tape.step(store, adds=[copy]):
+            store.import_file(source, as_uri=copy.uri)
+
+
+def adopt(path: Path, tape: Tape) -> None:
+    """A client hands a file over, and the daemon takes it."""
+    source = path.parent / "whole.file"
+    with by_hand(), contextlib.closing(BundleFile(os.open(source, os.O_RDONLY), str(source), None)) as file:
+        bundle_id = file.bundle_id
+    waiting = Mark("handed over", f"{bundle_id.hex()}.mvb")
+    with Store.open(path, writable=True) as store:
+        with tape.step(store, adds=[waiting], is_outside=True):
+            hand_over(str(path), str(source))
+        with tape.step(store, adds=[SECOND], removes=[waiting]) as unsure:
+            store.adopt_incoming(bundle_id)
+            with by_hand():
+                unsure.update(handed_over(path))  # where the system does not let it go; then it is a gc's
+
+
+# --- forget
+
+SECRET: Final = SessionUri("private", "zyx-secret-session")
+_SECRETS: Final = (Version(SECRET, 1, 260, seed=7), Version(SECRET, 2, 516, seed=7))
+_HEIR: Final = Version(OTHER_URI, 1, 520, seed=7)
+_TRACES: Final = {
+    "name": SECRET.name.encode(),
+    "payload": making.raw_bytes(SIZES["heads"] * 4 * SIZES["dim"] * 2, 7, "0.k", 512, 4),
+    "state": making.raw_bytes(64, 7, "logits", 516),
+}
+
+
+def traces(path: Path) -> Iterator[Mark]:
+    """What of the secret session any file of the store still has."""
+    whole = b"\0".join(file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file())
+    for kind, needle in _TRACES.items():
+        if needle in whole:
+            yield Mark("trace", kind)
+
+
+def a_secret_everywhere(path: Path) -> World:
+    """A session with bytes in every place that a file can be in, one of its blocks an heir's too, and its name in the
+    index's free space, as rows that were moved about leave it."""
+    with Store.open(path, writable=True) as store:
+        receipt = sleep(store, _SECRETS[1], sleep(store, _SECRETS[0]))
+        with store.open_session(SECRET, 1) as before:
+            sleep(store, _HEIR, before)
+        store.tag(SECRET, 2, "hush")
+        copy = path.parent / "copy"
+        store.export_session(SECRET, 2, copy)
+    name = receipt.bundle_id.hex()
+    (path / "incoming").mkdir(mode=0o700)
+    shutil.copy(copy, path / "incoming" / f"{name}.mvb")
+    shutil.copy(copy, path / "quarantine" / f"{name}.mvb.1")
+    shutil.copy(copy, path / "bundles" / f"{'0' * 15}f.tmp")
+    for file in ("incoming/" + name + ".mvb", "quarantine/" + name + ".mvb.1"):
+        (path / file).chmod(0o600)
+    copy.unlink()
+    with contextlib.closing(sqlite3.connect(path / "index.sqlite", isolation_level=None)) as connection:
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute("CREATE TABLE moved (text TEXT)")
+        connection.execute("INSERT INTO moved VALUES (?)", (SECRET.name * 100,))
+        connection.execute("DROP TABLE moved")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return frozenset({*_SECRETS, _HEIR, *(Mark("trace", kind) for kind in _TRACES)})
+
+
+def forget(path: Path, tape: Tape) -> None:
+    """Everything of it goes, from every place; once it is acknowledged no power cut brings a byte of it back."""
+    gone = [*_SECRETS, *(Mark("trace", kind) for kind in _TRACES)]
+    with Store.open(path, writable=True) as store, tape.step(store, removes=gone) as unsure:
+        if store.forget(SECRET).problems:
+            unsure.update(fact for fact in gone if isinstance(fact, Mark))
+
+
+def forget_again(store: Store) -> None:
+    with contextlib.suppress(SessionNotFound):
+        store.forget(SECRET)
+    if left := [mark.name for mark in traces(Path(store.path))]:
+        raise Broken(f"asked again, forget still leaves its {', '.join(left)}")
+
+
+# --- gc, recompression, a new index
+
+
+def old_leftovers(path: Path) -> World:
+    """Marks of a version that is gone, and what a client handed over two days ago."""
+    two_versions_and_a_fork(path)
+    with Store.open(path, writable=True) as store:
+        sleep(store, ALONE)
+        store.tag(ALONE.uri, 1, "left")
+        marks = (path / MARKS_FILE).read_bytes()
+        store.delete_session(ALONE.uri)
+    (path / MARKS_FILE).write_bytes(marks)
+    waiting = path / "incoming" / f"{'ab' * 32}.mvb"
+    waiting.parent.mkdir(mode=0o700)
+    waiting.write_bytes(b"what a client left")
+    waiting.chmod(0o600)
+    then = os.stat(waiting).st_mtime - 2 * _DAY_SECONDS
+    os.utime(waiting, (then, then))
+    return frozenset({FIRST, SECOND, FORK})
+
+
+def gc(path: Path, tape: Tape) -> None:
+    """With a temporary file that came after the opening, and a delete before: what others need stays."""
+    with Store.open(path, writable=True) as store:
+        tape.delete(store, URI)
+        with by_hand():
+            os.close(os.open(f"{path}/bundles/{'0' * 15}e.tmp", os.O_WRONLY | os.O_CREAT, 0o600))
+        with tape.step(store):
+            store.gc()
+        tape.delete(store, OTHER_URI)
+        with tape.step(store):
+            store.gc()
+
+
+_PLAIN: Final = tuple(Version(SessionUri("work", "plain"), *each, period=16) for each in ((1, 260), (2, 516)))
+
+
+def compressible(path: Path) -> World:
+    with Store.open(path, writable=True) as store:
+        sleep(store, _PLAIN[1], sleep(store, _PLAIN[0]))
+        sleep(store, ALONE)
+    return frozenset({*_PLAIN, ALONE})
+
+
+def recompress(path: Path, tape: Tape) -> None:
+    """Cold files are written anew with another codec; then there is something to forget, and nothing left to do."""
+    policy = CompactionPolicy(cold_after_seconds=0)
+    with Store.open(path, writable=True) as store:
+        with tape.step(store):
+            report = store.compact(policy=policy)
+        if not report.problems and "recompress" not in {action.kind for action in report.actions}:
+            raise Broken("nothing was compressed")
+        tape.delete(store, ALONE.uri)
+
+
+def rebuild_asked_on_a_full_disk(path: Path, tape: Tape) -> None:
+    """A sound index is to be made anew, and there is no room for it: the old one must not come back."""
+    with Store.open(path, writable=True) as store:
+        with no_room_for_an_index(), tape.step(store):
+            store.rebuild_index()
+        tape.delete(store, URI)
+        tape.delete(store, OTHER_URI)
+
+
+@contextlib.contextmanager
+def no_room_for_an_index() -> Iterator[None]:
+    connect = sqlite3.connect
+
+    def refuse(database: str, *args: object, **kwargs: object) -> sqlite3.Connection:
+        if database != ":memory:":
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return connect(database, *args, **kwargs)  # type: ignore[arg-type]
+
+    sqlite3.connect = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sqlite3.connect = connect
+
+
+SCENARIOS: Final = (
+    Scenario("export", two_versions_and_a_fork, export, Sees(files=exported)),
+    Scenario("import", a_file_from_elsewhere, import_files),
+    Scenario("adopt", a_file_from_elsewhere, adopt, Sees(files=handed_over)),
+    Scenario("forget_everywhere", a_secret_everywhere, forget, Sees(files=traces, again=forget_again)),
+    Scenario("gc", old_leftovers, gc),
+    Scenario("recompress", compressible, recompress),
+    Scenario("rebuild_asked_on_a_full_disk", two_versions_and_a_fork, rebuild_asked_on_a_full_disk),
+)
