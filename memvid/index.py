@@ -367,7 +367,7 @@ class Index:
         with self._lock:
             memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             with _translated(self.path):
-                self._connection.backup(memory)
+                self._connection.backup(memory, progress=_require_step)
             with contextlib.suppress(*_FAILURES):
                 self._connection.close()
             self._connection, self._sums, self.file_is_behind = memory, None, True
@@ -1026,6 +1026,13 @@ def _expected_schema() -> list[tuple[Any, ...]]:
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
         return _schema_of(connection)
+
+
+def _require_step(status: int, _remaining: int, _total: int) -> None:
+    """To be asked after each step of a copy: one that is refused, by a transaction that could not even be rolled back,
+    is not tried for ever. Raises IndexUnusable."""
+    if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        raise IndexUnusable("it cannot be copied, because a change of it did not come to an end")
 
 
 @contextlib.contextmanager

@@ -334,10 +334,10 @@ class Failing:
             raise self._failure()
         return self._connection.execute(statement, *values)
 
-    def backup(self, target: sqlite3.Connection) -> None:
+    def backup(self, target: sqlite3.Connection, **options: Any) -> None:
         if "backup" in self._failing:
             raise self._failure()
-        self._connection.backup(target)
+        self._connection.backup(target, **options)
 
     def _failure(self) -> sqlite3.OperationalError:
         failure = sqlite3.OperationalError("disk I/O error")

@@ -765,6 +765,16 @@ def test_an_index_that_cannot_return_to_its_file_goes_on_in_memory(
         assert [row.uri for row in again.iter_sessions()] == [OTHER_URI]
 
 
+def test_an_index_whose_last_change_has_no_end_is_not_copied_and_nobody_waits_for_it_for_ever(store: Store) -> None:
+    sleep(store, 300)
+    store.index._connection.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreIoError, match="did not come to an end"):
+        store.index.go_on_in_memory()
+    store.index._connection.execute("ROLLBACK")
+    require_awake(store, 300)
+    sleep(store, 20, uri=OTHER_URI)
+
+
 def test_an_index_that_returned_to_its_file_has_nothing_in_it_of_what_was_dropped(
     store: Store, store_path: Path
 ) -> None:
