@@ -62,7 +62,7 @@ def run_power(scenarios: list[Scenario], base: Path, full: bool) -> Report:
         recording = record(scenario.run, path, Tape(kill.prepare(scenario, path)))
         settings: dict[str, Any] = {"effort": _FULL_EFFORT, "recoveries_every": 500}
         if not full:
-            settings = {"effort": _SHARE_EFFORT, "one_in": 24}
+            settings = {"effort": _SHARE_EFFORT, "one_in": 48}
         found.append(
             power.replay(scenario.name, recording, base / "work", workers=_workers(), sees=scenario.sees, **settings)
         )
