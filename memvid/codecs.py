@@ -30,7 +30,7 @@ import zstandard
 
 from .blocks import DTYPE_BYTES, SlotSpec
 from .errors import CorruptBlock, InvalidDraft
-from .limits import CHUNK_BYTES, MAX_ZSTD_LEVEL, MAX_ZSTD_WINDOW_BYTES, MIN_PLANE_CHUNK_BYTES
+from .limits import CHUNK_BYTES, MAX_EXPANSION, MAX_ZSTD_LEVEL, MAX_ZSTD_WINDOW_BYTES, MIN_PLANE_CHUNK_BYTES
 
 RAW_CODE: Final = 0
 ZSTD_CODE: Final = 1
@@ -98,7 +98,8 @@ def encode_slot(
 ) -> tuple[int, list[memoryview | bytes], int] | None:
     """The codec number, the payload in parts, and the stored bytes; None where the slot is to be stored raw.
 
-    `views` are contiguous bytes ("B") that add up to `spec.size_bytes`. A payload is smaller than the raw bytes.
+    `views` are contiguous bytes ("B") that add up to `spec.size_bytes`. A payload is smaller than the raw bytes, but
+    not so much smaller that a file full of such slots looks like one made to keep its reader busy (`MAX_EXPANSION`).
     """
     chosen = codec.for_slot(spec)
     payload: list[memoryview | bytes]
@@ -109,7 +110,8 @@ def encode_slot(
     else:
         payload = _encode_planes(views, spec.size_bytes, DTYPE_BYTES[spec.dtype], chosen.level)
     stored_bytes = sum(map(len, payload))
-    return (chosen.code, payload, stored_bytes) if stored_bytes < spec.size_bytes else None
+    worth_it = stored_bytes < spec.size_bytes <= MAX_EXPANSION * stored_bytes
+    return (chosen.code, payload, stored_bytes) if worth_it else None
 
 
 def decode_chunks(

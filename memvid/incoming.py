@@ -14,8 +14,9 @@ from typing import Final
 
 from . import durable
 from .bundle import BundleFile
-from .errors import BundleMissing, CorruptBundle
+from .errors import BundleMissing
 from .folder import LIVE_SUFFIX, StoreFolder, load_store_uuid, open_existing_root
+from .foreign import require_manifest, require_whole
 from .limits import CHUNK_BYTES
 from .paths import FOLDER_MODE, io_error, open_file, open_folder, open_foreign_file
 from .uri import SessionUri
@@ -28,7 +29,8 @@ def hand_over(store_path: str, source_path: str) -> bytes:
 
     Raises:
         StoreIoError, NoSpace: it cannot be read, or not be written.
-        Corruption: it is no bundle, or a damaged one, or lacks blocks of its own; nothing is left behind.
+        Corruption, LimitExceeded: it is no bundle, or a damaged one, lacks blocks of its own, or would unfold to far
+            more than a session; nothing is left behind.
     """
     with _folder_of(store_path, make=True) as (folder_fd, path):
         temp = durable.TempFile(folder_fd, path)
@@ -77,7 +79,7 @@ def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
     except FileNotFoundError as error:
         raise _missing(bundle_id, place) from error
     with contextlib.closing(BundleFile(fd, place, bundle_id)) as file:
-        return _require_manifest(file, place)
+        return require_manifest(file).uri
 
 
 def _copy(source_path: str, temp: durable.TempFile) -> None:
@@ -92,26 +94,14 @@ def _copy(source_path: str, temp: durable.TempFile) -> None:
 
 
 def _check(temp: durable.TempFile, source_path: str) -> bytes:
-    """Check every byte of the copy, and that it stands alone; gives its bundle id."""
+    """Check every byte of the copy, as whoever takes it will; gives its bundle id."""
     try:
         fd = os.dup(temp.fd)
     except OSError as error:
         raise io_error(error, "open", temp.path) from error
     with contextlib.closing(BundleFile(fd, source_path, None)) as file:
-        _require_manifest(file, source_path)
-        for entry in file.entries:
-            file.check_block(entry.id)  # raises BlockMissing for one that lies elsewhere
+        require_whole(file)
         return file.bundle_id
-
-
-def _require_manifest(file: BundleFile, path: str) -> SessionUri:
-    if file.manifest is None:
-        raise CorruptBundle(
-            f"{path} holds blocks for other bundles and no session of its own; there is nothing to import.",
-            path=path,
-            part="manifest",
-        )
-    return file.manifest.uri
 
 
 def _missing(bundle_id: bytes, path: str) -> BundleMissing:

@@ -127,6 +127,13 @@ MAX_ZSTD_LEVEL: Final = 19
 MAX_ZSTD_WINDOW_BYTES: Final = 8 * MIB
 """Memory that a decoder holds for one frame; level 19 needs 8 MiB."""
 
+MAX_EXPANSION: Final = 256
+"""Raw bytes that a writer puts into one stored byte of a slot; what would shrink further is stored raw. KV shrinks to
+two thirds, and only constants come near this. So a file from outside is known by its length to be a bomb."""
+
+MAX_SMALL_BUNDLE_BYTES: Final = 64 * MIB
+"""Raw bytes that a file from outside may hold whatever its size: they are read in a tenth of a second."""
+
 MIN_PLANE_CHUNK_BYTES: Final = 64 * KIB
 """Fewest raw bytes that are split into byte planes at once; the most is CHUNK_BYTES. Bounds the table of planes: 2 MiB
 for a slot of MAX_SLOT_BYTES in elements of 8 bytes."""

@@ -1,7 +1,7 @@
 """Versions leave a store as one file each, and come into one.
 
 Owns the exported file (a bundle of the same id whose directory looks for no block elsewhere), where it may be put, and
-what must be true of a file before it becomes a version.
+what version it becomes. What must be true of a file before that, `foreign` says.
 
 Rules:
 - An export is flushed and read back before it gets its name, and never takes the place of a file that is there. It
@@ -23,13 +23,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from .blocks import BlockEntry, span_parents
+from .blocks import BlockEntry
 from .budget import Meter
-from .bundle import BundleFile, BundleReader, FilePool, FrameFile, require_promised
+from .bundle import BundleFile, BundleReader, FilePool, FrameFile
 from .core import StoreCore
 from .durable import TempFile
 from .errors import (
-    BlockMissing,
     BundleMissing,
     CorruptBundle,
     Corruption,
@@ -42,6 +41,7 @@ from .errors import (
     UnsafePath,
 )
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
+from .foreign import require_whole
 from .incoming import open_waiting, remove_taken
 from .index import LIVE, IndexedBundle, row_of
 from .limits import MAX_IMPORTED_VERSION
@@ -204,7 +204,7 @@ def adopt_incoming(
 
 
 def _import(core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_progress: Progress | None) -> Receipt:
-    manifest = _require_whole(file, on_progress)
+    manifest = require_whole(file, on_progress)
     with core.importing:  # the same bundle twice at once is once
         if as_uri is None:
             present = core.index.find(manifest.uri, manifest.version)
@@ -216,34 +216,6 @@ def _import(core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_pro
                     return _import_as_it_is(core, file, manifest)
         uri = as_uri or manifest.uri
         return _earlier_import(core, file.bundle_id, manifest, uri) or _import_as_next(core, file, manifest, uri)
-
-
-def _require_whole(file: BundleFile, on_progress: Progress | None) -> Manifest:
-    """Check every byte of a file, and that it needs no other one."""
-    manifest = file.manifest
-    if manifest is None:
-        raise CorruptBundle(
-            f"{file.path} holds blocks for other bundles and no session of its own; there is nothing to import.",
-            path=file.path,
-            part="manifest",
-        )
-    for entry in manifest.blocks:
-        if entry.id not in file.frames:
-            raise BlockMissing(
-                f"{file.path} does not stand alone: its block at token {entry.start} is in another bundle. Export the "
-                "session from its store with `torpor export`, and import that file.",
-                path=file.path,
-                block_id=entry.id.hex(),
-            )
-    parents = span_parents(manifest.blocks)
-    done = 0
-    for entry in manifest.blocks:
-        header = file.check_block(entry.id)
-        require_promised(header, entry, parents[entry.id], manifest.identity.digest, file.path)
-        done += entry.raw_bytes
-        if on_progress is not None:
-            on_progress(done, manifest.logical_bytes)
-    return manifest
 
 
 def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:

@@ -174,7 +174,10 @@ def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:
 
 
 def sleep_planes(store: Store, uri: SessionUri) -> Receipt:
-    """A session whose slots shrink on byte planes: one in two chunks, and one with a plane that stays as it is."""
+    """A session whose slots shrink on byte planes: one in two chunks, and one with a plane that stays as it is.
+
+    The first shrinks so far (MAX_EXPANSION) that it is stored raw since; the fixture of format 1 has it on planes.
+    """
     specs = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 1280)), SlotSpec("0.v", "kv.v/1", "float16", (2, 64, 32))
     slots = [SlotDraft(spec, [memoryview(data)]) for spec, data in zip(specs, PLANES_BYTES, strict=True)]
     return store.write_bundle(

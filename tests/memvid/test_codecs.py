@@ -34,7 +34,7 @@ from torpor.memvid.codecs import (
     planes,
 )
 from torpor.memvid.errors import CorruptBlock, InvalidDraft
-from torpor.memvid.limits import CHUNK_BYTES, KIB, MIB, MIN_PLANE_CHUNK_BYTES
+from torpor.memvid.limits import CHUNK_BYTES, KIB, MAX_EXPANSION, MIB, MIN_PLANE_CHUNK_BYTES
 
 RAW = b"torpor " * 1000
 
@@ -227,7 +227,7 @@ def test_a_slot_of_every_dtype_survives_at_and_beside_the_bounds_of_chunks(
 def test_planes_are_for_floating_point_slots_and_others_are_one_frame(dtype: str) -> None:
     chosen = planes(5).for_slot(spec_of(dtype, 10))
     assert chosen == (planes(5) if dtype in FLOATING else zstd(5))
-    written = write(bytes(1000 * DTYPE_BYTES[dtype]), dtype, planes(5))
+    written = write(like_kv(dtype, 1000) + bytes(1000 * DTYPE_BYTES[dtype]), dtype, planes(5))
     assert written is not None
     assert written[0] == (PLANES_CODE if dtype in FLOATING else ZSTD_CODE)
 
@@ -247,6 +247,19 @@ def test_a_slot_is_compressed_exactly_where_that_saves_a_byte() -> None:
         data = random.Random(5).randbytes(800) + bytes(8 * zeros)
         outcomes |= {write(data, "float64", planes(1)) is None, write(data, "uint8", zstd(1)) is None}
     assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("codec", [zstd(1), planes(1)])
+@pytest.mark.parametrize("value", [0, 0x3F80])
+def test_a_slot_of_one_value_is_stored_raw_and_one_with_something_in_it_is_not(codec: Codec, value: int) -> None:
+    """What shrinks to less than a part in MAX_EXPANSION would look like a bomb to whoever imports it."""
+    constant = struct.pack("<H", value) * 500_000
+    assert write(constant, "bfloat16", codec) is None
+    for kept in (8_000, 100_000):
+        written = write(constant + random.Random(7).randbytes(kept), "bfloat16", codec)
+        assert written is not None
+        assert len(constant) + kept <= MAX_EXPANSION * len(written[1])
+        assert read(*written, len(constant) + kept, 2) == constant + random.Random(7).randbytes(kept)
 
 
 def test_kv_takes_less_on_planes_than_in_one_frame() -> None:
@@ -276,7 +289,7 @@ def test_every_pattern_of_16_bits_survives_nan_or_not() -> None:
     ],
 )
 def test_nan_payloads_and_minus_zero_survive(dtype: str, pattern: str) -> None:
-    data = bytes.fromhex(pattern) * 50_000
+    data = bytes.fromhex(pattern) * 50_000 + random.Random(7).randbytes(8_000)
     written = write(data, dtype, planes(1))
     assert written is not None
     assert read(*written, len(data), DTYPE_BYTES[dtype]) == data
