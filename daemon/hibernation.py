@@ -16,7 +16,7 @@ from ..memvid.blocks import BlockEntry
 from ..memvid.budget import FREE_BYTES
 from ..memvid.bundle import BundleReader
 from ..memvid.compaction_plan import CompactionPolicy
-from ..memvid.errors import BudgetExceeded, Corruption, NoSpace, StoreError
+from ..memvid.errors import BlockMissing, BudgetExceeded, Corruption, NoSpace, StoreError
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
@@ -122,8 +122,8 @@ class Hibernation:
         entries = session.durable.entries if session.durable else ()
         try:
             return await self._keep(session, entries, emit, last)
-        except Corruption:
-            if not entries:
+        except Corruption as error:
+            if not entries and not isinstance(error, BlockMissing):
                 raise
             # What the snapshot would have referred to is damaged or gone, but all of it is in memory here.
             return await self._keep(session, (), emit, last)

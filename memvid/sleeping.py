@@ -19,7 +19,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from .. import __version__
 from .blocks import BlockDraft, BlockEntry, require_chain
@@ -32,7 +32,7 @@ from .errors import BlockMissing, BundleMissing, Corruption, DurabilityLost, Inv
 from .folder import LIVE_SUFFIX
 from .identity import Identity
 from .index import LIVE, IndexedBundle, row_of
-from .limits import MAX_BLOCKS, MAX_TOKENS
+from .limits import MAX_BLOCKS, MAX_TOKENS, MIB
 from .manifest import Manifest, bundle_id_of, require_session_map
 from .records import Receipt
 from .uri import SessionUri
@@ -40,8 +40,12 @@ from .writer import BundleWriter, PreparedBlock, prepare_block
 
 Progress = Callable[[int, int], None]
 
-_TRIES = 8
+_TRIES: Final = 8
 """How often a sleep is led elsewhere before it gives up: each time another delete or compaction took what it found."""
+
+_SPARE_BYTES: Final = 64 * MIB
+"""Raw bytes of blocks that are found in the store and kept in memory all the same, to be written if they go from there
+before the commit. What is beyond fails its sleep then, which has lost nothing: the caller still has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,11 @@ class _Sleep:
         self._version = version
         self._holdings = holdings
         self._places = places
+        self._reused = frozenset(places)
         self._stack = stack
         self._room = room
-        self._found: dict[bytes, PreparedBlock] = {}  # new blocks that are referred to and not written
+        self._spares: dict[bytes, PreparedBlock] = {}  # new blocks that are referred to and not written
+        self._spare_bytes = 0
         self._temp, self._writer = self._new_file()
 
     def _new_file(self) -> tuple[TempFile, BundleWriter]:
@@ -151,8 +157,8 @@ class _Sleep:
             for block_id in earlier.frames:
                 self._writer.add_copy(earlier, block_id)
         for block_id in moved:
-            block = self._found.get(block_id)
-            find = self._holdings.find if block is None else self._holdings.find_sound
+            block = self._spares.get(block_id)
+            find = self._holdings.find if block_id in self._reused else self._holdings.find_sound
             holder = find(block_id)
             if holder is not None:
                 self._places[block_id] = holder
@@ -187,7 +193,9 @@ class _Sleep:
             self._writer.add(block, self._request.codec)
         else:
             self._places[block.id] = holder
-            self._found[block.id] = block
+            if self._spare_bytes + block.header.raw_bytes <= _SPARE_BYTES:
+                self._spares[block.id] = block
+                self._spare_bytes += block.header.raw_bytes
 
     def _manifest(self, entries: Sequence[BlockEntry]) -> Manifest:
         request = self._request

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from session_rig import Gate, Rigged, ignore, tokens_of
 from torpor.daemon import hibernation
+from torpor.memvid.errors import BlockMissing, Corruption, ReadBackFailed
 from torpor.memvid.store import Store
 from torpor.snapshot import restore
 
@@ -223,3 +224,34 @@ async def test_a_wake_takes_no_turn_of_the_engine_but_two_short_ones(open_rig: A
         rig.service._engine.call = counting  # type: ignore[method-assign]
         await rig.service.wake(session="a", emit=ignore)
         assert calls == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "tries"), [(BlockMissing("A block was deleted."), 2), (ReadBackFailed("It does not read back."), 1)]
+)
+async def test_a_first_sleep_whose_found_block_was_deleted_under_it_is_written_once_more(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, first: Corruption, tries: int
+) -> None:
+    asked: list[int] = []
+    write = Store.write_bundle
+
+    def refuse_first(*args: Any, **options: Any) -> Any:
+        asked.append(len(list(options["blocks"])) if not asked else 0)
+        if len(asked) == 1:
+            raise first
+        return write(*args, **options)
+
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        before = await rig.fingerprint("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "write_bundle", refuse_first)
+            if tries == 1:
+                with pytest.raises(ReadBackFailed):
+                    await rig.sleep("a")
+            else:
+                assert (await rig.sleep("a")).version == 1
+        assert len(asked) == tries
+        await rig.sleep("a")
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before

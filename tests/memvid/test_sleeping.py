@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 import store_making as making
 from store_making import IDENTITY, OTHER_URI, URI, bundle_path, drafts, expected, require_awake, sleep
-from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, Store
+from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, SlotDraft, Store, sleeping
 from torpor.memvid.errors import BlockMissing, InvalidDraft
 from torpor.memvid.pins import Pins
 from torpor.memvid.rewriting import Contents, prepared
@@ -252,6 +254,60 @@ def test_a_block_that_is_deleted_after_it_was_found_is_written_after_all(
     assert not bundle_path(store, base.bundle_id).with_suffix(".mvr").exists()
     require_awake(store, 600, uri=OTHER_URI)
     assert store.verify(deep=True).ok
+
+
+def test_a_sleep_that_finds_all_its_blocks_does_not_keep_them_in_memory(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few are kept, to be written should they go after all; the rest of a large session must not be held twice."""
+    sleep(store, 256 * 20)
+    monkeypatch.setattr(sleeping, "_SPARE_BYTES", 2 * drafts(256)[0].slots[0].spec.size_bytes * 4)
+    buffers: list[weakref.ref[Buffer]] = []
+    alive: list[int] = []
+
+    def blocks() -> Iterator[BlockDraft]:
+        for number in range(20):
+            yield copied(drafts(256 * 20)[number], buffers)
+            gc.collect()
+            alive.append(sum(buffer() is not None for buffer in buffers))
+        yield drafts(256 * 20)[-1]
+
+    receipt = write(store, OTHER_URI, blocks(), 256 * 20)
+    assert receipt.blocks_new == 0
+    assert max(alive) <= 4 * 4, "the slots of the two spares, of the last draft, and of one more at most"
+    require_awake(store, 256 * 20, uri=OTHER_URI)
+
+
+class Buffer(bytearray):
+    """Bytes that can be seen to go."""
+
+
+def copied(draft: BlockDraft, buffers: list[weakref.ref[Buffer]]) -> BlockDraft:
+    """The same block in memory of its own."""
+    slots = []
+    for slot in draft.slots:
+        data = Buffer(b"".join(slot.buffers))
+        buffers.append(weakref.ref(data))
+        slots.append(SlotDraft(slot.spec, [memoryview(data)]))
+    return dataclasses.replace(draft, slots=slots)
+
+
+def test_a_found_block_that_goes_and_is_not_in_memory_any_more_fails_its_sleep_and_no_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 600)
+    monkeypatch.setattr(sleeping, "_SPARE_BYTES", 0)
+
+    def blocks() -> Iterator[BlockDraft]:
+        yield from drafts(600)
+        unpinned_delete(store, monkeypatch, URI)
+
+    with pytest.raises(BlockMissing):
+        write(store, OTHER_URI, blocks(), 600)
+    assert store.find_session(OTHER_URI) is None
+    assert not list(Path(store.path).rglob("*.tmp"))
+    write(store, OTHER_URI, drafts(600), 600)
+    require_awake(store, 600, uri=OTHER_URI)
 
 
 def test_a_reused_block_that_is_deleted_under_a_sleep_is_never_acknowledged(
