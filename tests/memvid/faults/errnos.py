@@ -173,7 +173,7 @@ class _Run:
     def _after_failure(self, store: Store, error: BaseException, is_outside: bool) -> None:
         """With the fault lifted, the same object goes on, or refuses for good if it was the store's own flush."""
         self.handler.lifted = True
-        version = Version(_SINCE, 1, 24, seed=4)
+        version = Version(_SINCE, 0, 24, seed=4)
         if isinstance(error, _POISONS) and not is_outside:
             try:
                 sleep(store, version)
@@ -181,8 +181,8 @@ class _Run:
                 return
             raise Broken(f"a store that failed with {error.code} wrote again")
         if isinstance(error, StoreError):
-            sleep(store, version)
-            require_bit_exact(store, version)
+            number = sleep(store, version).version
+            require_bit_exact(store, version, number)
             self.added.add(version)
 
     def allowed(self, start: World) -> Allowed:

@@ -16,7 +16,7 @@ from typing import Final
 import store_making as making
 from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
 from faults.shim import by_hand
-from faults.worlds import SIZES, Broken, Mark, Sees, Tape, Version, World, sleep
+from faults.worlds import SIZES, Broken, Mark, Sees, Tape, Version, World, require_bit_exact, sleep
 from store_making import OTHER_URI, URI
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.bundle import BundleFile
@@ -24,6 +24,7 @@ from torpor.memvid.compaction_plan import CompactionPolicy
 from torpor.memvid.errors import SessionNotFound
 from torpor.memvid.incoming import hand_over
 from torpor.memvid.marks import MARKS_FILE
+from torpor.memvid.repair import LOST
 
 ALONE: Final = Version(SessionUri("work", "alone"), 1, 30, seed=8)
 _DAY_SECONDS: Final = 86_400
@@ -161,6 +162,68 @@ def forget_again(store: Store) -> None:
         raise Broken(f"asked again, forget still leaves its {', '.join(left)}")
 
 
+# --- repair
+
+_CUT: Final = Version(SessionUri("work", "cut"), 1, 516, seed=5)
+_SALVAGED: Final = Version(_CUT.uri, 0, 256, seed=5, is_salvaged=True)
+_LOST: Final = Version(SessionUri("work", "lost"), 1, 30, seed=6)
+_TO_DO: Final = Mark("repair", "has something to do")
+
+
+def damaged(path: Path) -> World:
+    """A version whose file has a bad trailer and blocks that a fork needs, one with a bad second span, and zeros."""
+    with Store.open(path, writable=True) as store:
+        second = sleep(store, SECOND, sleep(store, FIRST))
+        sleep(store, FORK, second)
+        sleep(store, ALONE)
+        cut, lost = sleep(store, _CUT), sleep(store, _LOST)
+        spoilt = making.frame_of(store, cut.entries[1])
+        files = [making.bundle_path(store, receipt.bundle_id) for receipt in (second, cut, lost)]
+    _change(files[0], files[0].stat().st_size - 10, 4)
+    _change(files[1], spoilt.offset + spoilt.frame_bytes - 40, 4)
+    _change(files[2], 0, files[2].stat().st_size)
+    copies = path.parent / "damaged"
+    copies.mkdir()
+    for number, file in enumerate(files):
+        shutil.copy(file, copies / str(number))
+    kept = {Mark("damaged bytes", str(number)) for number in range(len(files))}
+    return frozenset({FIRST, SECOND, FORK, ALONE, _TO_DO, *kept})
+
+
+def _change(file: Path, at: int, count: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at : at + count] = bytes(255 - byte for byte in data[at : at + count]) if at else bytes(count)
+    file.write_bytes(data)
+
+
+def damaged_bytes(path: Path) -> Iterator[Mark]:
+    """Each damaged original that is still in its place, or in quarantine."""
+    held = {file.read_bytes() for place in ("bundles", "quarantine") for file in (path / place).rglob("*.mv*")}
+    for copy in (path.parent / "damaged").iterdir():
+        if copy.read_bytes() in held:
+            yield Mark("damaged bytes", copy.name)
+
+
+def repair(path: Path, tape: Tape) -> None:
+    step = tape.step
+    with Store.open(path, writable=True) as store, step(store, adds=[_SALVAGED], removes=[_TO_DO]) as unsure:
+        if any(problem.code != LOST for problem in store.repair().problems):
+            unsure.add(_TO_DO)
+
+
+def repair_again(store: Store) -> Iterator[Mark]:
+    """What was sound stays so; a second repair finishes what was begun, and after that there is nothing to do."""
+    require_bit_exact(store, FIRST)
+    require_bit_exact(store, ALONE)
+    if store.repair().actions:
+        yield _TO_DO
+        if actions := store.repair().actions:
+            raise Broken(f"a repair has still to {actions[0].kind} {actions[0].path}: {actions[0].reason}")
+
+
+REPAIRED: Final = Sees(files=damaged_bytes, finish=repair_again, finished=frozenset({_SALVAGED}))
+
+
 # --- gc, recompression, a new index
 
 
@@ -248,6 +311,7 @@ SCENARIOS: Final = (
     Scenario("import", a_file_from_elsewhere, import_files),
     Scenario("adopt", a_file_from_elsewhere, adopt, Sees(files=handed_over)),
     Scenario("forget_everywhere", a_secret_everywhere, forget, Sees(files=traces, again=forget_again)),
+    Scenario("repair", damaged, repair, REPAIRED),
     Scenario("gc", old_leftovers, gc),
     Scenario("recompress", compressible, recompress),
     Scenario("rebuild_asked_on_a_full_disk", two_versions_and_a_fork, rebuild_asked_on_a_full_disk),

@@ -29,7 +29,7 @@ class Version:
     """A version of a session that wakes bit-exact."""
 
     uri: SessionUri
-    number: int
+    number: int  # 0: whichever it got; where bundles cannot be read, theirs may be left out
     token_count: int
     seed: int = 0
     is_salvaged: bool = False  # full spans only, without the state at the end
@@ -51,13 +51,15 @@ World = frozenset[Version | Mark]
 @dataclass(frozen=True, slots=True)
 class Sees:
     """How a scenario's other facts are found: `files` in the folder as a fault left it, before anybody opens the store;
-    `marks` in the open store; `finish` does what its owner does next (repairs once more) and says what it found then.
+    `marks` in the open store; `finish` does what its owner does next (repairs once more) and says what it found then,
+    and whatever the fault did, `finished` stands after it.
     `again` asks for the operation once more, at the very end, and raises Broken if that does not finish it.
     """
 
     marks: Callable[[Store], Iterable[Mark]] | None = None
     files: Callable[[Path], Iterable[Mark]] | None = None
     finish: Callable[[Store], Iterable[Mark]] | None = None
+    finished: World = frozenset()
     again: Callable[[Store], None] | None = None
 
 
@@ -149,7 +151,7 @@ def sleep(store: Store, version: Version, before: Any = None) -> Any:
     """Put a small session to sleep after `before` (a receipt, or an open reader), reusing its full spans."""
     sizes = {**SIZES, "period": version.period}
     receipt = making.sleep(store, version.token_count, uri=version.uri, seed=version.seed, before=before, **sizes)
-    if receipt.version != version.number:
+    if version.number not in (0, receipt.version):
         raise Broken(f"{version.uri} got version {receipt.version}, not {version.number}")
     return receipt
 
@@ -166,16 +168,16 @@ def observe(store: Store, candidates: World, sees: Sees) -> World:
     found: set[Version | Mark] = set(sees.marks(store)) if sees.marks else set()
     for latest in store.iter_sessions():
         for row in store.versions(latest.uri):
-            fact = known.get((row.uri, row.version))
-            if fact is None or fact.token_count != row.token_count:
+            fact = known.get((row.uri, row.version)) or known.get((row.uri, 0))
+            if fact is None or fact in found or fact.token_count != row.token_count:
                 raise Broken(f"version {row.version} of {row.uri} with {row.token_count} tokens was never promised")
-            require_bit_exact(store, fact)
+            require_bit_exact(store, fact, row.version)
             found.add(fact)
     return frozenset(found)
 
 
-def require_bit_exact(store: Store, fact: Version) -> None:
-    with store.open_session(fact.uri, fact.number) as reader:
+def require_bit_exact(store: Store, fact: Version, number: int | None = None) -> None:
+    with store.open_session(fact.uri, number or fact.number) as reader:
         if reader.tokens() != making.token_ids(0, fact.token_count, fact.seed):
             raise Broken(f"the tokens of {fact} are not those that were put to sleep")
         if making.contents(reader) != _expected(fact):
@@ -202,6 +204,7 @@ def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_
     with Store.open(path, writable=True) as store:
         if sees.finish is not None:
             once.update(sees.finish(store))
+            allowed = Allowed(allowed.before | sees.finished, allowed.after | sees.finished)
         elif store.opening.unreadable:
             raise Broken(f"opening reports {store.opening.unreadable[0].message}", lost=True)
         found = observe(store, allowed.before | allowed.after, sees)
@@ -253,7 +256,8 @@ def require_usable(store: Store, found: World) -> World:
     added: set[Version | Mark] = set()
     uris = {fact.uri for fact in found if isinstance(fact, Version)} | {AFTERWARDS}
     for uri in sorted(uris):
-        last = max((fact.number for fact in found if isinstance(fact, Version) and fact.uri == uri), default=0)
+        row = store.find_session(uri)
+        last = row.version if row else 0
         version = Version(uri, last + 1, 20 + last, seed=9)
         sleep(store, version)
         require_bit_exact(store, version)
