@@ -93,6 +93,10 @@ SWAPS: Final = (
         "a refused sleep's file is flushed away before it is removed",
         (Edit("folder", "StoreFolder.remove", take_out="durable.sync_folder(", before="durable.remove("),),
     ),
+    Mutant(
+        "the old index is flushed away before it is unlinked",
+        (Edit("index", "_make_file", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
+    ),
     Mutant(EARLY),
 )
 

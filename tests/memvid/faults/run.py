@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,12 +40,12 @@ _MUTANT_EFFORT: Final = power.Effort(subsets=2, tears=0)
 
 def run_kill(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     """T1, in process: a kill before each call that changes something, and with the write before it torn."""
-    found = []
+    jobs = []
     for number, scenario in enumerate(scenarios):
-        whole, torn = base / f"{number}-whole", base / f"{number}-torn"
-        found.append(kill.sweep(scenario, whole, torn=False, stride=1 if full else 7, second_stride=4 if full else 40))
-        found.append(kill.sweep(scenario, torn, torn=True, stride=1 if full else 13))
-    return _report(found, ("points", "second_points"))
+        strides = {"stride": 1 if full else 9, "second_stride": 4 if full else 50}
+        jobs.append(partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, **strides))
+        jobs.append(partial(kill.sweep, scenario, base / f"{number}-torn", torn=True, stride=1 if full else 17))
+    return _report(_side_by_side(jobs), ("points", "second_points"))
 
 
 def run_strace(scenarios: list[Scenario], base: Path, full: bool) -> Report:
@@ -89,15 +92,15 @@ def run_mutants(scenarios: list[Scenario], base: Path, full: bool) -> Report:
 
 def run_errno(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     """T4."""
-    found = []
+    jobs = []
+    limits = range(0, 45_000, 512 if full else 8192)
     for number, scenario in enumerate(scenarios):
         folder = base / str(number)
-        found.append(errnos.sweep(scenario, folder / "calls", stride=1 if full else 61, first=number))
-        limits = range(0, 45_000, 512 if full else 8192)
-        found.append(errnos.size_limits(scenario, folder / "sizes", limits))
+        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=1 if full else 97, first=number))
+        jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", limits))
         if scenario.name in _DELETES:
-            found.append(errnos.deletes_when_full(scenario, folder / "full"))
-    return _report(found, ("runs", "refused", "poisoned"))
+            jobs.append(partial(errnos.deletes_when_full, scenario, folder / "full"))
+    return _report(_side_by_side(jobs), ("runs", "refused", "poisoned"))
 
 
 SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, bool], Report]]] = {
@@ -111,6 +114,12 @@ SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, bool], Report]]] = {
 
 def _workers() -> int:
     return min(4, os.cpu_count() or 1)
+
+
+def _side_by_side(jobs: list[partial[Any]]) -> list[Any]:
+    """What each job gives, in their order. The last begins first: the longest scenarios come last."""
+    with ProcessPoolExecutor(_workers(), multiprocessing.get_context("fork")) as pool:
+        return [running.result() for running in reversed([pool.submit(job) for job in reversed(jobs)])]
 
 
 def _report(found: Iterable[Any], counts: tuple[str, ...]) -> Report:
