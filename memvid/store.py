@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from . import collecting, compaction, deletion, forgetting, marking, pruning, repair, transfer, usage
@@ -203,7 +203,7 @@ class Store:
         try:
             reader = self.open_bundle(row.bundle_id)
         except BundleMissing:
-            if not self._promised(row.bundle_id):  # deleted meanwhile
+            if not self._promised([row.bundle_id]):  # deleted meanwhile
                 raise self._not_found(uri, version, but=row) from None
             raise
         now = self.find_session(uri, row.version)
@@ -527,21 +527,18 @@ class Store:
             raise self._not_found(uri, version)
         return row
 
-    def _promised(self, bundle_id: bytes) -> bool:
-        """Whether a bundle that is not there, or not whole, ought to be: by a fresh look, for a daemon beside us may
-        have deleted it. A row that the index file never had cannot have left it, so that is no delete."""
-        if self._core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX:
-            return False
+    def _promised(self, bundle_ids: Collection[bytes]) -> set[bytes]:
+        """Those of bundles that are not there, or not whole, which ought to be: by a fresh look, for a daemon beside us
+        may have deleted them. A row that the index file never had cannot have left it, so that is no delete."""
+        asked = {one for one in bundle_ids if self._core.folder.suffix_of(one) != RETIRED_SUFFIX}
         if self._core.has_lock:
-            return self.index.knows(bundle_id)
-        if bundle_id in self.index.not_in_file:
-            return True
+            return set(filter(self.index.knows, asked))
         try:
             fresh = Index.copy_to_memory(self.path, self._core.folder.root_fd, self.uuid)
         except (IndexUnusable, StoreError):
-            return True
+            return asked
         with contextlib.closing(fresh):
-            return fresh.knows(bundle_id)
+            return {one for one in asked if one in self.index.not_in_file or fresh.knows(one)}
 
     def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
         """The error for a session or version that is not there; `but` is its last row in an index that is too old."""

@@ -6,11 +6,13 @@ Owns the comparison of an index row with its bundle, and the report. Repairs not
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .blocks import BlockEntry, span_parents
+from .blocks import BlockEntry, BlockHeader, span_parents
 from .bundle import BundleFile, FrameFile, require_promised
 from .errors import (
     BlockMissing,
@@ -72,13 +74,31 @@ def _hex(value: bytes | None) -> str | None:
 
 @dataclass(slots=True)
 class _Tally:
-    findings: list[Finding] = field(default_factory=list)
+    """What was found so far. A finding that only counts while a bundle belongs to a session stands with its id."""
+
+    findings: list[tuple[Finding, bytes | None]] = field(default_factory=list)
     bundles: int = 0
     blocks: int = 0
     bytes_checked: int = 0
 
-    def find(self, path: str, error: StoreError) -> None:
-        self.findings.append(Finding(path, error.code, error.message))
+    def find(self, path: str, error: StoreError, if_promised: bytes | None = None) -> None:
+        self.findings.append((Finding(path, error.code, error.message), if_promised))
+
+    def add(self, path: str, code: str, message: str) -> None:
+        self.findings.append((Finding(path, code, message), None))
+
+    def settled(self, promised: Promised) -> tuple[Finding, ...]:
+        """The findings, without those of bundles that were deleted meanwhile."""
+        asked = {bundle_id for _, bundle_id in self.findings if bundle_id is not None}
+        present = promised(asked) if asked else set()
+        return tuple(finding for finding, bundle_id in self.findings if bundle_id is None or bundle_id in present)
+
+
+Promised = Callable[[Collection[bytes]], set[bytes]]
+"""Of some bundles those that belong to a session, by a fresh look."""
+
+_Said = tuple[str, int, int, int, bytes | None, bytes]
+"""What is said of a block: kind, start, tokens, raw bytes, the span before it, digest of the identity."""
 
 
 @dataclass(slots=True)
@@ -92,11 +112,40 @@ class _User:
     blocks: list[tuple[BlockEntry, bytes | None]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Sought:
+    """What is looked for in one bundle by others: each block once, with what the first of them says of it.
+
+    `users` are all of them; `rivals` the blocks of which two do not say the same.
+    """
+
+    blocks: dict[bytes, _Said] = field(default_factory=dict)
+    users: list[tuple[bytes, str, Stamp]] = field(default_factory=list)
+    rivals: set[bytes] = field(default_factory=set)
+
+    def take(self, block_id: bytes, said: _Said) -> None:
+        if self.blocks.setdefault(block_id, said) != said:
+            self.rivals.add(block_id)
+
+    def add(self, other: _Sought) -> None:
+        for block_id, said in other.blocks.items():
+            self.take(block_id, said)
+        self.users += other.users
+        self.rivals |= other.rivals
+
+
+_Users = dict[bytes, dict[bytes, _User]]
+"""Who looks for blocks in a bundle, by that bundle's id and their own."""
+
+_Found = dict[bytes, dict[bytes, _Said]]
+"""The blocks that were found sound, by the bundle whose file holds them."""
+
+
 def verify_store(
     folder: StoreFolder,
     index: Index,
     uri: SessionUri | None,
-    promised: Callable[[bytes], bool],
+    promised: Promised,
     *,
     deep: bool,
     on_progress: Callable[[int, int], None] | None,
@@ -104,9 +153,13 @@ def verify_store(
 ) -> VerifyReport:
     """Check every bundle file, or only those that one session's versions need. Reports damage, never raises it.
 
-    `promised` says, by a fresh look, whether a bundle still belongs to a session: one that was deleted while we read
-    is no damage. While `committing` is held, files and rows agree; None where others may change the files meanwhile,
-    who published what the index does not know of.
+    Each file is read once, and each block is compared once with what all say who look for it: a session's versions in
+    one another's files as they are read, what is in other sessions' files at the end. Time grows with the bytes read,
+    memory with the blocks of the largest session and those that lie in other sessions' files.
+
+    `promised` says, by a fresh look, which bundles still belong to a session: one that was deleted while we read is no
+    damage. While `committing` is held, files and rows agree; None where others may change the files meanwhile, who
+    published what the index does not know of.
     """
     tally = _Tally()
     rows = {row.bundle_id: row for row in (index.all_rows() if uri is None else index.versions(uri))}
@@ -115,20 +168,98 @@ def verify_store(
         wanted |= _report_store(folder, index, tally)
     total = sum(row.bundle_bytes for row in rows.values())
     done = 0
-    users: dict[bytes, list[_User]] = {}
-    for bundle_id in _in_order(wanted, rows):
-        row = rows.get(bundle_id)
-        for other, user in _verify_bundle(folder, bundle_id, row, promised, tally, deep).items():
-            users.setdefault(other, []).append(user)
-        if row is not None and on_progress is not None:
-            done += row.bundle_bytes
-            on_progress(done, total)
-    for other, its_users in users.items():
-        _verify_refs(folder, other, its_users, promised, tally, deep=deep and other not in wanted)
+    left: dict[bytes, _Sought] = {}
+    for bundle_ids in _by_session(wanted, rows):
+        found: _Found = {}
+        sought: dict[bytes, _Sought] = {}
+        for bundle_id in bundle_ids:
+            row = rows.get(bundle_id)
+            found[bundle_id] = _verify_bundle(folder, bundle_id, row, sought, tally, deep)
+            if row is not None and on_progress is not None:
+                done += row.bundle_bytes
+                on_progress(done, total)
+        for other, its in sought.items():
+            if _leave_unproven(its, found.get(other, {})):
+                left.setdefault(other, _Sought()).add(its)
+    same: _Users = {}
+    rewritten: _Users = {}
+    for other, its in left.items():
+        broken = _find_broken(folder, other, its, tally, deep=deep and other not in wanted)
+        for user in its.users if broken else ():
+            _ask_again(folder, other, broken, user, same, rewritten, tally)
+    for users, bytes_too in ((same, False), (rewritten, deep)):
+        for other, its_users in users.items():
+            _verify_refs(folder, other, list(its_users.values()), tally, bytes_too=bytes_too, moved_too=deep)
     if uri is None:
         with contextlib.nullcontext() if committing is None else committing():
             _report_rows(folder, index, tally, all_known=committing is not None)
-    return VerifyReport(deep, tuple(tally.findings), tally.bundles, tally.blocks, tally.bytes_checked)
+    return VerifyReport(deep, tally.settled(promised), tally.bundles, tally.blocks, tally.bytes_checked)
+
+
+def _leave_unproven(its: _Sought, found: Mapping[bytes, _Said]) -> bool:
+    """Leave of what is looked for in a bundle only what its file was not found to have; whether there is any."""
+    its.blocks = {
+        block_id: said for block_id, said in its.blocks.items() if block_id in its.rivals or found.get(block_id) != said
+    }
+    return bool(its.blocks)
+
+
+def _find_broken(folder: StoreFolder, bundle_id: bytes, its: _Sought, tally: _Tally, *, deep: bool) -> set[bytes]:
+    """Those of the blocks that a bundle's file does not have as somebody says; `deep`: their bytes are read too."""
+    broken = set(its.rivals)
+    with contextlib.ExitStack() as stack:
+        holder = _Opened(folder, bundle_id, stack)
+        for block_id, said in its.blocks.items():
+            try:
+                file = holder.file()
+                if _said_of(file.read_head(block_id)[0]) != said:
+                    broken.add(block_id)
+                elif deep:
+                    _verify_block(file, block_id, None, None, tally, deep=True)
+            except StoreError:
+                broken.add(block_id)
+    return broken
+
+
+def _ask_again(
+    folder: StoreFolder,
+    holder: bytes,
+    broken: set[bytes],
+    user: tuple[bytes, str, Stamp],
+    same: _Users,
+    rewritten: _Users,
+    tally: _Tally,
+) -> None:
+    """Read a user's file once more, and note what is to be reported of it: of one that is the same still the broken
+    blocks, of one that was written anew since whatever it looks for now."""
+    bundle_id, path, stamp = user
+    try:
+        fd, path = folder.open_bundle(bundle_id)
+        with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+            if file.manifest is None or not path.endswith(LIVE_SUFFIX):
+                return  # it is no version any more
+            uses = _uses(file, file.manifest)
+            is_same = file.stamp() == stamp
+    except StoreError as error:
+        tally.find(path, error, if_promised=bundle_id)
+        return
+    if is_same and holder in uses:
+        uses[holder].blocks = [(entry, parent) for entry, parent in uses[holder].blocks if entry.id in broken]
+        same.setdefault(holder, {})[bundle_id] = uses[holder]
+    elif not is_same:
+        for other, one in uses.items():
+            rewritten.setdefault(other, {})[bundle_id] = one
+
+
+def _said_of(header: BlockHeader) -> _Said:
+    return (
+        header.kind,
+        header.start,
+        header.token_count,
+        header.raw_bytes,
+        header.parent,
+        header.identity_digest,
+    )
 
 
 def _uses(file: BundleFile, manifest: Manifest) -> dict[bytes, _User]:
@@ -143,14 +274,29 @@ def _uses(file: BundleFile, manifest: Manifest) -> dict[bytes, _User]:
     return found
 
 
+def _seek(
+    file: BundleFile, manifest: Manifest, parents: Mapping[bytes, bytes | None], sought: dict[bytes, _Sought]
+) -> None:
+    """Note what a bundle looks for in others, and what it says of each block."""
+    identity = manifest.identity.digest
+    user = (file.bundle_id, file.path, file.stamp())
+    its = [sought.setdefault(holder, _Sought()) for holder in file.directory.holders]
+    for one in its:
+        one.users.append(user)
+    for entry, place in zip(manifest.blocks, file.directory.places, strict=True):
+        if place:
+            said = (entry.kind, entry.start, entry.token_count, entry.raw_bytes, parents[entry.id], identity)
+            its[place - 1].take(entry.id, said)
+
+
 def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes]:
     """Report what is wrong with the folder itself; the bundles that are in it."""
     for bundle_id in index.with_status(SHADOWED):
         message = "Another, younger bundle is the same version of the same session; this one is not used."
-        tally.findings.append(Finding(folder.bundle_path(bundle_id), "rival_version", message))
+        tally.add(folder.bundle_path(bundle_id), "rival_version", message)
     try:
         for path in folder.list_strangers():
-            tally.findings.append(Finding(path, "unknown_file", "This does not belong in a store; move it away."))
+            tally.add(path, "unknown_file", "This does not belong in a store; move it away.")
         return set(folder.list_bundles())
     except StoreError as error:
         tally.find(folder.path, error)
@@ -188,24 +334,27 @@ def _report_unlisted(folder: StoreFolder, index: Index, bundle_id: bytes, tally:
     used = index.find(manifest.uri, manifest.version)
     if used is None or (used.created_ns, used.bundle_id) < (manifest.created_ns, bundle_id):
         message = f"The index does not list version {manifest.version} of {manifest.uri}, which is here. {_REMEDY}"
-        tally.findings.append(Finding(path, IndexMismatch.code, message))
+        tally.add(path, IndexMismatch.code, message)
 
 
-def _in_order(bundle_ids: Iterable[bytes], rows: Mapping[bytes, IndexRow]) -> list[bytes]:
-    """By session and version, then the bundles that belong to none."""
+def _by_session(bundle_ids: Iterable[bytes], rows: Mapping[bytes, IndexRow]) -> Iterator[list[bytes]]:
+    """The versions of each session, by its URI and their number, then one by one the bundles that belong to none."""
     listed = sorted((row.uri, row.version, bundle_id) for bundle_id, row in rows.items())
-    return [bundle_id for *_, bundle_id in listed] + sorted(set(bundle_ids) - rows.keys())
+    for _, versions in itertools.groupby(listed, operator.itemgetter(0)):
+        yield [bundle_id for *_, bundle_id in versions]
+    for bundle_id in sorted(set(bundle_ids) - rows.keys()):
+        yield [bundle_id]
 
 
 def _verify_bundle(
     folder: StoreFolder,
     bundle_id: bytes,
     row: IndexRow | None,
-    promised: Callable[[bytes], bool],
+    sought: dict[bytes, _Sought],
     tally: _Tally,
     deep: bool,
-) -> dict[bytes, _User]:
-    """Check one bundle's own file, and its row; what it looks for in others, nothing if it cannot be read."""
+) -> dict[bytes, _Said]:
+    """Check one bundle's file, and its row; the sound blocks in it. What it looks for in others is told to `sought`."""
     path = folder.bundle_path(bundle_id)
     tally.bundles += 1
     try:
@@ -213,31 +362,29 @@ def _verify_bundle(
         file = BundleFile(fd, path, bundle_id)
     except StoreError as error:
         emptied = path.endswith(RETIRED_SUFFIX) and not folder.size_of(bundle_id)  # by a delete on a full disk
-        if not (emptied or isinstance(error, BundleMissing)) or (row is not None and promised(bundle_id)):
+        if not (emptied or isinstance(error, BundleMissing)):
             tally.find(path, error)
+        elif row is not None:
+            tally.find(path, error, if_promised=bundle_id)
         return {}
     with contextlib.closing(file):
-        listed = _check_manifest(file, row, tally)
+        manifest = file.manifest
+        parents = {} if manifest is None else span_parents(manifest.blocks)
+        listed = {} if manifest is None else {entry.id: (entry, parents[entry.id]) for entry in manifest.blocks}
+        if manifest is not None and row is not None:
+            try:
+                require_same_as_row(row, row.uri, manifest, file.path)
+            except StoreError as error:
+                tally.find(file.path, error)
+        found = {}
         for block_id in file.frames:
-            _verify_block(file, block_id, listed.get(block_id), file.manifest, tally, deep)
-        if file.manifest is None or not file.path.endswith(LIVE_SUFFIX):
-            return {}  # a bundle that is no version any more needs nothing: others may have lost what it looked for
-        return _uses(file, file.manifest)
-
-
-def _check_manifest(
-    file: BundleFile, row: IndexRow | None, tally: _Tally
-) -> dict[bytes, tuple[BlockEntry, bytes | None]]:
-    """Compare a bundle with its row; the blocks of its manifest with the span that stands before each."""
-    if file.manifest is None:
-        return {}
-    if row is not None:
-        try:
-            require_same_as_row(row, row.uri, file.manifest, file.path)
-        except StoreError as error:
-            tally.find(file.path, error)
-    parents = span_parents(file.manifest.blocks)
-    return {entry.id: (entry, parents[entry.id]) for entry in file.manifest.blocks}
+            header = _verify_block(file, block_id, listed.get(block_id), manifest, tally, deep=deep)
+            if header is not None:
+                found[block_id] = _said_of(header)
+        if manifest is not None and file.path.endswith(LIVE_SUFFIX):
+            # a bundle that is no version any more needs nothing: others may have lost what it looked for
+            _seek(file, manifest, parents, sought)
+        return found
 
 
 def _verify_block(
@@ -246,9 +393,10 @@ def _verify_block(
     listed: tuple[BlockEntry, bytes | None] | None,
     manifest: Manifest | None,
     tally: _Tally,
+    *,
     deep: bool,
-) -> None:
-    """Check one frame, and that it is what the file's own manifest says, if that lists it."""
+) -> BlockHeader | None:
+    """Check one frame, and that it is what the file's own manifest says, if that lists it; None if it is not."""
     tally.blocks += 1
     try:
         frame = file.frame_of(block_id)
@@ -256,24 +404,27 @@ def _verify_block(
         if listed is not None and manifest is not None:
             require_promised(header, *listed, manifest.identity.digest, file.path)
         tally.bytes_checked += frame.frame_bytes if deep else frame.head_bytes
+        return header
     except StoreError as error:
         tally.find(file.path, error)
+        return None
 
 
 def _verify_refs(
     folder: StoreFolder,
     bundle_id: bytes,
     users: Sequence[_User],
-    promised: Callable[[bytes], bool],
     tally: _Tally,
     *,
-    deep: bool,
+    bytes_too: bool,
+    moved_too: bool,
     looks: int = _LOOKS,
 ) -> None:
-    """Check that a bundle holds every block that others look for in it; their bytes too, if nobody else does.
+    """Check that a bundle holds every block that others look for in it; their bytes too, if nobody else has read them.
 
     A block that is not there may have been moved since the user's file was read, by another thread or a daemon beside
-    us. Unless that file is the same still, the user is asked again where it looks, at most `looks` times.
+    us. Unless that file is the same still, the user is asked again where it looks, at most `looks` times; the bytes of
+    such a block are read if `moved_too`.
     """
     moved: dict[bytes, dict[bytes, _User]] = {}
     checked: set[bytes] = set()
@@ -286,9 +437,9 @@ def _verify_refs(
                     file = holder.file()
                     header = file.read_head(entry.id)[0]
                     require_promised(header, entry, parent, user.identity_digest, user.path)
-                    if deep and entry.id not in checked:
+                    if bytes_too and entry.id not in checked:
                         checked.add(entry.id)
-                        _verify_block(file, entry.id, None, None, tally, deep)
+                        _verify_block(file, entry.id, None, None, tally, deep=True)
                 except StoreError as error:
                     now = now or _Now(folder, user)
                     place = now.places.get(entry.id)
@@ -296,12 +447,13 @@ def _verify_refs(
                         again = _User(user.bundle_id, user.path, now.stamp, user.identity_digest)
                         moved.setdefault(place, {}).setdefault(user.bundle_id, again).blocks.append((entry, parent))
                         continue
-                    if not isinstance(error, BundleMissing | BlockMissing) or promised(user.bundle_id):
-                        tally.find(user.path, error)
+                    missing = isinstance(error, BundleMissing | BlockMissing)
+                    tally.find(user.path, error, if_promised=user.bundle_id if missing else None)
                     if not holder.sound:
                         break  # nothing else that this user looks for there will be found
     for place, its_users in moved.items():
-        _verify_refs(folder, place, list(its_users.values()), promised, tally, deep=True, looks=looks - 1)
+        users = list(its_users.values())
+        _verify_refs(folder, place, users, tally, bytes_too=moved_too, moved_too=moved_too, looks=looks - 1)
 
 
 class _Opened:

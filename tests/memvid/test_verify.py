@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 from store_making import FORK_URI, OTHER_URI, URI, bundle_path, frame_of, sleep
-from torpor.memvid import BlockEntry, Receipt, Store, verify
+from torpor.memvid import BlockEntry, Receipt, SessionUri, Store, verify
+from torpor.memvid.bundle import BundleFile, FrameFile
+from torpor.memvid.directory import digest_of
 from torpor.memvid.errors import BundleMissing, SessionNotFound
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index, IndexedBundle
+from torpor.memvid.layout import HEADER_BYTES, Trailer, encode_header
 from torpor.memvid.rewriting import Contents, prepared
 
 
@@ -101,7 +105,7 @@ def test_verify_walks_each_block_list_a_fixed_number_of_times(store: Store, monk
 
     monkeypatch.setattr(verify, "span_parents", counted)
     assert store.verify(deep=False).ok
-    assert calls == 2 * 11  # for its own file, and for what it looks for in others
+    assert calls == 11
 
 
 # --- what the index does not list
@@ -239,14 +243,14 @@ def opening(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], after
 
 
 class Moving:
-    """The first block of three versions, which a compaction moves between the files of two of them, `here` and
+    """The first block of three sessions, which a compaction moves between the files of two of them, `here` and
     `there`; the third one, `user`, needs it."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.here = sleep(store, 300)
-        self.user = sleep(store, 600, before=self.here)
-        self.there = sleep(store, 700, before=self.here)
+        self.user = sleep(store, 600, uri=OTHER_URI, before=self.here)
+        self.there = sleep(store, 700, uri=FORK_URI, before=self.here, seed=5)
         self.block = self.here.entries[0].id
         self._lead(self.there, None)
         self._lead(self.here, self.there)
@@ -316,3 +320,91 @@ def test_a_block_that_its_holder_lacks_is_found_though_the_user_s_file_was_writt
         fresh._replace_live()
     opening(monkeypatch, lambda number: os.utime(bundle_path(store, user.bundle_id), (number, number)), lambda _: None)
     assert {finding.code for finding in store.verify(deep=False).findings} == {"block_missing"}
+
+
+# --- how much verify reads, and what it compares
+
+
+def heads_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many heads of blocks a shallow verify of a sound store reads."""
+    calls = itertools.count()
+    original = FrameFile.read_head
+
+    def counted(file: FrameFile, block_id: bytes) -> Any:
+        next(calls)
+        return original(file, block_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FrameFile, "read_head", counted)
+        assert store.verify(deep=False).ok
+    return next(calls)
+
+
+def test_a_block_s_head_is_read_once_for_all_the_versions_of_its_session(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = sleep(store, 256)
+    for blocks in range(2, 20):
+        receipt = sleep(store, 256 * blocks, before=receipt)
+    assert heads_read(store, monkeypatch) == store.verify(deep=False).blocks_checked == 2 * 19
+
+
+def test_a_block_s_head_is_read_twice_however_many_other_sessions_need_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = sleep(store, 256 * 4)
+    for number in range(12):
+        sleep(store, 256 * 5, uri=SessionUri("default", f"fork-{number}"), before=base, seed=number)
+    own = store.verify(deep=False).blocks_checked
+    assert heads_read(store, monkeypatch) == own + 4
+
+
+def test_many_lost_files_cost_one_fresh_look(store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = [bundle_path(store, sleep(store, 20 + number).bundle_id) for number in range(9)]
+    with Store.open(store_path, writable=False) as reader:
+        for path in lost:
+            path.unlink()
+        calls = itertools.count()
+        original = Index.copy_to_memory
+
+        def counted(*args: Any) -> Index:
+            next(calls)
+            return original(*args)
+
+        monkeypatch.setattr(Index, "copy_to_memory", counted)
+        assert codes(reader) == ["bundle_missing"] * 9
+        assert next(calls) == 1
+
+
+@pytest.mark.parametrize("other_uri", [URI, OTHER_URI])
+@pytest.mark.parametrize("other", ["none", "before", "after"])
+@pytest.mark.parametrize("change", [{"raw_bytes": 0}, {"id": bytes(32)}])
+def test_a_version_that_describes_a_block_in_another_file_wrongly_is_reported_and_no_other(
+    store: Store, other_uri: SessionUri, other: str, change: dict[str, object]
+) -> None:
+    """Also where another version describes the same block rightly."""
+    base = sleep(store, 300)
+    if other == "before":
+        sleep(store, 700, uri=other_uri, before=base, seed=3)
+    liar = sleep(store, 600, uri=other_uri, before=base)
+    if other == "after":
+        sleep(store, 700, uri=other_uri, before=base, seed=3)
+    path = bundle_path(store, liar.bundle_id)
+    with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), liar.bundle_id)) as file:
+        assert file.manifest is not None
+        blocks = (dataclasses.replace(file.manifest.blocks[0], **change), *file.manifest.blocks[1:])
+        manifest = dataclasses.replace(file.manifest, blocks=blocks).encode()
+        directory = file.directory.encode()
+        frames = path.read_bytes()[HEADER_BYTES : file.trailer.manifest_offset]
+    trailer = Trailer(
+        HEADER_BYTES + len(frames), len(manifest), len(directory), blake3(manifest).digest(), digest_of(directory)
+    )
+    lie = bundle_path(store, trailer.bundle_id)
+    lie.parent.mkdir(0o700, exist_ok=True)
+    lie.write_bytes(encode_header(trailer.file_bytes) + frames + manifest + directory + trailer.encode())
+    lie.chmod(0o600)
+    path.unlink()
+    store.index.drop([liar.bundle_id])
+    store.rebuild_index()
+    found = store.verify(deep=True).findings
+    assert {finding.path for finding in found if finding.code in ("corrupt_bundle", "block_missing")} == {str(lie)}
