@@ -387,7 +387,7 @@ class Index:
             fd = _make_file(self._root_fd, store_path)
             try:
                 with _translated(self.path):
-                    self._connection.execute("VACUUM INTO ?", (self.path,))  # which flushes nothing
+                    self._connection.execute("VACUUM INTO ?", (self.path,))  # which is not said to flush
                 sync_file(fd, self.path)
             finally:
                 os.close(fd)

@@ -47,7 +47,9 @@ def _makes_a_file(call: Call) -> bool:
 
 
 def _writes_sql(call: Call) -> bool:
-    return call.name == "sql" and call.args[0].lstrip().upper().startswith(_SQL_WRITES)
+    return call.name == "sql.vacuum_into" or (
+        call.name == "sql" and call.args[0].lstrip().upper().startswith(_SQL_WRITES)
+    )
 
 
 def _grows(call: Call) -> bool:

@@ -106,6 +106,14 @@ EQUIVALENT: Final[dict[str, str]] = {
         "a rename is one stroke and certain by its new folder; what else this flush covers, the name of a bundle's "
         "folder, make_folder has flushed (without both: a swap of its own, which is caught)"
     ),
+    "quarantine._move without `durable.sync_folder(from_fd, from_path)`": (
+        "a rename is one stroke and certain by its new folder, which is flushed first; the flush is for filesystems on "
+        "which it is two, where the file would have two names"
+    ),
+    "index.Index.return_to_file without `sync_file(fd, self.path)`": (
+        "SQLite flushes the file once more when it makes its journal a WAL, before any row or file goes on the word of "
+        "it; one that a power cut tears before that is made anew from the bundles"
+    ),
     "index.Index.create without `index._checkpoint()`": (
         "brings the rows to read-only stores; an index whose rows a power cut took is made anew from the bundles"
     ),

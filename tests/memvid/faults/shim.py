@@ -45,7 +45,7 @@ class Call:
             return bool(self.args[1] & (os.O_CREAT | os.O_TRUNC))
         if self.name == "sql":
             return not self.args[0].lstrip().upper().startswith("SELECT")
-        return self.name in WRITES or self.name == "sql.close"
+        return self.name in WRITES or self.name in ("sql.close", "sql.vacuum_into")
 
     def __str__(self) -> str:
         shown = [f"{len(arg)} bytes" if isinstance(arg, bytes) else str(arg)[:80] for arg in self.args]
@@ -90,6 +90,21 @@ class _Connection(sqlite3.Connection):
         return self.handler(Call(name, args, {}, run, self))
 
 
+class _MemoryConnection(sqlite3.Connection):
+    """A connection to memory: nothing in there fails, but what it writes to a file does."""
+
+    handler: Handler | None = None
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if self.handler is None or not sql.startswith("VACUUM INTO"):
+            return super().execute(sql, *args)
+        (target,) = args[0]
+        cursor: sqlite3.Cursor = self.handler(
+            Call("sql.vacuum_into", (target,), {}, lambda: sqlite3.Connection.execute(self, sql, *args))
+        )
+        return cursor
+
+
 @dataclass
 class _Saved:
     owner: Any
@@ -103,7 +118,7 @@ class Shim:
 
     handler: Handler
     _saved: list[_Saved] = field(default_factory=list)
-    _connections: list[_Connection] = field(default_factory=list)
+    _connections: list[_Connection | _MemoryConnection] = field(default_factory=list)
     _busy: bool = False
 
     def __enter__(self) -> Shim:
@@ -124,7 +139,11 @@ class Shim:
 
         def connect_watched(database: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
             if database == ":memory:":
-                return connect(database, *args, **kwargs)
+                memory = connect(database, *args, factory=_MemoryConnection, **kwargs)
+                assert isinstance(memory, _MemoryConnection)
+                memory.handler = self._ask
+                self._connections.append(memory)
+                return memory
             call = Call("sql.connect", (str(database),), {}, lambda: None)
             self._ask(call)
             connection = connect(database, *args, factory=_Connection, **kwargs)

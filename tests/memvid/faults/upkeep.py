@@ -21,7 +21,7 @@ from store_making import OTHER_URI, URI
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.bundle import BundleFile
 from torpor.memvid.compaction_plan import CompactionPolicy
-from torpor.memvid.errors import SessionNotFound
+from torpor.memvid.errors import NoSpace, SessionNotFound
 from torpor.memvid.incoming import hand_over
 from torpor.memvid.marks import MARKS_FILE
 from torpor.memvid.repair import LOST
@@ -288,6 +288,24 @@ def rebuild_asked_on_a_full_disk(path: Path, tape: Tape) -> None:
         tape.delete(store, OTHER_URI)
 
 
+def return_to_file(path: Path, tape: Tape) -> None:
+    """The index's file takes no change, so it is kept in memory; then there is room, and it has a file again."""
+    with Store.open(path, writable=True) as store:
+        drop, refusals = store.index.drop, iter([NoSpace("No room.")] * 2)
+
+        def refuse(bundle_ids: Iterable[bytes]) -> None:
+            for error in refusals:
+                raise error
+            drop(bundle_ids)
+
+        store.index.drop = refuse  # type: ignore[method-assign]
+        tape.delete(store, OTHER_URI)
+        tape.sleep(store, Version(OTHER_URI, 1, 40, seed=3))
+        with tape.step(store):
+            store.gc()
+        tape.delete(store, URI)
+
+
 @contextlib.contextmanager
 def no_room_for_an_index() -> Iterator[None]:
     connect = sqlite3.connect
@@ -314,5 +332,6 @@ SCENARIOS: Final = (
     Scenario("repair", damaged, repair, REPAIRED),
     Scenario("gc", old_leftovers, gc),
     Scenario("recompress", compressible, recompress),
+    Scenario("return_to_file", two_versions_and_a_fork, return_to_file),
     Scenario("rebuild_asked_on_a_full_disk", two_versions_and_a_fork, rebuild_asked_on_a_full_disk),
 )
