@@ -160,10 +160,14 @@ class StoreCore:
 
     @contextlib.contextmanager
     def this_version(self, uri: SessionUri, version: int) -> Iterator[bool]:
-        """Whether a version number is nobody's; if so nobody else gets it while it is being written."""
+        """Whether a version number is nobody's; if so nobody else gets it while it is being written.
+
+        While a bundle cannot be read no number is: it may have any of them.
+        """
         with self._writing:
             taken = self._reserved.setdefault(uri, [])
-            is_free = version not in taken and self.index.find(uri, version) is None
+            unknown = self.index.with_status(UNREADABLE)
+            is_free = not unknown and version not in taken and self.index.find(uri, version) is None
             taken.append(version)
         try:
             yield is_free

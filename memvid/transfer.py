@@ -8,8 +8,9 @@ Rules:
   works in a store that was opened for reading: nothing in the store is written.
 - Nothing of a file is believed before every byte of it was checked: bundle id, directory, each block's id and bytes,
   its place in the chain, the identity. What is wrong with it is an error, and nothing was written.
-- An import overwrites nothing. It keeps its bundle id, version and all, where that version number is free and not
-  beyond what a store counts to; anything else becomes the next version, with the imported bundle as parent.
+- An import overwrites nothing. It keeps its bundle id, version and all, where that version number is free, no bundle
+  that cannot be read may have it, and it is not beyond what a store counts to; anything else becomes the next version,
+  with the imported bundle as parent.
 - The same file again is what is there already, under its own id or as such a next version: an import that was cut off
   after it had finished is not done twice.
 - Blocks that the store holds already, every byte compared, are referred to and not written.

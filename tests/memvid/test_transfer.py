@@ -641,6 +641,28 @@ def test_a_number_that_no_store_counts_to_is_not_taken_over_and_stops_no_sleep(
     require_awake(other, 600)
 
 
+def test_an_import_takes_no_number_that_an_unreadable_bundle_may_have(store: Store, other: Store, target: Path) -> None:
+    """Another machine's version 2 is imported while our own cannot be read; then that one is put back."""
+    first = sleep(store, 300)
+    other.import_file(exported(store, target))
+    theirs = sleep(other, 700, before=first)
+    exported(other, target.with_name("theirs"))
+    ours = sleep(store, 600, before=first)
+    store.close()
+    file = making.bundle_path(store, ours.bundle_id)
+    good = file.read_bytes()
+    file.write_bytes(good[:-1])
+    (Path(store.path) / "index.sqlite").unlink()
+    with Store.open(store.path, writable=True) as again:
+        imported = again.import_file(target.with_name("theirs"))
+        assert (imported.version, imported.parent) == (3, theirs.bundle_id)
+        assert again.import_file(target.with_name("theirs")).bundle_id == imported.bundle_id, "asked again it is one"
+    file.write_bytes(good)
+    with Store.open(store.path, writable=True) as again:
+        assert [row.bundle_id for row in again.versions(URI)] == [first.bundle_id, ours.bundle_id, imported.bundle_id]
+        assert again.verify(deep=True).ok
+
+
 @pytest.mark.parametrize("what", ["sleep", "import"])
 def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_written(
     store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, what: str
