@@ -16,9 +16,13 @@ from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri
 from .exit_codes import INTEGRITY, exit_status_of
 
+_NO_DAMAGE = frozenset({"unsafe_path", "store_io", "unsupported_format"})
+"""Codes of findings that say themselves what to do, and that no repair mends."""
+
 
 def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Add to each finding the versions that need its bundle (`versions`), and what to do about them (`remedy`)."""
+    """Add to each finding the bundle whose file it is about (`bundle`, or None), the versions that need that bundle
+    (`versions`), and what to do about them (`remedy`)."""
     if not findings:
         return []
     needs = {row: _bundles_of(store, row) for row in _all_rows(store)}
@@ -27,9 +31,10 @@ def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str
     for finding in findings:
         bundle = _bundle_named(finding.path)
         hit = [row for row, bundles in needs.items() if bundle in bundles]
-        remedies = [_remedy(uri, [row for row in needs if row.uri == uri], needs, damaged) for uri in _uris(hit)]
+        uris = [] if finding.code in _NO_DAMAGE else _uris(hit)
+        remedies = [_remedy(uri, [row for row in needs if row.uri == uri], needs, damaged) for uri in uris]
         versions = [{"session": str(row.uri), "version": row.version} for row in hit]
-        explained.append({**asdict(finding), "versions": versions, "remedy": " ".join(remedies)})
+        explained.append({**asdict(finding), "bundle": bundle, "versions": versions, "remedy": " ".join(remedies)})
     return explained
 
 
@@ -71,10 +76,19 @@ def _remedy(
     sound = [row.version for row in rows if not needs[row] & damaged]
     newest = max(row.version for row in rows)
     if not sound:
-        return f"No version of {uri} is intact: restore the file from a backup, or delete it with torpor rm {uri}."
+        return (
+            f"No version of {uri} is intact. Put the file back from a backup; without one, torpor repair saves the "
+            "longest beginning that is sound."
+        )
     if newest in sound:
-        return f"The newest version of {uri} is intact; only earlier ones are lost."
-    return f"Go on from the latest intact version: torpor wake {uri} --version {max(sound)}."
+        return (
+            f"The newest version of {uri} is intact. Earlier ones are damaged: torpor repair mends those whose blocks "
+            "are sound in other files."
+        )
+    return (
+        f"Version {max(sound)} of {uri} is intact: torpor wake {uri} --version {max(sound)}. Of newer ones torpor "
+        "repair mends those whose blocks are sound in other files, or saves the longest beginning that is sound."
+    )
 
 
 def _all_rows(store: Store) -> list[IndexRow]:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from ..memvid.records import SessionUsage, UsageReport
 from .formatting import format_bytes, format_count
 from .options import JsonOption, SocketOption, StoreOption
-from .output import Output, facts_table, plain, rows_table
+from .output import Output, facts_table, plain, render_problem, rows_table
 from .store_view import choose_store, load_uri, open_store
 
 UsedArgument = Annotated[
@@ -25,9 +25,9 @@ _PLACES = (
     ("unreadable_bytes", "unreadable"),
     ("quarantine_bytes", "set aside by repair"),
     ("incoming_bytes", "waiting to be imported"),
-    ("index_bytes", "index and marks"),
+    ("index_bytes", "index"),
     ("temp_bytes", "unfinished"),
-    ("other_bytes", "everything else"),
+    ("other_bytes", "marks and everything else"),
 )
 
 
@@ -62,7 +62,7 @@ def du(
     if only is None:
         output.stdout.print(render_store(report, path))
     for problem in report.problems:
-        output.line(f"[red]{plain(problem.code)}[/]  {plain(problem.path)}\n  {plain(problem.message)}")
+        output.line(render_problem(asdict(problem)))
 
 
 def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path) -> dict[str, Any]:

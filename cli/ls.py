@@ -11,8 +11,8 @@ from ..memvid.location import default_store_path
 from .daemon_link import find_daemon
 from .formatting import format_bytes, format_count, format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption
-from .output import Output, plain, rows_table
-from .store_view import list_store, open_store
+from .output import Output, plain, render_problem, rows_table
+from .store_view import find_marks_problem, list_store, open_store
 
 WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
 
@@ -41,9 +41,13 @@ def ls(
     """
     output = Output(as_json=as_json)
     source, place, sessions = _load_sessions(namespace, socket, store)
+    problem = find_marks_problem(Path(place))
     if as_json:
-        output.document("ls", {"source": source, "store": place, "sessions": sessions})
+        problems = [problem] if problem else []
+        output.document("ls", {"source": source, "store": place, "sessions": sessions, "problems": problems})
         return
+    if problem:
+        output.remark(render_problem(problem))
     if source == "store":
         output.remark(f"[dim]no daemon asked: these are the files of[/] {plain(place)}")
     if sessions:

@@ -14,7 +14,7 @@ from ..memvid.records import MaintenanceReport
 from ..socket_api.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from .exit_codes import INTEGRITY, OK, STATUS_OF_CODE
 from .formatting import format_bytes, format_count, format_id, format_plural
-from .output import Output, plain, rows_table
+from .output import Output, plain, render_problem, rows_table
 
 ROWS_SHOWN = 40  # actions that a person is shown; JSON has them all
 KEEP = "keep"  # not an action but the reason why there is none
@@ -74,8 +74,10 @@ def write_report(output: Output, command: str, report: MaintenanceResult) -> int
     if hidden + report.actions_left_out:
         output.line(f"[dim]… and {format_count(hidden + report.actions_left_out)} more (--json has them)[/]")
     for problem in report.problems[:ROWS_SHOWN]:
-        output.line(f"[red]{plain(problem.code)}[/]  {plain(problem.path)}")
-        output.line(f"  {plain(problem.message)}")
+        output.line(render_problem(problem.model_dump()))
+    unseen = max(0, len(report.problems) - ROWS_SHOWN) + report.problems_left_out
+    if unseen:
+        output.line(f"[dim]… and {format_plural(unseen, 'more problem')} (--json has them)[/]")
     output.line(_sums(report))
     return _exit_status(report)
 
@@ -118,7 +120,7 @@ def _sums(report: MaintenanceResult) -> str:
     if not counts and not report.actions_left_out:
         kept = sum(action.kind == KEEP for action in report.actions)
         return f"nothing to do{f', {format_count(kept)} kept' if kept else ''}{wrong}"
-    figures = f"{format_bytes(report.bytes_freed)} freed, {format_bytes(report.bytes_written)} written"
+    figures = _figures(report.bytes_freed, report.bytes_written)
     done = ", ".join(
         f"{format_count(count)} {plain(kind if report.dry_run else _DONE.get(kind, kind))}"
         for kind, count in counts.items()
@@ -127,6 +129,15 @@ def _sums(report: MaintenanceResult) -> str:
     if report.dry_run:
         return f"[yellow]nothing done yet[/]  would be {figures}; {done}{more}{wrong}"
     return f"{'[yellow]partly done[/]' if problems else '[green]done[/]'}  {figures}; {done}{more}{wrong}"
+
+
+def _figures(freed: int, written: int) -> str:
+    """What left the disk and what came, and, where both did, what that is together."""
+    figures = f"{format_bytes(freed)} freed, {format_bytes(written)} written"
+    if not (freed and written):
+        return figures
+    net = freed - written
+    return f"{figures}: {format_bytes(abs(net))} {'less' if net >= 0 else 'more'} on disk"
 
 
 def _exit_status(report: MaintenanceResult) -> int:

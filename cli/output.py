@@ -166,3 +166,8 @@ def _console(file: Any) -> Console:
 
 def _ignore_progress(done: int, total: int) -> None:
     """Take a report where nobody watches."""
+
+
+def render_problem(problem: Mapping[str, Any]) -> str:
+    """Markup for something that is wrong: its code and path, then the sentence."""
+    return f"[red]{plain(problem['code'])}[/]  {plain(problem['path'])}\n  {plain(problem['message'])}"

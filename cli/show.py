@@ -16,8 +16,8 @@ from .daemon_link import find_daemon
 from .damage import add_suggestion
 from .formatting import format_bytes, format_count, format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument
-from .output import Output, facts_table, neutralise, plain, rows_table
-from .store_view import load_detail, open_store
+from .output import Output, facts_table, neutralise, plain, render_problem, rows_table
+from .store_view import find_marks_problem, load_detail, open_store
 
 LINES_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them all
 
@@ -37,35 +37,41 @@ def show(
     [cyan]torpor show torpor://default/notes --json | jq .versions[/]
     """
     output = Output(as_json=as_json)
-    source, detail = _load(session, socket, store)
+    source, place, detail = _load(session, socket, store)
+    problem = find_marks_problem(place)
     if as_json:
-        output.document("show", {"source": source, **detail})
+        output.document("show", {"source": source, **detail, "problems": [problem] if problem else []})
         return
     output.stdout.print(render_detail(detail))
+    if problem:
+        output.remark(render_problem(problem))
 
 
-def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, dict[str, Any]]:
+def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, Path, dict[str, Any]]:
+    """Give where the detail comes from (daemon or store), the store's path, and the detail."""
     daemon = find_daemon(socket) if store is None else None
     if daemon is not None:
         with daemon:
+            place = Path(daemon.status().store)
             if VERSION_MARK in session:
-                return _load_from_files(session, Path(daemon.status().store))
+                return "store", place, _load_from_files(session, place)
             try:
-                return "daemon", daemon.show(session).model_dump(mode="json")
+                return "daemon", place, daemon.show(session).model_dump(mode="json")
             except TorporError as error:
-                add_suggestion(error, Path(daemon.status().store), session)
+                add_suggestion(error, place, session)
                 raise
-    return _load_from_files(session, store or default_store_path())
+    place = store or default_store_path()
+    return "store", place, _load_from_files(session, place)
 
 
-def _load_from_files(session: str, place: Path) -> tuple[str, dict[str, Any]]:
+def _load_from_files(session: str, place: Path) -> dict[str, Any]:
     try:
         with open_store(place) as opened:
             found = load_detail(opened, session)
     except TorporError as error:
         add_suggestion(error, place, session)
         raise
-    return "store", {
+    return {
         "info": found.info,
         "versions": found.versions,
         "tail_text": None,

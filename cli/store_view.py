@@ -5,6 +5,7 @@ Owns the choice of the store and the shapes that stand in for the daemon's answe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..memvid.blocks import SlotSpec
-from ..memvid.errors import CorruptMarks
+from ..memvid.errors import CorruptMarks, StoreError, UnsafePath, UnsupportedFormat
+from ..memvid.folder import StoreFolder, load_store_uuid, open_existing_root
 from ..memvid.location import default_store_path
-from ..memvid.marks import SessionMarks
+from ..memvid.marks import MARKS_FILE, Marks, SessionMarks
 from ..memvid.store import IndexRow, Store
 from ..memvid.uri import SessionUri, resolve
 from .daemon_link import find_daemon
@@ -95,8 +97,31 @@ def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
     """A session's tags and pins; none if they cannot be read, which must not keep anybody from looking."""
     try:
         return store.marks(uri)
-    except CorruptMarks:
+    except (CorruptMarks, UnsafePath, UnsupportedFormat):
         return SessionMarks()
+
+
+def find_marks_problem(place: Path) -> dict[str, str] | None:
+    """What is wrong with a store's tags and pins, with its code, path and sentence; None if they can be read.
+
+    Whoever leaves them out of what he shows has to say so, whether he has it from the daemon or from the files.
+    """
+    try:
+        root_fd = open_existing_root(os.path.abspath(place))
+        try:
+            folder = StoreFolder(str(place), root_fd, load_store_uuid(root_fd, str(place)))
+        except BaseException:
+            os.close(root_fd)
+            raise
+    except StoreError:
+        return None  # no store that can be looked at: that is told elsewhere
+    try:
+        Marks.load(folder)
+    except StoreError as error:
+        return {"code": error.code, "path": f"{place}/{MARKS_FILE}", "message": error.message}
+    finally:
+        folder.close()
+    return None
 
 
 def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) -> dict[str, Any]:

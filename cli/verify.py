@@ -78,7 +78,8 @@ def render_finding(finding: Mapping[str, Any]) -> RenderableType:
     """Draw one finding: what and where, in whole lines, then whom it concerns and what to do."""
     versions = ", ".join(f"{plain(one['session'])} version {one['version']}" for one in finding["versions"])
     lines = [f"[red]{plain(finding['code'])}[/]  {plain(finding['path'])}", f"  {plain(finding['message'])}"]
-    lines.append(f"  [dim]affected:[/] {versions or 'no version that the index knows'}")
+    if finding["bundle"]:
+        lines.append(f"  [dim]affected:[/] {versions or 'no version that the index knows'}")
     if finding["remedy"]:
         lines.append(f"  [dim]remedy:[/] {plain(finding['remedy'])}")
     return Text.from_markup("\n".join(lines), emoji=False)

@@ -91,7 +91,7 @@ class FrameFile:
         if expected_id is not None and self.bundle_id != expected_id:
             raise BundleMismatch(
                 f"{self.path} holds the bundle {self.bundle_id.hex()}: its content is not what its name promises. "
-                "Put the right file back from a backup, or delete the session.",
+                "Put the right file back from a backup; without one, `torpor repair` saves what is left.",
                 path=self.path,
                 expected=expected_id.hex(),
                 found=self.bundle_id.hex(),

@@ -81,7 +81,8 @@ class StoreFolder:
                 with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
                     return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
         raise BundleMissing(
-            f"The bundle {self.bundle_path(bundle_id)} is missing. Put it back from a backup, or delete its session.",
+            f"The bundle {self.bundle_path(bundle_id)} is missing. Put it back from a backup; without one, `torpor "
+            "repair` saves what is left of what needs it.",
             bundle_id=name,
             path=self.bundle_path(bundle_id),
         )

@@ -270,6 +270,7 @@ class _Forget:
             self._count(fresh.bytes_after)
             if not current or core.index.with_status(UNREADABLE) or not fresh.commit():
                 return None
+            self._freed += fresh.bytes_after  # all of the old file left the disk; that much came back
             return fresh.bytes_before - fresh.bytes_after
 
     def _contents(self, step: Step, needed: set[bytes]) -> Contents:

@@ -164,7 +164,7 @@ def _missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
         if not folder.has_bundle(row.bundle_id):
             message = (
                 f"{path} is missing: version {row.version} of {row.uri} cannot be woken. Put the file back from a "
-                "backup, or delete the session."
+                "backup; without one, `torpor repair` saves what is left."
             )
             found.append(Finding(path, BundleMissing.code, message))
     return found

@@ -24,12 +24,16 @@ Stamp = tuple[int, int, int, int, int]
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_PUT_THE_FILE: Final = (
+    "Inside a store nothing is followed. Put the file itself in its place; or move this out of the store, and let "
+    "`torpor repair` save what needed it."
+)
 
 
 def open_root(path: str) -> int:
     """Open the store's own folder. Raises FileNotFoundError if it is absent; links above it are the user's choice."""
     fd = os.open(os.path.realpath(path), _FOLDER_FLAGS)
-    return _require_private_folder(fd, path)
+    return _require_private_folder(fd, path, "Choose a folder of your own for the store (--store, or $TORPOR_STORE). ")
 
 
 def open_folder(parent_fd: int, name: str, path: str) -> int:
@@ -107,24 +111,34 @@ def stamp_of(status: os.stat_result) -> Stamp:
 def require_own_regular(status: os.stat_result, path: str) -> None:
     """Raise UnsafePath unless this is a regular file of our own that has no second name."""
     if not stat.S_ISREG(status.st_mode):
-        raise _unsafe(path, "it is not a regular file")
+        raise _unsafe(path, "it is not a regular file", _PUT_THE_FILE)
     if status.st_uid != os.geteuid():
-        raise _unsafe(path, f"it belongs to user {status.st_uid}")
+        raise _unsafe(path, f"it belongs to user {status.st_uid}", _give_to_you(path, status))
     if status.st_nlink > 1:  # 0 is a file that was deleted after we opened it
-        raise _unsafe(path, f"it has {status.st_nlink} hard links")
+        advice = (
+            f"Whoever has another of its names can change it. Make it a file of its own: cp -p {path} {path}.copy && "
+            f"mv {path}.copy {path}"
+        )
+        raise _unsafe(path, f"it has {status.st_nlink} hard links", advice)
 
 
-def _require_private_folder(fd: int, path: str) -> int:
+def _require_private_folder(fd: int, path: str, otherwise: str = "") -> int:
     try:
         status = stat_open(fd, path)
         if status.st_uid != os.geteuid():
-            raise _unsafe(path, f"it belongs to user {status.st_uid}")
+            raise _unsafe(path, f"it belongs to user {status.st_uid}", otherwise + _give_to_you(path, status))
         if status.st_mode & _OTHERS_MAY_WRITE:
-            raise _unsafe(path, "others may write in it; take that away with `chmod go-w`")
+            mine = "If it is yours alone: " if otherwise else "Take that away: "
+            raise _unsafe(path, "others may write in it", f"{otherwise}{mine}chmod go-w {path}")
     except StoreError:
         os.close(fd)
         raise
     return fd
+
+
+def _give_to_you(path: str, status: os.stat_result) -> str:
+    """What makes a file usable for who works now; whose it should be, nobody here can know."""
+    return f"Work as user {status.st_uid}, or, if it should be yours: sudo chown {os.geteuid()} {path}"
 
 
 def _unsafe_or_same(error: OSError, path: str) -> Exception:
@@ -132,7 +146,7 @@ def _unsafe_or_same(error: OSError, path: str) -> Exception:
     if isinstance(error, FileNotFoundError):
         return error
     if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
-        return _unsafe(path, "it is a link, or not the kind of file that belongs there")
+        return _unsafe(path, "it is a link, or not the kind of file that belongs there", _PUT_THE_FILE)
     return io_error(error, "open", path)
 
 
@@ -144,5 +158,5 @@ def io_error(error: OSError, action: str, path: str) -> StoreIoError:
     )
 
 
-def _unsafe(path: str, why: str) -> UnsafePath:
-    return UnsafePath(f"{path} is refused: {why}. Move it away and try again.", path=path, reason=why)
+def _unsafe(path: str, why: str, advice: str) -> UnsafePath:
+    return UnsafePath(f"{path} is refused: {why}. {advice}", path=path, reason=why)

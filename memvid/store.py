@@ -58,7 +58,7 @@ from .retention import Retention
 from .sleeping import SleepRequest, environment, write_version
 from .uri import SessionUri, not_found, parse_reference, parse_version_reference, resolve
 from .verify import require_same_as_row, verify_store
-from .versions import select_version
+from .versions import describe_versions, select_version
 
 __all__ = [
     "DeleteReport",
@@ -546,7 +546,7 @@ class Store:
         if not versions:
             return not_found(str(uri), (near for near in self.index.near(uri.name) if near != uri))
         return SessionNotFound(
-            f"{uri} has no version {version}; it has {versions[0]} to {versions[-1]}.",
+            f"{uri} has no version {version}; it has {describe_versions(versions)}.",
             session=str(uri),
             version=version,
             suggestions=[str(uri)],

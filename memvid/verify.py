@@ -26,6 +26,7 @@ from .errors import (
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
+from .marks import MARKS_FILE, Marks
 from .paths import Stamp
 from .records import Finding, IndexRow, VerifyReport
 from .uri import SessionUri
@@ -168,6 +169,7 @@ def verify_store(
         wanted |= _report_store(folder, index, tally)
     total = sum(row.bundle_bytes for row in rows.values())
     done = 0
+    _report_marks(folder, tally)
     left: dict[bytes, _Sought] = {}
     for bundle_ids in _by_session(wanted, rows):
         found: _Found = {}
@@ -301,6 +303,13 @@ def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes
     except StoreError as error:
         tally.find(folder.path, error)
     return set()
+
+
+def _report_marks(folder: StoreFolder, tally: _Tally) -> None:
+    try:
+        Marks.load(folder)
+    except StoreError as error:
+        tally.find(f"{folder.path}/{MARKS_FILE}", error)
 
 
 def _report_rows(folder: StoreFolder, index: Index, tally: _Tally, *, all_known: bool) -> None:

@@ -65,14 +65,25 @@ def _no_version(
     else:
         tags = sorted(marks.session(uri).tags)
         known = [
-            _span(sorted(row.version for row in rows)),
+            describe_versions([row.version for row in rows]),
             f"the tags {', '.join(tags[:_MAX_LISTED])}" if tags else "",
         ]
         why = f"{uri} has no version {selector.text!r}; it has {' and '.join(filter(None, known))}."
     return SessionNotFound(why, session=str(uri), version=selector.text, suggestions=[str(uri)])
 
 
-def _span(numbers: Sequence[int]) -> str:
+def describe_versions(numbers: Sequence[int]) -> str:
+    """Which versions there are, as text: whole runs of numbers, for some between may be gone."""
     if not numbers:
         return "no versions"
-    return f"version {numbers[0]}" if len(numbers) == 1 else f"versions from {numbers[0]} to {numbers[-1]}"
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs[:_MAX_LISTED]]
+    if len(runs) > _MAX_LISTED:
+        shown.append(f"others up to {runs[-1][-1]}")
+    text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return f"version{'s' if len(numbers) > 1 else ''} {text}"

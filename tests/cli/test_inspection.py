@@ -119,7 +119,8 @@ def test_a_finding_names_its_versions_and_the_remedy(torpor: Torpor, made_store:
     ran = torpor("verify", "--deep", "--store", made_store.path, "--json")
     finding = ran.document["findings"][0]
     assert finding["versions"] == [{"session": "torpor://default/agent", "version": 2}]
-    assert finding["remedy"].endswith("torpor wake torpor://default/agent --version 1.")
+    assert "torpor wake torpor://default/agent --version 1." in finding["remedy"]
+    assert "torpor repair" in finding["remedy"]
     text = torpor("verify", "--deep", "--store", made_store.path).out
     assert str(damaged) in text, "paths are never cut"
     assert "affected: torpor://default/agent version 2" in text
@@ -130,6 +131,35 @@ def test_damage_that_reaches_later_versions_leaves_none_to_go_on_from(torpor: To
     findings = torpor("verify", "--store", made_store.path, "--json").document["findings"]
     assert {one["version"] for one in findings[0]["versions"]} == {1, 2}
     assert "No version of torpor://default/agent is intact" in findings[0]["remedy"]
+    assert "torpor repair" in findings[0]["remedy"]
+    assert "delete" not in findings[0]["remedy"], "what repair would save"
+
+
+def test_what_is_no_damage_gets_no_remedy_but_its_own(torpor: Torpor, made_store: MadeStore) -> None:
+    os.link(made_store.bundles[0], made_store.path.parent / "backup")
+    finding = torpor("verify", "--store", made_store.path, "--json").document["findings"][0]
+    assert (finding["code"], finding["remedy"]) == ("unsafe_path", "")
+    assert f"cp -p {made_store.bundles[0]}" in finding["message"]
+
+
+def test_damaged_marks_are_told_by_every_command_that_looks(torpor: Torpor, made_store: MadeStore) -> None:
+    torpor("tag", "agent", "mine", "--store", made_store.path)
+    marks = made_store.path / "marks.json"
+    marks.write_bytes(marks.read_bytes()[:-3])
+    where = ("--store", made_store.path)
+    checked = torpor("verify", *where, "--json")
+    assert checked.status == 6
+    assert [(one["code"], one["path"]) for one in checked.document["findings"]] == [("corrupt_marks", str(marks))]
+    assert "affected" not in torpor("verify", *where).out
+    for command in (("ls",), ("show", "agent")):
+        ran = torpor(*command, *where)
+        assert ran.status == 0
+        assert "corrupt_marks" in ran.err
+        assert "torpor repair" in ran.err
+        assert [one["code"] for one in torpor(*command, *where, "--json").document["problems"]] == ["corrupt_marks"]
+    torpor("repair", *where)
+    assert torpor("verify", *where).status == 0
+    assert torpor("ls", *where, "--json").document["problems"] == []
 
 
 def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(torpor: Torpor, made_store: MadeStore) -> None:

@@ -37,12 +37,14 @@ def test_a_plan_says_what_would_be_done_and_a_report_what_was(capsys: pytest.Cap
     index = Action("index", "/store/index.sqlite", None, None, 0, "it is derived")
     _, plan = told(capsys, report(rewrite, index, dry_run=True))
     assert "rewrite " in plan
-    assert "nothing done yet  would be 3.00 MiB freed, 1.00 MiB written; 1 rewrite, 1 index" in plan
+    assert (
+        "nothing done yet  would be 3.00 MiB freed, 1.00 MiB written: 2.00 MiB less on disk; 1 rewrite, 1 index" in plan
+    )
     _, done = told(capsys, report(rewrite, index))
     assert "rewritten" in done
     assert "default/notes@2" in done
     assert f"{'ab' * 6}.mvb" in done
-    assert "done  3.00 MiB freed, 1.00 MiB written; 1 rewritten, 1 indexed" in done
+    assert "done  3.00 MiB freed, 1.00 MiB written: 2.00 MiB less on disk; 1 rewritten, 1 indexed" in done
 
 
 def test_what_is_kept_is_a_reason_and_not_an_action(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,7 @@ def test_no_field_of_a_version_is_markup(field: str, hostile: str) -> None:
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("field", ["path", "code", "message", "session", "remedy"])
 def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
-    finding: dict[str, Any] = {"path": "p", "code": "c", "message": "m", "versions": [], "remedy": "r"}
+    finding: dict[str, Any] = {"path": "p", "code": "c", "message": "m", "bundle": "b", "versions": [], "remedy": "r"}
     if field == "session":
         finding["versions"] = [{"session": hostile, "version": 1}]
     else:

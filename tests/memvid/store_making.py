@@ -221,7 +221,7 @@ def make_fixture(folder: Path) -> None:
         strip(store, gone.bundle_id)
         store.tag(URI, 1, "before-refactor")
         store.pin(URI, 2)
-    for name in ("index.sqlite", "index.sums", "lock"):
+    for name in ("index.sqlite", "index.sqlite-sums", "lock"):
         (folder / name).unlink(missing_ok=True)
 
 

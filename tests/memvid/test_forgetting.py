@@ -242,6 +242,19 @@ def test_a_session_deleted_before_can_still_be_forgotten(store: Store, store_pat
         store.forget(SECRET)
 
 
+def test_the_bytes_that_a_forget_freed_and_wrote_are_what_the_disk_says(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 700)
+    fork(store, 600, secret)
+
+    def held() -> int:
+        return sum(file.stat().st_size for file in store_path.rglob("*.mv?"))
+
+    before = held()
+    report = store.forget(SECRET)
+    assert report.bytes_written > 0
+    assert before - held() == report.bytes_freed - report.bytes_written
+
+
 def test_a_name_that_nothing_has_is_not_found(store: Store) -> None:
     sleep_secret(store, 300)
     with pytest.raises(SessionNotFound, match="Did you mean"):

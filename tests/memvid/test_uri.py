@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torpor.memvid import IndexRow, SessionUri, resolve
 from torpor.memvid.errors import AmbiguousName, AmbiguousVersion, InvalidTag, InvalidUri, SessionNotFound
 from torpor.memvid.marks import Marks
 from torpor.memvid.uri import Selector, parse_reference, parse_selector, parse_version_reference, require_tag
-from torpor.memvid.versions import select_version
+from torpor.memvid.versions import describe_versions, select_version
 
 KNOWN = [SessionUri("default", "scout"), SessionUri("work", "scout"), SessionUri("work", "writer")]
 
@@ -297,7 +298,7 @@ def test_an_unknown_version_is_refused_with_what_there_is() -> None:
     for selector in ("7", "nowhere", "ffffffff"):
         with pytest.raises(SessionNotFound) as refusal:
             pick(selector)
-        assert "versions from 1 to 12345679" in refusal.value.message
+        assert f"it has {describe_versions([each.version for each in ROWS])} and the tags" in refusal.value.message
         assert "before-refactor" in refusal.value.message
     with pytest.raises(SessionNotFound, match="it has version 1"):
         pick("7", rows=[row(1, "3f")], marks=Marks("store"))
@@ -316,3 +317,18 @@ def test_a_tag_of_another_session_means_nothing_here() -> None:
     marks = Marks("store").tag(SessionUri("default", "writer"), ROWS[0].bundle_id, "stable")
     with pytest.raises(SessionNotFound):
         pick("stable", marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], "no versions"),
+        ([3], "version 3"),
+        ([1, 2], "versions 1 to 2"),
+        ([15, 1, 2, 3, 7], "versions 1 to 3, 7 and 15"),
+        (range(1, 42), "versions 1 to 41"),
+        (range(1, 42, 2), "versions 1, 3, 5, 7, 9, 11, 13, 15 and others up to 41"),
+    ],
+)
+def test_versions_that_are_gone_are_not_said_to_be_there(numbers: Sequence[int], text: str) -> None:
+    assert describe_versions(numbers) == text

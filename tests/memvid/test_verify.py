@@ -81,6 +81,19 @@ def test_a_stranger_s_file_is_reported_and_left(store: Store) -> None:
     assert stranger.read_text() == "mine"
 
 
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("uri", [None, URI])
+def test_damaged_marks_are_reported(store: Store, store_path: Path, writable: bool, uri: SessionUri | None) -> None:
+    sleep(store, 20)
+    store.pin(URI, 1)
+    marks = store_path / "marks.json"
+    marks.write_bytes(marks.read_bytes().replace(b"pins", b"pink"))
+    with contextlib.nullcontext(store) if writable else Store.open(store_path, writable=False) as opened:
+        report = opened.verify(uri, deep=False)
+    assert [(finding.code, finding.path) for finding in report.findings] == [("corrupt_marks", str(marks))]
+    assert "torpor repair" in report.findings[0].message
+
+
 def test_progress_ends_at_the_whole(store: Store) -> None:
     sleep(store, 20)
     sleep(store, 300)
