@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from . import deletion
 from .budget import UNLIMITED, Account, Budget, Meter, free_bytes_of, utc_day
-from .bundle import BundleFile, FrameFile
+from .bundle import BundleFile, BundleReader, FrameFile
 from .durable import TempFile
 from .errors import (
+    BundleMissing,
     DurabilityLost,
     LimitExceeded,
     LockLost,
@@ -247,6 +248,22 @@ class StoreCore:
                 return file, functools.partial(self.unpin, held)
             file.close()
             self.unpin(held)
+
+    def open_reader(self, bundle_id: bytes) -> BundleReader:
+        """Open a bundle as a version of a session. Raises as `open_bundle` does, and where its session was erased."""
+        file, release = self.open_pinned(bundle_id)
+        try:
+            if file.manifest is None:
+                raise BundleMissing(
+                    f"The session of {file.path} was erased; the file only holds blocks that other sessions need.",
+                    bundle_id=bundle_id.hex(),
+                    path=file.path,
+                )
+            return BundleReader(file, file.manifest, self.open_frames, lambda: self.open_bundle(bundle_id), release)
+        except BaseException:
+            file.close()
+            release()
+            raise
 
     # --- pins
 

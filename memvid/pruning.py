@@ -4,6 +4,9 @@ Owns the plan of a prune, its report, and in how large steps it commits. What a 
 a version leaves in deletion.py.
 
 Rules:
+- Before a session loses anything, its versions that are to stay are opened, and the head of each of their blocks is
+  read: one that fails does not count, so an earlier one stays for it. Damage inside a block's bytes is left to a deep
+  verify: to read them all would take hours.
 - Only what was planned is dropped, and only if a second look inside the commit, with the marks as they are then, says
   the same: a version that is tagged meanwhile stays.
 - A step retires the versions of some sessions, oldest first, and drops their rows at once. A crash leaves each version
@@ -14,48 +17,129 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from . import deletion
 from .core import StoreCore
-from .errors import StoreError
+from .errors import StoreClosed, StoreError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import SHADOWED, UNREADABLE
 from .marks import Marks
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .retention import Kept, Retention, RetentionPlan, plan_retention
 from .uri import SessionUri
+from .verify import Promised, require_same_as_row
 
 _STEP_VERSIONS: Final = 256
 """Versions dropped in one commit, or those of one session: a sleep waits no longer than for so many renames."""
 
 
-def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_run: bool) -> MaintenanceReport:
-    """See `Store.prune`."""
+def prune(
+    core: StoreCore, retention: Retention, uri: SessionUri | None, promised: Promised, *, dry_run: bool
+) -> MaintenanceReport:
+    """See `Store.prune`. `promised` says, by a fresh look, which bundles still belong to a session."""
     if dry_run:
         core.require_open()
     else:
         core.require_writable()
     now_ns = time.time_ns()
-    plan = _plan(core, None if uri is None else [uri], retention, now_ns)
+    unsound: dict[bytes, Finding] = {}
+    plan = _plan_soundly(core, None if uri is None else [uri], retention, now_ns, unsound)
+    problems = [unsound[one] for one in sorted(promised(unsound))] if unsound else []
     if dry_run:
-        return _expected(core, plan)
+        return _expected(core, plan, problems)
     dropped: list[IndexRow] = []
     freed: dict[bytes, int] = {}
     for step in _steps(plan.drop):
-        dropped += _drop(core, step, retention, now_ns, freed)
+        dropped += _drop(core, step, retention, now_ns, unsound, freed)
     with core.committing():
         for bundle_id, size_bytes in deletion.remove_unneeded(core.folder, core.index, core.pins).items():
             freed[bundle_id] = freed.get(bundle_id, 0) + size_bytes
-    return _report(core, plan, dropped, freed, dry_run=False)
+    return _report(core, plan, dropped, freed, problems, dry_run=False)
 
 
-def _plan(core: StoreCore, uris: Iterable[SessionUri] | None, retention: Retention, now_ns: int) -> RetentionPlan:
+def _plan_soundly(
+    core: StoreCore,
+    uris: Iterable[SessionUri] | None,
+    retention: Retention,
+    now_ns: int,
+    unsound: dict[bytes, Finding],
+) -> RetentionPlan:
+    """A plan in which no session that loses something rests on versions that cannot be woken; those are added to
+    `unsound`, and why."""
+    plan = _plan(core, uris, retention, now_ns, unsound)
+    by_session: dict[SessionUri, RetentionPlan] = {}
+    kept = _by_session(plan)
+    for uri in dict.fromkeys(row.uri for row in plan.drop):
+        its_plan = _session_plan(core, uri, kept.get(uri, ()), retention, now_ns, unsound)
+        if its_plan is not None:
+            by_session[uri] = its_plan
+    keep = [one for one in plan.keep if one.row.uri not in by_session]
+    drop = [row for row in plan.drop if row.uri not in by_session]
+    for its_plan in by_session.values():
+        keep += its_plan.keep
+        drop += its_plan.drop
+    keep.sort(key=lambda one: (one.row.uri, one.row.version))
+    drop.sort(key=lambda row: (row.uri, row.version))
+    return RetentionPlan(tuple(keep), tuple(drop))
+
+
+def _by_session(plan: RetentionPlan) -> dict[SessionUri, list[IndexRow]]:
+    kept: dict[SessionUri, list[IndexRow]] = {}
+    for one in plan.keep:
+        kept.setdefault(one.row.uri, []).append(one.row)
+    return kept
+
+
+def _session_plan(
+    core: StoreCore,
+    uri: SessionUri,
+    kept: Sequence[IndexRow],
+    retention: Retention,
+    now_ns: int,
+    unsound: dict[bytes, Finding],
+) -> RetentionPlan | None:
+    """Look at what is to stay of a session, and at what stays instead, until all of it was; None if all is sound."""
+    plan: RetentionPlan | None = None
+    looked: set[bytes] = set()
+    while True:
+        problems = {row.bundle_id: _problem(core, row) for row in kept if row.bundle_id not in looked}
+        looked.update(problems)
+        found = {bundle_id: problem for bundle_id, problem in problems.items() if problem is not None}
+        if not found:
+            return plan
+        unsound.update(found)
+        plan = _plan(core, [uri], retention, now_ns, unsound)
+        kept = [one.row for one in plan.keep]
+
+
+def _problem(core: StoreCore, row: IndexRow) -> Finding | None:
+    """Why a version cannot be woken, as far as a look at its files tells that reads no block's bytes."""
+    try:
+        with core.open_reader(row.bundle_id) as reader:
+            require_same_as_row(row, row.uri, reader.manifest, reader.path)
+            for entry in reader.entries:
+                reader.read_header(entry)
+    except StoreClosed:
+        raise
+    except StoreError as error:
+        message = f"Version {row.version} of {row.uri} cannot be woken, so it does not count for what is kept"
+        return Finding(core.folder.bundle_path(row.bundle_id), error.code, f"{message}: {error.message}")
+    return None
+
+
+def _plan(
+    core: StoreCore,
+    uris: Iterable[SessionUri] | None,
+    retention: Retention,
+    now_ns: int,
+    unsound: Collection[bytes],
+) -> RetentionPlan:
     marks = Marks.load(core.folder)
     index = core.index
     rows = index.all_rows() if uris is None else [row for uri in uris for row in index.versions(uri)]
-    return plan_retention(rows, marks, retention, now_ns)
+    return plan_retention(rows, marks, retention, now_ns, unsound)
 
 
 def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
@@ -71,11 +155,16 @@ def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
 
 
 def _drop(
-    core: StoreCore, step: Sequence[IndexRow], retention: Retention, now_ns: int, freed: dict[bytes, int]
+    core: StoreCore,
+    step: Sequence[IndexRow],
+    retention: Retention,
+    now_ns: int,
+    unsound: Collection[bytes],
+    freed: dict[bytes, int],
 ) -> list[IndexRow]:
     with core.committing():
         planned = {row.bundle_id for row in step}
-        again = _plan(core, dict.fromkeys(row.uri for row in step), retention, now_ns)
+        again = _plan(core, dict.fromkeys(row.uri for row in step), retention, now_ns, unsound)
         rows = [row for row in again.drop if row.bundle_id in planned]
         freed_for_room = deletion.retire(core.folder, core.index, core.pins, _with_rivals(core, rows))
         if freed_for_room:
@@ -98,7 +187,7 @@ def _with_rivals(core: StoreCore, rows: Sequence[IndexRow]) -> list[bytes]:
 # --- the report
 
 
-def _expected(core: StoreCore, plan: RetentionPlan) -> MaintenanceReport:
+def _expected(core: StoreCore, plan: RetentionPlan, problems: Sequence[Finding]) -> MaintenanceReport:
     """What a prune would do now."""
     leaving = {row.bundle_id: row.bundle_bytes for row in plan.drop}
     freed: dict[bytes, int] = {}
@@ -108,11 +197,17 @@ def _expected(core: StoreCore, plan: RetentionPlan) -> MaintenanceReport:
         for bundle_id in deletion.unneeded(core.index, asked, but_for=leaving):
             if not core.pins.count(bundle_id):
                 freed[bundle_id] = core.folder.size_of(bundle_id)
-    return _report(core, plan, plan.drop, freed, dry_run=True)
+    return _report(core, plan, plan.drop, freed, problems, dry_run=True)
 
 
 def _report(
-    core: StoreCore, plan: RetentionPlan, dropped: Sequence[IndexRow], freed: Mapping[bytes, int], *, dry_run: bool
+    core: StoreCore,
+    plan: RetentionPlan,
+    dropped: Sequence[IndexRow],
+    freed: Mapping[bytes, int],
+    problems: Sequence[Finding],
+    *,
+    dry_run: bool,
 ) -> MaintenanceReport:
     suffix = LIVE_SUFFIX if dry_run else RETIRED_SUFFIX
     actions = [_dropped(core, row, freed.get(row.bundle_id), suffix) for row in dropped]
@@ -122,8 +217,8 @@ def _report(
             path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
             actions.append(Action("remove", path, None, None, size_bytes, "nothing needs its blocks any more"))
     actions += [_kept(core, kept) for kept in plan.keep if _only_marked(kept)]
-    problems = [_unread(core, bundle_id) for bundle_id in core.index.with_status(UNREADABLE)] if dropped else []
-    return MaintenanceReport("prune", dry_run, tuple(actions), sum(freed.values()), 0, tuple(problems))
+    unread = [_unread(core, bundle_id) for bundle_id in core.index.with_status(UNREADABLE)] if dropped else []
+    return MaintenanceReport("prune", dry_run, tuple(actions), sum(freed.values()), 0, (*problems, *unread))
 
 
 def _dropped(core: StoreCore, row: IndexRow, freed: int | None, suffix: str) -> Action:

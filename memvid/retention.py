@@ -3,8 +3,10 @@
 Rules:
 - The newest version, tagged ones and pinned ones always stay. A retention that asks for nothing keeps everything.
 - A version stays if any rule keeps it. Newer and older are told by version numbers, never by a clock.
-- Days are counted back from the session's newest version, not from now: time alone removes nothing, and neither does
-  a clock that is ahead today. `now_ns` only tells which dates lie in the future.
+- A version that cannot be woken counts for nothing: the newest that can be woken stays, those that are newer stay
+  beside it, and `keep_last` and `keep_days` count from there. A session without one that can be woken loses nothing.
+- Days are counted back from the session's newest such version, not from now: time alone removes nothing, and neither
+  does a clock that is ahead today. `now_ns` only tells which dates lie in the future.
 - A date that cannot be believed (in the future, or before there was this program) keeps its version: a clock that was
   wrong for a while must not cost a memory. A version is never taken to be older than the versions before it.
 - What is left: a newest version that was itself made under a clock that is still ahead makes the others look old. Ask
@@ -14,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,8 +76,11 @@ class RetentionPlan:
     drop: tuple[IndexRow, ...]
 
 
-def plan_retention(rows: Iterable[IndexRow], marks: Marks, retention: Retention, now_ns: int) -> RetentionPlan:
-    """Decide for every version in `rows`: all versions of one or more sessions, in any order."""
+def plan_retention(
+    rows: Iterable[IndexRow], marks: Marks, retention: Retention, now_ns: int, unsound: Collection[bytes] = ()
+) -> RetentionPlan:
+    """Decide for every version in `rows`: all versions of one or more sessions, in any order. `unsound` are bundles
+    that cannot be woken; the more of them, the more stays."""
     sessions: defaultdict[SessionUri, list[IndexRow]] = defaultdict(list)
     for row in rows:
         sessions[row.uri].append(row)
@@ -83,10 +88,12 @@ def plan_retention(rows: Iterable[IndexRow], marks: Marks, retention: Retention,
     drop: list[IndexRow] = []
     for _, versions in sorted(sessions.items()):
         versions.sort(key=lambda row: row.version)
-        recent = _within_days(versions, retention.keep_days, now_ns)
-        for number, row in enumerate(versions):
-            newer = len(versions) - 1 - number
-            reasons = [*_reasons(row, newer, marks, retention), *recent.get(row.bundle_id, ())]
+        recent = _within_days(versions, retention.keep_days, now_ns, unsound)
+        newer = sum(row.bundle_id not in unsound for row in versions)
+        for row in versions:
+            newer -= row.bundle_id not in unsound
+            newest = _newest(row, versions[-1]) if newer == 0 else ()
+            reasons = [*newest, *_reasons(row, newer, marks, retention), *recent.get(row.bundle_id, ())]
             if reasons:
                 keep.append(Kept(row, tuple(reasons)))
             else:
@@ -94,12 +101,15 @@ def plan_retention(rows: Iterable[IndexRow], marks: Marks, retention: Retention,
     return RetentionPlan(tuple(keep), tuple(drop))
 
 
+def _newest(row: IndexRow, last: IndexRow) -> list[str]:
+    return ["newest" if row is last else "no later version can be woken"]
+
+
 def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> list[str]:
-    """Why a version stays, but for its date; `newer` counts the versions after it."""
+    """Why a version stays, but for its date or for being the newest; `newer` counts the versions after it that can be
+    woken."""
     marked = marks.of(row.bundle_id)
-    reasons = ["newest"] if newer == 0 else []
-    if marked.pinned:
-        reasons.append("pinned")
+    reasons = ["pinned"] if marked.pinned else []
     reasons += [f"tagged {tag}" for tag in marked.tags]
     if retention.keeps_all:
         reasons.append("nothing is to be dropped")
@@ -108,12 +118,15 @@ def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> l
     return reasons
 
 
-def _within_days(versions: Sequence[IndexRow], days: float | None, now_ns: int) -> dict[bytes, list[str]]:
+def _within_days(
+    versions: Sequence[IndexRow], days: float | None, now_ns: int, unsound: Collection[bytes]
+) -> dict[bytes, list[str]]:
     """Which versions their dates keep, by bundle id; `versions` are one session's, oldest first."""
     if days is None:
         return {}
     dated = _dates(versions, now_ns)
-    newest_ns = max((date for date in dated if date is not None), default=0)
+    counting = (date for row, date in zip(versions, dated, strict=True) if row.bundle_id not in unsound)
+    newest_ns = max((date for date in counting if date is not None), default=0)
     oldest_ns = newest_ns - int(days * _DAY_NS)
     kept = {}
     for row, date_ns in zip(versions, dated, strict=True):

@@ -223,21 +223,8 @@ class Store:
         Raises:
             BundleMissing: there is no file of it, or one that only holds blocks for other bundles.
         """
-        core = self._core
-        core.require_open()
-        file, release = core.open_pinned(bundle_id)
-        try:
-            if file.manifest is None:
-                raise BundleMissing(
-                    f"The session of {file.path} was erased; the file only holds blocks that other sessions need.",
-                    bundle_id=bundle_id.hex(),
-                    path=file.path,
-                )
-            return BundleReader(file, file.manifest, core.open_frames, lambda: core.open_bundle(bundle_id), release)
-        except BaseException:
-            file.close()
-            release()
-            raise
+        self._core.require_open()
+        return self._core.open_reader(bundle_id)
 
     def resolve(self, text: str, also: Iterable[SessionUri] = ()) -> SessionUri:
         """The one session that `text` (a URI, NAMESPACE/NAME, or a bare NAME) means, of the store's and of `also`.
@@ -404,8 +391,10 @@ class Store:
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.
 
-        The newest version, tagged and pinned ones always stay. A dry run says what would go and changes nothing; it
-        works in a store that was opened for reading.
+        The newest version, tagged and pinned ones always stay. Before a session loses anything, what stays of it is
+        looked at as a wake would, but for the bytes of its blocks: a version that cannot be woken stands in `problems`,
+        and an earlier one stays for it. A dry run says what would go and changes nothing; it works in a store that was
+        opened for reading.
 
         Raises:
             SessionNotFound, CorruptMarks: nothing was dropped.
@@ -413,7 +402,7 @@ class Store:
         """
         if uri is not None and self.find_session(uri) is None:
             raise self._not_found(uri, None)
-        return pruning.prune(self._core, retention, uri, dry_run=dry_run)
+        return pruning.prune(self._core, retention, uri, self._promised, dry_run=dry_run)
 
     # --- upkeep
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
-from torpor.memvid import Receipt, Store
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
+from torpor.memvid import BundleReader, Finding, IndexRow, Receipt, Store
+from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import CorruptMarks, InvalidPolicy, NoSpace, ReadOnlyStore, SessionNotFound
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
@@ -360,3 +362,109 @@ with Store.open(sys.argv[1], writable=False) as store:
 def test_a_retention_that_means_nothing_is_refused() -> None:
     with pytest.raises(InvalidPolicy):
         Retention(keep_last=0)
+
+
+# --- what cannot be woken
+
+
+def spoil(path: Path, how: str) -> None:
+    if how == "missing":
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    if how == "header":
+        data[20] ^= 1
+    else:
+        data = data[:-7]
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["missing", "header", "cut off"])
+@pytest.mark.parametrize("rule", [LAST, Retention(keep_days=1)], ids=["last", "days"])
+def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, rule: Retention
+) -> None:
+    day_ns = 24 * 60 * 60 * 10**9
+    now_ns = time.time_ns()
+    for number, tokens in enumerate((100, 200, 300)):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda at=now_ns - (3 - number) * 10 * day_ns: at)
+            newest = sleep(store, tokens, seed=number)
+    path = bundle_path(store, newest.bundle_id)
+    spoil(path, how)
+    with Store.open(store_path, writable=False) as reader:
+        planned = reader.prune(rule, dry_run=True)
+    report = store.prune(rule)
+    assert versions(store) == [2, 3]
+    assert [(one.kind, one.version) for one in report.actions if one.session == URI] == [("remove", 1)]
+    assert [one.path for one in report.problems] == [str(path)]
+    assert "cannot be woken" in report.problems[0].message
+    assert [one.version for one in planned.actions] == [one.version for one in report.actions]
+    assert planned.problems == report.problems
+    with store.open_session(URI, 2) as second:
+        assert contents(second) == expected(200, seed=1)
+
+
+def test_a_newest_version_whose_blocks_lie_in_a_file_that_is_lost_costs_no_other_one(store: Store) -> None:
+    alone = sleep(store, 100, seed=7)
+    first = sleep(store, 600, uri=OTHER_URI)
+    sleep(store, 700, before=first)
+    bundle_path(store, first.bundle_id).unlink()
+    report = store.prune(LAST, URI)
+    assert versions(store) == [1, 2]
+    assert [one.code for one in report.problems] == ["bundle_missing"]
+    with store.open_session(URI, alone.version) as reader:
+        assert contents(reader) == expected(100, seed=7)
+
+
+def test_of_a_session_whose_versions_are_all_lost_a_prune_drops_nothing(store: Store) -> None:
+    lost = [sleep(store, 100 + number, seed=number) for number in range(4)]
+    for receipt in lost:
+        bundle_path(store, receipt.bundle_id).unlink()
+    report = store.prune(LAST)
+    assert versions(store) == [1, 2, 3, 4]
+    assert report.actions == ()
+    assert [one.code for one in report.problems] == ["bundle_missing"] * 4
+
+
+def test_a_lost_version_that_no_rule_keeps_is_dropped_and_no_problem(store: Store) -> None:
+    lost = sleep(store, 100)
+    sleep(store, 200, seed=1)
+    bundle_path(store, lost.bundle_id).unlink()
+    report = store.prune(LAST)
+    assert (versions(store), report.problems) == ([2], ())
+
+
+def test_a_session_that_loses_nothing_is_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prune of a store of many sessions reads only those that it takes something from."""
+    looked: list[bytes] = []
+    real = StoreCore.open_reader
+
+    def open_reader(self: StoreCore, bundle_id: bytes) -> BundleReader:
+        looked.append(bundle_id)
+        return real(self, bundle_id)
+
+    sleep(store, 100, uri=OTHER_URI)
+    sleep(store, 100)
+    newest = sleep(store, 200, seed=1)
+    monkeypatch.setattr(StoreCore, "open_reader", open_reader)
+    store.prune(LAST)
+    assert looked == [newest.bundle_id]
+
+
+def test_a_version_deleted_while_a_prune_looks_at_it_is_no_problem(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torpor.memvid import pruning
+
+    sleep(store, 100)
+    sleep(store, 200, seed=1)
+    real = pruning._problem
+
+    def problem(core: StoreCore, row: IndexRow) -> Finding | None:
+        store.delete_session(URI)
+        return real(core, row)
+
+    monkeypatch.setattr(pruning, "_problem", problem)
+    assert store.prune(LAST).problems == ()
+    assert store.find_session(URI) is None

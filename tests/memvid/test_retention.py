@@ -102,6 +102,23 @@ def test_marked_versions_count_among_the_last_n() -> None:
     assert dropped(plan_retention(daily(5), marks, Retention(keep_last=2), NOW_NS)) == [1, 2, 3]
 
 
+def test_a_version_that_cannot_be_woken_counts_for_nothing() -> None:
+    unsound = {id_of(SCOUT, 3), id_of(SCOUT, 5)}
+    plan = plan_retention(daily(6), NO_MARKS, Retention(keep_last=2), NOW_NS, {id_of(SCOUT, 5)})
+    assert dropped(plan) == [1, 2, 3]
+    plan = plan_retention(daily(5), NO_MARKS, Retention(keep_last=1), NOW_NS, unsound)
+    assert dropped(plan) == [1, 2, 3]
+    assert kept(plan)[4] == ("no later version can be woken", "among the last 1")
+    plan = plan_retention(daily(5), NO_MARKS, Retention(keep_days=1), NOW_NS, unsound)
+    assert dropped(plan) == [1, 2]
+    assert "within 1 days" in kept(plan)[3]
+
+
+def test_a_session_of_which_nothing_can_be_woken_loses_nothing() -> None:
+    unsound = {id_of(SCOUT, version) for version in range(1, 6)}
+    assert dropped(plan_retention(daily(5), NO_MARKS, Retention(keep_last=1, keep_days=1), NOW_NS, unsound)) == []
+
+
 def test_each_session_is_judged_for_itself() -> None:
     rows = daily(3) + daily(4, uri=WRITER, until_ns=NOW_NS - 100 * DAY_NS)
     plan = plan_retention(rows, NO_MARKS, Retention(keep_last=2), NOW_NS)
