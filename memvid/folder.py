@@ -114,6 +114,10 @@ class StoreFolder:
                 return stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)).st_size
         return 0
 
+    def is_emptied(self, bundle_id: bytes) -> bool:
+        """Whether a retired bundle has only its name left, as `empty_retired` leaves it: it holds bytes of nobody."""
+        return self.suffix_of(bundle_id) == RETIRED_SUFFIX and not self.size_of(bundle_id)
+
     def is_current(self, bundle_id: bytes, stamp: Stamp) -> bool:
         """Whether a bundle's name, live or retired, still means the file with this stamp, untouched."""
         found = self.stamp_of(bundle_id, LIVE_SUFFIX) or self.stamp_of(bundle_id, RETIRED_SUFFIX)

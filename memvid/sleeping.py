@@ -29,7 +29,7 @@ from .codecs import Codec
 from .core import StoreCore
 from .durable import TempFile
 from .errors import BlockMissing, BundleMissing, Corruption, DurabilityLost, InvalidDraft, LimitExceeded, StoreError
-from .folder import LIVE_SUFFIX
+from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .identity import Identity
 from .index import LIVE, IndexedBundle, row_of
 from .limits import MAX_BLOCKS, MAX_TOKENS, MIB
@@ -235,6 +235,9 @@ def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle, meter: Meter
     `meter` is the one that its bytes were asked of, if any was.
     """
     with core.committing():
+        if core.index.file_is_behind and core.folder.suffix_of(bundle.bundle_id) == RETIRED_SUFFIX:
+            # a deleted bundle comes back, and the file may still say of it where its blocks lay then
+            core.index.begin_rewrite(bundle.bundle_id, ())
         core.folder.publish(temp, bundle.bundle_id)
         if meter is not None:
             meter.settle()  # after the file counts: in between its bytes do twice, which is never past the budget

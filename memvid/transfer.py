@@ -39,6 +39,7 @@ from .errors import (
     StoreBusy,
     StoreIoError,
     TargetExists,
+    Truncated,
     UnsafePath,
 )
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
@@ -403,9 +404,8 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
             with core.committing():
                 if intake.is_led_right() and _is_same(core, source.bundle_id, retired):
                     intake.publish(bundle)
-                    if retired is not None:
-                        with contextlib.suppress(StoreIoError):  # nobody looks into it beside the live one
-                            core.folder.remove(source.bundle_id, RETIRED_SUFFIX)
+                    with contextlib.suppress(StoreIoError):  # nobody looks into it beside the live one
+                        core.folder.remove(source.bundle_id, RETIRED_SUFFIX)
                     return receipt
     path = core.folder.bundle_path(source.bundle_id, RETIRED_SUFFIX)
     raise StoreBusy(f"{path} was written anew each time the import was about to replace it. Try again.", path=path)
@@ -424,16 +424,21 @@ def _require_no_stranger(core: StoreCore, bundle_id: bytes) -> None:
 
 
 def _open_retired(core: StoreCore, bundle_id: bytes) -> FrameFile | None:
+    """The retired file of a bundle; None where there is none, or nothing of it but the name."""
     try:
         return core.open_frames(bundle_id)
     except BundleMissing:
         return None
+    except Truncated:
+        if core.folder.is_emptied(bundle_id):
+            return None
+        raise
 
 
 def _is_same(core: StoreCore, bundle_id: bytes, retired: FrameFile | None) -> bool:
-    """Whether a bundle's retired file, or that there is none, is still what it was."""
+    """Whether a bundle's retired file, or that there is nothing in one, is still what it was."""
     if retired is None:
-        return core.folder.suffix_of(bundle_id) is None
+        return core.folder.suffix_of(bundle_id) is None or core.folder.is_emptied(bundle_id)
     return core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX and core.folder.is_current(bundle_id, retired.stamp())
 
 

@@ -23,7 +23,7 @@ from .errors import (
     StoreError,
     VersionMismatch,
 )
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
+from .folder import LIVE_SUFFIX, StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
@@ -370,7 +370,7 @@ def _verify_bundle(
         fd, path = folder.open_bundle(bundle_id)
         file = BundleFile(fd, path, bundle_id)
     except StoreError as error:
-        emptied = path.endswith(RETIRED_SUFFIX) and not folder.size_of(bundle_id)  # by a delete on a full disk
+        emptied = folder.is_emptied(bundle_id)  # by a delete on a full disk
         if not (emptied or isinstance(error, BundleMissing)):
             tally.find(path, error)
         elif row is not None:

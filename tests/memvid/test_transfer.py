@@ -46,6 +46,7 @@ from torpor.memvid.errors import (
 )
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.incoming import hand_over
+from torpor.memvid.index import Index
 from torpor.memvid.limits import MAX_IMPORTED_VERSION, MAX_VERSION
 from torpor.memvid.rewriting import Contents, prepared
 
@@ -721,6 +722,53 @@ def test_an_import_whose_blocks_go_elsewhere_each_time_copies_them_at_last(
     assert receipt.blocks_reused == 0
     require_awake(other, 600, uri=receipt.uri)
     assert [file.name for file in (Path(other.path) / "bundles").glob("*.tmp")] == []
+
+
+def index_takes_no_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index file takes no row away any more, as on a full disk; one that goes on in memory does."""
+    drop = Index.drop
+
+    def full_on_disk(self: Index, bundle_ids: list[bytes]) -> None:
+        if self._connection.execute("PRAGMA database_list").fetchone()[2]:
+            raise NoSpace("No room for the index.")
+        drop(self, bundle_ids)
+
+    monkeypatch.setattr(Index, "drop", full_on_disk)
+
+
+@pytest.mark.parametrize("others_have_it", [False, True])
+def test_a_version_whose_file_a_delete_could_only_empty_is_imported_again(
+    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch, others_have_it: bool
+) -> None:
+    """Its row still stands in the index file, with the places of its blocks before; the new file may lead elsewhere."""
+    receipt = sleep(store, 600)
+    exported(store, target)
+    index_takes_no_drop(monkeypatch)
+    store.delete_session(URI)
+    emptied = making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr")
+    assert emptied.stat().st_size == 0
+    if others_have_it:
+        sleep(store, 600, uri=OTHER_URI)
+    assert store.import_file(target).bundle_id == receipt.bundle_id
+    assert not emptied.exists()
+    store.close()
+    monkeypatch.undo()
+    with Store.open(store.path, writable=True) as again:
+        require_awake(again, 600)
+        if others_have_it:
+            again.delete_session(OTHER_URI)
+        require_awake(again, 600)
+        assert again.verify(deep=True).ok
+
+
+def test_a_damaged_retired_file_still_stops_an_import(store: Store, target: Path) -> None:
+    receipt = sleep(store, 600)
+    exported(store, target)
+    sleep(store, 900, uri=OTHER_URI, before=receipt)
+    store.delete_session(URI)
+    file = making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr")
+    file.write_bytes(file.read_bytes()[:10])
+    refused(store, target, Truncated)
 
 
 def test_an_import_whose_place_is_written_anew_each_time_gives_up(
