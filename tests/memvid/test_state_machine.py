@@ -15,9 +15,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
+import json
 import os
 import shutil
 import sqlite3
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import machine_mutants
 import pytest
 import store_making
 from hypothesis import HealthCheck, Phase, settings, stateful
@@ -46,7 +50,7 @@ from torpor.memvid import (
     Store,
     zstd,
 )
-from torpor.memvid.bundle import FrameFile
+from torpor.memvid.bundle import BundleFile, FrameFile
 from torpor.memvid.codecs import planes
 from torpor.memvid.errors import (
     BlockMissing,
@@ -58,10 +62,11 @@ from torpor.memvid.errors import (
     TagTaken,
 )
 from torpor.memvid.index import Index
+from torpor.memvid.layout import aligned
 from torpor.memvid.records import IndexRow, MaintenanceReport
 from torpor.memvid.retention import EARLIEST_NS, Retention
 
-URIS = tuple(SessionUri("default", name) for name in ("agent", "fork", "other", "spare"))
+URIS = tuple(SessionUri("default", name) for name in ("agent", "fork", "other"))
 CODECS = (RAW, zstd(1), planes(1))
 TAGS = ("first", "second")
 DAY_NS = 24 * 3600 * 10**9
@@ -267,11 +272,11 @@ def rule(**drawn: Any) -> Callable[[Callable[..., None]], Any]:
 
     def counted(function: Callable[..., None]) -> Any:
         @functools.wraps(function)
-        def wrapper(self: Any, **values: Any) -> None:
+        def wrapper(self: Any, *args: Any, **values: Any) -> None:
             STEPS[function.__name__] += 1
-            self.failed = True  # what is wrong is told once, and not again by the teardown
-            function(self, **values)
-            self.failed = False
+            within, self.failed = self.failed, True  # what is wrong is told once, and not again by the teardown
+            function(self, *args, **values)
+            self.failed = within
 
         return stateful.rule(**drawn)(wrapper)
 
@@ -411,11 +416,18 @@ class SoundStore(RuleBasedStateMachine):
         self.slept(uri, content, written)
 
     @precondition(lambda self: self.receipts and self.has_room())
-    @rule(count=st.integers(1, 4), more=st.integers(0, 1), seed=st.integers(0, 5))
-    def sleep_on(self, count: int, more: int, seed: int) -> None:
-        """The session that slept last sleeps again and again."""
+    @rule(
+        count=st.integers(1, 4),
+        more=st.integers(0, 1),
+        seed=st.integers(0, 5),
+        years=st.sampled_from([0, 0, 0, -30, -1, 1, 30]),
+    )
+    def sleep_on(self, count: int, more: int, seed: int, years: int) -> None:
+        """The session that slept last sleeps again and again, under a clock that may be wrong meanwhile."""
+        self.clock.now_ns = max(self.clock.now_ns + years * YEAR_NS, 0)
         for number in range(count):
             self.sleep_delta(which=0, to=None, keep=0, more=more, rest=7 + number, seed=seed, codec=seed)
+        self.clock.now_ns = max(self.clock.now_ns - years * YEAR_NS, START_NS if years < 0 else 0)
 
     @precondition(lambda self: self.model.versions and self.has_room())
     @rule(which=any_number, uri=any_uri)
@@ -516,9 +528,115 @@ class SoundStore(RuleBasedStateMachine):
 
     # --- leaving
 
+    def session(self, which: int) -> SessionUri:
+        """Some session that is there: those of the most versions first."""
+        there = sorted((uri for uri in URIS if self.model.of(uri)), key=lambda uri: -len(self.model.of(uri)))
+        return there[which % len(there)]
+
+    @precondition(lambda self: self.model.versions and self.has_room())
+    @rule(
+        which=any_number,
+        uri=any_uri,
+        keep=st.integers(0, 4),
+        how=st.sampled_from(["delete", "forget", "prune"]),
+        then=st.sampled_from(["gc", "compact", "forget", "sleep", "nothing"]),
+    )
+    def fork_and_leave(self, which: int, uri: SessionUri, keep: int, how: str, then: str) -> None:
+        """A fork of a session that then goes, whole or but for its newest version, and what may follow."""
+        origin = self.session(which)
+        at = next((at for at, (one, _) in enumerate(reversed(self.receipts)) if one.uri == origin), None)
+        if at is None or uri == origin:
+            return
+        self.sleep_delta(at, uri, keep, 0, 3, which % 6, which)
+        if how == "delete":
+            self.delete(which, True)
+        elif how == "forget":
+            self.forget(origin)
+        else:
+            self.prune(which, 1, None)
+        if then == "gc":
+            self.gc()
+        elif then == "compact":
+            self.compact(None, 1, 0, None, None)
+        elif then == "forget":
+            self.forget(origin)
+        elif then == "sleep" and self.has_room():
+            self.sleep_on(2, 1, which % 6, 0)
+
+    @precondition(lambda self: self.receipts and self.has_room())
+    @rule(
+        more=st.integers(0, 1),
+        seed=st.integers(0, 5),
+        then=st.sampled_from(["old index", "cut off", "cut off", "nothing"]),
+        after=st.integers(0, 60),
+    )
+    def fold(self, more: int, seed: int, then: str, after: int) -> None:
+        """Many sleeps become few files; that may be cut off, or the index that was there before may come back."""
+        self.sleep_on(3, more, seed, 0)
+        if then == "cut off":
+            self.fail(after, "crash", errno.EIO, "compact", 0, URIS[0])
+            return
+        if then == "old index":
+            self.copy_index()
+        self.compact(None, 1, 0, None, None)
+        if then == "old index":
+            self.lose_index("old", 0, False)
+
+    @precondition(lambda self: self.receipts and len(self.readers) < 4 and self.has_room())
+    @rule(uri=any_uri, which=any_number, then=st.sampled_from(["gc", "compact", "sleep", "nothing"]))
+    def read_while_it_leaves(self, uri: SessionUri, which: int, then: str) -> None:
+        """A fork is open, nothing of it read yet, while it and the session that holds its blocks go."""
+        before = self.receipts[-1][0]
+        if before.bundle_id not in self.model.versions or not before.content.full or uri == before.uri:
+            return
+        self.sleep_delta(0, uri, 0, 0, 3, which % 6, which)
+        fork = self.model.of(uri)[-1]
+        self.readers.append((fork, self.store.open_session(uri, fork.number), False))
+        for one in (before.uri, uri):
+            self.store.delete_session(one)
+            self.lost(version.bundle_id for version in self.model.of(one))
+            self.model.unmark(one)
+        if then == "sleep":
+            self.sleep_new(uri, which % 6, 1, 1, which)
+        elif then == "gc" and self.model.versions:
+            self.gc()
+        elif then == "compact" and self.model.versions:
+            self.compact(None, 1, 0, None, None)
+        self.read_on(len(self.readers) - 1, True)
+
     @precondition(lambda self: self.model.versions)
-    @rule(uri=any_uri)
-    def delete(self, uri: SessionUri) -> None:
+    @rule(which=any_number, pinned=st.booleans(), last=st.integers(1, 2))
+    def mark_and_prune(self, which: int, pinned: bool, last: int) -> None:
+        """The oldest version of a session is marked, then all but the last ones are pruned."""
+        uri = self.session(which)
+        oldest = self.model.of(uri)[0]
+        number = sorted(self.model.versions.values(), key=lambda one: (one.uri, one.number)).index(oldest)
+        if pinned:
+            self.pin(number, True)
+        else:
+            self.tag(number, TAGS[which % 2], True)
+        self.prune(which, last, None)
+
+    @precondition(lambda self: self.model.versions and self.has_room())
+    @rule(which=any_number, gone=st.booleans(), twice=st.booleans())
+    def export_and_import(self, which: int, gone: bool, twice: bool) -> None:
+        """A version comes back to where its session was deleted, or where another one has its name by now."""
+        version = self.pick(which)
+        self.export(which, False)
+        self.store.delete_session(version.uri)
+        self.lost(one.bundle_id for one in self.model.of(version.uri))
+        self.model.unmark(version.uri)
+        if not gone:
+            for _ in range(version.number):
+                if self.has_room():
+                    self.sleep_new(version.uri, which % 6, 1, 1, which)
+        for _ in range(1 + twice):
+            self.import_file(0, None)
+
+    @precondition(lambda self: self.model.versions)
+    @rule(which=any_number, there=st.booleans())
+    def delete(self, which: int, there: bool) -> None:
+        uri = self.session(which) if there else URIS[which % len(URIS)]
         if not self.model.of(uri):
             with pytest.raises(SessionNotFound):
                 self.store.delete_session(uri)
@@ -526,16 +644,16 @@ class SoundStore(RuleBasedStateMachine):
         self.store.delete_session(uri)
         self.lost(one.bundle_id for one in self.model.of(uri))
         self.model.unmark(uri)
+        assert not self.store.marks(uri), "marks of a session stayed that is gone"
 
     def lost(self, bundle_ids: Iterable[bytes]) -> None:
         for bundle_id in list(bundle_ids):
             del self.model.versions[bundle_id]
 
     @precondition(lambda self: self.model.versions)
-    @rule(uri=st.none() | any_uri, last=st.none() | st.integers(1, 3), days=st.sampled_from([None, None, 0.001, 400]))
-    def prune(self, uri: SessionUri | None, last: int | None, days: float | None) -> None:
-        if uri is not None and not self.model.of(uri):
-            return
+    @rule(which=st.none() | any_number, last=st.none() | st.integers(1, 3), days=st.sampled_from([None, 0.001, 400]))
+    def prune(self, which: int | None, last: int | None, days: float | None) -> None:
+        uri = None if which is None else self.session(which)
         retention = Retention(last, days)
         wanted = self.model.dropped_by(retention, uri, self.clock.now_ns)
         planned = self.store.prune(retention, uri, dry_run=True)
@@ -776,6 +894,7 @@ class SoundStore(RuleBasedStateMachine):
             self.store.close()
         self.store = Store.open(self.path, writable=True)
         assert self.store.opening.unreadable == ()
+        assert self.store.rebuild_index(dry_run=True).actions == (), "the index says what the bundles say"
 
     @precondition(lambda self: self.model.versions)
     @rule(crash=st.booleans())
@@ -814,8 +933,10 @@ class SoundStore(RuleBasedStateMachine):
             self.put_index(kept)
         files = self.index_files()
         file = self.path / "index.sqlite"
-        data = bytearray(file.read_bytes())
-        if how == "gone":
+        data = bytearray(file.read_bytes()) if file.exists() else bytearray()
+        if not data:
+            pass  # it lived in memory
+        elif how == "gone":
             file.unlink()
         elif how == "cut":
             os.truncate(file, where % len(data))
@@ -1010,6 +1131,7 @@ class SoundStore(RuleBasedStateMachine):
             for version in self.model.versions.values():
                 self.require_awake(version, beside)
         self.the_rows_are_the_versions()
+        assert self.store.rebuild_index(dry_run=True).actions == (), "the index says what the bundles say"
 
 
 class DamagedStore(SoundStore):
@@ -1019,21 +1141,45 @@ class DamagedStore(SoundStore):
     @precondition(lambda self: self.model.versions)
     @rule(
         places=st.lists(st.tuples(any_number, st.integers(0, 2**24)), min_size=1, max_size=3),
-        how=st.sampled_from(["flip", "zero", "cut", "remove"]),
+        how=st.sampled_from(["flip", "zero", "cut", "remove", "padding"]),
         closed=st.booleans(),
     )
     def damage(self, places: list[tuple[int, int]], how: str, closed: bool) -> None:
+        self.repaired_after(lambda: [self.change(which, where, how) for which, where in places], closed)
+
+    @precondition(lambda self: self.model.versions)
+    @rule(which=any_number, frames=st.lists(any_number, min_size=1, max_size=3), closed=st.booleans())
+    def damage_session(self, which: int, frames: list[int], closed: bool) -> None:
+        """The newest versions of a session lose a block each."""
+        versions = self.model.of(self.session(which))[::-1]
+        pairs = list(zip(versions, frames, strict=False))
+        self.repaired_after(lambda: [self.harm_frame(version, number) for version, number in pairs], closed)
+
+    def harm_frame(self, version: Version, number: int) -> None:
+        path = self.path / "bundles" / version.bundle_id.hex()[:2] / f"{version.bundle_id.hex()}.mvb"
+        with contextlib.closing(FrameFile(os.open(path, os.O_RDONLY), str(path), version.bundle_id)) as file:
+            if not file.directory.frames:
+                return
+            frame = file.directory.frames[number % len(file.directory.frames)]
+        data = bytearray(path.read_bytes())
+        data[frame.offset + 40] ^= 1  # the digest of its head
+        path.write_bytes(data)
+
+    def repaired_after(self, damage: Callable[[], object], closed: bool) -> None:
         self.close_readers()
         while self.beside:
             self.beside.pop()[1].close()
         if closed:
             self.store.close()
-        changed = [self.changed(which, where, how) for which, where in places]
+        before = self.live_files()
+        damage()
+        changed = self.live_files() != before  # two changes may undo each other
         if closed:
             self.store = Store.open(self.path, writable=True)
         whole = {version.bundle_id for version in self.model.versions.values() if self.is_whole(version)}
+        mendable, beginnings = self.what_can_be_saved()
         found = self.store.verify(deep=True)
-        if len(whole) < len(self.model.versions) or ".mvb" in changed:
+        if len(whole) < len(self.model.versions) or changed:
             assert not found.ok, "the damage was not found"
         planned = self.store.repair(dry_run=True)
         report = self.store.repair()
@@ -1041,32 +1187,37 @@ class DamagedStore(SoundStore):
         assert bool(planned.actions) == bool(report.actions)
         if not found.ok:
             assert report.actions
-        self.take_what_is_left(whole)
+        self.take_what_is_left(whole | mendable, beginnings)
         assert self.store.verify(deep=True).findings == ()
         again = self.store.repair()
         assert (again.actions, again.problems) == ((), ())
         if closed:
             self.reopen()
 
-    def changed(self, which: int, where: int, how: str) -> str:
-        """Damage one file; the ending of its name, "" where nothing changed."""
+    def live_files(self) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in self.path.glob("bundles/??/*.mvb")}
+
+    def change(self, which: int, where: int, how: str) -> None:
+        """Damage one file."""
         files = sorted(self.path.glob("bundles/??/*.mv?"))
         path = files[which % len(files)] if files else self.path
         if not files or (how == "remove" and path.suffix == ".mvr"):
-            return ""
-        before = path.read_bytes()
-        data, at = bytearray(before), where % max(len(before), 1)
+            return
+        data = bytearray(path.read_bytes())
+        at = where % max(len(data), 1)
         if how == "remove":
             path.unlink()
-            return path.suffix
+            return
         if how == "flip" and data:
             data[at] ^= 1 << where % 8
         elif how == "zero":
             data[at : at + 100] = bytes(len(data[at : at + 100]))
+        elif how == "padding":
+            for at in paddings(path)[where % 3 :: 3]:
+                data[at] ^= 1 << where % 8
         elif how == "cut":
             del data[at:]
         path.write_bytes(data)  # the same inode: bytes rotted
-        return path.suffix if data != before else ""
 
     def is_whole(self, version: Version) -> bool:
         """Whether every byte of a version is right. Raises if one is wrong, or if the refusal is not one of ours."""
@@ -1076,7 +1227,34 @@ class DamagedStore(SoundStore):
             return False
         return True
 
-    def take_what_is_left(self, whole: set[bytes]) -> None:
+    def what_can_be_saved(self) -> tuple[set[bytes], dict[SessionUri, tuple[BlockEntry, ...]]]:
+        """The versions all of whose blocks are sound in some file; and for each session the longest beginning of a
+        version that is newer than all those. Of files only that can be opened: a repair finds more."""
+        sound, manifests = set(), {}
+        for path in self.path.glob("bundles/??/*.mv?"):
+            with contextlib.suppress(StoreError):
+                bundle_id = bytes.fromhex(path.stem)
+                with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id)) as file:
+                    manifests[bundle_id] = file.manifest
+                    for block_id in file.frames:
+                        with contextlib.suppress(StoreError):
+                            file.check_payloads(block_id)
+                            sound.add(block_id)
+        mendable, beginnings = set(), {}
+        for uri in URIS:
+            for version in reversed(self.model.of(uri)):
+                if version.bundle_id not in manifests:
+                    break  # nobody knows whether that one stands
+                found = list(itertools.takewhile(lambda entry: entry.id in sound, version.blocks))
+                if len(found) == len(version.blocks):
+                    mendable.add(version.bundle_id)
+                    break
+                spans = tuple(entry for entry in found if entry.kind == "span")
+                if spans and spans[-1].end > beginnings.get(uri, ((), 0))[1]:
+                    beginnings[uri] = spans, spans[-1].end
+        return mendable, {uri: spans for uri, (spans, _) in beginnings.items()}
+
+    def take_what_is_left(self, whole: set[bytes], beginnings: dict[SessionUri, tuple[BlockEntry, ...]]) -> None:
         rows = {row.bundle_id: row for uri in URIS for row in self.store.versions(uri)}
         assert whole <= rows.keys(), "the repair cost a version that was whole"
         known = dict(self.model.versions)
@@ -1086,6 +1264,12 @@ class DamagedStore(SoundStore):
                 self.salvaged(row, [one for one in known.values() if one.uri == row.uri])
         for version in self.model.versions.values():
             self.require_awake(version)
+        for uri, blocks in beginnings.items():
+            assert any(
+                one.blocks[: len(blocks)] == blocks
+                or (one.bundle_id not in known and one.content.token_count >= blocks[-1].end)
+                for one in self.model.of(uri)
+            ), "less was saved than could be"
 
     def salvaged(self, row: IndexRow, lost: list[Version]) -> None:
         """A version that a repair made is the beginning of one that was lost."""
@@ -1101,10 +1285,28 @@ class DamagedStore(SoundStore):
         )
 
 
+def paddings(path: Path) -> list[int]:
+    """The places in a bundle file that are behind payloads and mean nothing; none where it cannot be read."""
+    places: list[int] = []
+    bundle_id = bytes.fromhex(path.stem)
+    with (
+        contextlib.suppress(StoreError),
+        contextlib.closing(FrameFile(os.open(path, os.O_RDONLY), str(path), bundle_id)) as file,
+    ):
+        for frame in file.directory.frames:
+            _, head = file.read_head(frame.id)
+            for offset, stored in zip(head.payload_offsets, head.stored, strict=True):
+                end = frame.offset + offset + stored.stored_bytes
+                places += range(end, aligned(end))
+    return places
+
+
 # --- the tests
 
 
-def run_machine(machine: type[RuleBasedStateMachine], histories: int, length: int, *, fixed: bool = True) -> int:
+def run_machine(
+    machine: type[RuleBasedStateMachine], histories: int, length: int, *, fixed: bool = True, shrinking: bool = True
+) -> int:
     """Run histories of at most `length` rules each; returns the steps taken."""
     before = STEPS.total()
     run_state_machine_as_test(
@@ -1115,7 +1317,7 @@ def run_machine(machine: type[RuleBasedStateMachine], histories: int, length: in
             derandomize=fixed,
             database=None,
             deadline=None,
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate, Phase.shrink) if shrinking else (Phase.generate,),
             suppress_health_check=list(HealthCheck),
             print_blob=False,
             report_multiple_bugs=False,
@@ -1125,22 +1327,68 @@ def run_machine(machine: type[RuleBasedStateMachine], histories: int, length: in
 
 
 HEAVY_STEPS = int(os.environ.get("TORPOR_MACHINE_STEPS", "20000"))
+SHARE: dict[type[RuleBasedStateMachine], int] = {SoundStore: 30, DamagedStore: 15}
+"""Histories of the bounded run."""
+SHARE_LENGTH = 40
 
 
-@pytest.mark.parametrize(("machine", "histories"), [(SoundStore, 30), (DamagedStore, 15)])
-def test_t7_a_store_holds_what_a_dictionary_of_its_versions_holds(
-    machine: type[RuleBasedStateMachine], histories: int
-) -> None:
-    steps = run_machine(machine, histories, 40)
+@pytest.mark.parametrize("machine", SHARE)
+def test_t7_a_store_holds_what_a_dictionary_of_its_versions_holds(machine: type[RuleBasedStateMachine]) -> None:
+    steps = run_machine(machine, SHARE[machine], SHARE_LENGTH)
     print(f"{machine.__name__}: {steps} steps")
-    assert steps >= 10 * histories
+    assert steps >= 10 * SHARE[machine]
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("machine", [SoundStore, DamagedStore])
+@pytest.mark.parametrize("machine", SHARE)
 def test_t7_the_same_for_many_steps_and_other_ones_each_time(machine: type[RuleBasedStateMachine]) -> None:
     steps = 0
     while steps < HEAVY_STEPS:
         steps += run_machine(machine, 100, 60, fixed=False)
         print(f"{machine.__name__}: {steps} steps")
+
+
+@pytest.mark.parametrize("mutant", machine_mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_t7_every_fault_that_is_planted_to_try_the_machine_fits_the_code(mutant: machine_mutants.Mutant) -> None:
+    source = (machine_mutants.ROOT / "memvid" / mutant.module).read_text()
+    assert source.count(mutant.before) == 1
+    compile(source.replace(mutant.before, mutant.after), mutant.module, "exec")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("mutant", machine_mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_t7_the_machine_finds_a_planted_fault(mutant: machine_mutants.Mutant) -> None:
+    found = machine_mutants.hunt(mutant, HEAVY_STEPS)
+    print(found)
+    assert found["found"], found
+    assert found["in_share"] or not mutant.in_share
+
+
+def search(name: str, most: int) -> dict[str, object]:
+    """Look for a fault of the code that is imported, in the bounded run, then on until so many steps were taken."""
+    machine = next(one for one in SHARE if one.__name__ == name)
+    began = time.monotonic()
+    seconds = 0.0
+    in_share = True
+    what: BaseException | None = None
+    try:
+        run_machine(machine, SHARE[machine], SHARE_LENGTH, shrinking=False)
+        seconds, in_share = time.monotonic() - began, False
+        while STEPS.total() < most:
+            run_machine(machine, 100, 60, fixed=False, shrinking=False)
+    except BaseException as failure:
+        what = failure
+    return {
+        "found": what is not None,
+        "in_share": what is not None and in_share,
+        "steps": STEPS.total(),
+        "seconds": round(time.monotonic() - began, 1),
+        "share_seconds": round(seconds, 1),
+        "as": f"{type(what).__name__}: {what}"[:200],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(search(sys.argv[1], int(sys.argv[2]))))
