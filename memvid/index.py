@@ -21,7 +21,8 @@ Blocks are found by the first 8 bytes of their ids: a row of `blocks` takes 30 b
 proves the answer in the file's own directory anyway.
 
 A flipped bit must not hide a version, so an index is believed only if each page of its file is what was last written
-(`page_sums`), or else, after a crash in a checkpoint or a change by others, if every row is (`index_seals`). A row's
+(`page_sums`) and its log was written over that very file, or else, after a crash in a checkpoint or a change by
+others, if every row is (`index_seals`). A row's
 own seal is compared each time it is read; one that is broken makes the next opening check them all. Checkpoints are
 made here and not by SQLite, for the sums must know of each.
 """
@@ -46,6 +47,8 @@ from .durable import rename, sync_file, sync_folder, write_error
 from .errors import CorruptBundle, LimitExceeded, NoSpace, StoreError, StoreIoError
 from .index_image import WAL_SUFFIX, read_image
 from .index_seals import (
+    ALL_SEALS_KEY,
+    FILE_KEY,
     NO_SEALS,
     BrokenSeal,
     decode_seals,
@@ -82,6 +85,7 @@ _COUNT_NAME: Final = re.compile(r"rewrites\.([0-9]{1,15})", re.ASCII)
 _MAX_COUNT: Final = 10**15 - 1
 """Rewrites that a name can count. No store comes near it: a thousand a second take thirty thousand years."""
 _BLOCK_KEY: Final = struct.Struct(">q")
+_META: Final = "SELECT value FROM meta WHERE key = ?"
 _SCHEMA: Final = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE bundles (
@@ -210,10 +214,11 @@ class Index:
         path = _require_index_file(store_path, root_fd)
         begun = _rewrites_begun(root_fd, store_path)
         sums = None if _has_journal(root_fd, path) else PageSums.stored(root_fd, store_path, INDEX_FILE)
+        has_log = _has_log(root_fd, path)
         with _translated(path):
             connection = _connect(path)
         try:
-            _require_ours(connection, store_uuid, as_written=sums is not None)
+            sums = _require_ours(connection, store_uuid, sums, has_log=has_log)
             if _count_of(connection) < begun:
                 raise IndexUnusable("it is older than the last rewrite of a bundle")
             _configure(connection)
@@ -251,11 +256,11 @@ class Index:
                 break
         else:
             raise IndexUnusable("it changes faster than it can be copied")
-        as_written = PageSums.vouch_for(root_fd, store_path, image.file_data)
+        sums = PageSums.of_data(root_fd, store_path, INDEX_FILE, image.file_data)
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         try:
             memory.deserialize(image.data)
-            _require_ours(memory, store_uuid, as_written=as_written)
+            _require_ours(memory, store_uuid, sums, has_log=image.has_log)
         except _FAILURES as error:
             memory.close()
             raise IndexUnusable(f"it is damaged ({error})") from error
@@ -637,22 +642,30 @@ class Index:
         self._entered, self._left = [], []
         try:
             yield
-            self._seal_all()
+            names_file = self._seal_all()
             self._connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             raise
+        if self._sums is not None and names_file:
+            self._sums.in_log = True
         if self._sums is not None and self._sums.wal_bytes() >= _CHECKPOINT_BYTES:
             with contextlib.suppress(*_FAILURES):  # what was committed stays so: the next one tries again
                 self._checkpoint()
 
-    def _seal_all(self) -> None:
-        """Bring the seal on all rows up to date with those that came and went in this transaction."""
-        if self._entered or self._left:
-            (old,) = self._connection.execute("SELECT value FROM meta WHERE key = 'seals'").fetchone()
-            new = encode_seals(with_seals(decode_seals(old), self._entered, self._left))
-            self._connection.execute("UPDATE meta SET value = ? WHERE key = 'seals'", (new,))
+    def _seal_all(self) -> bool:
+        """Bring the seal on all rows up to date with those that came and went in this transaction, and let the log say
+        which file it goes with; whether it was this transaction that said so."""
+        if not self._entered and not self._left:
+            return False
+        (old,) = self._connection.execute(_META, (ALL_SEALS_KEY,)).fetchone()
+        new = encode_seals(with_seals(decode_seals(old), self._entered, self._left))
+        self._connection.execute("UPDATE meta SET value = ? WHERE key = ?", (new, ALL_SEALS_KEY))
+        if self._sums is None or self._sums.in_log:
+            return False
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (FILE_KEY, self._sums.file_id))
+        return True
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -971,6 +984,14 @@ def _has_journal(root_fd: int, path: str) -> bool:
     return True
 
 
+def _has_log(root_fd: int, path: str) -> bool:
+    """Whether there is anything in the write-ahead log."""
+    try:
+        return stat_name(root_fd, INDEX_FILE + WAL_SUFFIX, path + WAL_SUFFIX).st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def _rewrites_begun(root_fd: int, store_path: str) -> int:
     """How many rewrites were ever begun in a store, as its folder says."""
     return max((_count_in(name) for name in list_names(root_fd, store_path) if _COUNT_NAME.fullmatch(name)), default=0)
@@ -988,8 +1009,13 @@ def _count_of(connection: sqlite3.Connection) -> int:
     return int(found[0])
 
 
-def _require_ours(connection: sqlite3.Connection, store_uuid: str, *, as_written: bool) -> None:
-    """Refuse an index that is not ours, or not what was written. `as_written`: its pages are known to be."""
+def _require_ours(
+    connection: sqlite3.Connection, store_uuid: str, sums: PageSums | None, *, has_log: bool
+) -> PageSums | None:
+    """Refuse an index that is not ours, or not what was written.
+
+    `sums` are those of its file, if they are right; given back if they are enough to believe it with its log.
+    """
     if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
         raise IndexUnusable("it is not an index of Torpor")
     if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA_VERSION,):
@@ -999,14 +1025,15 @@ def _require_ours(connection: sqlite3.Connection, store_uuid: str, *, as_written
     _require_schema(connection)
     if connection.execute("SELECT value FROM meta WHERE key = 'store_uuid'").fetchone() != (store_uuid,):
         raise IndexUnusable("it belongs to another store")
-    if as_written:
-        return
+    if sums is not None and (not has_log or connection.execute(_META, (FILE_KEY,)).fetchone() == (sums.file_id,)):
+        return sums
     try:
         require_sealed(connection, _SEALED)
     except BrokenSeal as broken:
         raise IndexUnusable(str(broken)) from broken
     if any(connection.execute(question).fetchone() for question in _NONSENSE):
         raise IndexUnusable("it holds a row that is not valid")
+    return None
 
 
 def _require_schema(connection: sqlite3.Connection) -> None:

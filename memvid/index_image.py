@@ -37,10 +37,14 @@ _READ_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexImage:
-    """What an index is: `data` with the log in it, `file_data` without. Bytes of whole pages."""
+    """What an index is: `data` with what the log commits in it, `file_data` without. Bytes of whole pages.
+
+    `has_log` is whether there is anything in the log.
+    """
 
     data: bytearray
     file_data: bytes
+    has_log: bool
 
 
 def read_image(root_fd: int, store_path: str, file_name: str, *, page_bytes: int, max_bytes: int) -> IndexImage | None:
@@ -61,7 +65,7 @@ def read_image(root_fd: int, store_path: str, file_name: str, *, page_bytes: int
             return None
     finally:
         os.close(fd)
-    return IndexImage(_with_log(file_data, log, page_bytes), file_data)
+    return IndexImage(_with_log(file_data, log, page_bytes), file_data, bool(log))
 
 
 def _with_log(file_data: bytes, log: bytes, page_bytes: int) -> bytearray:

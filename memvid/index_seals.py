@@ -30,6 +30,10 @@ Seals = tuple[int, int]
 
 NO_SEALS: Final[Seals] = (0, 0)
 
+ALL_SEALS_KEY: Final = "seals"
+FILE_KEY: Final = "file"
+"""The keys of `meta` under which no sealed thing stands: the seals on all, and the file that the log goes with."""
+
 
 class BrokenSeal(Exception):
     """The index does not say what was written into it; the message says where."""
@@ -79,7 +83,7 @@ def require_sealed(connection: sqlite3.Connection, sealed_columns: str) -> None:
     """
     if connection.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
         raise BrokenSeal("it is damaged")
-    found = connection.execute("SELECT value FROM meta WHERE key = 'seals'").fetchone()
+    found = connection.execute("SELECT value FROM meta WHERE key = ?", (ALL_SEALS_KEY,)).fetchone()
     expected = decode_seals(found[0] if found else None)
     try:
         seals = with_seals(NO_SEALS, itertools.chain(_rows(connection, sealed_columns), _others(connection)))
@@ -105,7 +109,8 @@ def _rows(connection: sqlite3.Connection, sealed_columns: str) -> Iterator[bytes
 def _others(connection: sqlite3.Connection) -> Iterator[bytes]:
     for day, size_bytes in connection.execute("SELECT day, size_bytes FROM written"):
         yield seal_of(("written", day, size_bytes))
-    for key, value in connection.execute("SELECT key, value FROM meta WHERE key <> 'seals'"):
+    unsealed = (ALL_SEALS_KEY, FILE_KEY)
+    for key, value in connection.execute("SELECT key, value FROM meta WHERE key NOT IN (?, ?)", unsealed):
         yield seal_of(("meta", key, value))
 
 

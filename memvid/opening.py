@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -94,17 +94,16 @@ def _open_and_reconcile(folder: StoreFolder, files: Mapping[bytes, str], writabl
 
 def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) -> OpenReport:
     live = _live(files)
-    try:
+    with _believed():
         known, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
         absent = index.rows_of(known - files.keys())
         retired = known & files.keys() - live
         retired |= _deleted(index, absent.values(), index.rows_of(retired).values())
-    except StoreError as error:
-        raise IndexUnusable(error.message) from error
     gone = known - files.keys() - absent.keys()
     scan = _read_bundles(folder, (live - known) | (live & unread))
     again = _read_bundles(folder, live & unsettled)
-    rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
+    with _believed():
+        rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
     rivals = [rival for rival in rivals if rival.bundle_id not in retired]
     missing = absent.keys() - retired
     changes = _changes(
@@ -120,6 +119,15 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
         )
     findings = [*scan.findings, *again.findings, *_missing(folder, [absent[one] for one in sorted(missing)])]
     return OpenReport(None, len(live - known), len(gone), 0, tuple(findings))
+
+
+@contextlib.contextmanager
+def _believed() -> Iterator[None]:
+    """Questions to an index that has been believed so far: one that it cannot answer ends that."""
+    try:
+        yield
+    except StoreError as error:
+        raise IndexUnusable(error.message) from error
 
 
 def _changes(

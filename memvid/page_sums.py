@@ -5,7 +5,10 @@ and the comparison. Knows nothing of tables.
 
 How it works: the index file changes only at a checkpoint, and only in pages that the write-ahead log names. So only
 those are summed anew: a page that went bad since is not believed for having been in the file when others were written.
-The log's own frames have checksums, and SQLite takes none after the first that fails.
+The log's own frames have checksums, and SQLite takes none after the first that fails. They say nothing of the file
+below them: a copy made file by file, or one of them put back from a backup, lays pages of a later moment over those of
+an earlier one. So the log says itself which file it goes with, by a digest of that file's sums (`file_id`) which the
+first transaction after each checkpoint enters. The file alone cannot say it, for it would have to hold its own digest.
 
 Nothing here is ever flushed and every failure is ignored. Sums that are lost, torn, stale or themselves damaged are not
 those of the file, and then every row is checked instead (`index_seals`): right, but slower.
@@ -33,7 +36,10 @@ _READ_BYTES: Final = 256 * PAGE_BYTES
 
 
 class PageSums:
-    """The sums of an index file's pages. One thread at a time."""
+    """The sums of an index file's pages. One thread at a time.
+
+    `in_log` is whether the log is known to say which file it goes with.
+    """
 
     def __init__(self, root_fd: int, store_path: str, file_name: str, sums: bytearray) -> None:
         self._root_fd = root_fd
@@ -42,6 +48,7 @@ class PageSums:
         self._sums = sums
         self._pending: set[int] = set()
         self._kept = True
+        self.in_log = False
 
     @classmethod
     def stored(cls, root_fd: int, store_path: str, file_name: str) -> PageSums | None:
@@ -55,14 +62,15 @@ class PageSums:
             return None
         return cls(root_fd, store_path, file_name, stored)
 
-    @staticmethod
-    def vouch_for(root_fd: int, store_path: str, file_data: bytes) -> bool:
-        """Whether an index file that was read whole is exactly what the file of sums says."""
+    @classmethod
+    def of_data(cls, root_fd: int, store_path: str, file_name: str, file_data: bytes) -> PageSums | None:
+        """Those in the file of sums, if an index file that was read whole is exactly what they say."""
         try:
             with _opened(root_fd, store_path, SUMS_FILE) as fd:
-                return _read(fd, 0, os.fstat(fd).st_size) == b"".join(_sums_of(file_data))
+                stored = bytearray(_read(fd, 0, os.fstat(fd).st_size))
         except (OSError, StoreError):
-            return False
+            return None
+        return cls(root_fd, store_path, file_name, stored) if stored == b"".join(_sums_of(file_data)) else None
 
     @classmethod
     def taken(cls, root_fd: int, store_path: str, file_name: str) -> PageSums:
@@ -75,6 +83,11 @@ class PageSums:
         found._save()
         return found
 
+    @property
+    def file_id(self) -> str:
+        """Which file these are the sums of."""
+        return blake3(self._sums).hexdigest(_SUM_BYTES)
+
     def wal_bytes(self) -> int:
         """The size of the write-ahead log."""
         try:
@@ -83,7 +96,8 @@ class PageSums:
             return 0
 
     def expect_checkpoint(self) -> None:
-        """The pages in the write-ahead log are about to be written into the file."""
+        """The pages in the write-ahead log are about to be written into the file, which is another one then."""
+        self.in_log = False
         with (
             contextlib.suppress(OSError, StoreError),
             _opened(self._root_fd, self._store_path, f"{self._file_name}-wal") as fd,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sqlite3
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 from blake3 import blake3
 from store_making import OTHER_URI, URI, bundle_path, sleep
-from torpor.memvid import Store
+from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import StoreIoError
 from torpor.memvid.index import SHADOWED, Index, IndexedBundle, IndexUnusable
 from torpor.memvid.index_seals import BrokenSeal, decode_seals
 from torpor.memvid.page_sums import PAGE_BYTES, SUMS_FILE
 
 INDEX = "index.sqlite"
+LOG = "index.sqlite-wal"
 _SHARES = 24
 
 
@@ -272,6 +274,62 @@ def test_an_index_that_was_closed_or_killed_between_checkpoints_is_believed_by_i
             with Store.open(path, writable=writable) as again:
                 assert again.opening.index_rebuilt is None
                 assert len(again.versions(URI)) == 1
+
+
+@pytest.fixture
+def moments(store: Store, store_path: Path) -> list[dict[str, bytes]]:
+    """The index's files at several moments of a store that lives, each with another log over another file."""
+    found = []
+    for number in range(60):
+        sleep(store, 20, uri=SessionUri("default", f"s{number * 7 % 16}"), seed=number)
+        if number % 7 == 6:
+            found.append({name: (store_path / name).read_bytes() for name in (INDEX, SUMS_FILE, LOG)})
+            assert found[-1][LOG]
+            store.index.drop([])  # which brings the log into the file
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_threat_26_a_log_of_another_moment_than_the_index_file_hides_no_version(
+    store_path: Path, moments: list[dict[str, bytes]], writable: bool
+) -> None:
+    """A live store copied file by file, or an index file put back from a backup: the sums are right for the file."""
+    with Store.open(store_path, writable=False) as store:
+        expected = store.index.all_rows()
+    for earlier, later in itertools.permutations(moments, 2):
+        for name, data in (*earlier.items(), (LOG, later[LOG])):
+            (store_path / name).write_bytes(data)
+        with Store.open(store_path, writable=writable) as store:
+            assert store.index.all_rows() == expected
+            assert [store.find_session(row.uri, row.version) for row in expected] == expected
+            assert not store.opening.unreadable
+            assert not store.verify(deep=False).findings
+
+
+def test_a_log_that_does_not_say_which_file_it_goes_with_costs_a_check_of_every_row(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    store.index._connection.execute("DELETE FROM meta WHERE key = 'file'")
+    checked: list[str] = []
+    monkeypatch.setattr("torpor.memvid.index.require_sealed", lambda *_: checked.append("every row"))
+    with Store.open(store_path, writable=False) as reader:
+        assert reader.opening.index_rebuilt is None
+        assert len(reader.versions(URI)) == 1
+    assert checked == ["every row"]
+
+
+def test_a_log_says_once_which_file_it_goes_with(store: Store) -> None:
+    """It is asked at each opening and written with the first change after a checkpoint, also by the next process."""
+    written: list[str] = []
+    store.index._connection.set_trace_callback(lambda text: written.append(text) if "'file'" in text else None)
+    sleep(store, 20)
+    sleep(store, 20, seed=1)
+    assert len(written) == 1
+    store.index.drop([])
+    sleep(store, 20, seed=2)
+    assert len(written) == 2
 
 
 def test_a_page_that_goes_bad_while_others_are_written_is_not_taken_for_good(store: Store, store_path: Path) -> None:

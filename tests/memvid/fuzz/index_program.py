@@ -123,7 +123,8 @@ def reseal(connection: sqlite3.Connection) -> None:
         connection.execute("UPDATE bundles SET storage = ?, seal = ? WHERE number = ?", (storage, seal, number))
         seals.append(seal)
     seals += [_seal(("written", *row)) for row in connection.execute("SELECT day, size_bytes FROM written")]
-    seals += [_seal(("meta", *row)) for row in connection.execute("SELECT key, value FROM meta WHERE key <> 'seals'")]
+    sealed = "SELECT key, value FROM meta WHERE key NOT IN ('seals', 'file')"
+    seals += [_seal(("meta", *row)) for row in connection.execute(sealed)]
     mixed = 0
     for seal in seals:
         mixed ^= int.from_bytes(seal, "big")
