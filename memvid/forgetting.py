@@ -16,6 +16,8 @@ Rules:
 - A frame goes only once a look at every user of its file, with no one changed since, says that nobody needs it.
 - While a bundle cannot be read nothing that it may need is touched, and the report says so.
 - What somebody has open stays until it is closed, and the report says so.
+- A version of the session that is being written is let be, for whoever writes it may not lose it: at the very end,
+  under the lock, it is asked for, and the report says so. So are versions that came since the last look.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceRep
         run.plan(look)
     else:
         run.erase_index()
+    run.find_newcomers(look)
     report = run.report(look)
     if not (bundle_ids or blocks or report.problems or any(action.session == uri for action in report.actions)):
         unknown = not_found(str(uri), core.index.uris())
@@ -123,8 +126,7 @@ def _look(core: StoreCore, uri: SessionUri, blocks: set[bytes], but_for: Iterabl
 
     def on_file(file: BundleFile, manifest: Manifest) -> None:
         if manifest.uri == uri:
-            message = f"{file.path} is a version of {uri}: it came while it was being forgotten. Forget it again."
-            look.problems.append(Finding(file.path, NOT_FORGOTTEN, message))
+            look.problems.append(_newcomer(uri, file.path))
         elif blocks and (common := blocks.intersection(entry.id for entry in manifest.blocks)):
             look.shared.setdefault(manifest.uri, set()).update(common)
 
@@ -377,6 +379,23 @@ class _Forget:
         except StoreError as error:
             self._problems.append(Finding(path, error.code, error.message))
 
+    def find_newcomers(self, look: Look) -> None:
+        """Versions of the session that came after the last look, or may still come: the bytes of one that is being
+        written lie in a temporary file, which is its writer's."""
+        core = self._core
+        with core.committing() if not self._dry_run else contextlib.nullcontext():
+            arrived = [] if self._dry_run else core.index.bundles_of(self._uri)
+            versions = core.being_written(self._uri)
+        told = {problem.path for problem in look.problems}
+        paths = [core.folder.bundle_path(bundle_id) for bundle_id in arrived]
+        self._problems += [_newcomer(self._uri, path) for path in paths if path not in told]
+        for version in versions:
+            message = (
+                f"Version {version} of {self._uri} is being written, by a sleep or an import, and its bytes are in the "
+                f"store already. Let that come to its end, then {_AGAIN}."
+            )
+            self._problems.append(Finding(f"{core.path}/{BUNDLES}", STILL_OPEN, message))
+
     def report(self, look: Look) -> MaintenanceReport:
         for other, common in sorted(look.shared.items()):
             reason = f"{len(common)} blocks are this session's too, and stay"
@@ -384,6 +403,11 @@ class _Forget:
             self.actions.append(Action("keep", path, other, None, 0, reason))
         problems = (*self._problems, *look.problems)
         return MaintenanceReport("forget", self._dry_run, tuple(self.actions), self._freed, self._written, problems)
+
+
+def _newcomer(uri: SessionUri, path: str) -> Finding:
+    message = f"{path} is a version of {uri}: it came while it was being forgotten. Forget it again."
+    return Finding(path, NOT_FORGOTTEN, message)
 
 
 def _still_open(path: str) -> Finding:

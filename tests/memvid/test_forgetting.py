@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_making import (
@@ -30,6 +32,7 @@ from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 from torpor.memvid.page_sums import PageSums
 from torpor.memvid.rewriting import Contents, Prepared, prepared
+from torpor.memvid.writer import BundleWriter
 
 SECRET = SessionUri("private", "zyx-secret-session")
 TEXT = "the-words-of-a-secret-conversation"
@@ -549,3 +552,77 @@ def test_a_forget_cut_off_at_any_change_is_finished_by_another(store_path: Path)
         if finished:
             break
     assert point > 12
+
+
+# --- what comes while a session is being forgotten
+
+
+class Halfway:
+    """A piece of work in another thread that waits in its midst, with all its bytes written, until it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], Receipt]) -> None:
+        self._there, self._go = threading.Event(), threading.Event()
+        self._receipts: list[Receipt] = []
+        self._thread = threading.Thread(target=lambda: self._receipts.append(work()))
+        real = BundleWriter.finish
+
+        def finish(writer: BundleWriter, *arguments: Any) -> Any:
+            done = real(writer, *arguments)
+            if threading.current_thread() is self._thread:
+                self._there.set()
+                assert self._go.wait(30)
+            return done
+
+        monkeypatch.setattr(BundleWriter, "finish", finish)
+        self._thread.start()
+        assert self._there.wait(30)
+
+    def go_on(self) -> Receipt:
+        self._go.set()
+        self._thread.join()
+        return self._receipts[0]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["more of it", "all of it"])
+@pytest.mark.parametrize("what", ["sleep", "import"])
+def test_a_version_that_is_being_written_is_told_and_not_lost(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, known: bool
+) -> None:
+    exported = store_path.parent / "secret.mvb"
+    with Store.open(store_path.parent / "elsewhere", writable=True) as elsewhere:
+        sleep_secret(elsewhere, 600)
+        elsewhere.export_session(SECRET, None, exported)
+    if known:
+        sleep_secret(store, 300, seed=8)
+    work = (lambda: sleep_secret(store, 600)) if what == "sleep" else (lambda: store.import_file(exported))
+    halfway = Halfway(monkeypatch, work)
+    dry, report = store.forget(SECRET, dry_run=True), store.forget(SECRET)
+    for one in (dry, report):
+        assert [problem.code for problem in one.problems] == ["still_open"]
+        assert "is being written" in one.problems[0].message
+    receipt = halfway.go_on()
+    assert [row.bundle_id for row in store.versions(SECRET)] == [receipt.bundle_id]
+    assert store.verify(deep=True).ok
+    assert store.forget(SECRET).problems == ()
+    assert found_in(store_path, *traces()) == []
+
+
+def test_a_version_that_came_after_the_last_look_is_told(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep_secret(store, 600)
+    real = Index.erase_dropped
+
+    def erase(index: Index) -> None:
+        real(index)
+        sleep_secret(store, 300)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "erase_dropped", erase)
+        report = store.forget(SECRET)
+    (row,) = store.versions(SECRET)
+    assert [(one.code, one.path) for one in report.problems] == [
+        ("not_forgotten", str(bundle_path(store, row.bundle_id)))
+    ]
+    assert store.forget(SECRET).problems == ()
+    assert found_in(store_path, *traces()) == []

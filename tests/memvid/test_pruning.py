@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
@@ -468,3 +469,23 @@ def test_a_version_deleted_while_a_prune_looks_at_it_is_no_problem(
     monkeypatch.setattr(pruning, "_problem", problem)
     assert store.prune(LAST).problems == ()
     assert store.find_session(URI) is None
+
+
+def test_what_cannot_be_woken_does_not_count_in_the_second_look_either(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version that was to stay leaves while the prune is about to drop the ones before it."""
+    from torpor.memvid import deletion, pruning
+
+    receipts = [sleep(store, 100 + number, seed=number) for number in range(3)]
+    bundle_path(store, receipts[-1].bundle_id).unlink()
+    real = pruning._steps
+
+    def steps(drop: Any) -> Any:
+        with store._core.committing():
+            deletion.retire(store._core.folder, store._core.index, store._core.pins, [receipts[1].bundle_id])
+        return real(drop)
+
+    monkeypatch.setattr(pruning, "_steps", steps)
+    store.prune(LAST)
+    assert versions(store) == [1, 3]
