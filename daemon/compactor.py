@@ -18,6 +18,7 @@ from ..memvid.errors import SessionNotFound, StoreError
 from ..memvid.records import Receipt
 from ..memvid.store import Store
 from ..memvid.uri import SessionUri
+from .way import Stop, Way
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,38 +26,26 @@ _LOG = logging.getLogger(__name__)
 class Compactor:
     """Keeps the number of files that a wake opens low. Safe from several threads."""
 
-    def __init__(self, store: Store, policy: CompactionPolicy) -> None:
+    def __init__(self, store: Store, policy: CompactionPolicy, way: Way) -> None:
         self._store = store
+        self._way = way
         self._policy = policy
         # A thread of its own: the writer's is for sleeps, which must not wait until a large file has been copied.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-compact")
         self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._working = False
         self._due: dict[SessionUri, None] = {}
-        self._sleeping = 0
         self._closing = False
 
     @contextlib.contextmanager
     def giving_way(self) -> Iterator[None]:
         """A sleep is being written: what is under way here stops at its next step, and goes on afterwards."""
-        with self._lock:
-            self._sleeping += 1
         try:
-            yield
+            with self._way.sleeping():
+                yield
         finally:
-            with self._lock:
-                self._sleeping -= 1
+            with self._lock:  # what stopped for it is due before it looks whether the sleep has ended
                 if self._due and not self._must_stop():
                     self._thread.submit(self._work)
-
-    def make_way(self) -> bool:
-        """Wait until what is under way has stopped and given its temporary file back; False if nothing was. For a sleep
-        that found no room, within its `giving_way`."""
-        with self._idle:
-            was_working = self._working
-            self._idle.wait_for(lambda: not self._working)
-            return was_working
 
     def consider(self, receipt: Receipt) -> None:
         """Compact the session of a sleep, if its newest version has become spread over many files. Within the sleep's
@@ -73,15 +62,15 @@ class Compactor:
         self._thread.shutdown(cancel_futures=True)
 
     def _must_stop(self) -> bool:
-        return self._closing or self._sleeping > 0
+        return self._closing or self._way.has_sleeps
 
     def _work(self) -> None:
         while (uri := self._next()) is not None:
-            self._compact(uri)
-            with self._idle:
-                self._working = False
-                self._idle.notify_all()
-                if self._sleeping:  # so it may not have come to its end
+            stop = Stop(self._must_stop)
+            with self._way.compacting():
+                self._compact(uri, stop)
+            if stop.was_told:
+                with self._lock:
                     self._due[uri] = None
 
     def _next(self) -> SessionUri | None:
@@ -90,12 +79,11 @@ class Compactor:
                 return None
             uri = next(iter(self._due))
             del self._due[uri]
-            self._working = True
             return uri
 
-    def _compact(self, uri: SessionUri) -> None:
+    def _compact(self, uri: SessionUri, stop: Stop) -> None:
         try:
-            report = self._store.compact(uri, policy=self._policy, should_stop=self._must_stop)
+            report = self._store.compact(uri, policy=self._policy, should_stop=stop)
             for problem in report.problems:
                 _LOG.warning("compacting %s: %s: %s", uri, problem.code, problem.message)
         except SessionNotFound:

@@ -31,6 +31,7 @@ from .results import Emit, Progress, Stage
 from .sampler import initial_key
 from .sampling import Sampling
 from .sessions import Durable, Session, sampling_of
+from .way import Way
 
 # Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
 # time, and those that wait for it must not keep a wake from its thread.
@@ -53,14 +54,15 @@ class Woken:
 class Hibernation:
     """Puts sessions to sleep in a store and wakes them from it."""
 
-    def __init__(self, store: Store, engine: Engine) -> None:
+    def __init__(self, store: Store, engine: Engine, way: Way) -> None:
         self._store = store
+        self._way = way
         self._engine = engine
         self._backend = backend.describe()
         self._read = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="torpor-read")
         self._write = ThreadPoolExecutor(1, thread_name_prefix="torpor-write")
         self._fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
-        self._compactor = Compactor(store, CompactionPolicy())
+        self._compactor = Compactor(store, CompactionPolicy(), way)
 
     async def sleep(self, session: Session, emit: Emit, *, last: bool = False) -> Receipt:
         """Make the session's state durable; it stays in memory, clean. On failure it is as it was.
@@ -107,15 +109,17 @@ class Hibernation:
 
     async def _keep_with_room(self, session: Session, emit: Emit, last: bool) -> Receipt:
         """Cut and write a snapshot; once more where the disk had no room for it beside a file that a compaction was
-        writing: that one is given up first."""
+        writing: that one comes to its end first."""
+        ended_before = self._way.ended()
         try:
             return await self._keep_all(session, emit, last)
         except (NoSpace, BudgetExceeded) as error:
             if isinstance(error, BudgetExceeded) and error.details.get("which") != FREE_BYTES:
                 raise
-            if not await asyncio.to_thread(self._compactor.make_way):
-                raise
-        return await self._keep_all(session, emit, last)
+            with self._way.claimed():
+                if not await asyncio.to_thread(self._way.wait_for_room, ended_before):
+                    raise
+                return await self._keep_all(session, emit, last)
 
     async def _keep_all(self, session: Session, emit: Emit, last: bool) -> Receipt:
         """Cut and write a snapshot, referring to the last one's blocks as far as they can be relied on."""

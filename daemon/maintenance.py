@@ -7,8 +7,9 @@ commits, so sleeps and wakes go on meanwhile; for the same reason this is not th
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from ..memvid.orders import MarkedVersion, Order
 from ..memvid.records import MaintenanceReport
 from ..memvid.store import Store
 from .results import MaintenanceAction, MaintenanceProblem, MaintenanceResult, MarksResult
+from .way import Stop, Way
 
 # What a report tells one by one. A store may have millions of files; an answer has to fit into a frame.
 MAX_ACTIONS_TOLD = 10_000
@@ -29,14 +31,26 @@ class Maintenance:
     """The one who looks after a store. `close` waits for what has begun, for that must not meet a closed store; a
     compaction stops at its next step."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, way: Way) -> None:
         self._store = store
+        self._way = way
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-maintain")
         self._stopping = threading.Event()
 
     async def carry_out(self, order: Order) -> MaintenanceResult:
         """Carry an order out after those that came before it. Raises what the store's operation raises."""
-        return result_of(await self.run(lambda: orders.carry_out(self._store, order, self._stopping.is_set)))
+        return result_of(await self.run(lambda: self._carry_out(order)))
+
+    def _carry_out(self, order: Order) -> MaintenanceReport:
+        if order.operation != "compact" or order.dry_run:
+            return orders.carry_out(self._store, order)
+        reports = []
+        while True:  # what stopped to give way to a sleep without room goes on after it
+            stop = Stop(self._stopping.is_set, lambda: self._way.is_claimed)
+            with self._way.compacting():
+                reports.append(orders.carry_out(self._store, order, stop))
+            if not stop.was_told or self._stopping.is_set():
+                return _as_one(reports)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Do work on the store that may take long, after what came before it."""
@@ -46,6 +60,17 @@ class Maintenance:
         """Wait for the operation that has begun, and those that wait for it, and end the thread."""
         self._stopping.set()
         self._thread.shutdown()
+
+
+def _as_one(reports: Sequence[MaintenanceReport]) -> MaintenanceReport:
+    """The report of an operation that was carried out in several goes: what several found wrong is told once."""
+    return dataclasses.replace(
+        reports[-1],
+        actions=tuple(action for report in reports for action in report.actions),
+        bytes_freed=sum(report.bytes_freed for report in reports),
+        bytes_written=sum(report.bytes_written for report in reports),
+        problems=tuple(dict.fromkeys(problem for report in reports for problem in report.problems)),
+    )
 
 
 def result_of(report: MaintenanceReport) -> MaintenanceResult:

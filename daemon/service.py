@@ -55,6 +55,7 @@ from .sampler import initial_key
 from .sampling import Sampling
 from .sessions import Session, Turns
 from .waiting import to_the_end
+from .way import Way
 
 
 class Service:
@@ -64,8 +65,9 @@ class Service:
         self._store = store
         self._engine = engine
         self._models = dict(loaded)
-        self._hibernation = Hibernation(store, engine)
-        self._maintenance = Maintenance(store)
+        way = Way()
+        self._hibernation = Hibernation(store, engine, way)
+        self._maintenance = Maintenance(store, way)
         self._encoder = Encoder()
         self._turns = Turns()
         self._awake: dict[SessionUri, Session] = {}

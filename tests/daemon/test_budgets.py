@@ -126,7 +126,7 @@ async def test_a_sleep_without_room_waits_for_the_compaction_that_takes_it_and_i
         sleeping = asyncio.ensure_future(rig.sleep("b"))
         await until(lambda: disk.asked == 1)
         if waits:
-            waiting = rig.service._hibernation._compactor._idle
+            waiting = rig.service._hibernation._way._changed
             await until(lambda: sleeping.done() or bool(waiting._waiters))
             assert (disk.asked, sleeping.done()) == (1, False)
             disk.gate.open()
@@ -136,6 +136,27 @@ async def test_a_sleep_without_room_waits_for_the_compaction_that_takes_it_and_i
             with pytest.raises(BudgetExceeded):
                 await sleeping
             disk.gate.open()
+
+
+async def test_a_sleep_without_room_waits_for_a_compaction_that_a_user_ordered_too(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        await rig.service.create(session="a")
+        for number in range(3):
+            await rig.service.append(session="a", tokens=tokens_of(number, 300), emit=ignore)
+            await rig.sleep("a")
+        disk = Crowded(monkeypatch, NoSpace("No room."))
+        ordered = asyncio.ensure_future(rig.service.maintain(operation="compact"))
+        await disk.gate.reached()
+        await rig.read("b", tokens_of(1, 300))
+        sleeping = asyncio.ensure_future(rig.sleep("b"))
+        waiting = rig.service._hibernation._way._changed
+        await until(lambda: sleeping.done() or bool(waiting._waiters))
+        assert (disk.asked, sleeping.done()) == (1, False)
+        disk.gate.open()
+        assert (await sleeping).version == 1
+        assert (await ordered).problems == ()
 
 
 async def test_a_sleep_without_room_is_refused_at_once_where_nothing_is_compacted(

@@ -112,6 +112,40 @@ async def test_a_stop_cuts_a_compaction_short(open_rig: Any, monkeypatch: pytest
         await running
 
 
+async def test_a_compaction_stops_for_a_sleep_without_room_goes_on_after_it_and_reports_once(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Finding("/p", "corrupt_block", "m.")
+    told: list[bool] = []
+    begun = threading.Event()
+
+    def compact(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
+        number = len(told)
+        begun.set()
+        deadline = time.monotonic() + DEADLINE_S
+        while not number and not should_stop():
+            assert time.monotonic() < deadline, "nobody told it to stop"
+            time.sleep(0.001)
+        told.append(should_stop())
+        action = Action("compact", f"/{number}", SessionUri("default", "a"), 1, 5, "why")
+        return MaintenanceReport("compact", False, (action,), 7, 8, (found,))
+
+    monkeypatch.setattr(Store, "compact", compact)
+    async with open_rig() as rig:
+        running = asyncio.ensure_future(rig.service.maintain(operation="compact"))
+        await until(begun.is_set)
+        way = rig.service._maintenance._way
+        with way.sleeping():
+            before = way.ended()
+            with way.claimed():
+                assert await asyncio.to_thread(way.wait_for_room, before)
+                assert told == [True], "it does not begin again while the sleep has its room"
+            result = await running
+        assert told == [True, False]
+        assert [action.path for action in result.actions] == ["/0", "/1"]
+        assert (result.bytes_freed, result.bytes_written, len(result.problems)) == (14, 16, 1)
+
+
 async def test_a_stop_lets_the_operation_that_runs_end_before_it_closes_the_store(
     open_rig: Any, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
