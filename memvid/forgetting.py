@@ -14,7 +14,7 @@ that nobody needs, and not for those of this session, it needs no memory of a fo
 
 Rules:
 - A frame goes only once a look at every user of its file, with no one changed since, says that nobody needs it.
-- While a bundle cannot be read nothing that it may need is touched, and the report says so.
+- While a bundle cannot be read, or its file is missing, nothing that it may need is touched, and the report says so.
 - What somebody has open stays until it is closed, and the report says so.
 - A version of the session that is being written is let be, for whoever writes it may not lose it: at the very end,
   under the lock, it is asked for, and the report says so. So are versions that came since the last look.
@@ -44,6 +44,7 @@ from .records import Action, Finding, MaintenanceReport
 from .remains import Remain, find_remains
 from .rewriting import Contents, prepared
 from .uri import SessionUri, not_found
+from .verify import Promised
 
 STILL_OPEN: Final = "still_open"
 NOT_FORGOTTEN: Final = "not_forgotten"
@@ -80,8 +81,9 @@ class Look:
     problems: list[Finding] = field(default_factory=list)
 
 
-def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceReport:
-    """See `Store.forget`. A session without rows may have files of an earlier delete or forget left."""
+def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: bool) -> MaintenanceReport:
+    """See `Store.forget`. A session without rows may have files of an earlier delete or forget left. `promised` says,
+    by a fresh look, which bundles still belong to a session."""
     if dry_run:
         core.require_open()
     else:
@@ -89,11 +91,11 @@ def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceRep
         core.mend_index_file()  # one that is behind keeps names, and lets no file go
     bundle_ids = core.index.bundles_of(uri)
     blocks = _blocks_of(core, uri, bundle_ids)
-    run = _Forget(core, uri, blocks, dry_run=dry_run)
+    run = _Forget(core, uri, blocks, promised, dry_run=dry_run)
     if not dry_run:
         run.delete(bundle_ids)
     run.clear_other_places()
-    look = run.strip() if not dry_run else _look(core, uri, blocks, bundle_ids)
+    look = run.strip() if not dry_run else _look(core, uri, blocks, promised, bundle_ids)
     if dry_run:
         run.plan(look)
     else:
@@ -120,7 +122,9 @@ def _blocks_of(core: StoreCore, uri: SessionUri, bundle_ids: Iterable[bytes]) ->
 # --- looking
 
 
-def _look(core: StoreCore, uri: SessionUri, blocks: set[bytes], but_for: Iterable[bytes] = ()) -> Look:
+def _look(
+    core: StoreCore, uri: SessionUri, blocks: set[bytes], promised: Promised, but_for: Iterable[bytes] = ()
+) -> Look:
     """Look the whole store over, as if the bundles `but_for` were retired. Changes nothing."""
     look = Look()
 
@@ -148,8 +152,31 @@ def _look(core: StoreCore, uri: SessionUri, blocks: set[bytes], but_for: Iterabl
             look.problems.append(Finding(path, CANNOT_BE_TOLD, f"{message} {error.message}"))
             continue
         if step is not None:
-            look.steps.append(step)
+            missing = _missing_users(core, uri, step, promised, but_for)
+            look.problems += missing
+            look.steps += () if missing else (step,)
     return look
+
+
+def _missing_users(
+    core: StoreCore, uri: SessionUri, step: Step, promised: Promised, but_for: Iterable[bytes]
+) -> list[Finding]:
+    """Why a file must stay as it is: versions that look for blocks in it, as the index has it, are not there to be
+    asked for which."""
+    others = set(core.index.users_of(step.bundle_id)).difference(but_for)
+    missing = sorted(promised([user for user in others if not core.folder.has_bundle(user)]))
+    rows = core.index.rows_of(missing)
+    found = []
+    for user in missing:
+        path = core.folder.bundle_path(user)
+        row = rows.get(user)
+        version = f"version {row.version} of {row.uri}" if row is not None else "another version"
+        message = (
+            f"{step.path} stays as it is: {version} looks for blocks in it, and nobody knows for which, for its file "
+            f"{path} is missing. Put that file back from a backup, or delete that session, and {_AGAIN}."
+        )
+        found.append(Finding(step.path, CANNOT_BE_TOLD, message))
+    return found
 
 
 def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: bool) -> Step | None:
@@ -175,10 +202,13 @@ def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: boo
 class _Forget:
     """A forget under way."""
 
-    def __init__(self, core: StoreCore, uri: SessionUri, blocks: set[bytes], *, dry_run: bool) -> None:
+    def __init__(
+        self, core: StoreCore, uri: SessionUri, blocks: set[bytes], promised: Promised, *, dry_run: bool
+    ) -> None:
         self._core = core
         self._uri = uri
         self._blocks = blocks
+        self._promised = promised
         self._dry_run = dry_run
         self._freed = 0
         self._written = 0
@@ -204,7 +234,7 @@ class _Forget:
         """Look the store over and do what is to be done, until a look finds nothing more: that one is the proof."""
         failed: dict[bytes, Finding] = {}
         for _ in range(_ROUNDS):
-            look = _look(self._core, self._uri, self._blocks)
+            look = _look(self._core, self._uri, self._blocks, self._promised)
             steps = [step for step in look.steps if step.bundle_id not in failed]
             if not steps:
                 break
@@ -261,7 +291,11 @@ class _Forget:
         users: dict[bytes, Stamp] = {}
         needed: set[bytes] = set()
         for user in core.index.users_of(step.bundle_id):
-            with contextlib.closing(core.open_bundle(user)) as file:
+            try:
+                file = core.open_bundle(user)
+            except BundleMissing:
+                return None  # since the look: it was deleted, or the next look says so
+            with contextlib.closing(file):
                 users[user] = file.stamp()
                 needed.update(entry.id for entry in file.entries if entry.bundle_id == step.bundle_id)
         contents = self._contents(step, needed)

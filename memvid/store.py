@@ -377,7 +377,7 @@ class Store:
             SessionNotFound: there is no such session, and nothing of it is left.
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
-        return forgetting.forget(self._core, uri, dry_run=dry_run)
+        return forgetting.forget(self._core, uri, self._promised, dry_run=dry_run)
 
     def usage(self) -> UsageReport:
         """What the store takes, by place and by need, and each session's part of it. Works in a store that was opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -625,4 +626,58 @@ def test_a_version_that_came_after_the_last_look_is_told(
         ("not_forgotten", str(bundle_path(store, row.bundle_id)))
     ]
     assert store.forget(SECRET).problems == ()
+    assert found_in(store_path, *traces()) == []
+
+
+def test_a_fork_whose_file_is_missing_is_told_with_what_to_do(store: Store, store_path: Path) -> None:
+    """Nobody knows which blocks it looks for: all stay, for as long as its file may come back."""
+    first = sleep_secret(store, 600)
+    second = sleep_secret(store, 700, before=first)
+    lost = bundle_path(store, fork(store, 800, second).bundle_id)
+    store.close()
+    data = lost.read_bytes()
+    lost.unlink()
+    with Store.open(store_path, writable=True) as again:
+        with Store.open(store_path, writable=False) as reader:
+            planned = reader.forget(SECRET, dry_run=True)
+        report = again.forget(SECRET)
+        for one in (planned, report):
+            assert [problem.code for problem in one.problems] == ["cannot_be_told"]
+            assert str(lost) in one.problems[0].message
+            assert f"version 1 of {OTHER_URI}" in one.problems[0].message
+            assert not any(
+                action.path.startswith(str(bundle_path(again, first.bundle_id))[:-1]) for action in one.actions
+            )
+        assert [problem.code for problem in again.forget(SECRET).problems] == ["cannot_be_told"]
+    lost.write_bytes(data)
+    with Store.open(store_path, writable=True) as again:
+        require_forked(again, 800, 512)
+        assert again.forget(SECRET).problems == ()
+        assert found_in(store_path, TEXT.encode(), SECRET.name.encode(), payload(512, 188)) == []
+        require_forked(again, 800, 512)
+    lost.unlink()
+    with Store.open(store_path, writable=True) as again:
+        again.delete_session(OTHER_URI)
+        assert found_in(store_path, *traces()) == []
+
+
+def test_a_fork_that_is_deleted_during_the_look_is_no_problem(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sleep_secret(store, 600)
+    fork(store, 800, first)
+    real, looks = Index.users_of, 0
+
+    def users_of(index: Index, bundle_id: bytes) -> list[bytes]:
+        nonlocal looks
+        users = real(index, bundle_id)
+        if users and sys._getframe(1).f_code.co_name == "_missing_users":
+            looks += 1
+            store.delete_session(OTHER_URI)
+        return users
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "users_of", users_of)
+        assert store.forget(SECRET).problems == ()
+    assert looks == 1
     assert found_in(store_path, *traces()) == []
