@@ -58,7 +58,7 @@ from .index_seals import (
     storage_of,
     with_seals,
 )
-from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS
+from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS, MAX_VERSION
 from .manifest import Manifest
 from .page_sums import PAGE_BYTES, PageSums
 from .paths import list_names, require_own_regular, stat_name
@@ -685,6 +685,8 @@ class Index:
         where = f"status = '{LIVE}' AND namespace = ? AND name = ?"
         values: tuple[Any, ...] = (uri.namespace, uri.name)
         if version is not None:
+            if not 1 <= version <= MAX_VERSION:
+                return None  # nor does SQLite take every number
             where, values = where + " AND version = ?", (*values, version)
         rows = self._rows(f"WHERE {where} ORDER BY version DESC LIMIT 1", values)
         return rows[0] if rows else None
@@ -949,7 +951,8 @@ def _configure(connection: sqlite3.Connection) -> None:
 
 
 def _require_index_file(store_path: str, root_fd: int) -> str:
-    """The index's path, once each of its files is known to be a regular file of our own: SQLite would follow a link."""
+    """The index's path, once each of its files is known to be a regular file of our own, for SQLite would follow a
+    link, and not longer than what is read of an index."""
     path = f"{store_path}/{INDEX_FILE}"
     for suffix in _SIDE_FILES:
         try:
@@ -959,6 +962,8 @@ def _require_index_file(store_path: str, root_fd: int) -> str:
                 raise IndexUnusable("it is missing") from error
             continue
         require_own_regular(status, path + suffix)
+        if status.st_size > MAX_INDEX_BYTES:
+            raise IndexUnusable(f"{path + suffix} has more than {MAX_INDEX_BYTES} bytes")
     return path
 
 
@@ -1022,6 +1027,8 @@ def _require_ours(
         raise IndexUnusable("it has another schema version")
     if connection.execute("PRAGMA page_size").fetchone() != (PAGE_BYTES,):
         raise IndexUnusable("it has pages of another size")
+    if connection.execute("PRAGMA page_count").fetchone() > (MAX_INDEX_BYTES // PAGE_BYTES,):
+        raise IndexUnusable(f"it says that it has more than {MAX_INDEX_BYTES} bytes")
     _require_schema(connection)
     if connection.execute("SELECT value FROM meta WHERE key = 'store_uuid'").fetchone() != (store_uuid,):
         raise IndexUnusable("it belongs to another store")

@@ -52,7 +52,7 @@ def read_image(root_fd: int, store_path: str, file_name: str, *, page_bytes: int
 
     Raises:
         FileNotFoundError: there is no file. UnsafePath, StoreIoError.
-        OverflowError: the file, or the log, has more than `max_bytes`.
+        OverflowError: the file, or the log, has more than `max_bytes`, or the file would have with the log in it.
     """
     path = f"{store_path}/{file_name}"
     fd = open_file(root_fd, file_name, os.O_RDONLY, path)
@@ -65,12 +65,14 @@ def read_image(root_fd: int, store_path: str, file_name: str, *, page_bytes: int
             return None
     finally:
         os.close(fd)
-    return IndexImage(_with_log(file_data, log, page_bytes), file_data, bool(log))
+    return IndexImage(_with_log(file_data, log, path, page_bytes, max_bytes), file_data, bool(log))
 
 
-def _with_log(file_data: bytes, log: bytes, page_bytes: int) -> bytearray:
+def _with_log(file_data: bytes, log: bytes, path: str, page_bytes: int, max_bytes: int) -> bytearray:
     data = bytearray(file_data)
     pages, count = committed_pages(log, page_bytes)
+    if count * page_bytes > min(max_bytes, len(file_data) + len(log)):  # a page that is new is in the log
+        raise OverflowError(f"by its log {path} has {count} pages, more than there can be")
     if count:
         data = data[: count * page_bytes].ljust(count * page_bytes, b"\0")
         for page, at in pages.items():

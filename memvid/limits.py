@@ -141,8 +141,8 @@ for a slot of MAX_SLOT_BYTES in elements of 8 bytes."""
 # --- small files and input/output
 
 MAX_INDEX_BYTES: Final = 512 * MIB
-"""An index file that a read-only store copies into memory; a larger one is made anew from the bundles. A version takes
-290 to 670 bytes, so this is 0.8 million versions at least."""
+"""An index file, or its log, that is read when a store is opened; a larger one is made anew from the bundles. A version
+takes 290 to 670 bytes, so this is 0.8 million versions at least."""
 
 MAX_STORE_JSON_BYTES: Final = 4 * KIB
 MAX_LABELS: Final = 256

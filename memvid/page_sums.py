@@ -54,9 +54,10 @@ class PageSums:
     def stored(cls, root_fd: int, store_path: str, file_name: str) -> PageSums | None:
         """Those in the file of sums, if the index file is exactly what they say."""
         try:
-            with _opened(root_fd, store_path, SUMS_FILE) as fd:
-                stored = bytearray(_read(fd, 0, os.fstat(fd).st_size))
-            if stored != _sums_of_file(root_fd, store_path, file_name):
+            with _opened(root_fd, store_path, file_name) as fd:
+                file_bytes = os.fstat(fd).st_size
+            stored = _stored(root_fd, store_path, file_bytes)
+            if stored is None or stored != _sums_of_file(root_fd, store_path, file_name):
                 return None
         except (OSError, StoreError):
             return None
@@ -66,11 +67,12 @@ class PageSums:
     def of_data(cls, root_fd: int, store_path: str, file_name: str, file_data: bytes) -> PageSums | None:
         """Those in the file of sums, if an index file that was read whole is exactly what they say."""
         try:
-            with _opened(root_fd, store_path, SUMS_FILE) as fd:
-                stored = bytearray(_read(fd, 0, os.fstat(fd).st_size))
+            stored = _stored(root_fd, store_path, len(file_data))
         except (OSError, StoreError):
             return None
-        return cls(root_fd, store_path, file_name, stored) if stored == b"".join(_sums_of(file_data)) else None
+        if stored is None or stored != b"".join(_sums_of(file_data)):
+            return None
+        return cls(root_fd, store_path, file_name, stored)
 
     @classmethod
     def taken(cls, root_fd: int, store_path: str, file_name: str) -> PageSums:
@@ -162,6 +164,13 @@ def _pages_in_wal(fd: int) -> set[int]:
             waiting.clear()
         offset += WAL_FRAME.size + PAGE_BYTES
     return committed
+
+
+def _stored(root_fd: int, store_path: str, file_bytes: int) -> bytearray | None:
+    """What the file of sums holds, if there are as many as an index file of that size has pages."""
+    size_bytes = -(-file_bytes // PAGE_BYTES) * _SUM_BYTES
+    with _opened(root_fd, store_path, SUMS_FILE) as fd:
+        return bytearray(_read(fd, 0, size_bytes)) if os.fstat(fd).st_size == size_bytes else None
 
 
 def _sums_of_file(root_fd: int, store_path: str, file_name: str) -> bytearray:

@@ -31,6 +31,8 @@ from torpor.memvid.errors import (
     Truncated,
 )
 from torpor.memvid.index import LIVE, SHADOWED, Index, IndexedBundle
+from torpor.memvid.limits import MAX_VERSION
+from torpor.memvid.page_sums import SUMS_FILE
 from torpor.memvid.records import IndexRow
 
 
@@ -190,6 +192,17 @@ def test_a_row_damaged_while_the_store_is_open_is_a_typed_error(store: Store, st
     break_row(store_path / "index.sqlite")
     with pytest.raises(StoreIoError, match="made anew"):
         list(store.iter_sessions())
+
+
+@pytest.mark.parametrize("version", [-(2**63) - 1, -1, 0, 2, MAX_VERSION + 1, 2**63, 2**70])
+def test_a_version_that_cannot_be_is_not_there_and_leaves_the_index_believed(
+    store: Store, store_path: Path, version: int
+) -> None:
+    sleep(store, 300)
+    assert store.find_session(URI, version) is None
+    with pytest.raises(SessionNotFound, match=f"no version {version}"):
+        store.open_session(URI, version)
+    assert (store_path / SUMS_FILE).exists()
 
 
 def test_a_session_is_found_by_what_a_person_types(store: Store) -> None:

@@ -364,6 +364,19 @@ def test_a_checkpoint_is_made_when_the_log_is_long(store: Store, store_path: Pat
     assert len(killed[1]) == len(killed[0]) // PAGE_BYTES * 16
 
 
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("size_bytes", [1 << 44, 17, 0])
+def test_as_many_sums_as_no_index_of_that_size_has_are_not_read(
+    store: Store, store_path: Path, size_bytes: int, writable: bool
+) -> None:
+    sleep(store, 300)
+    store.close()
+    os.truncate(store_path / SUMS_FILE, size_bytes)
+    with Store.open(store_path, writable=writable) as again:
+        assert again.opening.index_rebuilt is None
+        assert len(again.versions(URI)) == 1
+
+
 def test_sums_that_cannot_be_written_stop_nothing(store: Store, store_path: Path) -> None:
     (store_path / SUMS_FILE).unlink()
     (store_path / SUMS_FILE).mkdir()

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import sqlite3
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,25 @@ def rows_by_sqlite(folder: Path, scratch: Path) -> list[tuple[int, bytes]]:
             shutil.copy(folder / f"{NAME}{suffix}", scratch)
     with contextlib.closing(sqlite3.connect(scratch / NAME)) as connection:
         return rows_of(connection)
+
+
+def checksum(data: bytes, order: str, sums: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """SQLite's checksum as its documentation has it, a word at a time."""
+    first, second = sums
+    words = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for one, other in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & 0xFFFF_FFFF
+        second = (second + other + first) & 0xFFFF_FFFF
+    return first, second
+
+
+def one_frame_log(page: bytes, pages_of_file: int) -> bytes:
+    """A log whose one frame has the file's first page, and commits."""
+    header = struct.pack(">IIIIQ", 0x377F0682, 3007000, PAGE, 0, 12345)
+    sums = checksum(header, "<")
+    frame = struct.pack(">II", 1, pages_of_file)
+    end = struct.pack(">QII", 12345, *checksum(frame + page, "<", sums))
+    return header + struct.pack(">II", *sums) + frame + end + page
 
 
 def copied(folder: Path, to: Path) -> Path:
@@ -165,6 +185,16 @@ def test_a_file_or_a_log_over_the_limit_is_not_read(database: sqlite3.Connection
             read_image(root_fd, str(tmp_path / "db"), NAME, page_bytes=PAGE, max_bytes=PAGE)
     finally:
         os.close(root_fd)
+
+
+@pytest.mark.parametrize("pages", [0xFFFF_FFFF, LIMIT // PAGE + 1, LIMIT // PAGE])
+def test_a_log_that_says_that_there_are_more_pages_than_in_file_and_log_is_refused(
+    database: sqlite3.Connection, tmp_path: Path, pages: int
+) -> None:
+    folder = copied(tmp_path / "db", tmp_path / "copy")
+    (folder / f"{NAME}-wal").write_bytes(one_frame_log((folder / NAME).read_bytes()[:PAGE], pages))
+    with pytest.raises(OverflowError, match=f"{pages} pages"):
+        rows_by_image(folder)
 
 
 def test_a_log_that_is_a_link_is_refused(database: sqlite3.Connection, tmp_path: Path) -> None:

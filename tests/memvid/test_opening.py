@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
+from test_index_image import one_frame_log
 from torpor.memvid import Receipt, Store
 from torpor.memvid.errors import BundleMissing, DurabilityLost, NotAStore, SessionNotFound, StoreIoError, UnsafePath
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
+from torpor.memvid.limits import MAX_INDEX_BYTES
 
 
 def damage(file: Path) -> bytes:
@@ -357,6 +359,34 @@ def test_an_index_too_large_for_memory_is_not_copied(
     with Store.open(store_path, writable=False) as reader:
         assert "4096 bytes" in str(reader.opening.index_rebuilt)
         require_awake(reader, 300)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("name", ["index.sqlite", "index.sqlite-wal"])
+def test_an_index_file_longer_than_any_of_ours_is_not_read(
+    store: Store, store_path: Path, name: str, writable: bool
+) -> None:
+    sleep(store, 300)
+    store.close()
+    (store_path / name).touch(0o600)
+    os.truncate(store_path / name, MAX_INDEX_BYTES + 1)
+    with Store.open(store_path, writable=writable) as again:
+        assert f"{name} has more than" in (again.opening.index_rebuilt or "")
+        require_awake(again, 300)
+
+
+def test_an_index_that_has_more_pages_by_its_log_than_any_of_ours_is_not_checked_page_by_page(
+    store: Store, store_path: Path
+) -> None:
+    sleep(store, 300)
+    store.close()
+    page = bytearray((store_path / "index.sqlite").read_bytes()[:4096])
+    page[28:32] = (1 << 24).to_bytes(4, "big")  # SQLite believes this where the log says as many
+    (store_path / "index.sqlite-wal").touch(0o600)
+    (store_path / "index.sqlite-wal").write_bytes(one_frame_log(bytes(page), 1 << 24))
+    with Store.open(store_path, writable=True) as again:
+        assert "it says that it has more than" in (again.opening.index_rebuilt or "")
+        require_awake(again, 300)
 
 
 # --- parts of the folder
