@@ -101,7 +101,7 @@ def render_store(report: UsageReport, path: Path) -> RenderableType:
         if size_bytes := getattr(report, field):
             facts.add_row(f"    {name}", format_bytes(size_bytes))
     facts.add_row("  shared", f"{format_bytes(report.shared_bytes)} that several sessions need, counted once")
-    hint = ": torpor gc, torpor compact" if report.unneeded_bytes else ""
+    hint = ": torpor gc and compact give back what is worth it" if report.unneeded_bytes else ""
     facts.add_row("  unneeded", f"{format_bytes(report.unneeded_bytes)}{hint}")
     facts.add_row("  written today", format_bytes(report.written_today_bytes))
     facts.add_row("  free on the disk", format_bytes(report.free_bytes))

@@ -1,9 +1,13 @@
-"""How figures are written for people: bytes, seconds, counts, ids, ages. Pure functions; JSON never uses them."""
+"""How figures are written for people, and read from them: bytes, seconds, counts, ids, ages. Pure functions; JSON
+never uses them."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
+from decimal import Decimal
 
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?:([KMGT])(i)?)?B?", re.ASCII | re.IGNORECASE)
 SHORT_ID_DIGITS = 12  # hex digits of an id that a table shows: 48 bits, enough to tell bundles of one store apart
 
 
@@ -17,6 +21,23 @@ def format_bytes(size_bytes: int) -> str:
         if size < 1000:
             return f"{size:.{_decimals(size)}f} {unit}"
     return f"{size / 1024:.1f} TiB"
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size as a person writes it: whole bytes, or a number and a unit as in `500MiB`, `1.5 GiB`, `2GB`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is no size; write bytes, or a number with a unit, as in 500MiB or 2GB")
+    number, prefix, binary = match.groups()
+    base = 1024 if binary else 1000
+    size = Decimal(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0)
+    if size != int(size):
+        raise ValueError(f"{text[:40]!r} is no whole number of bytes")
+    return int(size)
 
 
 def format_seconds(seconds: float) -> str:

@@ -145,4 +145,6 @@ def rebuild_index(
     [cyan]torpor rebuild-index --store /backup/store[/]
     """
     output = Output(as_json=as_json)
-    return write_report(output, "rebuild-index", carry_out(Order("rebuild_index", dry_run=dry_run), socket, store))
+    report = carry_out(Order("rebuild_index", dry_run=dry_run), socket, store)
+    nothing = "nothing would change" if dry_run else "[green]done[/]  it says what it said before"
+    return write_report(output, "rebuild-index", report, nothing=nothing)

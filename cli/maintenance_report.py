@@ -63,8 +63,9 @@ def result_of(report: MaintenanceReport) -> MaintenanceResult:
     )
 
 
-def write_report(output: Output, command: str, report: MaintenanceResult) -> int:
-    """Write a report and give the exit status: of what stays wrong, unless the report is only a plan."""
+def write_report(output: Output, command: str, report: MaintenanceResult, *, nothing: str = "nothing to do") -> int:
+    """Write a report and give the exit status: of what stays wrong, unless the report is only a plan. `nothing` is what
+    is said where no action was needed."""
     if output.as_json:
         output.document(command, {"ok": not report.problems, **report.model_dump(mode="json")})
         return _exit_status(report)
@@ -78,7 +79,7 @@ def write_report(output: Output, command: str, report: MaintenanceResult) -> int
     unseen = max(0, len(report.problems) - ROWS_SHOWN) + report.problems_left_out
     if unseen:
         output.line(f"[dim]… and {format_plural(unseen, 'more problem')} (--json has them)[/]")
-    output.line(_sums(report))
+    output.line(_sums(report, nothing))
     return _exit_status(report)
 
 
@@ -107,19 +108,20 @@ def _owner(action: MaintenanceAction) -> str:
 
 def _short_file(path: str) -> str:
     """A bundle's file by the first digits of its id, any other by its last names."""
-    file = Path(path)
-    if len(file.stem) == 64:
-        return format_id(file.stem) + file.suffix
-    return file.name or path
+    name = Path(path).name
+    stem, _, rest = name.partition(".")  # one that was set aside has a number after its ending
+    if len(stem) == 64:
+        return f"{format_id(stem)}.{rest}"
+    return name or path
 
 
-def _sums(report: MaintenanceResult) -> str:
+def _sums(report: MaintenanceResult, nothing: str) -> str:
     counts = Counter(action.kind for action in report.actions if action.kind != KEEP)
     problems = len(report.problems) + report.problems_left_out
     wrong = f"; [red]{format_plural(problems, 'problem')}[/]" if problems else ""
     if not counts and not report.actions_left_out:
         kept = sum(action.kind == KEEP for action in report.actions)
-        return f"nothing to do{f', {format_count(kept)} kept' if kept else ''}{wrong}"
+        return f"{nothing}{f', {format_count(kept)} kept' if kept else ''}{wrong}"
     figures = _figures(report.bytes_freed, report.bytes_written)
     done = ", ".join(
         f"{format_count(count)} {plain(kind if report.dry_run else _DONE.get(kind, kind))}"

@@ -12,6 +12,7 @@ from ..socket_api.address import default_socket_path
 from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
+from .formatting import parse_bytes
 from .options import JsonOption, SocketOption
 from .output import Output, plain, write_failure
 
@@ -40,21 +41,32 @@ LogOption = Annotated[
         "--log", metavar="PATH", show_default=False, help="Where a detached daemon writes; torpor doctor names it."
     ),
 ]
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from error
+
+
 BUDGETS = ("--store-budget", "--daily-write-budget", "--keep-free")
 StoreBudgetOption = Annotated[
     int | None,
     typer.Option(
         "--store-budget",
-        metavar="BYTES",
+        metavar="SIZE",
+        parser=_size,
         show_default=False,
-        help="Refuse a sleep with which the store would hold more than this.",
+        help="Refuse a sleep with which the store would hold more than this, as in 20GiB.",
     ),
 ]
 DailyWriteBudgetOption = Annotated[
     int | None,
     typer.Option(
         "--daily-write-budget",
-        metavar="BYTES",
+        metavar="SIZE",
+        parser=_size,
         show_default=False,
         help="Refuse a sleep with which more than this would be written in a day (UTC).",
     ),
@@ -63,7 +75,8 @@ KeepFreeOption = Annotated[
     int | None,
     typer.Option(
         "--keep-free",
-        metavar="BYTES",
+        metavar="SIZE",
+        parser=_size,
         show_default=False,
         help="Refuse a sleep after which the disk would have less than this left.",
     ),

@@ -5,8 +5,10 @@ Owns that choice, and the opening of a store that nobody serves. What an operati
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from ..socket_api.client import Client
 from ..socket_api.errors import RemoteError
 from ..socket_api.results import MaintenanceResult, MarksResult, SleepResult
 from .daemon_link import find_daemon
+from .errors import Interrupted
 from .maintenance_report import result_of
 from .store_view import open_store
 
@@ -57,10 +60,11 @@ def carry_out(order: Order, socket: Path | None, store: Path | None) -> Maintena
     Raises:
         StoreLocked: a daemon that was not asked has the store.
         NoStore: there is none; none is made.
+        Interrupted: by Ctrl-C, with what became of the work.
     """
     daemon = find_keeper(socket, store)
     if daemon is not None:
-        with daemon:
+        with daemon, _telling(order, "The daemon brings what it has begun to its end; ask again for what is left."):
             return daemon.maintain(
                 order.operation,
                 session=order.session,
@@ -70,7 +74,10 @@ def carry_out(order: Order, socket: Path | None, store: Path | None) -> Maintena
                 cold_after_days=order.cold_after_days,
             )
     path = store or default_store_path()
-    with open_store(path) if order.dry_run else open_to_maintain(path) as opened:
+    with (
+        _telling(order, "The store is sound, and what was done stays done; the same command does the rest."),
+        open_store(path) if order.dry_run else open_to_maintain(path) as opened,
+    ):
         report = orders.carry_out(
             opened,
             orders.Order(
@@ -83,6 +90,15 @@ def carry_out(order: Order, socket: Path | None, store: Path | None) -> Maintena
             ),
         )
     return result_of(report)
+
+
+@contextlib.contextmanager
+def _telling(order: Order, consequence: str) -> Iterator[None]:
+    """Let a Ctrl-C say what became of the work; a plan has done none."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("Interrupted." if order.dry_run else f"Interrupted. {consequence}") from None
 
 
 def set_mark(mark: Mark, socket: Path | None, store: Path | None) -> MarksResult:

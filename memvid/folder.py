@@ -385,7 +385,7 @@ def open_or_make_root(path: str) -> int:
         parents.append(above)
     try:
         os.makedirs(path, FOLDER_MODE, exist_ok=True)
-        fd = open_root(path)
+        fd = open_root(path, STORE_FILE)
     except OSError as error:
         raise durable.write_error(error, "create", path) from error
     for parent in parents:
@@ -400,7 +400,7 @@ def open_or_make_root(path: str) -> int:
 
 def open_existing_root(path: str) -> int:
     try:
-        return open_root(path)
+        return open_root(path, STORE_FILE)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _no_store(path) from error
     except OSError as error:
@@ -408,4 +408,8 @@ def open_existing_root(path: str) -> int:
 
 
 def _no_store(path: str) -> NoStore:
-    return NoStore(f"There is no store at {path}. Name another, or let `torpor serve` make one.", path=path)
+    return NoStore(
+        f"There is no store at {path}. Name another (--store, or $TORPOR_STORE); `torpor serve` makes one in a folder "
+        "that is new or empty.",
+        path=path,
+    )

@@ -139,7 +139,7 @@ class Marks:
         named = self.tagged(uri, tag)
         if named is not None and named != bundle_id and not move:
             raise TagTaken(
-                f"The tag {tag!r} already names {_reference(uri, named)}. Move it on purpose, or choose another tag.",
+                f"The tag {tag!r} already names {_reference(uri, named)}. Move it (--move), or choose another tag.",
                 session=str(uri),
                 tag=tag,
                 bundle_id=named.hex(),

@@ -24,16 +24,24 @@ Stamp = tuple[int, int, int, int, int]
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_CHOOSE_ANOTHER: Final = "It is no store either: choose a folder of your own (--store, or $TORPOR_STORE)."
 _PUT_THE_FILE: Final = (
     "Inside a store nothing is followed. Put the file itself in its place; or move this out of the store, and let "
     "`torpor repair` save what needed it."
 )
 
 
-def open_root(path: str) -> int:
-    """Open the store's own folder. Raises FileNotFoundError if it is absent; links above it are the user's choice."""
+def open_root(path: str, mark: str) -> int:
+    """Open the store's own folder. Raises FileNotFoundError if it is absent; links above it are the user's choice.
+
+    Of one that is refused and has no file `mark`, so is no store, nobody is told how to make it usable.
+    """
     fd = os.open(os.path.realpath(path), _FOLDER_FLAGS)
-    return _require_private_folder(fd, path, "Choose a folder of your own for the store (--store, or $TORPOR_STORE). ")
+    try:
+        is_marked = mark in os.listdir(fd)
+    except OSError:
+        is_marked = False
+    return _require_private_folder(fd, path, "" if is_marked else _CHOOSE_ANOTHER)
 
 
 def open_folder(parent_fd: int, name: str, path: str) -> int:
@@ -126,10 +134,9 @@ def _require_private_folder(fd: int, path: str, otherwise: str = "") -> int:
     try:
         status = stat_open(fd, path)
         if status.st_uid != os.geteuid():
-            raise _unsafe(path, f"it belongs to user {status.st_uid}", otherwise + _give_to_you(path, status))
+            raise _unsafe(path, f"it belongs to user {status.st_uid}", otherwise or _give_to_you(path, status))
         if status.st_mode & _OTHERS_MAY_WRITE:
-            mine = "If it is yours alone: " if otherwise else "Take that away: "
-            raise _unsafe(path, "others may write in it", f"{otherwise}{mine}chmod go-w {path}")
+            raise _unsafe(path, "others may write in it", otherwise or f"Take that away: chmod go-w {path}")
     except StoreError:
         os.close(fd)
         raise

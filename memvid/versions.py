@@ -72,6 +72,10 @@ def _no_version(
     return SessionNotFound(why, session=str(uri), version=selector.text, suggestions=[str(uri)])
 
 
+def _parts(run: Sequence[int]) -> list[str]:
+    return [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+
+
 def describe_versions(numbers: Sequence[int]) -> str:
     """Which versions there are, as text: whole runs of numbers, for some between may be gone."""
     if not numbers:
@@ -82,7 +86,7 @@ def describe_versions(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    shown = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs[:_MAX_LISTED]]
+    shown = [part for run in runs[:_MAX_LISTED] for part in _parts(run)]
     if len(runs) > _MAX_LISTED:
         shown.append(f"others up to {runs[-1][-1]}")
     text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

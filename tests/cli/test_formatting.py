@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torpor.cli.formatting import format_bytes, format_count, format_id, format_rate, format_seconds
+from torpor.cli.formatting import format_bytes, format_count, format_id, format_rate, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,26 @@ def test_counts_rates_and_ids() -> None:
     assert format_rate(1, 0.0) == "–"
     assert format_id("ab" * 32) == "abababababab"
     assert format_id(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("12B", 12),
+        ("1k", 1000),
+        ("1KiB", 1024),
+        ("500 MB", 500_000_000),
+        ("1.5gib", 1_610_612_736),
+        (" 2T ", 2 * 10**12),
+    ],
+)
+def test_a_size_is_read_as_a_person_writes_it(text: str, size_bytes: int) -> None:
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "nan", "0.5", "1 PiB", "1i", "B", "1.MiB", "9" * 40, "٣"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"size|whole"):
+        parse_bytes(text)

@@ -61,3 +61,10 @@ def test_a_long_report_is_cut_for_people_and_says_so(capsys: pytest.CaptureFixtu
     assert text.count("unfinished") == ROWS_SHOWN
     assert f"and {100 - ROWS_SHOWN} more" in text
     assert "100 removed" in text
+
+
+def test_a_file_that_was_set_aside_is_named_as_short_as_any(capsys: pytest.CaptureFixture[str]) -> None:
+    aside = Action("remove", f"/store/quarantine/{'ab' * 32}.mvb.2", URI, 1, 1, "it holds a version")
+    _, text = told(capsys, report(aside))
+    assert f"{'ab' * 6}.mvb.2" in text
+    assert "ab" * 8 not in text

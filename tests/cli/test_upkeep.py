@@ -60,6 +60,40 @@ def test_a_store_that_somebody_writes_is_locked(
         assert torpor(*arguments, "--store", made_store.path).status == 11
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_ctrl_c_says_what_became_of_the_work(
+    torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torpor.memvid.orders.carry_out", interrupted)
+    ran = torpor("compact", *(["--dry-run"] if dry_run else []), "--store", made_store.path)
+    assert (ran.status, "the same command does the rest" in ran.err) == (130, not dry_run)
+
+
+def test_a_rebuilt_index_is_said_to_be_one(torpor: Torpor, made_store: MadeStore) -> None:
+    plan = torpor("rebuild-index", "--dry-run", "--store", made_store.path)
+    assert plan.out == "nothing would change\n"
+    assert torpor("rebuild-index", "--store", made_store.path).out == "done  it says what it said before\n"
+
+
+@pytest.mark.parametrize("command", [("ls",), ("du",), ("verify",), ("gc",), ("gc", "--dry-run"), ("repair",)])
+def test_a_folder_that_is_no_store_is_left_as_it_is_and_another_one_is_asked_for(
+    torpor: Torpor, short_path: Path, command: tuple[str, ...]
+) -> None:
+    shared, mine = short_path / "shared", short_path / "mine"
+    for folder in (shared, mine):
+        folder.mkdir()
+        (folder / "letter.txt").write_text("dear store")
+    shared.chmod(0o1777)
+    refused = torpor(*command, "--store", shared)
+    assert (refused.status, "choose a folder of your own" in refused.err, "chmod" in refused.err) == (1, True, False)
+    refused = torpor(*command, "--store", mine)
+    assert (refused.status, "There is no store at" in refused.err) == (10, True)
+    assert {path.name for path in (*shared.iterdir(), *mine.iterdir())} == {"letter.txt"}
+
+
 def test_prune_tells_what_goes_and_keeps_what_is_marked(torpor: Torpor, made_store: MadeStore) -> None:
     assert torpor("tag", "agent@1", "first", "--store", made_store.path).status == 0
     plan = torpor("prune", "--keep-last", "1", "--dry-run", "--store", made_store.path)

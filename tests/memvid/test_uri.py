@@ -324,7 +324,7 @@ def test_a_tag_of_another_session_means_nothing_here() -> None:
     [
         ([], "no versions"),
         ([3], "version 3"),
-        ([1, 2], "versions 1 to 2"),
+        ([1, 2], "versions 1 and 2"),
         ([15, 1, 2, 3, 7], "versions 1 to 3, 7 and 15"),
         (range(1, 42), "versions 1 to 41"),
         (range(1, 42, 2), "versions 1, 3, 5, 7, 9, 11, 13, 15 and others up to 41"),
