@@ -115,6 +115,10 @@ class FrameFile:
         """What tells the open file from another one under its name, and whether something was written over it since."""
         return stamp_of(stat_open(self._fd, self.path))
 
+    def was_emptied(self) -> bool:
+        """Whether bytes were taken away since it was opened: a delete on a full disk does so with what nobody needs."""
+        return stat_open(self._fd, self.path).st_size < self.file_bytes
+
     def frame_of(self, block_id: bytes) -> Frame:
         """Where a block's frame is. Raises BlockMissing unless this file holds it."""
         frame = self.frames.get(block_id)

@@ -118,6 +118,10 @@ class StoreFolder:
         """Whether a retired bundle has only its name left, as `empty_retired` leaves it: it holds bytes of nobody."""
         return self.suffix_of(bundle_id) == RETIRED_SUFFIX and not self.size_of(bundle_id)
 
+    def is_gone(self, bundle_id: bytes) -> bool:
+        """Whether there is no byte of a bundle any more: it was removed or emptied, by a delete or by somebody else."""
+        return self.suffix_of(bundle_id) is None or self.is_emptied(bundle_id)
+
     def is_current(self, bundle_id: bytes, stamp: Stamp) -> bool:
         """Whether a bundle's name, live or retired, still means the file with this stamp, untouched."""
         found = self.stamp_of(bundle_id, LIVE_SUFFIX) or self.stamp_of(bundle_id, RETIRED_SUFFIX)

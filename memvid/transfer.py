@@ -438,7 +438,7 @@ def _open_retired(core: StoreCore, bundle_id: bytes) -> FrameFile | None:
 def _is_same(core: StoreCore, bundle_id: bytes, retired: FrameFile | None) -> bool:
     """Whether a bundle's retired file, or that there is nothing in one, is still what it was."""
     if retired is None:
-        return core.folder.suffix_of(bundle_id) is None or core.folder.is_emptied(bundle_id)
+        return core.folder.is_gone(bundle_id)
     return core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX and core.folder.is_current(bundle_id, retired.stamp())
 
 

@@ -370,8 +370,7 @@ def _verify_bundle(
         fd, path = folder.open_bundle(bundle_id)
         file = BundleFile(fd, path, bundle_id)
     except StoreError as error:
-        emptied = folder.is_emptied(bundle_id)  # by a delete on a full disk
-        if not (emptied or isinstance(error, BundleMissing)):
+        if not (folder.is_gone(bundle_id) or isinstance(error, BundleMissing)):
             tally.find(path, error)
         elif row is not None:
             tally.find(path, error, if_promised=bundle_id)
@@ -415,7 +414,7 @@ def _verify_block(
         tally.bytes_checked += frame.frame_bytes if deep else frame.head_bytes
         return header
     except StoreError as error:
-        tally.find(file.path, error)
+        tally.find(file.path, error, if_promised=file.bundle_id if file.was_emptied() else None)
         return None
 
 
@@ -456,7 +455,7 @@ def _verify_refs(
                         again = _User(user.bundle_id, user.path, now.stamp, user.identity_digest)
                         moved.setdefault(place, {}).setdefault(user.bundle_id, again).blocks.append((entry, parent))
                         continue
-                    missing = isinstance(error, BundleMissing | BlockMissing)
+                    missing = isinstance(error, BundleMissing | BlockMissing) or holder.is_gone()
                     tally.find(user.path, error, if_promised=user.bundle_id if missing else None)
                     if not holder.sound:
                         break  # nothing else that this user looks for there will be found
@@ -469,6 +468,8 @@ class _Opened:
     """A bundle's file, or why it cannot be had: asked for again and again, opened once."""
 
     def __init__(self, folder: StoreFolder, bundle_id: bytes, stack: contextlib.ExitStack) -> None:
+        self._folder = folder
+        self._bundle_id = bundle_id
         self._opened: FrameFile | None = None
         self._failure: StoreError | None = None
         try:
@@ -480,6 +481,10 @@ class _Opened:
     @property
     def sound(self) -> bool:
         return self._opened is not None
+
+    def is_gone(self) -> bool:
+        """Whether its bytes were taken away, by a delete or by somebody else."""
+        return self._folder.is_gone(self._bundle_id) if self._opened is None else self._opened.was_emptied()
 
     def file(self) -> FrameFile:
         if self._opened is None:

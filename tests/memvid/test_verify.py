@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from blake3 import blake3
 from store_making import FORK_URI, OTHER_URI, URI, bundle_path, frame_of, sleep
-from torpor.memvid import BlockEntry, Receipt, SessionUri, Store, verify
+from torpor.memvid import BlockEntry, IndexRow, Receipt, SessionUri, Store, verify
 from torpor.memvid.bundle import BundleFile, FrameFile
 from torpor.memvid.directory import digest_of
-from torpor.memvid.errors import BundleMissing, SessionNotFound
+from torpor.memvid.errors import BundleMissing, NoSpace, SessionNotFound
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index, IndexedBundle
 from torpor.memvid.layout import HEADER_BYTES, Trailer, encode_header
@@ -196,6 +196,92 @@ def test_a_version_that_is_being_deleted_beside_a_reader_is_no_damage(store: Sto
         store._core.folder.empty_retired(first.bundle_id)
         assert codes(reader) == []
         assert store.verify(deep=True).ok
+
+
+def delete_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, uri: SessionUri) -> None:
+    real = Index._settle
+
+    def settle(index: Index) -> None:
+        if index._sums is not None:  # it is in a file
+            raise NoSpace("No room for the index.")
+        real(index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "_settle", settle)
+        store.delete_session(uri)
+
+
+@pytest.mark.parametrize("deep", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_file_that_a_delete_empties_while_verify_reads_it_is_no_damage(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool, deep: bool
+) -> None:
+    sleep(store, 600)
+    sleep(store, 256, uri=OTHER_URI, seed=9)
+    real, emptied = verify.require_same_as_row, []
+
+    def require_same_as_row(row: IndexRow, uri: SessionUri, *rest: Any) -> None:
+        real(row, uri, *rest)
+        if uri == URI and not emptied:
+            delete_on_a_full_disk(store, monkeypatch, URI)
+            emptied.append(store._core.folder.is_emptied(row.bundle_id))
+
+    monkeypatch.setattr(verify, "require_same_as_row", require_same_as_row)
+    with Store.open(store_path, writable=False) as reader:
+        report = (reader if beside else store).verify(deep=deep)
+    assert emptied == [True]
+    assert report.findings == ()
+
+
+def test_a_holder_that_a_delete_empties_while_verify_looks_into_it_is_no_damage(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its last user: a fork of a session that was deleted before."""
+    first = sleep(store, 600)
+    sleep(store, 800, uri=FORK_URI, before=first)
+    store.delete_session(URI)
+    real, done = verify._verify_refs, []
+
+    def verify_refs(folder: StoreFolder, *rest: Any, **options: Any) -> None:
+        if not done:
+            done.append(True)
+            delete_on_a_full_disk(store, monkeypatch, FORK_URI)
+            assert folder.is_emptied(first.bundle_id)
+        real(folder, *rest, **options)
+
+    monkeypatch.setattr(verify, "_verify_refs", verify_refs)
+    monkeypatch.setattr(verify, "_leave_unproven", lambda its, found: True)
+    monkeypatch.setattr(verify, "_find_broken", lambda folder, holder, its, *_, **__: set(its.blocks))
+    with Store.open(store_path, writable=False) as reader:
+        assert codes(reader) == []
+    assert done
+
+
+def test_damage_in_what_a_deleted_session_left_for_a_fork_is_damage(store: Store) -> None:
+    first = sleep(store, 600)
+    offset = payload_of(store, first.entries[0])
+    sleep(store, 800, uri=FORK_URI, before=first)
+    store.delete_session(URI)
+    file = bundle_path(store, first.bundle_id).with_suffix(".mvr")
+    data = bytearray(file.read_bytes())
+    data[offset] ^= 1
+    file.write_bytes(data)
+    assert codes(store) == ["corrupt_block"]
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_file_that_somebody_else_empties_while_verify_reads_it_is_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch, deep: bool
+) -> None:
+    first = sleep(store, 600)
+    real = verify.require_same_as_row
+
+    def require_same_as_row(*arguments: Any) -> None:
+        real(*arguments)
+        os.truncate(bundle_path(store, first.bundle_id), 0)
+
+    monkeypatch.setattr(verify, "require_same_as_row", require_same_as_row)
+    assert {finding.code for finding in store.verify(deep=deep).findings} == {"truncated"}
 
 
 def test_a_lost_file_that_the_index_file_never_had_a_row_for_is_damage(store: Store, store_path: Path) -> None:
