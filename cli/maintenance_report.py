@@ -92,7 +92,7 @@ def render_actions(report: MaintenanceResult) -> Any:
         table.add_row(
             f"[dim]{plain(verb)}[/]" if action.kind == KEEP else plain(verb),
             format_bytes(action.size_bytes) if action.size_bytes else "–",
-            plain(_short_file(action.path)),
+            plain(_short_file(action.path) or "–"),
             plain(_owner(action)),
             plain(action.reason),
         )

@@ -105,6 +105,13 @@ def nothing_done(operation: str, *, dry_run: bool) -> MaintenanceResult:
     return MaintenanceResult(operation, dry_run, (), 0, 0, 0, (), 0)
 
 
+def with_awake(result: MaintenanceResult, session: str, token_count: int) -> MaintenanceResult:
+    """The report of a forget whose session is awake: what memory alone holds goes too, and stands first."""
+    tokens = f"{token_count:,} token{'' if token_count == 1 else 's'}"
+    awake = MaintenanceAction("remove", "", session, None, 0, f"the awake session, {tokens}, leaves memory")
+    return dataclasses.replace(result, actions=(awake, *result.actions))
+
+
 def marks_of(marked: MarkedVersion) -> MarksResult:
     """The marks of a version as plain data."""
     return MarksResult(str(marked.uri), marked.version, marked.bundle_id.hex(), marked.tags, marked.pinned)

@@ -33,7 +33,7 @@ from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
 from .generation import WriteOrder, Written
 from .hibernation import Hibernation
-from .maintenance import Maintenance, marks_of, nothing_done
+from .maintenance import Maintenance, marks_of, nothing_done, with_awake
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel, load_model
 from .results import (
     AppendResult,
@@ -478,9 +478,12 @@ class Service:
             if uri not in self._awake:
                 raise
             result = nothing_done("forget", dry_run=dry_run)  # it has never slept
+        live = self._awake.get(uri)
+        if live is None:
+            return result
         if not dry_run:
-            self._awake.pop(uri, None)  # only now, as in `_delete`
-        return result
+            del self._awake[uri]  # only now, as in `_delete`
+        return with_awake(result, str(uri), len(live.state.tokens))
 
     async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> None:
         loop = asyncio.get_running_loop()

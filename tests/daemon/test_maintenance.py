@@ -205,9 +205,12 @@ async def test_forgetting_a_session_that_never_slept_drops_it_from_memory(open_r
     async with open_rig() as rig:
         await rig.read("a", [1, 2])
         plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
-        assert (plan.dry_run, plan.actions) == (True, ())
         assert rig.is_awake("a")
-        await rig.service.maintain(operation="forget", session="a")
+        done = await rig.service.maintain(operation="forget", session="a")
+        assert (plan.dry_run, done.dry_run) == (True, False)
+        assert plan.actions == done.actions
+        told = [(one.kind, one.path, one.session, one.reason) for one in done.actions]
+        assert told == [("remove", "", "torpor://default/a", "the awake session, 2 tokens, leaves memory")]
         with pytest.raises(SessionNotFound):
             await rig.sleep("a")
 
@@ -223,6 +226,7 @@ async def test_a_forgotten_session_is_gone_from_memory_and_disk(open_rig: Any, s
             await rig.wake("a")
         plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
         assert plan.actions
+        assert any(not action.path for action in plan.actions) == awake
         assert len((await rig.service.show(session="a")).versions) == 2
         result = await rig.service.maintain(operation="forget", session="a")
         assert result.problems == ()
