@@ -611,9 +611,14 @@ class Index:
         self._entered.append(seal)
 
     def _storage_of(self, number: int) -> bytes:
-        refs = self._connection.execute("SELECT refers_to FROM refs WHERE number = ? ORDER BY refers_to", (number,))
-        keys = self._connection.execute("SELECT block FROM blocks WHERE number = ? ORDER BY block", (number,))
-        return storage_of([ref for (ref,) in refs], [key for (key,) in keys])
+        refs, keys = (
+            [one for (one,) in self._connection.execute(statement, (number,)).fetchall()]  # one left open is a reader
+            for statement in (
+                "SELECT refers_to FROM refs WHERE number = ? ORDER BY refers_to",
+                "SELECT block FROM blocks WHERE number = ? ORDER BY block",
+            )
+        )
+        return storage_of(refs, keys)
 
     def _delete(self, bundle_id: bytes) -> None:
         if (number := self._number(bundle_id)) is not None:

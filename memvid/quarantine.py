@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from . import durable
 from .folder import BUNDLES, QUARANTINE, StoreFolder
 from .limits import CHUNK_BYTES
-from .paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_name
+from .paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_name, stat_open
 
 
 def move_bundle(folder: StoreFolder, bundle_id: bytes, suffix: str) -> str | None:
@@ -106,7 +106,7 @@ def _move(folder: StoreFolder, from_fd: int, from_path: str, name: str) -> str |
 
 def _same_as(folder: StoreFolder, name: str, source: int) -> str | None:
     """The path of a file in quarantine that has the bytes of this one: a repair that was cut off had copied it."""
-    size_bytes = os.fstat(source).st_size
+    size_bytes = stat_open(source, f"{folder.path}/{BUNDLES}/{name[:2]}/{name}").st_size
     with _opened(folder) as fd:
         for path in places_of(folder, name):
             inside = os.path.basename(path)

@@ -788,6 +788,28 @@ def test_an_index_whose_last_change_has_no_end_is_not_copied_and_nobody_waits_fo
     sleep(store, 20, uri=OTHER_URI)
 
 
+def test_a_change_that_could_not_read_the_index_leaves_nothing_open_in_it(store: Store) -> None:
+    """Else the next change finds a reader, for as long as somebody looks at the error."""
+    fork, first = a_fork(store)
+    real = store.index._connection
+
+    class FailsToReadBlocks:
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            if "SELECT block" in sql:
+                raise sqlite3.OperationalError("disk I/O error")
+            return real.execute(sql, *args)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    store.index._connection = FailsToReadBlocks()  # type: ignore[assignment]
+    with pytest.raises(StoreIoError) as held:
+        store.index.begin_rewrite(fork, [NEEDED])
+    store.index._connection = real
+    store.index.begin_rewrite(fork, [first])
+    assert held.value.__traceback__ is not None
+
+
 def test_an_index_that_returned_to_its_file_has_nothing_in_it_of_what_was_dropped(
     store: Store, store_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ What SQLite does below a statement is met by errors that its statements raise; `
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 import sqlite3
@@ -197,26 +198,25 @@ class _Run:
 
 
 def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 1) -> Refused:
-    """Every fault at every `stride`-th call that it can hit, once and for ever."""
+    """Every `stride`-th of: each fault at each call that it can hit, once and for ever.
+
+    A fault that begins at a call which it cannot hit is the one that begins at the next call which it can.
+    """
     original, work = base / "original" / "store", base / "work" / "store"
     world = prepare(scenario, original)
-    names = _calls(scenario, original, work, world)
-    result = Refused(scenario.name, calls=len(names))
+    calls = _calls(scenario, original, work, world)
+    result = Refused(scenario.name, calls=len(calls))
     number = 0
-    for point in range(1, len(names) + 1):
-        for fault in FAULTS:
-            for for_ever in (False, True):
-                number += 1
-                if number % stride != first % stride:
-                    continue
-                fresh(original, work)
-                handler = _Faulty(fault, point, for_ever)
-                run = _Run(scenario, work, Tape(world), handler)
-                _try(
-                    run, world, f"{fault.name} {'from' if for_ever else 'at'} call {point} ({names[point - 1]})", result
-                )
-                if len(result.failures) >= _MOST_FAILURES:
-                    return result
+    for point, (name, faults) in enumerate(calls, start=1):
+        for fault, for_ever in itertools.product(faults, (False, True)):
+            number += 1
+            if number % stride != first % stride:
+                continue
+            fresh(original, work)
+            run = _Run(scenario, work, Tape(world), _Faulty(fault, point, for_ever))
+            _try(run, world, f"{fault.name} {'from' if for_ever else 'at'} call {point} ({name})", result)
+            if len(result.failures) >= _MOST_FAILURES:
+                return result
     return result
 
 
@@ -233,12 +233,12 @@ def _try(run: _Run, world: World, what: str, result: Refused) -> None:
         result.failures.append(f"{run.scenario.name}, {what}: {type(error).__name__}: {error}")
 
 
-def _calls(scenario: Scenario, original: Path, work: Path, world: World) -> list[str]:
-    """The scenario's calls when none fails."""
-    calls: list[str] = []
+def _calls(scenario: Scenario, original: Path, work: Path, world: World) -> list[tuple[str, list[Fault]]]:
+    """The scenario's calls when none fails, each with the faults that can hit it."""
+    calls: list[tuple[str, list[Fault]]] = []
 
     def note(call: Call) -> Any:
-        calls.append(str(call))
+        calls.append((str(call), [fault for fault in FAULTS if not call.by_hand and fault.hits(call)]))
         return call.run()
 
     fresh(original, work)
@@ -251,12 +251,14 @@ def deletes_when_full(scenario: Scenario, base: Path) -> Refused:
     """A full disk from each call on, until a file goes: the scenario, which only deletes, must succeed every time."""
     original, work = base / "original" / "store", base / "work" / "store"
     world = prepare(scenario, original)
-    names = _calls(scenario, original, work, world)
-    result = Refused(scenario.name, calls=len(names))
-    for point in range(1, len(names) + 1):
+    calls = _calls(scenario, original, work, world)
+    result = Refused(scenario.name, calls=len(calls))
+    for point, (name, faults) in enumerate(calls, start=1):
+        if FAULTS[0] not in faults:
+            continue
         fresh(original, work)
         run = _Run(scenario, work, Tape(world), _Faulty(FAULTS[0], point, for_ever=True, until_freed=True))
-        _try(run, world, f"a full disk from call {point} ({names[point - 1]})", result)
+        _try(run, world, f"a full disk from call {point} ({name})", result)
         if run.error is not None:
             result.failures.append(f"{scenario.name}, a full disk from call {point}: {run.error}")
     return result
