@@ -664,8 +664,9 @@ class Index:
         which file it goes with; whether it was this transaction that said so."""
         if not self._entered and not self._left:
             return False
-        (old,) = self._connection.execute(_META, (ALL_SEALS_KEY,)).fetchone()
-        new = encode_seals(with_seals(decode_seals(old), self._entered, self._left))
+        found = self._connection.execute(_META, (ALL_SEALS_KEY,)).fetchone()
+        old = decode_seals(found[0] if found else None)
+        new = encode_seals(with_seals(old, self._entered, self._left))
         self._connection.execute("UPDATE meta SET value = ? WHERE key = ?", (new, ALL_SEALS_KEY))
         if self._sums is None or self._sums.in_log:
             return False

@@ -15,7 +15,7 @@ import pytest
 from blake3 import blake3
 from store_making import OTHER_URI, URI, bundle_path, sleep
 from torpor.memvid import SessionUri, Store
-from torpor.memvid.errors import StoreIoError
+from torpor.memvid.errors import DurabilityLost, StoreIoError
 from torpor.memvid.index import SHADOWED, Index, IndexedBundle, IndexUnusable
 from torpor.memvid.index_seals import BrokenSeal, decode_seals
 from torpor.memvid.page_sums import PAGE_BYTES, SUMS_FILE
@@ -391,6 +391,21 @@ def test_sums_that_cannot_be_written_stop_nothing(store: Store, store_path: Path
 def test_a_seal_that_is_not_written_as_ours_is_broken(text: object) -> None:
     with pytest.raises(BrokenSeal):
         decode_seals(text)
+
+
+def test_a_seal_on_all_rows_that_is_gone_when_a_row_comes_is_refused_and_made_anew_by_the_next_opening(
+    store: Store, store_path: Path
+) -> None:
+    receipt = sleep(store, 300)
+    store.index._connection.execute("DELETE FROM meta WHERE key = 'seals'")
+    with pytest.raises(StoreIoError, match="seal on all rows"):
+        sleep(store, 600, before=receipt)
+    with pytest.raises(DurabilityLost, match="seal on all rows"):
+        store.delete_session(URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt
+        sleep(again, 600)
 
 
 def test_threat_26_an_index_that_a_flipped_bit_makes_read_only_is_made_anew(filled: Path) -> None:
