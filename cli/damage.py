@@ -22,19 +22,23 @@ _NO_DAMAGE = frozenset({"unsafe_path", "store_io", "unsupported_format"})
 
 def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Add to each finding the bundle whose file it is about (`bundle`, or None), the versions that need that bundle
-    (`versions`), and what to do about them (`remedy`)."""
+    (`versions`), and what to do about them, by session (`remedies`) and in one text (`remedy`)."""
     if not findings:
         return []
     needs = {row: _bundles_of(store, row) for row in _all_rows(store)}
+    rows_of: dict[SessionUri, list[IndexRow]] = {}
+    for row in needs:
+        rows_of.setdefault(row.uri, []).append(row)
     damaged = {_bundle_named(finding.path) for finding in findings}
     explained = []
     for finding in findings:
         bundle = _bundle_named(finding.path)
         hit = [row for row, bundles in needs.items() if bundle in bundles]
         uris = [] if finding.code in _NO_DAMAGE else _uris(hit)
-        remedies = [_remedy(uri, [row for row in needs if row.uri == uri], needs, damaged) for uri in uris]
+        remedies = [_remedy(uri, rows_of[uri], needs, damaged) for uri in uris]
         versions = [{"session": str(row.uri), "version": row.version} for row in hit]
-        explained.append({**asdict(finding), "bundle": bundle, "versions": versions, "remedy": " ".join(remedies)})
+        what_to_do = {"remedies": remedies, "remedy": " ".join(remedies)}
+        explained.append({**asdict(finding), "bundle": bundle, "versions": versions, **what_to_do})
     return explained
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -18,6 +18,9 @@ from .formatting import format_bytes, format_plural, format_seconds
 from .options import JsonOption, SocketOption, StoreOption
 from .output import Output, plain
 from .store_view import choose_store, load_uri, open_store
+
+VERSIONS_SHOWN = 8  # of those that a finding concerns; JSON has them all
+REMEDIES_SHOWN = 3
 
 VerifiedArgument = Annotated[
     str | None, typer.Argument(metavar="SESSION", show_default=False, help="Only this session; otherwise all.")
@@ -61,7 +64,7 @@ def _finish(
         body = {"store": path, "ok": report.ok, "seconds": seconds, **asdict(report), "findings": findings}
         output.document("verify", body)
         return status.number
-    for finding in findings:
+    for finding in together(findings):
         output.stdout.print(render_finding(finding), soft_wrap=True)
     checked = (
         f"{format_plural(report.bundles_checked, 'bundle')}, {format_plural(report.blocks_checked, 'block')},"
@@ -74,12 +77,29 @@ def _finish(
     return status.number
 
 
+def together(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Findings that say the same of several files as one: of the first, with the versions and remedies of all."""
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
+    for finding in findings:
+        one = merged.setdefault((finding["code"], finding["message"]), {**finding, "versions": [], "remedies": []})
+        one["versions"] += [version for version in finding["versions"] if version not in one["versions"]]
+        one["remedies"] += [remedy for remedy in finding["remedies"] if remedy not in one["remedies"]]
+    return list(merged.values())
+
+
 def render_finding(finding: Mapping[str, Any]) -> RenderableType:
     """Draw one finding: what and where, in whole lines, then whom it concerns and what to do."""
-    versions = ", ".join(f"{plain(one['session'])} version {one['version']}" for one in finding["versions"])
+    versions = [f"{plain(one['session'])} version {one['version']}" for one in finding["versions"]]
     lines = [f"[red]{plain(finding['code'])}[/]  {plain(finding['path'])}", f"  {plain(finding['message'])}"]
     if finding["bundle"]:
-        lines.append(f"  [dim]affected:[/] {versions or 'no version that the index knows'}")
-    if finding["remedy"]:
-        lines.append(f"  [dim]remedy:[/] {plain(finding['remedy'])}")
+        affected = ", ".join(versions[:VERSIONS_SHOWN]) + _more(len(versions) - VERSIONS_SHOWN, "version")
+        lines.append(f"  [dim]affected:[/] {affected or 'no version that the index knows'}")
+    remedies = [plain(remedy) for remedy in finding["remedies"]]
+    if remedies:
+        text = "\n          ".join(remedies[:REMEDIES_SHOWN])
+        lines.append(f"  [dim]remedy:[/] {text}{_more(len(remedies) - REMEDIES_SHOWN, 'session')}")
     return Text.from_markup("\n".join(lines), emoji=False)
+
+
+def _more(count: int, what: str) -> str:
+    return f" [dim]… and {format_plural(count, f'more {what}')} (--json has them)[/]" if count > 0 else ""

@@ -124,8 +124,8 @@ def require_own_regular(status: os.stat_result, path: str) -> None:
         raise _unsafe(path, f"it belongs to user {status.st_uid}", _give_to_you(path, status))
     if status.st_nlink > 1:  # 0 is a file that was deleted after we opened it
         advice = (
-            f"Whoever has another of its names can change it. Make it a file of its own: cp -p {path} {path}.copy && "
-            f"mv {path}.copy {path}"
+            "Whoever has another of its names can change it. Make it a file of its own: cp -p FILE FILE.copy && mv "
+            "FILE.copy FILE"
         )
         raise _unsafe(path, f"it has {status.st_nlink} hard links", advice)
 

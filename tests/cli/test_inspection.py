@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 
 
 def test_ls_with_no_daemon_reads_the_store(torpor: Torpor, made_store: MadeStore) -> None:
@@ -139,7 +140,32 @@ def test_what_is_no_damage_gets_no_remedy_but_its_own(torpor: Torpor, made_store
     os.link(made_store.bundles[0], made_store.path.parent / "backup")
     finding = torpor("verify", "--store", made_store.path, "--json").document["findings"][0]
     assert (finding["code"], finding["remedy"]) == ("unsafe_path", "")
-    assert f"cp -p {made_store.bundles[0]}" in finding["message"]
+    assert "cp -p FILE FILE.copy && mv FILE.copy FILE" in finding["message"]
+
+
+def test_what_many_sessions_miss_is_told_once(torpor: Torpor, made_store: MadeStore) -> None:
+    """One file that is not there: a finding for each version that needs it, and one paragraph for a person."""
+    with Store.open(made_store.path, writable=True) as store:
+        for number in range(12):
+            reader = store.open_session(SessionUri("default", "agent"), 1)
+            with reader:
+                store.write_bundle(
+                    uri=SessionUri("default", f"fork-{number}"),
+                    identity=reader.manifest.identity,
+                    parent=reader.bundle_id,
+                    reused=[entry for entry in reader.entries if entry.kind == "span" and entry.token_count == 256],
+                    blocks=(),
+                    session={},
+                    token_count=256,
+                )
+    made_store.bundles[0].unlink()
+    findings = torpor("verify", "--store", made_store.path, "--json").document["findings"]
+    assert len(findings) > 12
+    text = torpor("verify", "--store", made_store.path).out
+    assert text.count(f"{made_store.bundles[0]} is missing") == 1
+    assert "more sessions" in text
+    assert "more versions" in text
+    assert f"{len(findings)} findings" in text
 
 
 def test_damaged_marks_are_told_by_every_command_that_looks(torpor: Torpor, made_store: MadeStore) -> None:

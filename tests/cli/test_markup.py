@@ -119,11 +119,18 @@ def test_no_field_of_a_version_is_markup(field: str, hostile: str) -> None:
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("field", ["path", "code", "message", "session", "remedy"])
 def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
-    finding: dict[str, Any] = {"path": "p", "code": "c", "message": "m", "bundle": "b", "versions": [], "remedy": "r"}
+    finding: dict[str, Any] = {
+        "path": "p",
+        "code": "c",
+        "message": "m",
+        "bundle": "b",
+        "versions": [],
+        "remedies": ["r"],
+    }
     if field == "session":
         finding["versions"] = [{"session": hostile, "version": 1}]
     else:
-        finding[field] = hostile
+        finding["remedies" if field == "remedy" else field] = [hostile] if field == "remedy" else hostile
     assert shown(hostile) in drawn(render_finding(finding))
 
 
