@@ -5,7 +5,9 @@ nothing of what is committed.
 
 Rules:
 - Long work (writing a temporary file, reading, hashing) happens outside `committing`; what it relies on is pinned.
-- Inside `committing` nothing but renames, flushes of folders and index rows happens, so no sleep waits for another.
+- Inside `committing` nothing but renames, flushes of folders, index rows and looks at what they rest on happens, so no
+  sleep waits for another. The longest is an index that is made anew: all its rows are written there, but the bundles
+  are read before, and inside only those that changed meanwhile.
 """
 
 from __future__ import annotations

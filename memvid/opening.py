@@ -26,11 +26,16 @@ from .deletion import remove_unneeded
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import LIVE, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed
+from .paths import Stamp
 from .pins import Pins
 from .records import Action, Finding, IndexRow, OpenReport
 from .uri import SessionUri
 
 _T = TypeVar("_T")
+
+
+Readings = dict[bytes, tuple[IndexedBundle, Stamp]]
+"""Bundles as they were read, each with what tells whether its file is still the same."""
 
 
 @dataclass(slots=True)
@@ -187,7 +192,17 @@ def _rival(index: Index, bundle: IndexedBundle) -> IndexedBundle | None:
 # --- a new index
 
 
-def rebuild(folder: StoreFolder, index: Index) -> OpenReport:
+def read_ahead(folder: StoreFolder) -> Readings:
+    """Read every live bundle as it is now, before the store's lock is taken: what is the same file still when `rebuild`
+    asks for it need not be read again. What cannot be read is left to that one to say."""
+    readings: Readings = {}
+    for bundle_id in sorted(_live(folder.list_bundles())):
+        with contextlib.suppress(StoreError):
+            readings[bundle_id] = _read_bundle(folder, bundle_id)
+    return readings
+
+
+def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) -> OpenReport:
     """Make the index of an open store anew from its bundles. The same object goes on with the new file.
 
     The versions whose files are missing or cannot be read are taken over from the old rows, as far as those can be
@@ -198,7 +213,7 @@ def rebuild(folder: StoreFolder, index: Index) -> OpenReport:
         StoreIoError, DurabilityLost: nothing has changed where a bundle could not be read for a failure of the system.
     """
     files = folder.list_bundles()
-    scan = _read_bundles(folder, _live(files))
+    scan = _read_bundles(folder, _live(files), ahead)
     kept = _taken_over(index, files, scan)
     written = _answer(index.written) or {}
     bundles = _as_entered(scan, kept)
@@ -215,10 +230,12 @@ def rebuild(folder: StoreFolder, index: Index) -> OpenReport:
     return OpenReport(reason, len(scan.bundles) + len(scan.unread), 0, 0, (*scan.findings, *missing))
 
 
-def plan_rebuild(folder: StoreFolder, index: Index) -> tuple[list[Action], list[Finding]]:
-    """What `rebuild` would change, and what it could not read. Reads every bundle's manifest, changes nothing."""
+def plan_rebuild(
+    folder: StoreFolder, index: Index, ahead: Readings | None = None
+) -> tuple[list[Action], list[Finding]]:
+    """What `rebuild` would change, and what it could not read. Changes nothing."""
     files = folder.list_bundles()
-    scan = _read_bundles(folder, _live(files))
+    scan = _read_bundles(folder, _live(files), ahead)
     kept = _taken_over(index, files, scan)
     wanted = {bundle.bundle_id: bundle for bundle in _as_entered(scan, kept)}
     actions = []
@@ -330,11 +347,14 @@ def _in_memory(
 # --- reading bundles
 
 
-def _read_bundles(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> _Scan:
+def _read_bundles(folder: StoreFolder, bundle_ids: Iterable[bytes], ahead: Readings | None = None) -> _Scan:
     scan = _Scan()
     for bundle_id in sorted(bundle_ids):
         try:
-            scan.bundles.append(_read_bundle(folder, bundle_id))
+            known = ahead.get(bundle_id) if ahead else None
+            if known is None or folder.stamp_of(bundle_id, LIVE_SUFFIX) != known[1]:
+                known = _read_bundle(folder, bundle_id)
+            scan.bundles.append(known[0])
         except BundleMissing:
             continue  # deleted by the daemon beside us since the folder was listed
         except StoreIoError:
@@ -345,15 +365,15 @@ def _read_bundles(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> _Scan:
     return scan
 
 
-def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> IndexedBundle:
+def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> tuple[IndexedBundle, Stamp]:
     for last in (False, True):
         try:
             fd, path = folder.open_bundle(bundle_id)
             with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
-                found = indexed(file)
+                bundle, stamp = indexed(file), file.stamp()
             if path.endswith(RETIRED_SUFFIX):  # it was live when the folder was listed
                 raise BundleMissing(f"The session of {path} was deleted.", bundle_id=bundle_id.hex(), path=path)
-            return found
+            return bundle, stamp
         except StoreIoError as error:
             if last:
                 raise StoreIoError(

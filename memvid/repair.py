@@ -571,16 +571,17 @@ class _Run:
     def mend_index(self, done: set[bytes]) -> None:
         """Make the index anew where it says something else than the bundles; `done` were seen to one by one."""
         core = self.core
-        actions, _ = opening.plan_rebuild(core.folder, core.index)
+        ahead = opening.read_ahead(core.folder)
+        actions, _ = opening.plan_rebuild(core.folder, core.index, ahead)
         if self.dry_run:
             paths = {core.folder.bundle_path(one, suffix) for one in done for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX)}
             actions = [action for action in actions if action.path not in paths]
         if actions:
-            self._do(core.index.path, actions, self._rebuild_index)
+            self._do(core.index.path, actions, lambda: self._rebuild_index(ahead))
 
-    def _rebuild_index(self) -> None:
+    def _rebuild_index(self, ahead: opening.Readings) -> None:
         with self.core.committing():
-            opening.rebuild(self.core.folder, self.core.index)
+            opening.rebuild(self.core.folder, self.core.index, ahead)
 
     # --- how a step is done
 
@@ -737,7 +738,9 @@ def rebuild_index(core: StoreCore, *, dry_run: bool = False) -> MaintenanceRepor
         core.require_open()
         actions, problems = opening.plan_rebuild(core.folder, core.index)
         return MaintenanceReport("rebuild_index", True, tuple(actions), 0, 0, tuple(problems))
+    core.require_writable()
+    ahead = opening.read_ahead(core.folder)
     with core.committing():
-        actions, _ = opening.plan_rebuild(core.folder, core.index)
-        report = opening.rebuild(core.folder, core.index)
+        actions, _ = opening.plan_rebuild(core.folder, core.index, ahead)
+        report = opening.rebuild(core.folder, core.index, ahead)
     return MaintenanceReport("rebuild_index", False, tuple(actions), 0, 0, report.unreadable)

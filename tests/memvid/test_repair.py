@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
-from store_making import OTHER_URI, URI, Receipt, contents, expected, require_awake, sleep
-from torpor.memvid import SessionUri, Store, repair, survey
+from store_making import OTHER_URI, URI, Receipt, adopt, contents, expected, require_awake, sleep
+from torpor.memvid import SessionUri, Store, opening, repair, survey
 from torpor.memvid.bundle import FrameFile
 from torpor.memvid.core import StoreCore
 from torpor.memvid.durable import TempFile
@@ -506,6 +508,43 @@ def test_rebuild_index_tells_the_differences_and_mends_them(store: Store) -> Non
     assert report.actions == planned.actions
     assert store.rebuild_index(dry_run=True).actions == ()
     require_awake(store, 300)
+
+
+def test_a_sleep_a_delete_and_a_compaction_wait_for_no_reading_of_bundles_and_the_new_index_has_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them while the first bundle is being read: before the lock is taken, for else they would never end."""
+    first = sleep(store, 300)
+    adopted = sleep(store, 600, before=first)
+    sleep(store, 100, uri=OTHER_URI, seed=2)
+    real, inside, done = opening._read_bundle, [], []
+
+    def others() -> None:
+        sleep(store, 200, uri=THIRD_URI, seed=3)
+        store.delete_session(OTHER_URI)
+        adopt(store, adopted)
+        done.append(True)
+
+    def read_bundle(folder: StoreFolder, bundle_id: bytes) -> Any:
+        if store._core._writing._is_owned():  # type: ignore[attr-defined]
+            inside.append(bundle_id)
+        read = real(folder, bundle_id)
+        if bundle_id == max(store.index.bundle_ids()) and not done:
+            thread = threading.Thread(target=others)
+            thread.start()
+            thread.join(30)
+            assert done
+        return read
+
+    monkeypatch.setattr(opening, "_read_bundle", read_bundle)
+    assert store.rebuild_index().problems == ()
+    assert len(inside) <= 2 * 2  # for the plan and for the index: what is new, and what was written anew
+    assert [row.uri for row in store.iter_sessions()] == [URI, THIRD_URI]
+    assert adopted.bundle_id not in store.index.users_of(first.bundle_id)
+    assert store.rebuild_index(dry_run=True).actions == ()
+    require_awake(store, 600)
+    require_awake(store, 200, uri=THIRD_URI, seed=3)
+    assert store.verify(deep=True).ok
 
 
 def test_a_file_that_somebody_has_open_waits_for_the_next_repair(store: Store, store_path: Path) -> None:
