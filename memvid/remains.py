@@ -22,7 +22,7 @@ from . import durable
 from .bundle import BundleFile
 from .core import StoreCore
 from .errors import StoreError
-from .folder import BUNDLES, QUARANTINE, STORE_FILE
+from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, STORE_FILE
 from .incoming import INCOMING
 from .index import INDEX_FILES
 from .lock import LOCK_NAME
@@ -63,7 +63,7 @@ def find_remains(core: StoreCore, uri: SessionUri) -> list[Remain]:
             found += _in_folder(core.folder.root_fd, name, root, uri)
         elif name != BUNDLES:
             found += _judged(core.folder.root_fd, name, f"{root}/{name}", "", uri)
-    for path in core.folder.list_strangers():
+    for path in (*core.folder.list_strangers(), *_hidden_behind_live_ones(core, uri)):
         found += _stranger(core, path, uri)
     bundles_fd, bundles = core.folder.bundles_fd, f"{root}/{BUNDLES}"
     for name in filter(durable.TEMP_NAME.fullmatch, list_names(bundles_fd, bundles)):
@@ -88,8 +88,16 @@ def _in_folder(parent_fd: int, folder: str, root: str, uri: SessionUri) -> Itera
         os.close(fd)
 
 
+def _hidden_behind_live_ones(core: StoreCore, uri: SessionUri) -> Iterator[str]:
+    """Retired files of other sessions' bundles whose live files are there too: nobody else looks into these."""
+    own = frozenset(core.index.bundles_of(uri))  # which take their retired files away with them
+    for bundle_id, suffix in core.folder.list_bundles().items():
+        if suffix == LIVE_SUFFIX and bundle_id not in own and core.folder.stamp_of(bundle_id, RETIRED_SUFFIX):
+            yield core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+
+
 def _stranger(core: StoreCore, path: str, uri: SessionUri) -> Iterator[Remain]:
-    """What does not belong under bundles/, there or in one of its folders."""
+    """What no version is read from under bundles/, there or in one of its folders."""
     inside = os.path.relpath(path, f"{core.path}/{BUNDLES}")
     prefix, name = os.path.split(inside)
     with contextlib.ExitStack() as stack:

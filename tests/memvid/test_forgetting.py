@@ -405,6 +405,20 @@ def test_whatever_lies_in_the_store_s_folder_and_may_hold_it_is_told(
     assert path.exists()
 
 
+def test_a_retired_file_behind_a_live_one_is_looked_into(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 300)
+    other, third = sleep(store, 300, uri=OTHER_URI, seed=1), sleep(store, 300, uri=THIRD, seed=2)
+    adopt(store, other, secret)
+    hidden = []
+    for receipt in (other, third):
+        path = bundle_path(store, receipt.bundle_id)
+        shutil.copy(path, path.with_suffix(".mvr"))
+        path.with_suffix(".mvr").chmod(0o600)
+        hidden.append(str(path.with_suffix(".mvr")))
+    report = store.forget(SECRET)
+    assert [(finding.path, finding.code) for finding in report.problems] == [(hidden[0], "cannot_be_told")]
+
+
 def test_a_folder_of_the_store_that_others_may_write_is_told(store: Store, store_path: Path) -> None:
     sleep_secret(store, 300)
     (store_path / "quarantine").chmod(0o777)
