@@ -15,11 +15,12 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from .paths import io_error, open_file, stat_name, stat_open
 
@@ -32,7 +33,12 @@ WAL_FRAME: Final = struct.Struct(">IIQII")
 _WAL_MAGIC: Final = 0x377F0682  # the last bit says that checksums are of big-endian words
 _JOURNAL_MODES: Final = slice(18, 20)  # in the file's first page; 2 means a log, which a copy has none of
 _MASK: Final = 0xFFFFFFFF
+_SUMMED_OF_HEADER: Final = range(WAL_HEADER.size // 8 - 1)
+_STEPS_WITHOUT_CARRY: Final = 16  # a step takes less than 1.4 bits, and 32 are free
 _READ_BYTES: Final = 16 << 20
+
+
+_Order = Literal["little", "big"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +111,59 @@ def _frames(log: bytes, page_bytes: int) -> Iterator[tuple[int, int, int]]:
     magic, _, found_bytes, _, salts, *expected = WAL_HEADER.unpack_from(log)
     if magic & ~1 != _WAL_MAGIC or found_bytes != page_bytes:
         return
-    order = ">" if magic & 1 else "<"
-    sums = _sums(log[: WAL_HEADER.size - 8], order, (0, 0))
+    order: _Order = "big" if magic & 1 else "little"
+    [sums] = _sums(memoryview(log)[: WAL_HEADER.size], WAL_HEADER.size, _SUMMED_OF_HEADER, order)
     if sums != tuple(expected):
         return
-    for at in range(WAL_HEADER.size, len(log) - WAL_FRAME.size - page_bytes + 1, WAL_FRAME.size + page_bytes):
-        page, pages_of_file, frame_salts, *expected = WAL_FRAME.unpack_from(log, at)
-        if frame_salts != salts or not page:
-            return  # left from before the log began anew
-        begin = at + WAL_FRAME.size
-        sums = _sums(log[at : at + 8] + log[begin : begin + page_bytes], order, sums)
+    size = WAL_FRAME.size + page_bytes
+    heads = list(itertools.takewhile(lambda head: head[0] and head[2] == salts, _heads(log, size)))  # others are older
+    frames = memoryview(log)[WAL_HEADER.size : WAL_HEADER.size + len(heads) * size]
+    summed = [0, *range(WAL_FRAME.size // 8, size // 8)]
+    one, both, other = _weights(len(summed))
+    begin = WAL_HEADER.size + WAL_FRAME.size
+    for (page, pages_of_file, _, *expected), (first, second) in zip(
+        heads, _sums(frames, size, summed, order), strict=True
+    ):
+        sums = (one * sums[0] + both * sums[1] + first) & _MASK, (both * sums[0] + other * sums[1] + second) & _MASK
         if sums != tuple(expected):
             return
         yield page, pages_of_file, begin
+        begin += size
 
 
-def _sums(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:
-    """SQLite's checksum, continued over more bytes."""
-    first, second = sums
-    words = iter(struct.unpack(f"{order}{len(data) // 4}I", data))
-    for one, other in zip(words, words, strict=True):
-        first = (first + one + second) & _MASK
-        second = (second + other + first) & _MASK
-    return first, second
+def _heads(log: bytes, size: int) -> Iterator[tuple[int, ...]]:
+    for at in range(WAL_HEADER.size, len(log) - size + 1, size):
+        yield WAL_FRAME.unpack_from(log, at)
+
+
+def _sums(data: memoryview, size: int, summed: Sequence[int], order: _Order) -> list[tuple[int, int]]:
+    """SQLite's checksum, begun at zero, of each piece of `size` bytes: of those of its 8 bytes that `summed` counts.
+
+    All pieces at once, each in 64 bits of one large number. One after the other, in Python, takes ten times as long.
+    """
+    count = len(data) // size
+    words = data.cast("Q")
+    low = int.from_bytes(b"\xff\xff\xff\xff\0\0\0\0" * count, "little")
+    first = second = 0
+    for number, word in enumerate(summed, 1):
+        pair = int.from_bytes(words[word :: size // 8].tobytes(), order)
+        one, other = (pair & low, pair >> 32 & low) if order == "little" else (pair >> 32 & low, pair & low)
+        first += one + second
+        second += other + first
+        if number % _STEPS_WITHOUT_CARRY == 0:
+            first, second = first & low, second & low
+    firsts, seconds = ((each & low).to_bytes(8 * count, order) for each in (first, second))
+    form = f"{'<' if order == 'little' else '>'}{count}Q"
+    return list(zip(struct.unpack(form, firsts), struct.unpack(form, seconds), strict=True))
+
+
+def _weights(steps: int) -> tuple[int, int, int]:
+    """What both sums before so many steps of 8 bytes add to both sums after them: first to first, each to the other,
+    second to second."""
+    one, both, other = 1, 0, 1
+    for _ in range(steps):
+        one, both, other = (one + both) & _MASK, (both + other) & _MASK, (both + 2 * other) & _MASK
+    return one, both, other
 
 
 def _read_log(root_fd: int, store_path: str, file_name: str, max_bytes: int) -> bytes:

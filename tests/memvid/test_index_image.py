@@ -8,6 +8,7 @@ import random
 import shutil
 import sqlite3
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,18 @@ def checksum(data: bytes, order: str, sums: tuple[int, int] = (0, 0)) -> tuple[i
     return first, second
 
 
+def summed_again(log: bytes, order: str) -> bytes:
+    """A log with its checksums made again, of words in this byte order."""
+    header = struct.pack(">I", 0x377F0682 | (order == ">")) + log[4:24]
+    sums = checksum(header, order)
+    parts = [header, struct.pack(">II", *sums)]
+    for at in range(WAL_HEADER.size, len(log), FRAME):
+        head, page = log[at : at + 16], log[at + WAL_FRAME.size : at + FRAME]
+        sums = checksum(head[:8] + page, order, sums)
+        parts += [head, struct.pack(">II", *sums), page]
+    return b"".join(parts)
+
+
 def one_frame_log(page: bytes, pages_of_file: int) -> bytes:
     """A log whose one frame has the file's first page, and commits."""
     header = struct.pack(">IIIIQ", 0x377F0682, 3007000, PAGE, 0, 12345)
@@ -149,6 +162,23 @@ def test_a_log_with_a_flipped_bit_counts_up_to_the_frame_before_it(
         assert found == rows_by_sqlite(folder, tmp_path / "scratch"), at
         counts.add(len(found))
     assert len(counts) > 3
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("content", ["rows", "ones"])
+def test_a_log_is_summed_as_sqlite_does_in_either_byte_order(
+    database: sqlite3.Connection, tmp_path: Path, order: str, content: str
+) -> None:
+    """Whoever wrote it may have been a machine of the other kind."""
+    if content == "ones":  # the largest words there are
+        database.executemany("INSERT INTO t (b) VALUES (?)", [(b"\xff" * 3000,)] * 20)
+    folder = copied(tmp_path / "db", tmp_path / "copy")
+    log = (folder / f"{NAME}-wal").read_bytes()
+    (folder / f"{NAME}-wal").write_bytes(summed_again(log, order))
+    assert len(rows_of(database)) == len(rows_by_image(folder)) > 50
+    assert rows_by_image(folder) == rows_by_sqlite(folder, tmp_path / "scratch") == rows_of(database)
+    if order == ("<" if sys.byteorder == "little" else ">"):
+        assert (folder / f"{NAME}-wal").read_bytes() == log
 
 
 @pytest.mark.parametrize("what", ["file", "log"])
