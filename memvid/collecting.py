@@ -1,7 +1,8 @@
 """Gc: removes what nothing needs. Owns which leftovers there are, and that nothing goes that might be needed.
 
 What goes: retired files that no version needs and nobody has open; temporary files that nobody is writing; what was put
-into `incoming` and not taken for INCOMING_HOURS; tags and pins of versions that are gone. The quarantine is the user's
+into `incoming` and not taken for INCOMING_HOURS; tags and pins of versions that were deleted: the index had them once,
+and has them no more. Those of a version that it was made anew without stay. The quarantine is the user's
 own and is never looked into.
 
 Rules:

@@ -140,7 +140,7 @@ class StoreCore:
     @contextlib.contextmanager
     def next_version(self, uri: SessionUri) -> Iterator[int]:
         """A version number that nobody else gets while it is being written: one more than the last, than those being
-        written, and past the numbers that bundles may have which cannot be read at present.
+        written, and past the numbers that bundles may have which cannot be read at present or are missed.
 
         Raises:
             LimitExceeded: the last one has the largest number that there is. Only a file that was put into the store
@@ -150,7 +150,8 @@ class StoreCore:
             latest = self.index.find(uri)
             taken = self._reserved.setdefault(uri, [])
             unknown = len(self.index.with_status(UNREADABLE))
-            version = max([latest.version if latest else 0, *taken]) + unknown + 1
+            left_out = [row.version for row in self.index.missed().values() if row.uri == uri]
+            version = max([latest.version if latest else 0, *left_out, *taken]) + unknown + 1
             if version > MAX_VERSION:
                 if not taken:
                     del self._reserved[uri]
@@ -162,15 +163,18 @@ class StoreCore:
             self._give_back(uri, version)
 
     @contextlib.contextmanager
-    def this_version(self, uri: SessionUri, version: int) -> Iterator[bool]:
-        """Whether a version number is nobody's; if so nobody else gets it while it is being written.
+    def this_version(self, uri: SessionUri, version: int, bundle_id: bytes) -> Iterator[bool]:
+        """Whether a version number is no other bundle's; if so nobody else gets it while it is being written.
 
-        While a bundle cannot be read no number is: it may have any of them.
+        While a bundle cannot be read no number is free, and none of a session's while one of its versions is missed: it
+        may have any of them. A missed version has its own by right.
         """
         with self._writing:
             taken = self._reserved.setdefault(uri, [])
-            unknown = self.index.with_status(UNREADABLE)
-            is_free = not unknown and version not in taken and self.index.find(uri, version) is None
+            missed = self.index.missed()
+            unknown = bool(self.index.with_status(UNREADABLE)) or any(row.uri == uri for row in missed.values())
+            is_open = bundle_id in missed or not unknown
+            is_free = is_open and version not in taken and self.index.find(uri, version) is None
             taken.append(version)
         try:
             yield is_free

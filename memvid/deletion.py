@@ -32,9 +32,10 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     bundle_ids = index.bundles_of(uri)
     holders = {holder for bundle_id in bundle_ids for holder in index.refs_of(bundle_id)}
     freed = retire(folder, index, pins, bundle_ids)
+    unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
     asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
     freed += sum(remove_unneeded(folder, index, pins, asked).values())
-    unmark(folder, uri)
+    unmark(folder, uri)  # again, for now there may be room
     kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)

@@ -71,6 +71,9 @@ SCHEMA_VERSION: Final = 4
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
 SHADOWED: Final = "shadowed"
+MISSED: Final = "missed"
+"""A version that only its marks tell of, since the index was made anew without its file. Of its row only owner and
+bundle are facts; the number is the highest that was left out for it."""
 
 _SIDE_FILES: Final = ("", WAL_SUFFIX, "-shm", "-journal")
 _APPLICATION_ID: Final = 0x54505249  # "TPRI"
@@ -118,7 +121,7 @@ _NO_NAME: Final = (
 )
 _NONSENSE: Final = (
     f"SELECT 1 FROM bundles WHERE {_NO_ID.format('bundle_id')} "
-    f"OR status NOT IN ('{LIVE}', '{UNREADABLE}', '{SHADOWED}') OR status <> '{UNREADABLE}' AND ("
+    f"OR status NOT IN ('{LIVE}', '{UNREADABLE}', '{SHADOWED}', '{MISSED}') OR status <> '{UNREADABLE}' AND ("
     + " OR ".join(
         [
             *(f"typeof({column}) <> 'integer'" for column in _INTEGERS),
@@ -417,8 +420,11 @@ class Index:
     # --- writing
 
     def add(self, bundle: IndexedBundle) -> None:
-        """Add one bundle's row, references and blocks. Raises NoSpace, StoreIoError; nothing is added then."""
+        """Add one bundle's row, references and blocks; one that was missed comes back so. Raises NoSpace, StoreIoError;
+        nothing is added then."""
         with self._transaction():
+            if bundle.bundle_id in self.with_status(MISSED):
+                self._delete(bundle.bundle_id)
             self._insert(bundle)
 
     def reconcile(
@@ -771,6 +777,11 @@ class Index:
             rows = self._rows(f"WHERE status = '{LIVE}' AND bundle_id IN ({marks})", tuple(some))
             found.update((row.bundle_id, row) for row in rows)
         return found
+
+    def missed(self) -> dict[bytes, IndexRow]:
+        """The versions that only their marks tell of, by bundle: see MISSED."""
+        rows = self._rows(f"WHERE status <> '{LIVE}' AND status = '{MISSED}'", ())
+        return {row.bundle_id: row for row in rows}
 
     def totals(self) -> tuple[int, int, int]:
         """How many sessions, how many versions, and the bytes of the versions' files."""

@@ -6,6 +6,8 @@ Rules:
 - A row whose file is missing stays: a wake then says so, instead of quietly giving the version before, and its version
   number is not given again. Only a row whose file is retired goes: its session was deleted.
 - A bundle that cannot be read is read again at each opening, and reported at each.
+- An index made anew has no rows of missing files, but marks name bundles: one that is nowhere is missed, and reported
+  at each opening until its file is back, its session is deleted, or no mark names it any more.
 - A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed. Until
   that succeeds the index covers what the file needed before and after.
 - A failure of the system (too many open files, an input/output error) says nothing about a bundle: it is tried again,
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,7 +27,9 @@ from .bundle import BundleFile
 from .deletion import remove_unneeded
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
-from .index import LIVE, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed
+from .index import LIVE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed
+from .limits import MAX_VERSION
+from .marks import Marks
 from .paths import Stamp
 from .pins import Pins
 from .records import Action, Finding, IndexRow, OpenReport
@@ -101,6 +105,8 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
     live = _live(files)
     with _believed():
         known, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
+        missed = index.missed()
+        known -= missed.keys()
         absent = index.rows_of(known - files.keys())
         retired = known & files.keys() - live
         retired |= _deleted(index, absent.values(), index.rows_of(retired).values())
@@ -111,8 +117,9 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
         rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
     rivals = [rival for rival in rivals if rival.bundle_id not in retired]
     missing = absent.keys() - retired
+    found = _no_more_missed(folder, missed, files)
     changes = _changes(
-        scan, rivals, dropped=retired | gone | unread, settled=again.bundles, unsettled=missing - unsettled
+        scan, rivals, dropped=retired | gone | unread | found, settled=again.bundles, unsettled=missing - unsettled
     )
     if changes:
         index.reconcile(
@@ -123,6 +130,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
             unsettled=changes.unsettled,
         )
     findings = [*scan.findings, *again.findings, *_missing(folder, [absent[one] for one in sorted(missing)])]
+    findings += _missed_findings(folder, [row for bundle_id, row in sorted(missed.items()) if bundle_id not in found])
     return OpenReport(None, len(live - known), len(gone), 0, tuple(findings))
 
 
@@ -183,6 +191,52 @@ def _missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
     return found
 
 
+def _no_more_missed(folder: StoreFolder, missed: Mapping[bytes, IndexRow], files: Mapping[bytes, str]) -> set[bytes]:
+    """Those of the missed versions that have a file again, be it a retired one, or that no mark names any more."""
+    marks = _marks(folder) if missed else None
+    marked = set(missed) if marks is None else {bundle_id for _, bundle_id in marks.dangling(())}
+    return {bundle_id for bundle_id in missed if bundle_id in files or bundle_id not in marked}
+
+
+def _missed_findings(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
+    return [missed_finding(folder.bundle_path(row.bundle_id), row.uri) for row in rows]
+
+
+def missed_finding(path: str, uri: SessionUri) -> Finding:
+    """What to tell of a version that only its marks tell of."""
+    message = (
+        f"{path} is missing: a version of {uri} that has a tag or a pin cannot be woken, and the index was made anew "
+        "without it. Put the file back from a backup, import it, or give the session up (`torpor delete`; `torpor "
+        "forget` where nothing else is left of it)."
+    )
+    return Finding(path, BundleMissing.code, message)
+
+
+def _marks(folder: StoreFolder) -> Marks | None:
+    """The store's marks; None where they cannot be read, which verify and repair tell of."""
+    try:
+        return Marks.load(folder)
+    except StoreError:
+        return None
+
+
+def _missed(folder: StoreFolder, files: Mapping[bytes, str], entered: Sequence[IndexedBundle]) -> list[IndexedBundle]:
+    """The versions that marks name and that are nowhere, neither as a file nor among what is entered already. A retired
+    file says that its version was deleted."""
+    marks = _marks(folder)
+    known = {*files, *(bundle.bundle_id for bundle in entered)}
+    last: dict[SessionUri, int] = {}
+    for bundle in entered:
+        if bundle.row is not None:
+            last[bundle.row.uri] = max(last.get(bundle.row.uri, 0), bundle.row.version)
+    found = []
+    for uri, bundle_id in marks.dangling(known) if marks is not None else ():
+        last[uri] = min(last.get(uri, 0) + 1, MAX_VERSION)
+        row = IndexRow(uri, last[uri], bundle_id, None, bytes(32), 0, 0, 0, 0, "", ())
+        found.append(IndexedBundle(bundle_id, MISSED, row, (), ()))
+    return found
+
+
 def _rival(index: Index, bundle: IndexedBundle) -> IndexedBundle | None:
     """The bundle that the index has for the version that another bundle claims."""
     row = index.find(bundle.row.uri, bundle.row.version) if bundle.row else None
@@ -216,7 +270,7 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     scan = _read_bundles(folder, _live(files), ahead)
     kept = _taken_over(index, files, scan)
     written = _answer(index.written) or {}
-    bundles = _as_entered(scan, kept)
+    bundles = _entered_anew(folder, index, files, scan, kept)
     unsettled = [one.bundle_id for one in kept]
     with index.replaced() as go_on_with:
         try:
@@ -225,7 +279,7 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
             go_on_with(_in_memory(folder, bundles, unsettled, written))
             raise
         go_on_with(fresh)
-    missing = _missing(folder, _rows_without_files(kept, files))
+    missing = [*_missing(folder, _rows_without_files(kept, files)), *_missed_findings(folder, _rows_missed(bundles))]
     reason = f"it was asked for{why}"
     return OpenReport(reason, len(scan.bundles) + len(scan.unread), 0, 0, (*scan.findings, *missing))
 
@@ -237,7 +291,8 @@ def plan_rebuild(
     files = folder.list_bundles()
     scan = _read_bundles(folder, _live(files), ahead)
     kept = _taken_over(index, files, scan)
-    wanted = {bundle.bundle_id: bundle for bundle in _as_entered(scan, kept)}
+    entered = _entered_anew(folder, index, files, scan, kept)
+    wanted = {bundle.bundle_id: bundle for bundle in entered}
     actions = []
     for bundle_id in sorted(wanted.keys() | (_answer(index.bundle_ids) or set())):
         present, problem = _stored(index, bundle_id)
@@ -254,7 +309,25 @@ def plan_rebuild(
                     reason=reason,
                 )
             )
-    return actions, [*scan.findings, *_missing(folder, _rows_without_files(kept, files))]
+    missing = [*_missing(folder, _rows_without_files(kept, files)), *_missed_findings(folder, _rows_missed(entered))]
+    return actions, [*scan.findings, *missing]
+
+
+def _entered_anew(
+    folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: _Scan, kept: Iterable[IndexedBundle]
+) -> list[IndexedBundle]:
+    """What takes the place of an index that is there: it knows which versions are missed, for what it has no row of was
+    deleted. Only where it cannot say are the marks asked."""
+    entered = _as_entered(scan, kept)
+    missed = _answer(index.missed)
+    if missed is None:
+        return [*entered, *_missed(folder, files, entered)]
+    found = _no_more_missed(folder, missed, files)
+    return [*entered, *(IndexedBundle(one, MISSED, row, (), ()) for one, row in missed.items() if one not in found)]
+
+
+def _rows_missed(bundles: Iterable[IndexedBundle]) -> list[IndexRow]:
+    return [bundle.row for bundle in bundles if bundle.row is not None and bundle.status == MISSED]
 
 
 def _stored(index: Index, bundle_id: bytes) -> tuple[IndexedBundle | None, str]:
@@ -316,12 +389,15 @@ def _make_anew(
     live = _live(files)
     scan = _read_bundles(folder, live)
     bundles = _as_entered(scan)
+    bundles += _missed(folder, files, bundles)
     if writable:
         index, why = _made(folder, bundles, (), {})
         reason += why
     else:
         index = Index.create_in_memory(folder.path, folder.uuid, bundles)
-    return index, OpenReport(reason, len(live), 0, 0, tuple(scan.findings))
+    return index, OpenReport(
+        reason, len(live), 0, 0, (*scan.findings, *_missed_findings(folder, _rows_missed(bundles)))
+    )
 
 
 def _made(

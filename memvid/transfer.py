@@ -213,7 +213,7 @@ def _import(core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_pro
             if present is not None and present.bundle_id == file.bundle_id:
                 return _receipt_of_present(core, present)
             _require_unknown(core, file.bundle_id)
-            with core.this_version(manifest.uri, manifest.version) as is_free:
+            with core.this_version(manifest.uri, manifest.version, file.bundle_id) as is_free:
                 if is_free and manifest.version <= MAX_IMPORTED_VERSION:
                     return _import_as_it_is(core, file, manifest)
         uri = as_uri or manifest.uri
@@ -274,8 +274,8 @@ def _same_state(one: Manifest, other: Manifest) -> bool:
 
 def _require_unknown(core: StoreCore, bundle_id: bytes) -> None:
     """Refuse a bundle that the index has, but not as the version that it is: one that cannot be read at present, or
-    that another bundle has taken the number of."""
-    if core.index.knows(bundle_id):
+    that another bundle has taken the number of. One that is missed comes back so."""
+    if core.index.knows(bundle_id) and bundle_id not in core.index.missed():
         path = core.folder.bundle_path(bundle_id)
         raise CorruptBundle(
             f"The store has {path} already, but cannot use it as it is. Import the file under another name, or run "

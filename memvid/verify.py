@@ -27,6 +27,7 @@ from .folder import LIVE_SUFFIX, StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
+from .opening import missed_finding
 from .paths import Stamp
 from .records import Finding, IndexRow, VerifyReport
 from .uri import SessionUri
@@ -296,6 +297,9 @@ def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes
     for bundle_id in index.with_status(SHADOWED):
         message = "Another, younger bundle is the same version of the same session; this one is not used."
         tally.add(folder.bundle_path(bundle_id), "rival_version", message)
+    for bundle_id, row in index.missed().items():
+        finding = missed_finding(folder.bundle_path(bundle_id), row.uri)
+        tally.add(finding.path, finding.code, finding.message)
     try:
         for path in folder.list_strangers():
             tally.add(path, "unknown_file", "This does not belong in a store; move it away.")

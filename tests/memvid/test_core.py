@@ -178,14 +178,14 @@ def test_version_numbers_that_are_being_written_are_not_given_again(store: Store
     core = store._core
     with core.next_version(URI) as one, core.next_version(URI) as two:
         assert (one, two) == (1, 2)
-        with core.this_version(URI, 2) as is_free:
+        with core.this_version(URI, 2, bytes(32)) as is_free:
             assert not is_free
-        with core.this_version(URI, 7) as is_free, core.next_version(URI) as eight:
+        with core.this_version(URI, 7, bytes(32)) as is_free, core.next_version(URI) as eight:
             assert (is_free, eight) == (True, 8)
     with core.next_version(URI) as again:
         assert again == 1
     sleep(store, 300)
-    with core.this_version(URI, 1) as is_free:
+    with core.this_version(URI, 1, bytes(32)) as is_free:
         assert not is_free
     assert core._reserved == {}
 

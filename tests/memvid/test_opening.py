@@ -20,6 +20,7 @@ from torpor.memvid.errors import BundleMissing, DurabilityLost, NotAStore, Sessi
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 from torpor.memvid.limits import MAX_INDEX_BYTES
+from torpor.memvid.marks import Marks
 
 
 def damage(file: Path) -> bytes:
@@ -170,6 +171,135 @@ def test_an_unsafe_bundle_is_reported_and_read_once_it_is_safe(store: Store, sto
     (tmp_path / "second name").unlink()
     with Store.open(store_path, writable=True) as again:
         require_awake(again, 600)
+
+
+# --- missed: only marks tell of it
+
+
+def lost_with_marks(store: Store, store_path: Path, tmp_path: Path) -> tuple[Receipt, Receipt, Path, Path]:
+    """Two versions; the second is tagged and pinned, its file is away, and so is the index."""
+    first = sleep(store, 300)
+    second = sleep(store, 600, before=first)
+    store.tag(URI, 2, "good")
+    store.pin(URI, 2)
+    store.close()
+    file, away = bundle_path(store, second.bundle_id), tmp_path / "away"
+    file.rename(away)
+    (store_path / "index.sqlite").unlink()
+    return first, second, file, away
+
+
+@pytest.mark.parametrize("index_lost_again", [False, True])
+def test_a_marked_version_whose_file_an_index_was_made_without_keeps_marks_and_number_and_comes_back(
+    store: Store, store_path: Path, tmp_path: Path, index_lost_again: bool
+) -> None:
+    first, second, file, away = lost_with_marks(store, store_path, tmp_path)
+    for _ in range(2):  # told at each opening, not only at the first
+        with Store.open(store_path, writable=True) as again:
+            assert [(one.code, one.path) for one in again.opening.unreadable] == [("bundle_missing", str(file))]
+            assert [row.version for row in again.versions(URI)] == [1]
+    with Store.open(store_path, writable=False) as reader:
+        assert [one.code for one in reader.opening.unreadable] == ["bundle_missing"]
+    with Store.open(store_path, writable=True) as again:
+        assert [one.code for one in again.verify(deep=False).findings] == ["bundle_missing"]
+        assert again.gc().actions == ()
+        assert [one.code for one in again.rebuild_index().problems] == ["bundle_missing"]
+        later = [sleep(again, tokens) for tokens in (310, 320)]
+        assert [one.version for one in later] == [3, 4], "one number is left out, once"
+        assert sleep(again, 20, uri=OTHER_URI).version == 1, "in its session only"
+    away.rename(file)
+    if index_lost_again:
+        (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        found = [row.bundle_id for row in again.versions(URI)]
+        assert found == [first.bundle_id, second.bundle_id, *(one.bundle_id for one in later)]
+        assert again.marks(URI).tags == {"good": second.bundle_id}
+        assert again.marks(URI).pins == {second.bundle_id}
+        assert again.verify(deep=True).ok
+        require_awake(again, 320)
+
+
+def test_a_missed_version_is_imported_under_its_own_number_and_another_is_not(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    first = sleep(store, 300)
+    exported = tmp_path / "first"
+    store.export_session(URI, 1, exported)
+    with Store.open(tmp_path / "other", writable=True) as other:
+        other.import_file(exported)
+        sleep(other, 700, before=first)
+        other.export_session(URI, 2, tmp_path / "theirs")
+    second = sleep(store, 600, before=first)
+    store.tag(URI, 2, "good")
+    store.export_session(URI, 2, tmp_path / "ours")
+    store.close()
+    bundle_path(store, second.bundle_id).unlink()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.import_file(tmp_path / "theirs").version == 3
+        receipt = again.import_file(tmp_path / "ours")
+        assert (receipt.version, receipt.bundle_id) == (2, second.bundle_id)
+        require_awake(again, 700)
+        assert again.verify(deep=True).ok
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert [row.version for row in again.versions(URI)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["deleted", "forgotten", "untagged"])
+def test_a_missed_version_that_the_user_gives_up_is_told_no_more(
+    store: Store, store_path: Path, tmp_path: Path, how: str
+) -> None:
+    lost_with_marks(store, store_path, tmp_path)
+    with Store.open(store_path, writable=True) as again:
+        if how == "deleted":
+            again.delete_session(URI)
+        elif how == "forgotten":
+            again.forget(URI)
+        else:
+            folder = again._core.folder
+            Marks.load(folder).without(URI).save(folder)
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert again.index.missed() == {}
+        assert not again.marks(URI)
+
+
+def test_a_version_that_was_deleted_is_not_missed_where_its_marks_are_left(
+    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index had it once; or its retired file is there."""
+    base = sleep(store, 512)
+    sleep(store, 600, uri=OTHER_URI, before=base)
+    store.tag(URI, 1, "good")
+    with monkeypatch.context() as patch:
+        patch.setattr("torpor.memvid.deletion.unmark", lambda *_: None)
+        store.delete_session(URI)
+    store.rebuild_index()
+    store.close()
+    for remove_index in (False, True):
+        if remove_index:
+            (store_path / "index.sqlite").unlink()
+        with Store.open(store_path, writable=True) as again:
+            assert again.opening.unreadable == ()
+    with Store.open(store_path, writable=True) as again:
+        assert [action.kind for action in again.gc().actions] == ["unmark"]
+
+
+def test_a_delete_takes_the_marks_away_before_the_retired_files_that_tell_of_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    store.tag(URI, 1, "good")
+
+    def stopped(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StoreFolder, "remove", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        store.delete_session(URI)
+    assert not store.marks(URI)
 
 
 # --- missing
