@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..memvid.blocks import SlotSpec
-from ..memvid.errors import CorruptMarks, StoreError, UnsafePath, UnsupportedFormat
+from ..memvid.errors import CorruptMarks, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..memvid.folder import StoreFolder, load_store_uuid, open_existing_root
 from ..memvid.location import default_store_path
 from ..memvid.marks import MARKS_FILE, Marks, SessionMarks
@@ -97,7 +97,7 @@ def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
     """A session's tags and pins; none if they cannot be read, which must not keep anybody from looking."""
     try:
         return store.marks(uri)
-    except (CorruptMarks, UnsafePath, UnsupportedFormat):
+    except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
         return SessionMarks()
 
 

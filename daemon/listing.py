@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..memvid.blocks import SlotSpec
-from ..memvid.errors import CorruptMarks, UnsafePath, UnsupportedFormat
+from ..memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
 from ..memvid.marks import SessionMarks
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
@@ -127,7 +127,7 @@ def marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
     """A session's tags and pins; none if they cannot be read, which must not keep anybody from looking."""
     try:
         return store.marks(uri)
-    except (CorruptMarks, UnsafePath, UnsupportedFormat):
+    except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
         return SessionMarks()
 
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from . import deletion, durable
 from .core import StoreCore
-from .errors import CorruptMarks, StoreError, UnsafePath
+from .errors import CorruptMarks, MarksLost, StoreError, UnsafePath
 from .folder import BUNDLES, RETIRED_SUFFIX
 from .incoming import INCOMING
 from .index import UNREADABLE
@@ -217,7 +217,7 @@ class _Collection:
         if not dangling:
             return
         if not self._dry_run:
-            with core.committing(), contextlib.suppress(CorruptMarks):
+            with core.committing(), contextlib.suppress(CorruptMarks, MarksLost):
                 marks = Marks.load(core.folder)
                 gone = [bundle_id for _, bundle_id in marks.dangling(core.index.bundle_ids())]
                 self.bytes_written += marks.without_bundles(gone).save(core.folder)

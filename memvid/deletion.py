@@ -17,7 +17,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from .errors import CorruptMarks, DurabilityLost, NoSpace, StoreIoError, UnsafePath, UnsupportedFormat
+from .errors import (
+    CorruptMarks,
+    DurabilityLost,
+    MarksLost,
+    NoSpace,
+    NoStore,
+    NotAStore,
+    StoreIoError,
+    UnsafePath,
+    UnsupportedFormat,
+)
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import UNREADABLE, Index
 from .marks import Marks
@@ -153,5 +163,5 @@ def unmark(folder: StoreFolder, uri: SessionUri) -> None:
         marks = Marks.load(folder)
         if marks.session(uri):
             marks.without(uri).save(folder)
-    except (NoSpace, CorruptMarks, UnsupportedFormat, UnsafePath, StoreIoError):
+    except (NoSpace, CorruptMarks, MarksLost, NoStore, NotAStore, UnsupportedFormat, UnsafePath, StoreIoError):
         return

@@ -200,6 +200,12 @@ class CorruptMarks(Corruption):
     code: ClassVar[str] = "corrupt_marks"
 
 
+class MarksLost(Corruption):
+    """The file of tags and pins is gone, and there was one. Nothing that removes versions runs until it is back."""
+
+    code: ClassVar[str] = "marks_lost"
+
+
 class ReadBackFailed(Corruption):
     """What was written did not read back as it was meant; it was not published."""
 

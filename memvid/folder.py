@@ -19,7 +19,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from . import durable
 from .errors import BundleMissing, NoStore, NotAStore, UnsupportedFormat
@@ -35,6 +35,7 @@ LIVE_SUFFIX: Final = ".mvb"
 RETIRED_SUFFIX: Final = ".mvr"
 
 _FORMAT_NAME: Final = "torpor.store"
+_MARKED: Final = "marked"
 _BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)
 _PREFIX_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
 
@@ -64,6 +65,16 @@ class StoreFolder:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self.bundles_fd = self.root_fd = -1
+
+    # --- what store.json says
+
+    def says_marked(self) -> bool:
+        """Whether store.json says that there is a file of marks. Raises as `load_store_uuid`."""
+        return _load_document(self.root_fd, self.path).get(_MARKED) is True
+
+    def say_marked(self) -> None:
+        """Let store.json say that there is a file of marks, durably. Raises NoSpace, StoreIoError, DurabilityLost."""
+        _write_store_file(self.root_fd, self.bundles_fd, self.path, self.uuid, marked=True)
 
     # --- bundle files
 
@@ -309,6 +320,12 @@ class StoreFolder:
 
 def load_store_uuid(root_fd: int, path: str) -> str:
     """Read store.json. Raises NoStore (there is none), UnsupportedFormat (a later version), NotAStore (malformed)."""
+    store_uuid: str = _load_document(root_fd, path)["uuid"]
+    return store_uuid
+
+
+def _load_document(root_fd: int, path: str) -> dict[str, Any]:
+    """What store.json says, with a valid uuid."""
     file_path = f"{path}/{STORE_FILE}"
     try:
         fd = open_file(root_fd, STORE_FILE, os.O_RDONLY, file_path)
@@ -337,7 +354,7 @@ def load_store_uuid(root_fd: int, path: str) -> str:
             )
         if type(version) is not int or version != STORE_VERSION:
             raise ValueError("its version is not valid")
-        return str(uuid.UUID(document["uuid"]))
+        return {**document, "uuid": str(uuid.UUID(document["uuid"]))}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotAStore(f"{file_path} is not valid: {error}. Put it back from a backup.", path=file_path) from error
 
@@ -347,13 +364,20 @@ def create_store(root_fd: int, path: str) -> str:
     for name in (BUNDLES, QUARANTINE):
         durable.make_folder(root_fd, name, path, FOLDER_MODE)
     store_uuid = str(uuid.uuid4())
-    document = {"format": _FORMAT_NAME, "version": STORE_VERSION, "uuid": store_uuid}
-    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")  # where leftovers are looked for
+    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
     try:
-        durable.write_file(root_fd, STORE_FILE, (json.dumps(document) + "\n").encode(), path, temp_fd=bundles_fd)
+        _write_store_file(root_fd, bundles_fd, path, store_uuid)
     finally:
         os.close(bundles_fd)
     return store_uuid
+
+
+def _write_store_file(root_fd: int, bundles_fd: int, path: str, store_uuid: str, *, marked: bool = False) -> None:
+    """Its temporary file lies in `bundles`, where leftovers are looked for."""
+    document = {"format": _FORMAT_NAME, "version": STORE_VERSION, "uuid": store_uuid}
+    said = {**document, _MARKED: True} if marked else document
+    data = (json.dumps(said) + "\n").encode()
+    durable.write_file(root_fd, STORE_FILE, data, path, temp_fd=bundles_fd, replacing=marked)
 
 
 def has_store_file(root_fd: int, path: str) -> bool:

@@ -33,7 +33,7 @@ from . import deletion, durable
 from .budget import utc_day
 from .bundle import BundleFile
 from .core import StoreCore
-from .errors import BundleMissing, DurabilityLost, LockLost, SessionNotFound, StoreError, Truncated
+from .errors import BundleMissing, DurabilityLost, LockLost, MarksLost, SessionNotFound, StoreError, Truncated
 from .folder import BUNDLES, LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import UNREADABLE
 from .manifest import Manifest
@@ -410,6 +410,8 @@ class _Forget:
             if Marks.load(core.folder).session(self._uri):
                 message = f"{path} still has tags or pins of {self._uri}. Forget it again."
                 self._problems.append(Finding(path, NOT_FORGOTTEN, message))
+        except MarksLost:
+            pass  # nor are those of this session there
         except StoreError as error:
             self._problems.append(Finding(path, error.code, error.message))
 

@@ -7,7 +7,7 @@ before anyone is told. What marks are is in marks.py.
 from __future__ import annotations
 
 from .core import StoreCore
-from .errors import SessionNotFound
+from .errors import MarksLost, SessionNotFound
 from .marks import Marks
 from .records import IndexRow
 from .uri import SessionUri
@@ -16,7 +16,8 @@ from .uri import SessionUri
 def tag(core: StoreCore, uri: SessionUri, version: int | None, name: str, *, move: bool) -> IndexRow:
     with core.committing():
         row = _require_version(core, uri, version)
-        Marks.load(core.folder).tag(uri, row.bundle_id, name, move=move).save(core.folder)
+        marks = _marks_to_change(core, lost_is_none=move)
+        marks.tag(uri, row.bundle_id, name, move=move).save(core.folder)
         return row
 
 
@@ -37,6 +38,16 @@ def unpin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
         row = _require_version(core, uri, version)
         Marks.load(core.folder).unpin(uri, row.bundle_id).save(core.folder)
         return row
+
+
+def _marks_to_change(core: StoreCore, *, lost_is_none: bool) -> Marks:
+    """The marks; none where they are lost and that is said to be all right: the tag is taken from whoever had it."""
+    try:
+        return Marks.load(core.folder)
+    except MarksLost:
+        if not lost_is_none:
+            raise
+        return Marks(core.folder.uuid)
 
 
 def _require_version(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:

@@ -5,7 +5,8 @@ that one is there is for the caller to ask. Marks are values; a change gives new
 
 Rules:
 - The file is canonical JSON with a digest over all the rest; a reader takes it whole or raises CorruptMarks.
-- It is never treated as empty because it cannot be read. No file at all means that nothing was ever marked.
+- It is never treated as empty because it cannot be read. No file at all means that nothing was ever marked, unless
+  store.json says that there was one: MarksLost. Whoever then tags with `move` says that what was marked is no more.
 - It is replaced by one rename: a crash leaves the old marks or the new ones.
 - Load, change and save under the store's lock and its writing lock, else one of two changes is lost.
 - The digest is taken the same way in every later version, so that damage is not mistaken for a later version.
@@ -24,10 +25,19 @@ from typing import Any, Final
 from blake3 import blake3
 
 from . import durable
-from .errors import CorruptMarks, InvalidTag, InvalidUri, LimitExceeded, MarkNotFound, TagTaken, UnsupportedFormat
+from .errors import (
+    CorruptMarks,
+    InvalidTag,
+    InvalidUri,
+    LimitExceeded,
+    MarkNotFound,
+    MarksLost,
+    TagTaken,
+    UnsupportedFormat,
+)
 from .folder import StoreFolder
 from .limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES
-from .paths import io_error, open_file
+from .paths import io_error, list_names, open_file
 from .uri import VERSION_MARK, SessionUri, require_tag
 
 MARKS_FILE: Final = "marks.json"
@@ -86,23 +96,26 @@ class Marks:
 
     @classmethod
     def load(cls, folder: StoreFolder) -> Marks:
-        """Read the marks of a store. Raises CorruptMarks, UnsupportedFormat (a later version), UnsafePath."""
+        """Read the marks of a store. Raises CorruptMarks, MarksLost, UnsupportedFormat (a later version), UnsafePath,
+        and where there is no file, what a store.json that cannot be read raises."""
         path = f"{folder.path}/{MARKS_FILE}"
-        try:
-            fd = open_file(folder.root_fd, MARKS_FILE, os.O_RDONLY, path)
-        except FileNotFoundError:
-            return cls(folder.uuid)
-        try:
-            data = _read(fd, path)
-        finally:
-            os.close(fd)
-        return decode_marks(data, folder.uuid, path)
+        data = _read_file(folder, path)
+        if data is None and folder.says_marked():
+            data = _read_file(folder, path)  # the first mark of all may have been set between the two looks
+            if data is None:
+                raise _marks_lost(path)
+        return cls(folder.uuid) if data is None else decode_marks(data, folder.uuid, path)
 
     def save(self, folder: StoreFolder) -> int:
-        """Replace the store's marks, durably; the bytes written. Raises NoSpace, StoreIoError, DurabilityLost."""
+        """Replace the store's marks, durably; the file's bytes. Raises NoSpace, StoreIoError, DurabilityLost."""
         data = encode_marks(self)
-        in_bundles = folder.bundles_fd  # where leftovers are looked for
-        durable.write_file(folder.root_fd, MARKS_FILE, data, folder.path, temp_fd=in_bundles, replacing=True)
+        if not folder.says_marked():
+            # Wherever this is cut off, store.json never speaks of a file that was not there, nor is silent of one
+            # that holds what somebody was told is marked.
+            if MARKS_FILE not in list_names(folder.root_fd, folder.path):
+                _write(folder, encode_marks(Marks(self.store_uuid)))
+            folder.say_marked()
+        _write(folder, data)
         return len(data)
 
     # --- asking
@@ -309,6 +322,32 @@ def _digest(rest: Mapping[str, Any]) -> str:
 
 def _reason(error: Exception) -> str:
     return "it is nested too deep" if isinstance(error, RecursionError) else str(error).rstrip(".")[:300]
+
+
+def _marks_lost(path: str) -> MarksLost:
+    return MarksLost(
+        f"{path} is missing, and there were tags or pins in it. Put it back from a backup, or what is left of it from "
+        "the folder quarantine. Where there is none, mark anew what is to stay, first with `torpor tag "
+        "SESSION@VERSION TAG --move`. Until then no version is removed by a rule.",
+        path=path,
+    )
+
+
+def _write(folder: StoreFolder, data: bytes) -> None:
+    in_bundles = folder.bundles_fd  # where leftovers are looked for
+    durable.write_file(folder.root_fd, MARKS_FILE, data, folder.path, temp_fd=in_bundles, replacing=True)
+
+
+def _read_file(folder: StoreFolder, path: str) -> bytes | None:
+    """The file's bytes; None if there is none."""
+    try:
+        fd = open_file(folder.root_fd, MARKS_FILE, os.O_RDONLY, path)
+    except FileNotFoundError:
+        return None
+    try:
+        return _read(fd, path)
+    finally:
+        os.close(fd)
 
 
 def _read(fd: int, path: str) -> bytes:

@@ -183,7 +183,12 @@ def test_damaged_marks_are_told_by_every_command_that_looks(torpor: Torpor, made
         assert "corrupt_marks" in ran.err
         assert "torpor repair" in ran.err
         assert [one["code"] for one in torpor(*command, *where, "--json").document["problems"]] == ["corrupt_marks"]
-    torpor("repair", *where)
+    torpor("repair", *where)  # which makes no marks up: they are lost until somebody says what is marked
+    for command in (("verify",), ("repair",), ("prune", "--keep-last", "1"), ("pin", "agent")):
+        ran = torpor(*command, *where)
+        assert (command, ran.status) == (command, 6)
+        assert "marks_lost" in ran.out + ran.err
+    assert torpor("tag", "agent", "mine", "--move", *where).status == 0
     assert torpor("verify", *where).status == 0
     assert torpor("ls", *where, "--json").document["problems"] == []
 

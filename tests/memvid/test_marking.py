@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, sleep
-from torpor.memvid import SessionUri, Store
+from torpor.memvid import SessionUri, Store, durable
 from torpor.memvid.errors import (
     CorruptMarks,
     MarkNotFound,
+    MarksLost,
     NoSpace,
     ReadOnlyStore,
     SessionNotFound,
     TagTaken,
 )
 from torpor.memvid.marks import Marks
+from torpor.memvid.retention import Retention
 
 
 @pytest.fixture
@@ -99,6 +101,68 @@ def test_damaged_marks_stop_what_needs_them_and_nothing_else(three: Store, store
         three.tag(URI, 2, "second")
     assert three.resolve_version("agent@2").version == 2
     assert three.resolve_version("agent").version == 3
+
+
+def test_lost_marks_are_not_none_until_somebody_says_so(three: Store, store_path: Path) -> None:
+    three.tag(URI, 1, "first")
+    three.pin(URI, 2)
+    (store_path / "marks.json").unlink()
+    for ask in (
+        lambda: three.marks(URI),
+        lambda: three.tag(URI, 3, "third"),
+        lambda: three.pin(URI, 3),
+        lambda: three.untag(URI, "first"),
+        lambda: three.prune(Retention(keep_last=1)),
+        lambda: three.prune(Retention(keep_last=1), dry_run=True),
+    ):
+        with pytest.raises(MarksLost, match="--move"):
+            ask()
+    assert [finding.code for finding in three.verify(deep=False).findings] == ["marks_lost"]
+    assert [problem.code for problem in three.repair().problems] == ["marks_lost"]
+    assert [row.version for row in three.versions(URI)] == [1, 2, 3]
+    three.tag(URI, 2, "third", move=True)
+    assert three.verify(deep=False).findings == ()
+    three.prune(Retention(keep_last=1))
+    assert [row.version for row in three.versions(URI)] == [2, 3]
+
+
+def test_marks_that_were_all_taken_off_are_lost_too_with_their_file(three: Store, store_path: Path) -> None:
+    three.pin(URI, 1)
+    three.unpin(URI, 1)
+    (store_path / "marks.json").unlink()
+    with pytest.raises(MarksLost):
+        three.marks(URI)
+
+
+def test_lost_marks_stop_no_delete(three: Store, store_path: Path) -> None:
+    three.pin(URI, 1)
+    (store_path / "marks.json").unlink()
+    assert three.forget(URI).problems == ()
+    assert three.find_session(URI) is None
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_first_mark_that_is_cut_off_is_neither_lost_nor_told_to_be(
+    three: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    written, write_file = [], durable.write_file
+
+    def fail(folder_fd: int, name: str, *rest: object, **options: object) -> None:
+        written.append(name)
+        if len(written) == step:
+            raise NoSpace("The disk is full.")
+        write_file(folder_fd, name, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write_file", fail)
+        with pytest.raises(NoSpace):
+            three.pin(URI, 1)
+    assert written == ["marks.json", "store.json", "marks.json"][:step]
+    assert three.marks(URI).pins == frozenset()
+    three.pin(URI, 1)
+    (store_path / "marks.json").unlink()
+    with pytest.raises(MarksLost):
+        three.marks(URI)
 
 
 def test_a_deleted_session_s_marks_do_not_come_back_with_its_name(three: Store) -> None:

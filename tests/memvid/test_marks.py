@@ -22,6 +22,7 @@ from torpor.memvid.errors import (
     LimitExceeded,
     MarkNotFound,
     NoSpace,
+    StoreIoError,
     TagTaken,
     UnsafePath,
     UnsupportedFormat,
@@ -488,7 +489,8 @@ def failing(*numbers: int, error: int, real: Callable[..., Any]) -> Callable[...
 @pytest.mark.parametrize(
     ("name", "number", "error", "raised"),
     [
-        ("open", 0, errno.ENOSPC, NoSpace),
+        ("open", 0, errno.EIO, StoreIoError),  # of store.json, which is asked whether it says that there are marks
+        ("open", 1, errno.ENOSPC, NoSpace),
         ("writev", 0, errno.ENOSPC, NoSpace),
         ("writev", 0, errno.EDQUOT, NoSpace),
         ("fsync", 0, errno.EIO, DurabilityLost),
