@@ -128,8 +128,10 @@ def remove_retired(folder: StoreFolder, index: Index, pins: Pins, retired: Itera
 def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> dict[bytes, int]:
     """Remove the retired files whose last reader has closed; one that is needed after all goes with a later delete.
 
-    Nothing waits in a store with a bundle that cannot be read: there no delete asks for a removal.
+    Beside a bundle that cannot be read none does: it may have been found since they began to wait.
     """
+    if index.with_status(UNREADABLE):
+        return {}
     return _remove(folder, index, unneeded(index, pins.wait_or_free(())))
 
 

@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import platform
 import time
@@ -34,6 +35,7 @@ from .identity import Identity
 from .index import LIVE, IndexedBundle, row_of
 from .limits import MAX_BLOCKS, MAX_TOKENS, MIB
 from .manifest import Manifest, bundle_id_of, require_session_map
+from .paths import io_error
 from .records import Receipt
 from .uri import SessionUri
 from .writer import BundleWriter, PreparedBlock, prepare_block
@@ -117,7 +119,7 @@ class _Sleep:
         problem = require_chain(entries, self._request.token_count)
         if problem:
             raise InvalidDraft(f"The blocks of {self._request.uri} are not one chain: {problem}.")
-        manifest = self._manifest(entries)
+        manifest = with_name_of_its_own(self._core, self._manifest(entries))
         encoded = manifest.encode()
         bundle_id = bundle_id_of(encoded)
         for _ in range(_TRIES):
@@ -151,7 +153,11 @@ class _Sleep:
         """Write the file again, for blocks that went from where they were found before the commit: a delete or a
         compaction was about to take them when they were looked for."""
         self._holdings.look_again()
-        earlier = FrameFile(os.dup(self._temp.fd), self._temp.path, bundle_id)
+        try:
+            fd = os.dup(self._temp.fd)
+        except OSError as error:
+            raise io_error(error, "open", self._temp.path) from error
+        earlier = FrameFile(fd, self._temp.path, bundle_id)
         with contextlib.closing(earlier):
             self._temp, self._writer = self._new_file()
             for block_id in earlier.frames:
@@ -211,6 +217,14 @@ class _Sleep:
             session=request.session,
             environment=request.environment,
         )
+
+
+def with_name_of_its_own(core: StoreCore, manifest: Manifest) -> Manifest:
+    """The manifest of a new version, its time moved where a file has its bundle id: a deleted version of the very same
+    state and time (a clock that stands still) may still hold blocks for others under it."""
+    while core.folder.has_bundle(bundle_id_of(manifest.encode())):
+        manifest = dataclasses.replace(manifest, created_ns=manifest.created_ns + 1)
+    return manifest
 
 
 def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:

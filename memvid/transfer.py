@@ -50,7 +50,7 @@ from .limits import MAX_IMPORTED_VERSION
 from .manifest import Manifest, bundle_id_of
 from .paths import io_error, open_foreign_file
 from .records import ExportReport, IndexRow, Receipt
-from .sleeping import Holdings, environment, moved_blocks, publish
+from .sleeping import Holdings, environment, moved_blocks, publish, with_name_of_its_own
 from .uri import SessionUri
 from .writer import BundleWriter
 
@@ -371,6 +371,7 @@ def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri
             session=imported.session,
             environment=environment(),
         )
+        manifest = with_name_of_its_own(core, manifest)
         for attempt in range(1, _TRIES + 1):
             with _intake(core, source) as (intake, _):
                 intake.take(imported.blocks, alone=attempt == _TRIES)

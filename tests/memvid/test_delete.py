@@ -169,6 +169,26 @@ def test_a_delete_removes_nothing_that_an_unreadable_bundle_may_need(store: Stor
     assert files(store) == []
 
 
+def test_what_waits_for_its_reader_stays_where_a_bundle_is_found_that_cannot_be_read(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    """A backup of a fork is put back, damaged, while the base waits to be removed."""
+    first = sleep(store, 600)
+    file = bundle_path(store, sleep(store, 700, uri=OTHER_URI, before=first).bundle_id)
+    good = file.read_bytes()
+    with store.open_session(URI):
+        store.delete_session(OTHER_URI)
+        store.delete_session(URI)
+        file.write_bytes(good[:-1])
+        file.chmod(0o600)
+        store.rebuild_index()
+    assert files(store) == [".mvb", ".mvr"]
+    file.write_bytes(good)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 700, uri=OTHER_URI)
+
+
 def test_a_deleted_session_s_rival_bundles_do_not_come_back(store: Store, store_path: Path, tmp_path: Path) -> None:
     sleep(store, 300)
     store.close()

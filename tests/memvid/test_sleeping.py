@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import threading
+import types
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,7 @@ import pytest
 import store_making as making
 from store_making import IDENTITY, OTHER_URI, URI, bundle_path, drafts, expected, require_awake, sleep
 from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, SlotDraft, Store, sleeping
-from torpor.memvid.errors import BlockMissing, InvalidDraft
+from torpor.memvid.errors import BlockMissing, InvalidDraft, StoreIoError
 from torpor.memvid.pins import Pins
 from torpor.memvid.rewriting import Contents, prepared
 
@@ -253,6 +255,58 @@ def test_a_block_that_is_deleted_after_it_was_found_is_written_after_all(
     assert (receipt.blocks_new, receipt.blocks_reused) == (4, 0)
     assert not bundle_path(store, base.bundle_id).with_suffix(".mvr").exists()
     require_awake(store, 600, uri=OTHER_URI)
+    assert store.verify(deep=True).ok
+
+
+def test_where_no_file_can_be_opened_any_more_a_sleep_that_is_led_elsewhere_fails_by_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 600)
+
+    def no_more(_fd: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    def blocks() -> Iterator[BlockDraft]:
+        *most, last = drafts(600)
+        yield from most
+        unpinned_delete(store, monkeypatch, URI)
+        yield last
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sleeping, "os", types.SimpleNamespace(dup=no_more))
+        with pytest.raises(StoreIoError) as refusal:
+            write(store, OTHER_URI, blocks(), 600)
+    assert refusal.value.errno == errno.EMFILE
+    assert not list(Path(store.path).rglob("*.tmp"))
+    assert store.find_session(OTHER_URI) is None
+    sleep(store, 600, uri=OTHER_URI)
+    require_awake(store, 600, uri=OTHER_URI)
+
+
+@pytest.mark.parametrize("how", ["sleep", "import"])
+def test_a_version_of_the_same_state_at_the_same_time_takes_nothing_from_a_deleted_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    """A clock before 1970 counts as 1970, always."""
+    monkeypatch.setattr(sleeping.time, "time_ns", lambda: -1)
+    if how == "import":
+        with Store.open(tmp_path / "elsewhere", writable=True) as elsewhere:
+            sleep(elsewhere, 600, uri=OTHER_URI)
+            elsewhere.export_session(OTHER_URI, None, tmp_path / "file")
+
+    def made() -> Receipt:
+        return sleep(store, 600) if how == "sleep" else store.import_file(tmp_path / "file", as_uri=URI)
+
+    first = made()
+    fork = sleep(store, 900, uri=OTHER_URI, before=first)
+    store.delete_session(URI)
+    again = made()
+    assert (again.version, again.bundle_id != first.bundle_id) == (1, True)
+    with store.open_session(URI) as reader:
+        assert reader.manifest.created_ns == 1
+    require_awake(store, 900, uri=OTHER_URI)
+    require_awake(store, 600)
+    assert {entry.bundle_id for entry in fork.entries} == {first.bundle_id, fork.bundle_id}
     assert store.verify(deep=True).ok
 
 
