@@ -608,6 +608,20 @@ class SoundStore(RuleBasedStateMachine):
         self.read_on(len(self.readers) - 1, True)
 
     @precondition(lambda self: self.receipts and self.has_room())
+    @rule(
+        slept=st.sampled_from([-30, -1, 0, 1]),
+        passed=st.sampled_from([-1, 0, 1, 3]),
+        last=st.none() | st.integers(1, 2),
+        days=st.sampled_from([0.001, 400]),
+    )
+    def prune_by_age(self, slept: int, passed: int, last: int | None, days: float) -> None:
+        """A session sleeps at times that may be wrong, and its old versions are pruned years later, or before."""
+        self.sleep_on(2, 0, 1, slept)
+        self.sleep_on(2, 0, 2, 0)
+        self.clock_jumps(passed)
+        self.prune(None, last, days)
+
+    @precondition(lambda self: self.receipts and self.has_room())
     @rule(what=st.sampled_from(["delete", "prune", "forget"]), which=any_number, after=st.integers(0, 12))
     def leave_cut_off(self, what: str, which: int, after: int) -> None:
         """A session of several versions is on its way out when the process ends."""
