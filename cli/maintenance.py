@@ -41,7 +41,14 @@ KeepDaysOption = Annotated[
 ]
 
 
+QuarantineOption = Annotated[
+    bool,
+    typer.Option("--quarantine", help="Remove what repair has set aside, too: it cannot come back then."),
+]
+
+
 def gc(
+    quarantine: QuarantineOption = False,
     dry_run: DryRunOption = False,
     socket: SocketOption = None,
     store: WrittenStoreOption = None,
@@ -52,13 +59,18 @@ def gc(
     Deleting a session leaves files that others share, until nobody needs them; this removes those, and what unfinished
     work has left. A file that somebody needs, or has open, is never removed.
 
+    What repair has set aside stays, with all that it needs, for it may still come back. [cyan]--quarantine[/] gives it
+    up for good.
+
     [bold]Examples[/]
 
     [cyan]torpor gc --dry-run[/]
     [cyan]torpor gc[/]
+    [cyan]torpor gc --quarantine[/]
     """
     output = Output(as_json=as_json)
-    return write_report(output, "gc", carry_out(Order("gc", dry_run=dry_run), socket, store))
+    operation = "empty_quarantine" if quarantine else "gc"
+    return write_report(output, "gc", carry_out(Order(operation, dry_run=dry_run), socket, store))
 
 
 def compact(

@@ -27,6 +27,7 @@ _DONE = {
     "recompress": "recompressed",
     "quarantine": "set aside",
     "salvage": "salvaged",
+    "restore": "brought back",
     "retire": "retired",
     "unmark": "unmarked",
     "index": "indexed",

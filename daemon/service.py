@@ -359,7 +359,7 @@ class Service:
         keep_days: float | None = None,
         cold_after_days: float | None = None,
     ) -> MaintenanceResult:
-        """Look after the store: gc, compact, repair, rebuild_index, prune, or forget a session.
+        """Look after the store: gc, empty_quarantine, compact, repair, rebuild_index, prune, or forget a session.
 
         Operations run one after the other; sessions are served meanwhile. What has begun runs to its end.
 

@@ -2,8 +2,8 @@
 
 What goes: retired files that no version needs and nobody has open; temporary files that nobody is writing; what was put
 into `incoming` and not taken for INCOMING_HOURS; tags and pins of versions that were deleted: the index had them once,
-and has them no more. Those of a version that it was made anew without stay. The quarantine is the user's
-own and is never looked into.
+and has them no more. Those of a version that it was made anew without stay. What repair has set aside stays, with what
+it needs and its marks, until the user has the quarantine emptied: that gives it up for good.
 
 Rules:
 - While a bundle cannot be read nothing is removed: what it needs is unknown, and so are the versions that marks mean.
@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import stat
 import time
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from . import deletion, durable
+from . import deletion, durable, quarantine
 from .core import StoreCore
 from .errors import CorruptMarks, MarksLost, StoreError, UnsafePath
 from .folder import BUNDLES, RETIRED_SUFFIX
@@ -89,6 +90,40 @@ _UNREADABLE_MESSAGE: Final = (
     "This bundle cannot be read, so nobody knows what it needs, and nothing was removed. Put the file back from a "
     "backup, or let `torpor repair` see to it."
 )
+
+
+def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
+    """Remove what repair has set aside, and let go of what was kept for it; or say what that would be.
+
+    What somebody else has put into quarantine stays. A crash leaves some of it; asking again finishes.
+
+    Raises:
+        NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed, UnsafePath
+    """
+    if dry_run:
+        core.require_open()
+    else:
+        core.require_writable()
+    rows = core.index.given_up()
+    actions = []
+    for name, path in quarantine.list_ours(core.folder):
+        row = next((row for bundle_id, row in rows.items() if name.startswith(bundle_id.hex())), None)
+        size_bytes = quarantine.size_of(core.folder, name)
+        if not dry_run:
+            with core.committing():
+                quarantine.remove(core.folder, name)
+        uri, version = (row.uri, row.version) if row else (None, None)
+        actions.append(Action("remove", path, uri, version, size_bytes, "Repair had set it aside."))
+    if not dry_run and rows:
+        with core.committing():
+            core.index.drop(rows)
+    rest = gc(core, dry_run=dry_run)
+    return dataclasses.replace(
+        rest,
+        operation="empty_quarantine",
+        actions=(*actions, *rest.actions),
+        bytes_freed=rest.bytes_freed + sum(action.size_bytes for action in actions),
+    )
 
 
 def _find(core: StoreCore, problems: list[Finding]) -> Garbage:

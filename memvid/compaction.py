@@ -270,6 +270,8 @@ def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes])
     None otherwise. Raises what damage raises: then nobody knows."""
     asked = frozenset(blocks)
     users = {}
+    if not core.index.given_up().keys().isdisjoint(core.index.users_of(holder)):
+        return None  # what was set aside may come back, and need them
     for user in core.index.users_of(holder):
         with contextlib.closing(core.open_bundle(user)) as file:
             if any(entry.bundle_id == holder and entry.id in asked for entry in file.entries):
@@ -377,8 +379,9 @@ class _Look:
 
     def _know_users(self, bundle_id: bytes) -> None:
         if not self.files[bundle_id].users_known:
-            users = [self._load(user) for user in self._core.index.users_of(bundle_id)]
-            known = all(user is not None for user in users)
+            users = self._core.index.users_of(bundle_id)
+            known = self._core.index.given_up().keys().isdisjoint(users)  # those cannot be asked
+            known = known and all(view is not None for view in [self._load(user) for user in users])
             self.files[bundle_id] = dataclasses.replace(self.files[bundle_id], users_known=known)
 
     def _load(self, bundle_id: bytes) -> FileView | None:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from . import deletion
+from . import deletion, twins
 from .budget import UNLIMITED, Account, Budget, Meter, free_bytes_of, utc_day
 from .bundle import BundleFile, BundleReader, FrameFile
 from .durable import TempFile
@@ -139,19 +139,18 @@ class StoreCore:
 
     @contextlib.contextmanager
     def next_version(self, uri: SessionUri) -> Iterator[int]:
-        """A version number that nobody else gets while it is being written: one more than the last, than those being
-        written, and past the numbers that bundles may have which cannot be read at present or are missed.
+        """A version number that nobody else gets while it is being written: one more than the last, which may be of a
+        version that was set aside, than those being written, and past the numbers that bundles may have which cannot be
+        read at present or are missed.
 
         Raises:
             LimitExceeded: the last one has the largest number that there is. Only a file that was put into the store
                 past Torpor can have it; no import takes it over.
         """
         with self._writing:
-            latest = self.index.find(uri)
             taken = self._reserved.setdefault(uri, [])
             unknown = len(self.index.with_status(UNREADABLE))
-            left_out = [row.version for row in self.index.missed().values() if row.uri == uri]
-            version = max([latest.version if latest else 0, *left_out, *taken]) + unknown + 1
+            version = max([self.index.last_number(uri), *taken]) + unknown + 1
             if version > MAX_VERSION:
                 if not taken:
                     del self._reserved[uri]
@@ -174,7 +173,8 @@ class StoreCore:
             missed = self.index.missed()
             unknown = bool(self.index.with_status(UNREADABLE)) or any(row.uri == uri for row in missed.values())
             is_open = bundle_id in missed or not unknown
-            is_free = is_open and version not in taken and self.index.find(uri, version) is None
+            numbered = self.index.bundles_numbered(uri, version) - missed.keys()  # whose numbers are not facts
+            is_free = is_open and version not in taken and numbered <= {bundle_id}
             taken.append(version)
         try:
             yield is_free
@@ -225,9 +225,8 @@ class StoreCore:
         return BundleFile(fd, path, bundle_id)
 
     def open_frames(self, bundle_id: bytes) -> FrameFile:
-        """Open a bundle's file for the frames in it only."""
-        fd, path = self.folder.open_bundle(bundle_id)
-        return FrameFile(fd, path, bundle_id)
+        """Open a bundle for the frames that its file, or its files, hold. Raises as `open_bundle`."""
+        return twins.open_frames(self.folder, bundle_id)
 
     def open_pinned(self, bundle_id: bytes) -> tuple[BundleFile, Callable[[], None]]:
         """Open a bundle's file with it and all holders of its blocks pinned; the second value lets go of them.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
+from . import quarantine, twins
 from .errors import (
     CorruptMarks,
     DurabilityLost,
@@ -63,9 +64,11 @@ def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[b
         DurabilityLost: files are retired whose rows nothing could take away, or a folder could not be flushed.
     """
     retired: list[bytes] = []
+    with contextlib.suppress(StoreIoError):  # what lies there must not stop a delete
+        quarantine.retire(folder, bundle_ids)
     try:
         for bundle_id in bundle_ids:
-            folder.retire(bundle_id)
+            twins.retire(folder, bundle_id)
             retired.append(bundle_id)
     except (StoreIoError, NoSpace):
         _drop(folder, index, pins, retired)

@@ -98,6 +98,15 @@ class StoreFolder:
             path=self.bundle_path(bundle_id),
         )
 
+    def open_as(self, bundle_id: bytes, suffix: str) -> tuple[int, str]:
+        """Open a bundle's file of one ending, as `open_bundle`."""
+        name, path = bundle_id.hex(), self.bundle_path(bundle_id, suffix)
+        try:
+            with self._prefix_folder(name[:2]) as folder_fd:
+                return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
+        except FileNotFoundError as error:
+            raise BundleMissing(f"{path} is missing.", bundle_id=name, path=path) from error
+
     def has_bundle(self, bundle_id: bytes) -> bool:
         """Whether a bundle's file is there by name, live or retired."""
         name = bundle_id.hex()
@@ -147,7 +156,12 @@ class StoreFolder:
 
     def list_bundles(self) -> dict[bytes, str]:
         """All bundle files by id, with their ending. A bundle with both endings counts as live. Raises StoreIoError."""
+        return self.list_with_twins()[0]
+
+    def list_with_twins(self) -> tuple[dict[bytes, str], list[bytes]]:
+        """As `list_bundles`, and the bundles that are there with both endings. Raises StoreIoError."""
         found: dict[bytes, str] = {}
+        twins: list[bytes] = []
         for prefix in self._names():
             if not _PREFIX_NAME.fullmatch(prefix):
                 continue
@@ -155,9 +169,12 @@ class StoreFolder:
                 for name in reversed(list_names(folder_fd, f"{self.path}/{BUNDLES}/{prefix}")):
                     match = _BUNDLE_NAME.fullmatch(name)
                     if match and match[1].startswith(prefix):
-                        found[bytes.fromhex(match[1])] = match[2]
+                        bundle_id = bytes.fromhex(match[1])
+                        if bundle_id in found:
+                            twins.append(bundle_id)
+                        found[bundle_id] = match[2]
         self._file_count = len(found)
-        return found
+        return found, twins
 
     def list_strangers(self) -> list[str]:
         """Paths of what does not belong under bundles/: for verify, which only reports it."""
@@ -183,6 +200,19 @@ class StoreFolder:
             temp.publish(folder_fd, name + LIVE_SUFFIX, path)
         self._count(temp.size_bytes, files=1)
         return f"{path}/{name}{LIVE_SUFFIX}"
+
+    def take_in(self, from_fd: int, old_name: str, bundle_id: bytes, old_path: str) -> None:
+        """Give a file of another folder of the store the name of a live bundle, durably but for its old folder."""
+        name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
+        with self._prefix_folder(name[:2]) as folder_fd:
+            try:
+                os.rename(old_name, name + LIVE_SUFFIX, src_dir_fd=from_fd, dst_dir_fd=folder_fd)
+            except OSError as error:
+                raise durable.write_error(error, "rename", old_path) from error
+            durable.sync_folder(folder_fd, path)
+        self._held_bytes = self._file_count = None
 
     def replace(self, temp: durable.TempFile, bundle_id: bytes, suffix: str) -> None:
         """Let a flushed temporary file take the place of a bundle's file, durably."""

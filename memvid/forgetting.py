@@ -255,6 +255,12 @@ class _Forget:
         core = self._core
         if core.pins.count(step.bundle_id):
             return _still_open(step.path)
+        if not core.index.given_up().keys().isdisjoint(core.index.users_of(step.bundle_id)):
+            message = (
+                f"A version of another session that repair has set aside may need blocks of {step.path}: so it stays. "
+                "Let `torpor repair` bring that version back, or `torpor gc --quarantine` give it up. Forget again."
+            )
+            return Finding(step.path, CANNOT_BE_TOLD, message)
         try:
             for _ in range(_TRIES):
                 freed = self._remove(step) if step.kind == "remove" else self._strip(step)

@@ -74,6 +74,10 @@ SHADOWED: Final = "shadowed"
 MISSED: Final = "missed"
 """A version that only its marks tell of, since the index was made anew without its file. Of its row only owner and
 bundle are facts; the number is the highest that was left out for it."""
+ASIDE: Final = "aside"
+"""A version that repair has set aside: no version at present, but its number is given to no other, and what it needs
+stays, so that it can come back."""
+_STATUSES: Final = ", ".join(f"'{status}'" for status in (LIVE, UNREADABLE, SHADOWED, MISSED, ASIDE))
 
 _SIDE_FILES: Final = ("", WAL_SUFFIX, "-shm", "-journal")
 _APPLICATION_ID: Final = 0x54505249  # "TPRI"
@@ -121,7 +125,7 @@ _NO_NAME: Final = (
 )
 _NONSENSE: Final = (
     f"SELECT 1 FROM bundles WHERE {_NO_ID.format('bundle_id')} "
-    f"OR status NOT IN ('{LIVE}', '{UNREADABLE}', '{SHADOWED}', '{MISSED}') OR status <> '{UNREADABLE}' AND ("
+    f"OR status NOT IN ({_STATUSES}) OR status <> '{UNREADABLE}' AND ("
     + " OR ".join(
         [
             *(f"typeof({column}) <> 'integer'" for column in _INTEGERS),
@@ -420,10 +424,10 @@ class Index:
     # --- writing
 
     def add(self, bundle: IndexedBundle) -> None:
-        """Add one bundle's row, references and blocks; one that was missed comes back so. Raises NoSpace, StoreIoError;
-        nothing is added then."""
+        """Add one bundle's row, references and blocks; a version that was missed or set aside comes back so. Raises
+        NoSpace, StoreIoError; nothing is added then."""
         with self._transaction():
-            if bundle.bundle_id in self.with_status(MISSED):
+            if bundle.bundle_id in {*self.with_status(MISSED), *self.with_status(ASIDE)}:
                 self._delete(bundle.bundle_id)
             self._insert(bundle)
 
@@ -459,6 +463,13 @@ class Index:
         with self._transaction():
             for bundle_id in bundle_ids:
                 self._delete(bundle_id)
+        self._settle()
+
+    def set_aside(self, bundle_ids: Iterable[bytes]) -> None:
+        """Durably let versions be none at present: see ASIDE."""
+        with self._transaction():
+            for bundle_id in bundle_ids:
+                self._set(bundle_id, "status", ASIDE)
         self._settle()
 
     def begin_rewrite(self, bundle_id: bytes, refs: Iterable[bytes]) -> None:
@@ -780,8 +791,35 @@ class Index:
 
     def missed(self) -> dict[bytes, IndexRow]:
         """The versions that only their marks tell of, by bundle: see MISSED."""
-        rows = self._rows(f"WHERE status <> '{LIVE}' AND status = '{MISSED}'", ())
+        return self._rows_no_versions(MISSED)
+
+    def given_up(self) -> dict[bytes, IndexRow]:
+        """The versions that were set aside, by bundle: see ASIDE."""
+        return self._rows_no_versions(ASIDE)
+
+    def _rows_no_versions(self, status: str) -> dict[bytes, IndexRow]:
+        rows = self._rows(f"WHERE status <> '{LIVE}' AND status = ?", (status,))
         return {row.bundle_id: row for row in rows}
+
+    def last_number(self, uri: SessionUri) -> int:
+        """The highest version number that a session has given, also to what is no version at present; 0 for none."""
+        found = [
+            self._select(
+                f"SELECT max(version) FROM bundles WHERE {which} AND namespace = ? AND name = ?",
+                (uri.namespace, uri.name),
+            )
+            for which in (f"status = '{LIVE}'", f"status <> '{LIVE}'")  # each by an index of its own
+        ]
+        return max(int(number or 0) for ((number,),) in found)
+
+    def bundles_numbered(self, uri: SessionUri, version: int) -> set[bytes]:
+        """The bundles that a session has given a version number to, whatever became of them."""
+        return set(
+            self._ids(
+                "SELECT bundle_id FROM bundles WHERE namespace = ? AND name = ? AND version = ?",
+                (uri.namespace, uri.name, version),
+            )
+        )
 
     def totals(self) -> tuple[int, int, int]:
         """How many sessions, how many versions, and the bytes of the versions' files."""

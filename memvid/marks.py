@@ -120,6 +120,11 @@ class Marks:
 
     # --- asking
 
+    @property
+    def bundle_ids(self) -> frozenset[bytes]:
+        """The bundles that have marks."""
+        return frozenset(self._by_bundle)
+
     def session(self, uri: SessionUri) -> SessionMarks:
         return self.sessions.get(uri, _NO_MARKS)
 

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from . import quarantine, twins
 from .bundle import BundleFile
 from .deletion import remove_unneeded
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
-from .index import LIVE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed
+from .index import ASIDE, LIVE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed
 from .limits import MAX_VERSION
 from .marks import Marks
 from .paths import Stamp
@@ -72,7 +73,9 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
         UnsafePath, NoSpace, StoreIoError, DurabilityLost
     """
     leftovers = folder.remove_temps() if writable else 0
-    files = folder.list_bundles()
+    files, both = folder.list_with_twins()
+    if writable:  # of an import or a repair that was cut off
+        leftovers += twins.remove_redundant(folder, both)
     try:
         index, report = _open_and_reconcile(folder, files, writable)
     except IndexUnusable as reason:
@@ -105,13 +108,15 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
     live = _live(files)
     with _believed():
         known, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
-        missed = index.missed()
-        known -= missed.keys()
+        missed, aside = index.missed(), set(index.with_status(ASIDE))
+        known -= aside | missed.keys()
         absent = index.rows_of(known - files.keys())
         retired = known & files.keys() - live
         retired |= _deleted(index, absent.values(), index.rows_of(retired).values())
     gone = known - files.keys() - absent.keys()
-    scan = _read_bundles(folder, (live - known) | (live & unread))
+    scan = _read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
+    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside]
+    back = aside.intersection(bundle.bundle_id for bundle in scan.bundles)
     again = _read_bundles(folder, live & unsettled)
     with _believed():
         rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
@@ -119,7 +124,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
     missing = absent.keys() - retired
     found = _no_more_missed(folder, missed, files)
     changes = _changes(
-        scan, rivals, dropped=retired | gone | unread | found, settled=again.bundles, unsettled=missing - unsettled
+        scan, rivals, dropped=retired | gone | unread | back | found, settled=again.bundles, unsettled=missing - unsettled
     )
     if changes:
         index.reconcile(
@@ -131,7 +136,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
         )
     findings = [*scan.findings, *again.findings, *_missing(folder, [absent[one] for one in sorted(missing)])]
     findings += _missed_findings(folder, [row for bundle_id, row in sorted(missed.items()) if bundle_id not in found])
-    return OpenReport(None, len(live - known), len(gone), 0, tuple(findings))
+    return OpenReport(None, len(live - known - aside) + len(back), len(gone), 0, tuple(findings))
 
 
 @contextlib.contextmanager
@@ -268,7 +273,7 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     """
     files = folder.list_bundles()
     scan = _read_bundles(folder, _live(files), ahead)
-    kept = _taken_over(index, files, scan)
+    kept = _taken_over(folder, index, files, scan)
     written = _answer(index.written) or {}
     bundles = _entered_anew(folder, index, files, scan, kept)
     unsettled = [one.bundle_id for one in kept]
@@ -290,7 +295,7 @@ def plan_rebuild(
     """What `rebuild` would change, and what it could not read. Changes nothing."""
     files = folder.list_bundles()
     scan = _read_bundles(folder, _live(files), ahead)
-    kept = _taken_over(index, files, scan)
+    kept = _taken_over(folder, index, files, scan)
     entered = _entered_anew(folder, index, files, scan, kept)
     wanted = {bundle.bundle_id: bundle for bundle in entered}
     actions = []
@@ -355,15 +360,20 @@ def _difference(present: IndexedBundle | None, wanted: IndexedBundle | None) -> 
     return f"the index has another {' and '.join(differing)} for it" if differing else ""
 
 
-def _taken_over(index: Index, files: Mapping[bytes, str], scan: _Scan) -> list[IndexedBundle]:
-    """What the index alone knows: versions whose files are missing, with no delete cut off behind them, or unreadable.
+def _taken_over(folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: _Scan) -> list[IndexedBundle]:
+    """What the index alone knows: versions whose files are missing, with no delete cut off behind them, or unreadable,
+    or that were set aside.
 
     Takes those out of what the scan could not read: an index made anew would forget whose they are.
     """
     known = _answer(index.bundle_ids) or set()
-    asked = known - files.keys() | known.intersection(scan.unread)
+    aside = _answer(lambda: index.with_status(ASIDE))
+    read = {bundle.bundle_id for bundle in scan.bundles}
+    asked = known - files.keys() | known.intersection(scan.unread) | set(aside or ()) - read
     found = (_stored(index, bundle_id)[0] for bundle_id in sorted(asked))
-    kept = {one.bundle_id: one for one in found if one is not None and one.status == LIVE and one.row is not None}
+    kept = {one.bundle_id: one for one in found if one is not None and one.status in (LIVE, ASIDE) and one.row}
+    if aside is None:
+        kept |= {one.bundle_id: one for one in _set_aside(folder, read)}
     retired = _answer(lambda: index.rows_of(known & files.keys() - _live(files))) or {}
     absent = _rows_without_files(kept.values(), files)
     deleted = _answer(lambda: _deleted(index, absent, retired.values())) or set()
@@ -372,7 +382,11 @@ def _taken_over(index: Index, files: Mapping[bytes, str], scan: _Scan) -> list[I
 
 
 def _rows_without_files(bundles: Iterable[IndexedBundle], files: Mapping[bytes, str]) -> list[IndexRow]:
-    return [bundle.row for bundle in bundles if bundle.row is not None and bundle.bundle_id not in files]
+    return [
+        bundle.row
+        for bundle in bundles
+        if bundle.row is not None and bundle.status == LIVE and bundle.bundle_id not in files
+    ]
 
 
 def _answer(ask: Callable[[], _T]) -> _T | None:
@@ -388,7 +402,7 @@ def _make_anew(
 ) -> tuple[Index, OpenReport]:
     live = _live(files)
     scan = _read_bundles(folder, live)
-    bundles = _as_entered(scan)
+    bundles = _as_entered(scan, _set_aside(folder, live))
     bundles += _missed(folder, files, bundles)
     if writable:
         index, why = _made(folder, bundles, (), {})
@@ -460,10 +474,25 @@ def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> tuple[IndexedBundle, 
     raise AssertionError("the loop returns or raises")
 
 
+def _set_aside(folder: StoreFolder, but_for: Container[bytes]) -> list[IndexedBundle]:
+    """The versions in quarantine, as far as their files tell what they are: their numbers are given, and what they need
+    is needed."""
+    found: dict[bytes, IndexedBundle] = {}
+    for bundle_id, suffix, name in quarantine.list_bundles(folder):
+        if suffix == LIVE_SUFFIX and bundle_id not in but_for and bundle_id not in found:
+            with contextlib.suppress(StoreError):
+                fd, path = quarantine.open_name(folder, name)
+                with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+                    found[bundle_id] = dataclasses.replace(indexed(file), status=ASIDE)
+    return list(found.values())
+
+
 def _as_entered(scan: _Scan, kept: Iterable[IndexedBundle] = ()) -> list[IndexedBundle]:
     """What a new index holds of the bundles that were read, and of those that only the old one knew."""
+    aside = [bundle for bundle in kept if bundle.status == ASIDE]
     return [
-        *_without_rivals([*scan.bundles, *kept]),
+        *_without_rivals([*scan.bundles, *(bundle for bundle in kept if bundle.status != ASIDE)]),
+        *aside,
         *(IndexedBundle(bundle_id, UNREADABLE, None, (), ()) for bundle_id in scan.unread),
     ]
 

@@ -22,7 +22,8 @@ _DAY_SECONDS: Final = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One operation on a store: gc, compact, repair, rebuild_index, prune or forget, and what that one takes."""
+    """One operation on a store, and what that one takes: gc, empty_quarantine, compact, repair, rebuild_index, prune or
+    forget."""
 
     operation: str
     uri: SessionUri | None = None
@@ -52,6 +53,8 @@ def carry_out(store: Store, order: Order, should_stop: Callable[[], bool] = lamb
     """
     if order.operation == "gc":
         return store.gc(dry_run=order.dry_run)
+    if order.operation == "empty_quarantine":
+        return store.empty_quarantine(dry_run=order.dry_run)
     if order.operation == "compact":
         policy = _compaction(order)
         return store.compact(order.uri, dry_run=order.dry_run, policy=policy, should_stop=should_stop)

@@ -1,36 +1,152 @@
-"""STORE/quarantine: where repair puts what is damaged, as it was. Nothing here is ever read again or removed by us.
+"""STORE/quarantine: where repair puts what it sets aside, as it was, and from where a version may come back.
 
-Owns the names in it: the file's own, a dot, and a number that is free. Knows nothing of what the files hold.
+Owns the names in it: the file's own, a dot, and a number that is free. The ending says what it was: a version (.mvb),
+which comes back once its blocks are all there again, or none (.mvr). Knows nothing of what the files hold.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from . import durable
-from .folder import BUNDLES, QUARANTINE, StoreFolder
+from .errors import BundleMissing, UnsafePath
+from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, StoreFolder
 from .limits import CHUNK_BYTES
-from .paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_name, stat_open
+from .paths import (
+    FOLDER_MODE,
+    Stamp,
+    io_error,
+    list_names,
+    open_file,
+    open_folder,
+    stamp_of,
+    stat_name,
+    stat_open,
+)
+
+_MAX_NUMBER: Final = 10**9 - 1
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_MARKS_NAME: Final = re.compile(r"marks\.json\.[1-9][0-9]{0,8}", re.ASCII)
+_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)\.([1-9][0-9]{0,8})", re.ASCII)
 
 
-def move_bundle(folder: StoreFolder, bundle_id: bytes, suffix: str) -> str | None:
-    """Durably move a bundle's file into quarantine; its path there, None if there was no such file."""
+def move_bundle(folder: StoreFolder, bundle_id: bytes, suffix: str, *, as_suffix: str | None = None) -> str | None:
+    """Durably move a bundle's file into quarantine, there with another ending if one is given; its path there, None if
+    there was no such file."""
     name = bundle_id.hex()
     try:
         fd = open_folder(folder.bundles_fd, name[:2], f"{folder.path}/{BUNDLES}/{name[:2]}")
     except FileNotFoundError:
         return None
     try:
-        return _move(folder, fd, f"{folder.path}/{BUNDLES}/{name[:2]}", name + suffix)
+        return _move(folder, fd, f"{folder.path}/{BUNDLES}/{name[:2]}", name + suffix, name + (as_suffix or suffix))
+    finally:
+        os.close(fd)
+
+
+def move_back(folder: StoreFolder, name: str, bundle_id: bytes) -> None:
+    """Durably give a file in quarantine its place as a version's file under bundles/, which nothing must have."""
+    with _opened(folder) as fd:
+        folder.take_in(fd, name, bundle_id, f"{_path(folder)}/{name}")
+        durable.sync_folder(fd, _path(folder))
+
+
+def retire(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> None:
+    """Durably mark what lies here of deleted versions as retired: a repair must not bring it back. Needs no space."""
+    gone = frozenset(bundle_ids)
+    named = [name for bundle_id, suffix, name in list_bundles(folder) if suffix == LIVE_SUFFIX and bundle_id in gone]
+    found = [name for name in named if _is_own(folder, name)]
+    if not found:
+        return
+    with _opened(folder) as fd:
+        path = _path(folder)
+        for name in found:
+            durable.rename(fd, name, _free_name(fd, path, name.partition(".")[0] + RETIRED_SUFFIX), path)
+        durable.sync_folder(fd, path)
+
+
+def _is_own(folder: StoreFolder, name: str) -> bool:
+    """Whether it is a plain file of our own; anything else no repair takes for a version."""
+    with contextlib.suppress(BundleMissing, UnsafePath):
+        return stamp_of_name(folder, name) is not None
+    return False
+
+
+def list_bundles(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
+    """What lies here under the name of a bundle: its id, the ending, and the whole name; the newest of each first."""
+    try:
+        fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
+    except (FileNotFoundError, UnsafePath):
+        return []
+    try:
+        names = list_names(fd, _path(folder))
+    finally:
+        os.close(fd)
+    found = [(match[1], match[2], int(match[3]), name) for name in names if (match := _NAME.fullmatch(name))]
+    return [(bytes.fromhex(one), suffix, name) for one, suffix, _, name in sorted(found, key=lambda one: -one[2])]
+
+
+def list_ours(folder: StoreFolder) -> list[tuple[str, str]]:
+    """The names here that we have given, each with its path. Raises UnsafePath, StoreIoError."""
+    path = _path(folder)
+    try:
+        fd = open_folder(folder.root_fd, QUARANTINE, path)
+    except FileNotFoundError:
+        return []
+    try:
+        names = list_names(fd, path)
+    finally:
+        os.close(fd)
+    return [(name, f"{path}/{name}") for name in names if _NAME.fullmatch(name) or _MARKS_NAME.fullmatch(name)]
+
+
+def size_of(folder: StoreFolder, name: str) -> int:
+    """The bytes of a file here; 0 if it is gone."""
+    with contextlib.suppress(FileNotFoundError), _opened(folder) as fd:
+        return stat_name(fd, name, f"{_path(folder)}/{name}").st_size
+    return 0
+
+
+def remove(folder: StoreFolder, name: str) -> None:
+    """Durably remove a file here."""
+    with _opened(folder) as fd:
+        durable.remove(fd, name, _path(folder))
+        durable.sync_folder(fd, _path(folder))
+
+
+def open_name(folder: StoreFolder, name: str) -> tuple[int, str]:
+    """Open a file here to read it: descriptor and path. Raises BundleMissing, UnsafePath, StoreIoError."""
+    path = f"{_path(folder)}/{name}"
+    try:
+        fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
+        try:
+            return open_file(fd, name, os.O_RDONLY, path), path
+        finally:
+            os.close(fd)
+    except FileNotFoundError as error:
+        raise BundleMissing(f"{path} is missing.", path=path) from error
+
+
+def stamp_of_name(folder: StoreFolder, name: str) -> Stamp | None:
+    """What tells a file here from another that takes its place; None if there is none."""
+    try:
+        fd, path = open_name(folder, name)
+    except BundleMissing:
+        return None
+    try:
+        return stamp_of(stat_open(fd, path))
     finally:
         os.close(fd)
 
 
 def move_file(folder: StoreFolder, name: str) -> str | None:
     """Durably move a file of the store's own folder into quarantine, as `move_bundle`."""
-    return _move(folder, folder.root_fd, folder.path, name)
+    return _move(folder, folder.root_fd, folder.path, name, name)
 
 
 def places_of(folder: StoreFolder, name: str) -> list[str]:
@@ -89,10 +205,10 @@ class QuarantineCopy:
             self._temp.close()
 
 
-def _move(folder: StoreFolder, from_fd: int, from_path: str, name: str) -> str | None:
+def _move(folder: StoreFolder, from_fd: int, from_path: str, name: str, stem: str) -> str | None:
     with _opened(folder) as fd:
         path = _path(folder)
-        new_name = _free_name(fd, path, name)
+        new_name = _free_name(fd, path, stem)
         try:
             os.rename(name, new_name, src_dir_fd=from_fd, dst_dir_fd=fd)
         except FileNotFoundError:
@@ -136,12 +252,18 @@ def _read_at(fd: int, offset: int, path: str) -> bytes:
 
 
 def _free_name(fd: int, path: str, name: str) -> str:
-    return f"{name}.{max(_numbers(fd, path, name), default=0) + 1}"
+    """The next number; the lowest that is free where somebody put a file with the highest here."""
+    taken = set(_numbers(fd, path, name))
+    number = max(taken, default=0) + 1
+    if number > _MAX_NUMBER:
+        number = next(free for free in itertools.count(1) if free not in taken)
+    return f"{name}.{number}"
 
 
 def _numbers(fd: int, path: str, name: str) -> list[int]:
+    """The numbers that we give; a name of another form is somebody's own."""
     found = (other.rpartition(".") for other in list_names(fd, path))
-    return [int(number) for stem, _, number in found if stem == name and number.isascii() and number.isdigit()]
+    return [int(number) for stem, _, number in found if stem == name and _NUMBER.fullmatch(number)]
 
 
 @contextlib.contextmanager

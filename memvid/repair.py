@@ -1,330 +1,71 @@
-"""Repair: from whatever is left of a store to a sound one, deleting nothing.
+"""Repair: from whatever is left of a store to a sound one, throwing nothing away.
 
-Owns the plan (a pure function of a survey) and the order of its steps.
+Owns the order of a repair's steps, and what each asks again before it counts. What is to be done, repair_plan.py says.
 
 What is done, in this order; each step is durable before the next begins, and each may be the last:
-1. mend: a version all of whose blocks are sound somewhere gets a new file under its own bundle id.
-2. salvage: of the newest version that is lost, the longest beginning that is sound becomes a new version.
-3. set aside: damaged retired files, those that only lost versions need, and last the lost versions' files go to
-   quarantine. What is sound in one and needed by others is put in its place, as a retired file of the same bundle, so
-   that nobody else loses anything by it. Then a lost version's row goes.
-4. rows of versions whose files are nowhere go.
-5. marks that cannot be read go to quarantine; an index that says something else than the bundles is made anew.
+1. shelve: of a file that is to leave, the sound frames that others look for become a retired file of the same bundle.
+2. bring back: a version in quarantine all of whose blocks are sound somewhere again becomes a version again.
+3. mend: a version all of whose blocks are sound somewhere gets a new file under its own bundle id.
+4. salvage: of the newest version that is lost, the longest beginning that is sound becomes a new version.
+5. set aside: damaged retired files, those that only lost versions need, retired files beside live ones that have all
+   that is in them, what was saved from a version that is back, and last the lost versions' files go to quarantine.
+6. versions whose files are nowhere are given up.
+7. marks that cannot be read go to quarantine; an index that says something else than the bundles is made anew.
 
 Rules:
 - What takes a damaged file's place is written, flushed and read back before the damaged one leaves its name, and the
   damaged bytes are in quarantine before anything takes their name.
 - A sound version is never written to, and keeps every block that it looks for elsewhere.
+- A version that is set aside or given up keeps its number, its marks and what it needs: the index goes on saying so.
 - Each step asks again, under the lock, for what its plan rests on: the file as it was looked at, the version's row, the
   version that it yields to, the blocks that were nowhere. Somebody may have deleted, slept or imported meanwhile.
+- No budget refuses what a repair writes, for it is what keeps sessions from being lost; it counts for the day.
 - A second run finishes what was begun; after that there is nothing to do.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from . import opening, quarantine
-from .blocks import BlockEntry, span_parents
+from . import opening, quarantine, twins
+from .blocks import span_parents
+from .budget import utc_day
 from .bundle import FilePool, FrameFile, require_promised
 from .core import StoreCore
 from .durable import TempFile
 from .errors import BundleMissing, Corruption, CorruptMarks, StoreError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
-from .index import LIVE, Index, IndexedBundle, IndexUnusable, row_of
+from .index import ASIDE, LIVE, Index, IndexedBundle, IndexUnusable, row_of
 from .manifest import Manifest, bundle_id_of
 from .marks import MARKS_FILE, Marks
-from .records import Action, Finding, IndexRow, MaintenanceReport
-from .sleeping import environment, publish
+from .paths import Stamp
+from .records import Action, Finding, MaintenanceReport
+from .repair_plan import (
+    SALVAGED_FROM,
+    GiveUp,
+    Layout,
+    Mend,
+    Restore,
+    Salvage,
+    SetAside,
+    Shelve,
+    plan_repair,
+)
+from .sleeping import publish
 from .survey import FileState, Survey, open_source, take_survey
 from .uri import SessionUri
 from .writer import BundleWriter
 
-SALVAGED_FROM: Final = "salvaged_from"
-"""The entry of a salvaged version's environment that names the bundle it was saved from."""
+__all__ = ["CHANGED", "LOST", "SALVAGED_FROM", "STRANGER", "rebuild_index", "repair"]
 
 LOST: Final = "version_lost"
 CHANGED: Final = "changed_meanwhile"
 STRANGER: Final = "unknown_file"
-
-
-# --- the plan
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a new file is to hold: frames in order, each with the bundle it is copied from; and who holds the rest."""
-
-    frames: tuple[tuple[bytes, bytes], ...]
-    holders: Mapping[bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Mend:
-    """A new file for a version that is whole but for its file, or for where its file looks for blocks."""
-
-    file: FileState
-    layout: Layout
-
-
-@dataclass(frozen=True, slots=True)
-class Salvage:
-    """A new version of a session out of the beginning of a lost one."""
-
-    file: FileState
-    blocks: tuple[BlockEntry, ...]
-    layout: Layout
-
-    @property
-    def token_count(self) -> int:
-        return self.blocks[-1].end
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """A file that goes to quarantine. `keep` says whether its sound frames stay, as a retired file; `rival`, that it is
-    one because another bundle is used as the same version."""
-
-    file: FileState
-    keep: bool
-    reason: str
-    loss: str = ""
-    rival: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DropRow:
-    """A version whose file is nowhere."""
-
-    row: IndexRow
-    path: str
-    loss: str
-
-
-@dataclass(frozen=True, slots=True)
-class RepairPlan:
-    mends: tuple[Mend, ...] = ()
-    salvages: tuple[Salvage, ...] = ()
-    aside: tuple[SetAside, ...] = ()
-    rows: tuple[DropRow, ...] = ()
-    problems: tuple[Finding, ...] = ()
-
-    @property
-    def bundle_ids(self) -> set[bytes]:
-        """The bundles that it is about."""
-        files = [*(step.file for step in self.mends), *(step.file for step in self.aside)]
-        return {*(file.bundle_id for file in files), *(step.row.bundle_id for step in self.rows)}
-
-
-def plan_repair(survey: Survey, path_of: Callable[[bytes], str]) -> RepairPlan:
-    """What is to be done for what a survey found. `path_of` says where a bundle's file belongs."""
-    live = [file for file in survey.files.values() if file.is_live]
-    judged = {file.bundle_id: survey.judge(file) for file in live}
-    rivals = [file for file in live if _has_rival(survey, file)]
-    standing = [file for file in live if judged[file.bundle_id] != "lost" and file not in rivals]
-    lost = [file for file in live if judged[file.bundle_id] == "lost" and file not in rivals]
-    damaged = [file for file in survey.files.values() if not file.is_live and file.damage]
-    with_file = {file.bundle_id for file in live}
-    staying = {file.bundle_id for file in standing}
-    staying |= {file.bundle_id for file in survey.files.values() if not file.is_live and not file.damage}
-    mends = [Mend(file, _layout_of(survey, file, staying)) for file in standing if judged[file.bundle_id] == "mendable"]
-    salvages = _plan_salvages(survey, lost, standing, staying)
-    needed = _needed(standing, mends, salvages)
-
-    def aside(file: FileState, reason: str, loss: str = "") -> SetAside:
-        # what is needed by a file that cannot be read is unknown
-        keep = bool(file.sound) and (bool(survey.unjudged) or file.bundle_id in needed)
-        return SetAside(file, keep, reason, loss, file in rivals)
-
-    return RepairPlan(
-        mends=tuple(mends),
-        salvages=tuple(salvages),
-        aside=(
-            *(aside(file, "Another bundle is the same version of the session, and it is used.") for file in rivals),
-            *(aside(file, file.damage) for file in damaged),
-            *(aside(file, "Only versions that are lost need it.") for file in _left_alone(survey, lost, needed)),
-            *(aside(file, _why_lost(survey, file), _loss(survey, file, standing, salvages)) for file in lost),
-        ),
-        rows=tuple(
-            DropRow(row, path_of(row.bundle_id), _loss_of_row(row))
-            for row in survey.rows.values()
-            if row.bundle_id not in survey.unjudged and row.bundle_id not in with_file
-        ),
-        problems=(
-            *survey.unjudged.values(),
-            *(_unjudged(file) for file in standing if judged[file.bundle_id] == "unjudged"),
-        ),
-    )
-
-
-def _has_rival(survey: Survey, file: FileState) -> bool:
-    """Whether another bundle is the version that this one says it is."""
-    if file.bundle_id in survey.shadowed:
-        return True
-    if file.manifest is None or file.bundle_id in survey.rows:
-        return False
-    own = (file.manifest.uri, file.manifest.version)
-    return any((row.uri, row.version) == own for row in survey.rows.values())
-
-
-def _layout_of(survey: Survey, file: FileState, staying: set[bytes]) -> Layout:
-    """The file that a mendable version gets: every sound frame that it has, blocks that stand elsewhere where they
-    stand, and copies of the rest."""
-    assert file.manifest is not None
-    frames = [(block_id, file.bundle_id) for block_id in file.sound]
-    return _completed(survey, file, file.manifest.blocks, frames, staying)
-
-
-def _completed(
-    survey: Survey,
-    file: FileState,
-    blocks: Sequence[BlockEntry],
-    frames: list[tuple[bytes, bytes]],
-    staying: set[bytes],
-) -> Layout:
-    here = {block_id for block_id, _ in frames}
-    holders: dict[bytes, bytes] = {}
-    for entry in blocks:
-        if entry.id in here:
-            continue
-        place = file.places[entry.id] if file.places is not None else None
-        if place is not None and place != file.bundle_id and place in staying and survey.holds(place, entry.id):
-            holders[entry.id] = place
-        else:
-            frames.append((entry.id, survey.holders[entry.id][0]))
-            here.add(entry.id)
-    return Layout(tuple(frames), holders)
-
-
-def _plan_salvages(
-    survey: Survey, lost: Sequence[FileState], standing: Sequence[FileState], staying: set[bytes]
-) -> list[Salvage]:
-    """At most one for each session: the longest beginning of a lost version that is newer than every one that stands,
-    unless one that stands begins with it too."""
-    newest: dict[SessionUri, int] = {}
-    for row in survey.rows.values():
-        if row.bundle_id in staying or row.bundle_id in survey.unjudged:
-            newest[row.uri] = max(row.version, newest.get(row.uri, 0))
-    best: dict[SessionUri, tuple[int, int, FileState, tuple[BlockEntry, ...]]] = {}
-    for file in lost:
-        manifest, blocks = file.manifest, _beginning(survey, file)
-        if manifest is None or not blocks or manifest.version < newest.get(manifest.uri, 0):
-            continue
-        if any(_in_common(chain, blocks) == blocks[-1].end for chain in _chains(standing, manifest.uri)):
-            continue
-        candidate = (blocks[-1].end, manifest.version, file, blocks)
-        if manifest.uri not in best or candidate[:2] > best[manifest.uri][:2]:
-            best[manifest.uri] = candidate
-    return [
-        Salvage(file, blocks, _completed(survey, file, blocks, [], staying))
-        for _, (*_, file, blocks) in sorted(best.items())
-    ]
-
-
-def _beginning(survey: Survey, file: FileState) -> tuple[BlockEntry, ...]:
-    """The spans of a version, in order, up to the first that is nowhere."""
-    found = []
-    for entry in file.manifest.blocks if file.manifest else ():
-        if entry.kind == "span":
-            if not survey.is_sound(entry.id):
-                break
-            found.append(entry)
-    return tuple(found)
-
-
-def _in_common(chain: Sequence[BlockEntry], spans: Sequence[BlockEntry]) -> int:
-    """How many tokens two chains of spans begin with together."""
-    same = 0
-    for one, two in zip(chain, spans, strict=False):
-        if one.id != two.id:
-            break
-        same = one.end
-    return same
-
-
-def _chains(files: Iterable[FileState], uri: SessionUri) -> Iterator[list[BlockEntry]]:
-    """The spans of each of a session's versions."""
-    for file in files:
-        if file.manifest is not None and file.manifest.uri == uri:
-            yield _spans(file.manifest)
-
-
-def _spans(manifest: Manifest) -> list[BlockEntry]:
-    return [entry for entry in manifest.blocks if entry.kind == "span"]
-
-
-def _needed(
-    standing: Sequence[FileState], mends: Sequence[Mend], salvages: Sequence[Salvage]
-) -> dict[bytes, set[bytes]]:
-    """For each bundle the blocks that versions look for in its file once all steps are done."""
-    needed: dict[bytes, set[bytes]] = {}
-    mended = {mend.file.bundle_id for mend in mends}
-    looked_for = [file.places for file in standing if file.places is not None and file.bundle_id not in mended]
-    layouts = [*(step.layout for step in mends), *(step.layout for step in salvages)]
-    for holders in (*looked_for, *(layout.holders for layout in layouts)):
-        for block_id, holder in holders.items():
-            needed.setdefault(holder, set()).add(block_id)
-    return needed
-
-
-def _left_alone(survey: Survey, lost: Sequence[FileState], needed: Mapping[bytes, set[bytes]]) -> list[FileState]:
-    """The sound retired files that only versions needed which go: they go with them, for the next opening would remove
-    them for good, and with them what somebody may still want to make of the quarantined ones."""
-    gone = [file.bundle_id for file in lost] + [one for one in survey.rows if one not in survey.files]
-    if any(survey.files[one].places is None and one not in survey.refs for one in gone if one in survey.files):
-        wanted = set(survey.files)  # nobody knows what those needed
-    else:
-        wanted = {holder for one in gone for holder in _needs_of(survey, one)}
-    return [
-        file
-        for file in survey.files.values()
-        if not file.is_live and not file.damage and file.bundle_id in wanted and file.bundle_id not in needed
-    ]
-
-
-def _needs_of(survey: Survey, bundle_id: bytes) -> Iterable[bytes]:
-    file = survey.files.get(bundle_id)
-    return survey.refs[bundle_id] if file is None or file.places is None else file.places.values()
-
-
-def _why_lost(survey: Survey, file: FileState) -> str:
-    if file.damage or file.manifest is None:
-        return file.damage
-    missing = [entry for entry in file.manifest.blocks if not survey.is_sound(entry.id)]
-    return f"{len(missing)} of its blocks are nowhere any more, the first at token {missing[0].start}."
-
-
-def _loss(survey: Survey, file: FileState, standing: Sequence[FileState], salvages: Sequence[Salvage]) -> str:
-    """What of a lost version is gone for good, as a sentence."""
-    manifest = file.manifest
-    if manifest is None:
-        row = survey.rows.get(file.bundle_id)
-        return _loss_of_row(row) if row else f"Whose {file.path} was cannot be told: its manifest is damaged."
-    spans = _spans(manifest)
-    saved = max((_in_common(one.blocks, spans) for one in salvages), default=0)
-    kept = max((_in_common(chain, spans) for chain in _chains(standing, manifest.uri)), default=0)
-    where = "a new version" if saved > kept else "another version"
-    rest = f"the first {max(saved, kept)} are in {where}" if saved or kept else "no other version has any"
-    return (
-        f"Version {manifest.version} of {manifest.uri} is lost: of its {manifest.token_count} tokens {rest}, "
-        f"{manifest.token_count - max(saved, kept)} are gone."
-    )
-
-
-def _loss_of_row(row: IndexRow) -> str:
-    return (
-        f"Version {row.version} of {row.uri} is lost with its {row.token_count} tokens, but for what other versions of "
-        "it hold."
-    )
-
-
-def _unjudged(file: FileState) -> Finding:
-    message = f"{file.path} needs blocks of a file that could not be read; it was left as it is."
-    return Finding(file.path, BundleMissing.code, message)
 
 
 # --- the run
@@ -349,6 +90,11 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     run.survey = take_survey(core)
     plan = plan_repair(run.survey, core.folder.bundle_path)
     run.problems += plan.problems
+    for shelf in plan.shelves:
+        run.shelve(shelf)
+    run.later = {step.file.bundle_id for step in plan.restores} | {step.file.bundle_id for step in plan.mends}
+    for restore in plan.restores:
+        run.restore(restore)
     for mend in plan.mends:
         run.mend(mend)
     for salvage in plan.salvages:
@@ -356,12 +102,13 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     for step in plan.aside:
         run.set_aside(step)
     for row in plan.rows:
-        run.drop_row(row)
+        run.give_up(row)
     run.mend_marks()
     run.mend_index(plan.bundle_ids)
     run.problems += _strangers(core)
     if not dry_run:
         core.folder.recount()  # files have moved past it
+        run.count()
     return run.report()
 
 
@@ -384,7 +131,12 @@ class _Changed(Exception):  # the store is not any more as the survey found it; 
 
 @dataclass(slots=True)
 class _Run:
-    """A repair under way, or only thought through. `_held` are bundles that a step which failed still needs."""
+    """A repair under way, or only thought through.
+
+    `later` are bundles whose files are put right after others are led to them; `_held` those that a step which failed
+    still needs; `_stamps` what the files of those that were changed by a
+    step are since.
+    """
 
     core: StoreCore
     dry_run: bool
@@ -392,12 +144,21 @@ class _Run:
     actions: list[Action] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
     bytes_written: int = 0
+    bytes_freed: int = 0
+    later: set[bytes] = field(default_factory=set)
     _held: set[bytes] = field(default_factory=set)
+    _stamps: dict[tuple[bytes, str], Stamp | None] = field(default_factory=dict)
 
     def report(self) -> MaintenanceReport:
         return MaintenanceReport(
-            "repair", self.dry_run, tuple(self.actions), 0, self.bytes_written, tuple(self.problems)
+            "repair", self.dry_run, tuple(self.actions), self.bytes_freed, self.bytes_written, tuple(self.problems)
         )
+
+    def count(self) -> None:
+        """What was written counts for the day."""
+        if self.bytes_written:
+            with contextlib.suppress(StoreError):
+                self.core.index.add_written(utc_day(time.time_ns()), self.bytes_written)
 
     def _do(
         self,
@@ -405,18 +166,26 @@ class _Run:
         actions: Sequence[Action],
         work: Callable[[], None],
         *,
+        layout: Layout | None = None,
+        copied: FileState | None = None,
         needs: Iterable[bytes] = (),
         loss: str = "",
-    ) -> None:
-        """Do a step, or note what it would do. One that fails stops none but those that would take away what it needs.
+    ) -> bool:
+        """Do a step, or note what it would do: that it writes a file of this layout, and a copy of a damaged one. One
+        that fails stops none but those that would take away what it needs.
 
         Raises:
             NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
         """
-        if self.dry_run or self._succeeds(path, work, needs):
-            self.actions += actions
-            if loss:
-                self._report(path, LOST, loss)
+        if self.dry_run:
+            self.bytes_written += layout.size_bytes if layout else 0
+            self.bytes_written += copied.file_bytes if copied is not None and copied.damage else 0
+        elif not self._succeeds(path, work, needs):
+            return False
+        self.actions += actions
+        if loss:
+            self._report(path, LOST, loss)
+        return True
 
     def _succeeds(self, path: str, work: Callable[[], None], needs: Iterable[bytes]) -> bool:
         try:
@@ -437,13 +206,33 @@ class _Run:
 
     # --- steps
 
+    def shelve(self, step: Shelve) -> None:
+        file = step.file
+        actions = []
+        if not file.is_live:
+            actions.append(_action("quarantine", file, f"{file.damage} What is sound in it stays for others."))
+        self._do(file.path, actions, lambda: self._shelve(step), layout=step.layout, needs=[file.bundle_id])
+
+    def _shelve(self, step: Shelve) -> None:
+        file, core = step.file, self.core
+        beside = self.survey.twins.get(file.bundle_id) if file.is_live else file
+        with contextlib.ExitStack() as stack:
+            copy = stack.enter_context(self._copied(beside)) if beside is not None else None
+            temp, _ = stack.enter_context(self._written(step.layout, b"", None, file.bundle_id, pinning=False))
+            stack.enter_context(core.committing())
+            self._require_free(file)
+            if copy is not None:
+                copy.publish()
+            core.folder.put_beside(temp, file.bundle_id)
+            self._note(file.bundle_id)
+
     def mend(self, step: Mend) -> None:
         file = step.file
         reason = file.damage or "Blocks of it are not where it looks for them; they are copied from where they are."
-        actions = [_action("rewrite", file, reason)]
+        actions = [_action("rewrite", file, reason, step.layout.size_bytes)]
         if file.damage:
             actions.insert(0, _action("quarantine", file, "A copy of the damaged file, as it is."))
-        self._do(file.path, actions, lambda: self._mend(step), needs=_sources(step.layout, file))
+        self._do(file.path, actions, lambda: self._mend(step), layout=step.layout, copied=file, needs=self._needs(step))
 
     def _mend(self, step: Mend) -> None:
         file, manifest = step.file, step.file.manifest
@@ -461,31 +250,78 @@ class _Run:
             index = self.core.index
             index.begin_rewrite(file.bundle_id, bundle.refs)
             self.core.folder.replace(temp, file.bundle_id, LIVE_SUFFIX)
+            self._note(file.bundle_id)
             if file.bundle_id in self.survey.rows:
                 index.finish_rewrite(bundle)
             else:  # nobody could tell whose it was
                 index.reconcile([bundle], [file.bundle_id])
 
+    def restore(self, step: Restore) -> None:
+        row, size_bytes = step.row, step.layout.size_bytes if step.layout else 0
+        path = self.core.folder.bundle_path(row.bundle_id)
+        reason = "All its blocks are there again, so it is a version again."
+        self._do(
+            path,
+            [Action("restore", path, row.uri, row.version, size_bytes, reason)],
+            lambda: self._restore(step),
+            layout=step.layout,
+            needs=self._needs(step),
+        )
+
+    def _restore(self, step: Restore) -> None:
+        file, manifest, core = step.file, step.file.manifest, self.core
+        assert manifest is not None
+        if step.layout is not None:
+            encoded = manifest.encode()
+            with self._written(step.layout, encoded, manifest, file.bundle_id) as (temp, bundle), core.committing():
+                self._require_still_aside(step)
+                _require_held(core, manifest, bundle, but_for=self.later)
+                core.index.set_aside({file.bundle_id} & self.survey.rows.keys())
+                publish(core, temp, bundle)
+                self._settle(file.bundle_id)
+            return
+        name = os.path.basename(file.path)
+        with core.committing():
+            self._require_still_aside(step)
+            if quarantine.stamp_of_name(core.folder, name) != file.stamp:
+                raise _Changed
+            bundle = _as_it_lies(file, manifest)
+            _require_held(core, manifest, bundle, but_for=self.later)
+            quarantine.move_back(core.folder, name, file.bundle_id)
+            core.index.reconcile([bundle], [file.bundle_id])
+            self._settle(file.bundle_id)
+
+    def _settle(self, bundle_id: bytes) -> None:
+        """A retired file beside the one that came back is not needed any more."""
+        twins.remove_redundant(self.core.folder, [bundle_id])
+        self._note(bundle_id)
+
+    def _require_still_aside(self, step: Restore) -> None:
+        index, row = self.core.index, step.row
+        is_listed = row.bundle_id in self.survey.rows  # its file is missing, and nobody has given it up
+        present = index.rows_of([row.bundle_id]) if is_listed else index.given_up()
+        used = index.find(row.uri, row.version)
+        if present.get(row.bundle_id) != row or (used is not None and used.bundle_id != row.bundle_id):
+            raise _Changed  # its session was deleted, or it is back already
+        if self._stamp(row.bundle_id, LIVE_SUFFIX) is not None:
+            raise _Changed
+        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+            if self.core.folder.stamp_of(row.bundle_id, suffix) != self._stamp(row.bundle_id, suffix):
+                raise _Changed
+
     def salvage(self, step: Salvage) -> None:
         file = step.file
         assert file.manifest is not None
         tokens = f"{step.token_count} of its {file.manifest.token_count} tokens"
-        action = _action("salvage", file, f"The first {tokens} are sound and become a new version.")
-        action = dataclasses.replace(action, size_bytes=sum(entry.raw_bytes for entry in step.blocks))
-        self._do(file.path, [action], lambda: self._salvage(step), needs=_sources(step.layout, file))
+        reason = f"The first {tokens} are sound and become a new version."
+        action = _action("salvage", file, reason, step.layout.size_bytes)
+        self._do(file.path, [action], lambda: self._salvage(step), layout=step.layout, needs=self._needs(step))
 
     def _salvage(self, step: Salvage) -> None:
         lost = step.file.manifest
         assert lost is not None
         with self.core.next_version(lost.uri) as version:
-            manifest = dataclasses.replace(
-                lost,
-                version=version,
-                parent=step.file.bundle_id,
-                token_count=step.token_count,
-                blocks=step.blocks,
-                environment={**environment(), SALVAGED_FROM: step.file.bundle_id.hex()},
-            )
+            manifest = step.manifest(version)
             encoded = manifest.encode()
             with (
                 self._written(step.layout, encoded, manifest, bundle_id_of(encoded)) as (temp, bundle),
@@ -499,45 +335,57 @@ class _Run:
     def set_aside(self, step: SetAside) -> None:
         file = step.file
         if file.bundle_id in self._held:
-            message = f"{file.path} stays where it is, because what was to be saved from it could not be saved."
-            self._report(file.path, CHANGED, message)
+            if all(problem.path != file.path for problem in self.problems):
+                message = f"{file.path} stays where it is, because what was to be saved from it could not be saved."
+                self._report(file.path, CHANGED, message)
             return
-        kept = " What is sound in it stays for others." if step.keep else ""
-        self._do(
-            file.path,
-            [_action("quarantine", file, f"{step.reason}{kept}")],
-            lambda: self._set_aside(step),
-            loss=step.loss,
-        )
+        if step.role == "twin" and not file.damage:
+            action = _action("remove", file, step.reason)
+            if self._do(file.path, [action], lambda: self._remove_twin(step)):
+                self.bytes_freed += file.file_bytes
+            return
+        kept = " What is sound in it stays for others." if step.kept else ""
+        action = _action("quarantine", file, f"{step.reason}{kept}")
+        self._do(file.path, [action], lambda: self._set_aside(step), loss=step.loss)
+
+    def _remove_twin(self, step: SetAside) -> None:
+        with self.core.committing():
+            self._require_still_so(step)
+            if not twins.remove_redundant(self.core.folder, [step.file.bundle_id]):
+                raise _Changed
+            self._note(step.file.bundle_id)
 
     def _set_aside(self, step: SetAside) -> None:
         file, core = step.file, self.core
-        if not step.keep:
-            with core.committing():
-                self._require_free(file, and_unneeded=True)
+        with core.committing():
+            if step.role == "twin":
                 self._require_still_so(step)
-                self._move_away(file)
-            return
-        layout = Layout(tuple((block_id, file.bundle_id) for block_id in file.sound), {})
-        with contextlib.ExitStack() as stack:
-            copy = None if file.is_live else stack.enter_context(self._copied(file))
-            temp, _ = stack.enter_context(self._written(layout, b"", None, file.bundle_id, pinning=False))
-            stack.enter_context(core.committing())
-            self._require_free(file)
-            self._require_still_so(step)
-            if copy is not None:
-                copy.publish()
-            # From the moment that the live file leaves, its retired twin is found: nobody misses a block.
-            core.folder.put_beside(temp, file.bundle_id)
-            if file.is_live:
-                self._move_away(file)
+            else:
+                self._require_free(file, and_unneeded=not step.kept)
+                self._require_still_so(step)
+            # What others need lies in the retired file beside it, which is found from the moment that this one leaves.
+            rival = step.role == "rival"
+            quarantine.move_bundle(
+                core.folder, file.bundle_id, file.suffix, as_suffix=RETIRED_SUFFIX if rival else file.suffix
+            )
+            self._note(file.bundle_id)
+            if rival:
+                core.index.drop([file.bundle_id])
+            elif file.is_live:
+                self._give_up(file.bundle_id, file.manifest)
 
-    def _move_away(self, file: FileState) -> None:
-        quarantine.move_bundle(self.core.folder, file.bundle_id, file.suffix)
-        if file.is_live:
-            self.core.index.drop([file.bundle_id])
+    def _give_up(self, bundle_id: bytes, manifest: Manifest | None) -> None:
+        """No version at present: its number stays its own, and what it needs stays needed."""
+        index = self.core.index
+        if bundle_id in self.survey.rows:
+            index.set_aside([bundle_id])
+        elif manifest is not None:
+            row = row_of(manifest, bundle_id, 0)
+            index.reconcile([IndexedBundle(bundle_id, ASIDE, row, (), ())], [bundle_id])
+        else:
+            index.drop([bundle_id])
 
-    def drop_row(self, step: DropRow) -> None:
+    def give_up(self, step: GiveUp) -> None:
         row, core = step.row, self.core
         places = quarantine.places_of(core.folder, row.bundle_id.hex() + LIVE_SUFFIX)
         reason = f"Its file is {places[-1]} now." if places else "Its file is missing."
@@ -545,9 +393,9 @@ class _Run:
         def work() -> None:
             with core.committing():
                 self._require_row(row.bundle_id)
-                if core.folder.suffix_of(row.bundle_id) == LIVE_SUFFIX:
+                if core.folder.stamp_of(row.bundle_id, LIVE_SUFFIX) is not None:
                     raise _Changed
-                core.index.drop([row.bundle_id])
+                core.index.set_aside([row.bundle_id])
 
         self._do(step.path, [Action("index", step.path, row.uri, row.version, 0, reason)], work, loss=step.loss)
 
@@ -592,7 +440,8 @@ class _Run:
         """A new file with these frames, flushed and read back, and what the index is to be told of it."""
         core = self.core
         with core.pinning() as pin, contextlib.ExitStack() as stack:
-            for other in {*layout.holders.values(), *(source for _, source in layout.frames)} if pinning else ():
+            sources = {self.survey.by_key[key].bundle_id for _, key in layout.frames}
+            for other in {*layout.holders.values(), *sources} if pinning else ():
                 pin(other)
             pool = stack.enter_context(contextlib.closing(FilePool(self._open_source)))
             with core.poisoning():
@@ -606,8 +455,14 @@ class _Run:
             row = row_of(manifest, bundle_id, temp.size_bytes) if manifest else None
             yield temp, IndexedBundle(bundle_id, LIVE, row, directory.holders, tuple(writer.frames))
 
-    def _open_source(self, bundle_id: bytes) -> FrameFile:
-        return open_source(self.core, self.survey.files[bundle_id])
+    def _open_source(self, key: bytes) -> FrameFile:
+        return open_source(self.core, self.survey.by_key[key])
+
+    def _needs(self, step: Mend | Restore | Salvage) -> set[bytes]:
+        """The bundles that must stay where they are if a step cannot be done."""
+        layout = step.layout
+        sources = {self.survey.by_key[key].bundle_id for _, key in layout.frames} if layout else set()
+        return {step.file.bundle_id, *sources, *(layout.holders.values() if layout else ())}
 
     @contextlib.contextmanager
     def _copied(self, file: FileState) -> Iterator[quarantine.QuarantineCopy | None]:
@@ -622,10 +477,19 @@ class _Run:
             yield copy
 
     def _require_unchanged(self, file: FileState) -> None:
-        core = self.core
-        same = core.folder.suffix_of(file.bundle_id) == file.suffix
-        if not same or core.folder.stamp_of(file.bundle_id, file.suffix) != file.stamp:
-            raise _Changed
+        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+            if self.core.folder.stamp_of(file.bundle_id, suffix) != self._stamp(file.bundle_id, suffix):
+                raise _Changed
+
+    def _stamp(self, bundle_id: bytes, suffix: str) -> Stamp | None:
+        """What a bundle's file of this ending was when it was looked at, or became by a step; None for no file."""
+        if (bundle_id, suffix) in self._stamps:
+            return self._stamps[bundle_id, suffix]
+        return next((file.stamp for file in self.survey.of(bundle_id) if file.suffix == suffix), None)
+
+    def _note(self, bundle_id: bytes) -> None:
+        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+            self._stamps[bundle_id, suffix] = self.core.folder.stamp_of(bundle_id, suffix)
 
     def _require_row(self, bundle_id: bytes) -> None:
         """Raise unless a bundle is still the version that it was, or still none."""
@@ -652,19 +516,29 @@ class _Run:
             raise _Changed
 
     def _require_still_so(self, step: SetAside) -> None:
-        """Raise unless what a file is set aside for is still so: the other bundle that is used as its version, or that
-        nothing holds the blocks which it lacks. A sleep or an import may have written them since."""
-        manifest = step.file.manifest
-        if not step.file.is_live or manifest is None:
-            return
-        if step.rival:
-            row = self.core.index.find(manifest.uri, manifest.version)
-            if row is None or row.bundle_id == step.file.bundle_id:
+        """Raise unless what a file is set aside for is still so: the other bundle that is used as its version, the live
+        file that has all that is in it, or that nothing holds the blocks which it lacks. A sleep or an import may have
+        written them since."""
+        file, manifest, index = step.file, step.file.manifest, self.core.index
+        if step.role == "twin":
+            with contextlib.closing(self.core.open_bundle(file.bundle_id)) as live:
+                is_all = live.path.endswith(LIVE_SUFFIX) and live.frames.keys() >= set(file.sound)
+            if not is_all or self.core.folder.stamp_of(file.bundle_id, file.suffix) != file.stamp:
                 raise _Changed
-            return
-        for entry in manifest.blocks:
-            if not self.survey.is_sound(entry.id) and any(map(self._is_new, self.core.index.holders_of(entry.id))):
+        elif step.role == "superseded" and manifest is not None:
+            self._require_newest(manifest.uri, manifest.version)
+            source = manifest.environment[SALVAGED_FROM]
+            marked = Marks.load(self.core.folder).of(file.bundle_id)
+            if marked or not index.rows_of([bytes.fromhex(source)]):
                 raise _Changed
+        elif step.role == "rival" and manifest is not None:
+            row = index.find(manifest.uri, manifest.version)
+            if row is None or row.bundle_id == file.bundle_id:
+                raise _Changed
+        elif step.role == "lost" and manifest is not None:
+            for entry in manifest.blocks:
+                if not self.survey.is_sound(entry.id) and any(map(self._is_new, index.holders_of(entry.id))):
+                    raise _Changed
 
     def _is_new(self, bundle_id: bytes) -> bool:
         return bundle_id not in self.survey.files and self.core.folder.has_bundle(bundle_id)
@@ -701,10 +575,15 @@ def _copy_frames(writer: BundleWriter, pool: FilePool, layout: Layout, manifest:
             writer.add_copy(file, block_id)
 
 
-def _require_held(core: StoreCore, manifest: Manifest, bundle: IndexedBundle) -> None:
-    """Raise unless every block that has no frame in the new file is where it says, at this moment."""
+def _require_held(
+    core: StoreCore, manifest: Manifest, bundle: IndexedBundle, but_for: Container[bytes] = frozenset()
+) -> None:
+    """Raise unless every block that has no frame in the new file is where it says, at this moment. Of one that looks
+    into `but_for`, whose turn comes, that is not asked."""
     here = set(bundle.blocks)
     elsewhere = {entry.id for entry in manifest.blocks} - here
+    if any(holder in but_for for holder in bundle.refs):
+        return
     for holder in bundle.refs:
         try:
             with contextlib.closing(core.open_frames(holder)) as file:
@@ -715,14 +594,17 @@ def _require_held(core: StoreCore, manifest: Manifest, bundle: IndexedBundle) ->
         raise _Changed
 
 
-def _sources(layout: Layout, file: FileState) -> set[bytes]:
-    return {file.bundle_id, *(source for _, source in layout.frames)}
+def _as_it_lies(file: FileState, manifest: Manifest) -> IndexedBundle:
+    """What the index is told of a file that is moved as it is."""
+    places = file.places or {}
+    refs = tuple(dict.fromkeys(place for place in places.values() if place != file.bundle_id))
+    return IndexedBundle(file.bundle_id, LIVE, row_of(manifest, file.bundle_id, file.file_bytes), refs, file.sound)
 
 
-def _action(kind: str, file: FileState, reason: str) -> Action:
+def _action(kind: str, file: FileState, reason: str, size_bytes: int | None = None) -> Action:
     manifest = file.manifest
     uri, version = (manifest.uri, manifest.version) if manifest else (None, None)
-    return Action(kind, file.path, uri, version, file.file_bytes, reason)
+    return Action(kind, file.path, uri, version, file.file_bytes if size_bytes is None else size_bytes, reason)
 
 
 # --- the index alone

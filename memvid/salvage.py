@@ -38,7 +38,9 @@ _WASTE_BYTES: Final = 8 * MAX_MANIFEST_BYTES
 class DamagedFile(FrameFile):
     """A bundle file as a holder of the frames that can be recognised in it, and its manifest if that is whole.
 
-    `frames` are those whose heads are good; their payloads are checked as ever, by `check_block`. `has_own_trailer`
+    `frames` are those whose every byte that is used is right. None lies in another: what looks like a frame inside a
+    sound one is its payload. What is read for nothing is bounded by the file's size, so that the work is linear in it,
+    whatever somebody has put there. `has_own_trailer`
     says whether the file ends with a whole trailer of this format version and of this bundle.
     """
 
@@ -55,8 +57,13 @@ class DamagedFile(FrameFile):
         self.has_sealed_header = self.file_bytes >= HEADER_BYTES and is_sealed_header(self._read(0, HEADER_BYTES))
         # What looks like a beginning and is none costs time; a file made of such is not read to its end.
         waste = self.file_bytes + _WASTE_BYTES
+        taken_to = 0
         for offset, is_frame in self._beginnings():
-            waste -= self._take_frame(offset) if is_frame else self._take_manifest(offset)
+            if offset < taken_to:
+                continue  # a payload may hold anything
+            end, wasted = self._take_frame(offset) if is_frame else self._take_manifest(offset)
+            taken_to = max(taken_to, end)
+            waste -= wasted
             if waste < 0:
                 break
 
@@ -79,32 +86,40 @@ class DamagedFile(FrameFile):
                 if match.start() < CHUNK_BYTES:
                     yield start + match.start(), match[0] == FRAME_MAGIC
 
-    def _take_frame(self, offset: int) -> int:
-        """Remember the frame that begins here; the bytes that were looked at for nothing."""
+    def _take_frame(self, offset: int) -> tuple[int, int]:
+        """Remember the frame that begins here, if all of it is sound: where it ends, and the bytes that were looked at
+        for nothing."""
         left = self.file_bytes - offset
         head_bytes = head_bytes_told(self._read(offset, min(PREFIX_BYTES, left)))
         if head_bytes is None or head_bytes > left:
-            return PREFIX_BYTES
+            return 0, PREFIX_BYTES
         try:
             head = decode_frame_head(self._read(offset, head_bytes), self.path)
         except StoreIoError:
             raise
         except StoreError:
-            return head_bytes
-        if head.frame_bytes > left:
-            return head_bytes
-        block_id = block_id_of(head.block_header)
-        self.frames.setdefault(block_id, Frame(block_id, offset, head.frame_bytes, head_bytes))
-        return 0
+            return 0, head_bytes
+        block_id, end = block_id_of(head.block_header), offset + head.frame_bytes
+        if head.frame_bytes > left or block_id in self.frames:
+            return 0, head_bytes
+        self.frames[block_id] = Frame(block_id, offset, head.frame_bytes, head_bytes)
+        try:
+            self.check_payloads(block_id)
+        except StoreIoError:
+            raise
+        except StoreError:
+            del self.frames[block_id]
+            return 0, head.frame_bytes
+        return end, 0
 
-    def _take_manifest(self, offset: int) -> int:
-        """Remember the manifest that begins here, if it is the bundle's; the bytes that were looked at for nothing."""
+    def _take_manifest(self, offset: int) -> tuple[int, int]:
+        """Remember the manifest that begins here, if it is the bundle's, as `_take_frame`."""
         data = self._read(offset, min(MAX_MANIFEST_BYTES, self.file_bytes - offset))
         try:
             encoded = data[: length_of_first(data, "manifest")]
             if bundle_id_of(encoded) == self.bundle_id:
                 self.manifest, self.encoded = decode_manifest(encoded, self.path), encoded
-                return 0
+                return offset + len(encoded), 0
         except StoreError:
             pass  # something else that begins like one
-        return len(data)
+        return 0, len(data)

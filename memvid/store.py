@@ -451,6 +451,15 @@ class Store:
         """
         return repair.repair(self._core, dry_run=dry_run)
 
+    def empty_quarantine(self, *, dry_run: bool = False) -> MaintenanceReport:
+        """Remove what repair has set aside, for good: those versions cannot come back then, their tags and pins go, and
+        so does what was kept because they need it. Then as `gc`, which a dry run tells as the store is now.
+
+        Raises:
+            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace, UnsafePath
+        """
+        return collecting.empty_quarantine(self._core, dry_run=dry_run)
+
     def rebuild_index(self, *, dry_run: bool = False) -> MaintenanceReport:
         """Make the index anew from the bundles; a dry run says in what it differs from them.
 

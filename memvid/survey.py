@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from .bundle import FrameFile
+from . import quarantine
+from .bundle import BundleFile, FrameFile
 from .core import StoreCore
 from .errors import BundleMissing, StoreError, StoreIoError, UnsafePath, UnsupportedFormat
-from .folder import LIVE_SUFFIX
+from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import SHADOWED
 from .manifest import Manifest
+from .marks import Marks
 from .paths import Stamp
 from .records import Finding, IndexRow
 from .salvage import DamagedFile
@@ -39,44 +42,82 @@ class FileState:
 
     places: for each block of the manifest the bundle that is said to hold it; None where no directory could be read.
     stamp: what tells it from a file that took its place, or was written over it, since.
-    sound: the blocks whose frames in this file are good, in file order; damaged: those whose frames are not.
+    is_aside: whether it lies in quarantine.
+    sound: the blocks whose frames in this file are good, in file order.
+    frame_bytes: the sizes of the sound frames.
     damage: the first thing that is wrong with the file itself, as a sentence; "" for none.
     """
 
     bundle_id: bytes
     suffix: str
     path: str
+    is_aside: bool
     stamp: Stamp
     file_bytes: int
     manifest: Manifest | None
     places: Mapping[bytes, bytes] | None
     sound: tuple[bytes, ...]
-    damaged: frozenset[bytes]
+    frame_bytes: Mapping[bytes, int]
     damage: str
 
     @property
     def is_live(self) -> bool:
         return self.suffix == LIVE_SUFFIX
 
+    @property
+    def key(self) -> bytes:
+        """What names the file among all that were looked at."""
+        return os.fsencode(self.path)
+
 
 @dataclass(slots=True)
 class Survey:
-    """All files, the rows of versions, and for each block the bundles whose files hold a sound frame of it.
+    """All files, the rows of versions, and for each block the files that hold a sound frame of it.
 
-    `unjudged` are the files about which nothing is known, each with what refused to be read. `refs` are what the index
-    says that those versions need whose own files do not say it any more.
+    files: those that count, one for each bundle, the live one where there are two; twins: the retired ones beside live
+    ones; aside: what lies in quarantine under the name of a version, the newest of each first.
+    unjudged: the files about which nothing is known, each with what refused to be read.
+    refs: what the index says that those versions need whose own files do not say it any more.
+    given_up: the rows of versions that repair has set aside. marked: the bundles with tags or pins; None if the marks
+    cannot be read.
     """
 
     rows: dict[bytes, IndexRow]
     shadowed: frozenset[bytes]
     files: dict[bytes, FileState] = field(default_factory=dict)
+    twins: dict[bytes, FileState] = field(default_factory=dict)
     unjudged: dict[bytes, Finding] = field(default_factory=dict)
-    holders: dict[bytes, list[bytes]] = field(default_factory=dict)
+    holders: dict[bytes, list[FileState]] = field(default_factory=dict)
     refs: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    by_key: dict[bytes, FileState] = field(default_factory=dict)
+    given_up: dict[bytes, IndexRow] = field(default_factory=dict)
+    aside: dict[bytes, list[FileState]] = field(default_factory=dict)
+    marked: Container[bytes] | None = None
+
+    def take(self, file: FileState) -> None:
+        """Note a file, and what is sound in it."""
+        if file.is_aside:
+            if file.is_live:
+                self.aside.setdefault(file.bundle_id, []).append(file)
+        elif self.files.setdefault(file.bundle_id, file) is not file:
+            self.twins[file.bundle_id] = file
+        self.by_key[file.key] = file
+        for block_id in file.sound:
+            self.holders.setdefault(block_id, []).append(file)
+
+    def of(self, bundle_id: bytes) -> list[FileState]:
+        """A bundle's files, the one that counts first."""
+        found = (self.files.get(bundle_id), self.twins.get(bundle_id))
+        return [file for file in found if file is not None]
 
     def holds(self, bundle_id: bytes, block_id: bytes) -> bool:
-        """Whether a bundle's file has a sound frame of a block."""
-        return bundle_id in self.holders.get(block_id, ())
+        """Whether a bundle's file under bundles/, or one of its two, has a sound frame of a block."""
+        return any(file.bundle_id == bundle_id and not file.is_aside for file in self.holders.get(block_id, ()))
+
+    def best_aside(self, bundle_id: bytes) -> FileState | None:
+        """The file in quarantine from which a version would come back: one without damage, else the newest."""
+        found = [file for file in self.aside.get(bundle_id, ()) if file.manifest is not None]
+        return min(found, key=lambda file: bool(file.damage), default=None)
 
     def is_sound(self, block_id: bytes) -> bool:
         """Whether some file has a sound frame of a block."""
@@ -86,14 +127,16 @@ class Survey:
         """What can be done for the version that a file is.
 
         intact: nothing is wrong. mendable: every block is sound somewhere. unjudged: some block may be in a file that
-        could not be read. lost: the manifest, or a block, is nowhere.
+        could not be read. Of a bundle with two files the live one is judged: it is mendable also where it lacks what
+        the retired one holds. lost: the manifest, or a block, is nowhere.
         """
         if file.manifest is None:
-            return "lost"
+            return "unjudged" if file.bundle_id in self.unjudged else "lost"
         missing = [entry.id for entry in file.manifest.blocks if not self.is_sound(entry.id)]
         if missing:
             return "unjudged" if any(self._may_be_unread(file, block) for block in missing) else "lost"
-        if file.damage or file.places is None:
+        twin = self.twins.get(file.bundle_id)
+        if file.damage or file.places is None or (twin is not None and not set(file.sound).issuperset(twin.sound)):
             return "mendable"
         elsewhere = any(not self.holds(place, block) for block, place in file.places.items())
         return "mendable" if elsewhere else "intact"
@@ -111,71 +154,100 @@ def take_survey(core: StoreCore) -> Survey:
         StoreIoError: the folder, or the index, cannot be read.
     """
     rows = {row.bundle_id: row for row in core.index.all_rows()}
-    survey = Survey(rows, frozenset(core.index.with_status(SHADOWED)))
-    for bundle_id in sorted(core.folder.list_bundles()):
+    survey = Survey(rows, frozenset(core.index.with_status(SHADOWED)), given_up=core.index.given_up())
+    files, twins = core.folder.list_with_twins()
+    for bundle_id, suffix in sorted([*files.items(), *((twin, RETIRED_SUFFIX) for twin in twins)]):
         try:
-            file = _examine(core, bundle_id)
+            survey.take(_found(core, Target(bundle_id, suffix)))
         except BundleMissing:
             continue  # deleted since the folder was listed
         except StoreError as error:
-            survey.unjudged[bundle_id] = Finding(core.folder.bundle_path(bundle_id), error.code, error.message)
-            continue
-        survey.files[bundle_id] = file
-        for block_id in file.sound:
-            survey.holders.setdefault(block_id, []).append(bundle_id)
+            path = core.folder.bundle_path(bundle_id, suffix)
+            survey.unjudged[bundle_id] = Finding(path, error.code, error.message)
+    for bundle_id, suffix, name in quarantine.list_bundles(core.folder):
+        with contextlib.suppress(StoreError, FileNotFoundError):  # what is not to be read there is of no help
+            survey.take(_examine(core, Target(bundle_id, suffix, name)))
+    for bundle_id in rows.keys() & survey.files.keys():
+        file = survey.files[bundle_id]
+        if file.manifest is None:  # then any other file of the bundle may tell what the version is
+            others = (survey.twins.get(bundle_id), survey.best_aside(bundle_id))
+            manifest = next((other.manifest for other in others if other is not None and other.manifest), None)
+            survey.files[bundle_id] = dataclasses.replace(file, manifest=manifest)
     for bundle_id in rows:
         found = survey.files.get(bundle_id)
         if found is None or found.places is None:
             survey.refs[bundle_id] = core.index.refs_of(bundle_id)
+    with contextlib.suppress(StoreError):
+        survey.marked = Marks.load(core.folder).bundle_ids
     return survey
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A file to be examined: a bundle's with one ending, or the one of this name in quarantine."""
+
+    bundle_id: bytes
+    suffix: str
+    name: str | None = None
+
+    def open(self, core: StoreCore) -> tuple[int, str]:
+        if self.name is None:
+            return core.folder.open_as(self.bundle_id, self.suffix)
+        return quarantine.open_name(core.folder, self.name)
 
 
 def open_source(core: StoreCore, file: FileState) -> FrameFile:
     """Open a surveyed file for the sound frames in it, also where its frame of reference is damaged."""
-    return core.open_frames(file.bundle_id) if file.places is not None else _open_damaged(core, file.bundle_id)
+    name = os.path.basename(file.path) if file.is_aside else None
+    fd, path = Target(file.bundle_id, file.suffix, name).open(core)
+    return (FrameFile if file.places is not None else DamagedFile)(fd, path, file.bundle_id)
 
 
-def _examine(core: StoreCore, bundle_id: bytes) -> FileState:
-    """Raises what is no damage: BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat."""
+def _found(core: StoreCore, target: Target) -> FileState:
     try:
-        with contextlib.closing(core.open_bundle(bundle_id)) as file:
-            if file.manifest is None and file.path.endswith(LIVE_SUFFIX):
-                reason = f"{file.path} has the ending of a version, but no manifest."
-                return _state_of(file, None, {}, reason)
-            places = {entry.id: entry.bundle_id or bundle_id for entry in file.entries}
-            return _state_of(file, file.manifest, places, "")
-    except (BundleMissing, *_NOT_DAMAGE):
+        return _examine(core, target)
+    except BundleMissing:
+        if target.suffix == RETIRED_SUFFIX:
+            raise
+    return _examine(core, Target(target.bundle_id, RETIRED_SUFFIX))  # it was retired since the folder was listed
+
+
+def _examine(core: StoreCore, target: Target) -> FileState:
+    """Raises what is no damage: BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat."""
+    fd, path = target.open(core)
+    try:
+        with contextlib.closing(BundleFile(fd, path, target.bundle_id)) as file:
+            places = {entry.id: entry.bundle_id or target.bundle_id for entry in file.entries}
+            return _state_of(file, file.manifest, places, "", target)
+    except _NOT_DAMAGE:
         raise
     except StoreError as error:
-        return _examine_damaged(core, bundle_id, error)
+        return _examine_damaged(core, target, error)
 
 
-def _examine_damaged(core: StoreCore, bundle_id: bytes, error: StoreError) -> FileState:
-    with contextlib.closing(_open_damaged(core, bundle_id)) as file:
+def _examine_damaged(core: StoreCore, target: Target, error: StoreError) -> FileState:
+    fd, path = target.open(core)
+    with contextlib.closing(DamagedFile(fd, path, target.bundle_id)) as file:
         # A later version seals its header; one flipped bit in the number of the version breaks the seal.
         if isinstance(error, UnsupportedFormat) and (file.has_sealed_header or not file.has_own_trailer):
             raise error
-        return _state_of(file, file.manifest, None, error.message)
-
-
-def _open_damaged(core: StoreCore, bundle_id: bytes) -> DamagedFile:
-    fd, path = core.folder.open_bundle(bundle_id)
-    return DamagedFile(fd, path, bundle_id)
+        return _state_of(file, file.manifest, None, error.message, target)
 
 
 def _state_of(
-    file: FrameFile, manifest: Manifest | None, places: Mapping[bytes, bytes] | None, damage: str
+    file: FrameFile, manifest: Manifest | None, places: Mapping[bytes, bytes] | None, damage: str, target: Target
 ) -> FileState:
     state = FileState(
         bundle_id=file.bundle_id,
-        suffix=file.path[-len(LIVE_SUFFIX) :],
+        suffix=target.suffix,
         path=file.path,
         stamp=file.stamp(),
         file_bytes=file.file_bytes,
         manifest=manifest,
         places=places,
+        is_aside=target.name is not None,
         sound=(),
-        damaged=frozenset(),
+        frame_bytes={},
         damage=damage,
     )
     sound: list[bytes] = []
@@ -188,5 +260,9 @@ def _state_of(
             raise
         except StoreError as error:
             damage = damage or error.message
-    damaged = file.frames.keys() - set(sound)
-    return dataclasses.replace(state, sound=tuple(sound), damaged=frozenset(damaged), damage=damage)
+    return dataclasses.replace(
+        state,
+        sound=tuple(sound),
+        frame_bytes={block_id: file.frames[block_id].frame_bytes for block_id in sound},
+        damage=damage,
+    )

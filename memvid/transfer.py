@@ -274,8 +274,8 @@ def _same_state(one: Manifest, other: Manifest) -> bool:
 
 def _require_unknown(core: StoreCore, bundle_id: bytes) -> None:
     """Refuse a bundle that the index has, but not as the version that it is: one that cannot be read at present, or
-    that another bundle has taken the number of. One that is missed comes back so."""
-    if core.index.knows(bundle_id) and bundle_id not in core.index.missed():
+    that another bundle has taken the number of. One that is missed, or that repair has set aside, comes back so."""
+    if core.index.knows(bundle_id) and bundle_id not in {*core.index.missed(), *core.index.given_up()}:
         path = core.folder.bundle_path(bundle_id)
         raise CorruptBundle(
             f"The store has {path} already, but cannot use it as it is. Import the file under another name, or run "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import twins
 from .blocks import BlockEntry, BlockHeader, span_parents
 from .bundle import BundleFile, FrameFile, require_promised
 from .errors import (
@@ -23,7 +24,7 @@ from .errors import (
     StoreError,
     VersionMismatch,
 )
-from .folder import LIVE_SUFFIX, StoreFolder
+from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
@@ -303,7 +304,11 @@ def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes
     try:
         for path in folder.list_strangers():
             tally.add(path, "unknown_file", "This does not belong in a store; move it away.")
-        return set(folder.list_bundles())
+        files, both = folder.list_with_twins()
+        for bundle_id in both:
+            message = "A live and a retired file of this bundle are both there; `torpor repair` makes one of them."
+            tally.add(folder.bundle_path(bundle_id, RETIRED_SUFFIX), "twin_file", message)
+        return set(files)
     except StoreError as error:
         tally.find(folder.path, error)
     return set()
@@ -477,8 +482,7 @@ class _Opened:
         self._opened: FrameFile | None = None
         self._failure: StoreError | None = None
         try:
-            fd, path = folder.open_bundle(bundle_id)
-            self._opened = stack.enter_context(contextlib.closing(FrameFile(fd, path, bundle_id)))
+            self._opened = stack.enter_context(contextlib.closing(twins.open_frames(folder, bundle_id)))
         except StoreError as error:
             self._failure = error
 

@@ -28,12 +28,13 @@ Role = Literal["user", "system", "tool"]
 Days = Annotated[float, Field(ge=0, le=limits.MAX_DAYS)]
 DaysKept = Annotated[float, Field(gt=0, le=limits.MAX_DAYS)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_REQUEST_ID)]
-Operation = Literal["gc", "compact", "repair", "rebuild_index", "prune", "forget"]
+Operation = Literal["gc", "empty_quarantine", "compact", "repair", "rebuild_index", "prune", "forget"]
 
 # What an operation may be told beside `dry_run`; all of it is optional but for what `MaintainParams` asks for.
 OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "gc": frozenset(),
+        "empty_quarantine": frozenset(),
         "compact": frozenset({"session", "cold_after_days"}),
         "repair": frozenset(),
         "rebuild_index": frozenset(),

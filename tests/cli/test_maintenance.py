@@ -35,6 +35,7 @@ def slept(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
     ("arguments", "order"),
     [
         (("gc",), {"operation": "gc"}),
+        (("gc", "--quarantine"), {"operation": "empty_quarantine"}),
         (("compact",), {"operation": "compact"}),
         (("compact", "notes", "--cold-after-days", "0.5"), {"session": "notes", "cold_after_days": 0.5}),
         (("prune", "--keep-last", "3"), {"operation": "prune", "keep_last": 3}),

@@ -373,7 +373,7 @@ async def test_a_sleeping_session_survives_every_operation_bit_for_bit(open_rig:
         await rig.read("b", tokens_of(2, 600))
         await rig.sleep("b")
         await rig.service.maintain(operation="forget", session="b")
-        for operation in ("gc", "compact", "repair", "rebuild_index"):
+        for operation in ("gc", "empty_quarantine", "compact", "repair", "rebuild_index"):
             result = await rig.service.maintain(operation=operation)
             assert (result.operation, result.problems) == (operation, ())
         await rig.service.maintain(operation="compact", cold_after_days=0.0)

@@ -483,15 +483,15 @@ def test_a_session_deleted_while_a_read_only_store_opens_is_not_listed(
 ) -> None:
     """Its file was listed, its row is gone by then, and a fork still needs the retired file."""
     sleep(store, 700, uri=OTHER_URI, before=sleep(store, 600))
-    real = StoreFolder.list_bundles
+    real = StoreFolder.list_with_twins
 
-    def list_bundles(self: StoreFolder) -> dict[bytes, str]:
+    def list_with_twins(self: StoreFolder) -> tuple[dict[bytes, str], list[bytes]]:
         listed = real(self)
         if store.find_session(URI):
             store.delete_session(URI)
         return listed
 
-    monkeypatch.setattr(StoreFolder, "list_bundles", list_bundles)
+    monkeypatch.setattr(StoreFolder, "list_with_twins", list_with_twins)
     with Store.open(store_path, writable=False) as reader:
         assert files(store) == [".mvb", ".mvr"]
         assert [row.uri for row in reader.iter_sessions()] == [OTHER_URI]

@@ -14,6 +14,7 @@ import pytest
 from blake3 import blake3
 from store_making import OTHER_URI, URI, Receipt, adopt, contents, expected, require_awake, sleep
 from torpor.memvid import SessionUri, Store, opening, repair, survey
+from torpor.memvid.budget import Budget
 from torpor.memvid.bundle import FrameFile
 from torpor.memvid.core import StoreCore
 from torpor.memvid.durable import TempFile
@@ -596,6 +597,440 @@ def test_an_index_that_missed_the_end_of_a_mending_reads_the_file_again(
     with Store.open(store_path, writable=True) as again:
         assert heir.bundle_id.hex() not in str(again.rebuild_index(dry_run=True).actions)
         require_awake(again, 700, uri=THIRD_URI)
+
+
+# --- versions that were set aside, and come back
+
+
+def chain(store: Store, *lengths: int) -> list[Receipt]:
+    """Versions of one session, each of which reuses the blocks of the one before."""
+    made: list[Receipt] = []
+    for length in lengths:
+        made.append(sleep(store, length, before=made[-1] if made else None))
+    return made
+
+
+def versions_of(store: Store) -> list[tuple[int, bytes]]:
+    return [(row.version, row.bundle_id) for row in store.versions(URI)]
+
+
+def come_back(store_path: Path, versions: list[Receipt]) -> MaintenanceReport:
+    """Repair a reopened store, and require that the session is whole again, with nothing left to do."""
+    with Store.open(store_path, writable=True) as store:
+        report = store.repair()
+        assert report.problems == ()
+        assert versions_of(store) == [(one.version, one.bundle_id) for one in versions]
+        require_awake(store, versions[-1].token_count)
+        assert store.verify(deep=True).findings == ()
+        assert store.repair().actions == ()
+    with Store.open(store_path, writable=True) as store:
+        require_awake(store, versions[-1].token_count)
+    return report
+
+
+@pytest.mark.parametrize("new_index", [False, True])
+def test_a_session_is_whole_again_once_a_missing_file_is_put_back(
+    store: Store, store_path: Path, new_index: bool
+) -> None:
+    versions = chain(store, 600, 900, 1200)
+    file = file_of(store_path, versions[0].bundle_id)
+    away = store_path.parent / "not mounted"
+    file.rename(away)
+    report = store.repair()
+    assert kinds(report) == ["quarantine", "quarantine", "index"]
+    assert str(file) in report.problems[0].message  # how it comes back
+    assert store.versions(URI) == []
+    assert store.verify(deep=True).findings == ()
+    store.close()
+    if new_index:
+        (store_path / "index.sqlite").unlink()
+    away.rename(file)
+    assert kinds(come_back(store_path, versions)) == ["restore", "restore"]
+    assert list((store_path / "quarantine").iterdir()) == []
+
+
+def test_what_was_saved_of_a_version_gives_way_to_it_when_it_is_whole_again(store: Store, store_path: Path) -> None:
+    versions = chain(store, 300, 600, 900)
+    file = file_of(store_path, versions[1].bundle_id)  # has the blocks from token 256 on
+    away = store_path.parent / "not mounted"
+    damage_frame(store_path, versions[0].bundle_id, 1)
+    file.rename(away)
+    report = store.repair()
+    assert kinds(report) == ["salvage", "quarantine", "quarantine", "index"]
+    assert [row.version for row in store.versions(URI)] == [4]
+    store.close()
+    away.rename(file)
+    with Store.open(store_path, writable=True) as again:
+        assert set(kinds(again.repair())) == {"restore", "quarantine"}
+        assert [row.version for row in again.versions(URI)] == [2, 3]
+        require_awake(again, 900)
+        assert (again.repair().actions, again.verify(deep=True).findings) == ((), ())
+        assert sleep(again, 20, seed=9).version == 5
+
+
+def test_what_somebody_has_marked_stays_when_the_version_that_it_was_saved_from_is_back(
+    store: Store, store_path: Path
+) -> None:
+    lost = sleep(store, 600)
+    good = file_of(store_path, lost.bundle_id).read_bytes()
+    damage_frame(store_path, lost.bundle_id, 2)
+    store.repair()
+    store.pin(URI, 2)
+    place = store_path / "bundles" / lost.bundle_id.hex()[:2] / f"{lost.bundle_id.hex()}.mvb"
+    store.close()
+    place.write_bytes(good)
+    place.chmod(0o600)
+    with Store.open(store_path, writable=True) as again:
+        again.repair()
+        assert [row.version for row in again.versions(URI)] == [1, 2]
+
+
+@pytest.mark.parametrize("new_index", [False, True])
+def test_nothing_that_a_version_in_quarantine_needs_is_removed(store: Store, store_path: Path, new_index: bool) -> None:
+    gone = sleep(store, 600, uri=THIRD_URI)
+    missing = sleep(store, 900, uri=OTHER_URI, before=gone)
+    versions = [sleep(store, 1200, before=missing)]
+    store.tag(URI, 1, "good")
+    store.delete_session(THIRD_URI)  # its file stays for the others
+    file = file_of(store_path, missing.bundle_id)
+    away = store_path.parent / "not mounted"
+    file.rename(away)
+    store.repair()
+    for _ in range(2):
+        store.close()
+        if new_index:
+            (store_path / "index.sqlite").unlink()
+        store = Store.open(store_path, writable=True)
+        store.gc()
+        store.compact()
+    assert file_of(store_path, gone.bundle_id).suffix == ".mvr"
+    store.close()
+    away.rename(file)
+    come_back(store_path, versions)
+    with Store.open(store_path, writable=True) as again:
+        assert again.marks(URI).tags == {"good": versions[0].bundle_id}
+
+
+def test_a_version_in_quarantine_comes_back_when_its_blocks_are_imported(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 600)
+    exported = store_path.parent / "exported.mvb"
+    store.export_session(URI, None, exported)
+    damage_frame(store_path, lost.bundle_id, 0)
+    assert kinds(store.repair()) == ["quarantine"]
+    store.import_file(exported, as_uri=OTHER_URI)
+    store.close()
+    assert kinds(come_back(store_path, [lost])) == ["restore"]
+
+
+def test_an_import_brings_a_version_back_that_was_set_aside(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 600)
+    exported = store_path.parent / "exported.mvb"
+    store.export_session(URI, None, exported)
+    damage_frame(store_path, lost.bundle_id, 0)
+    store.repair()
+    assert store.import_file(exported).bundle_id == lost.bundle_id
+    assert versions_of(store) == [(1, lost.bundle_id)]
+    require_awake(store, 600)
+    assert (store.repair().actions, store.verify(deep=True).findings) == ((), ())
+
+
+def test_blocks_in_quarantine_make_up_for_those_that_are_damaged_since(
+    store: Store, store_path: Path, twice: tuple[Receipt, Receipt]
+) -> None:
+    damage_frame(store_path, twice[0].bundle_id, 0)
+    damage_frame(store_path, twice[1].bundle_id, 0)
+    assert kinds(store.repair()) == ["quarantine", "quarantine"]
+    third = sleep(store, 600, uri=THIRD_URI)
+    damage_frame(store_path, third.bundle_id, 2)
+    report = store.repair()  # block 2 is in quarantine, twice
+    assert report.problems == ()
+    assert sorted(kinds(report)) == ["quarantine", "restore", "restore", "rewrite"]
+    for uri in (URI, OTHER_URI, THIRD_URI):
+        require_awake(store, 600, uri=uri)
+    assert (store.repair().actions, store.verify(deep=True).findings) == ((), ())
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_earlier_copy_in_quarantine_makes_up_for_a_file_that_is_lost_since(
+    store: Store, store_path: Path, gone: bool
+) -> None:
+    receipt = sleep(store, 600)
+    file = file_of(store_path, receipt.bundle_id)
+    change(file, flip_at(-10))
+    assert kinds(store.repair()) == ["quarantine", "rewrite"]  # the copy has every frame, and the manifest
+    file.unlink() if gone else change(file, cut_to(100))
+    assert kinds(store.repair()) == (["restore"] if gone else ["quarantine", "rewrite"])
+    require_awake(store, 600)
+    assert (store.repair().actions, store.verify(deep=True).findings) == ((), ())
+
+
+@pytest.mark.parametrize("new_index", [False, True])
+@pytest.mark.parametrize("how", ["delete_session", "forget"])
+def test_a_version_in_quarantine_of_a_session_deleted_since_does_not_come_back(
+    store: Store, store_path: Path, how: str, new_index: bool
+) -> None:
+    first, *_ = chain(store, 600, 900)
+    file_of(store_path, first.bundle_id).unlink()
+    store.repair()
+    sleep(store, 20, seed=4)
+    getattr(store, how)(URI)
+    store.close()
+    if new_index:
+        (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        sleep(again, 900, uri=THIRD_URI)
+        assert "restore" not in kinds(again.repair())
+        assert again.versions(URI) == []
+
+
+@pytest.mark.parametrize("new_index", [False, True])
+def test_the_number_of_a_version_that_was_set_aside_is_given_to_no_other(
+    store: Store, store_path: Path, new_index: bool
+) -> None:
+    sleep(store, 20)
+    lost = sleep(store, 600, seed=2)
+    good = file_of(store_path, lost.bundle_id).read_bytes()
+    store.tag(URI, 2, "good")
+    damage_frame(store_path, lost.bundle_id, 0)
+    store.repair()
+    store.close()
+    if new_index:
+        (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert [row.version for row in again.versions(URI)] == [1]
+        assert sleep(again, 30, seed=3).version == 3
+        assert again.gc().actions == ()
+        assert again.import_file(_exported_as(again, 2)).version == 4
+    place = store_path / "bundles" / lost.bundle_id.hex()[:2] / f"{lost.bundle_id.hex()}.mvb"
+    place.write_bytes(good)
+    place.chmod(0o600)
+    with Store.open(store_path, writable=True) as again:
+        assert [row.version for row in again.versions(URI)] == [1, 2, 3, 4]
+        assert again.resolve_version(f"{URI}@good").bundle_id == lost.bundle_id
+        assert again.verify(deep=True).ok
+
+
+def _exported_as(store: Store, version: int) -> Path:
+    """An exported file that says it is this version of the session."""
+    path = Path(store.path).parent / "elsewhere"
+    with Store.open(path, writable=True) as other:
+        for _ in range(version):
+            sleep(other, 40, seed=8)
+        other.export_session(URI, version, path.parent / "elsewhere.mvb")
+    return path.parent / "elsewhere.mvb"
+
+
+def test_an_index_that_missed_a_file_put_back_from_quarantine_finds_it(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = chain(store, 600, 900)
+    file = file_of(store_path, versions[0].bundle_id)
+    away = store_path.parent / "not mounted"
+    file.rename(away)
+    store.repair()
+    store.close()
+    away.rename(file)
+    with Store.open(store_path, writable=True) as again, monkeypatch.context() as patched:
+
+        def die(*_: object, **__: object) -> None:
+            raise Killed
+
+        patched.setattr(Index, "reconcile", die)
+        with pytest.raises(Killed):
+            again.repair()
+    come_back(store_path, versions)
+
+
+def test_emptying_the_quarantine_gives_up_what_lies_there_and_all_that_was_kept_for_it(
+    store: Store, store_path: Path
+) -> None:
+    missing = sleep(store, 600, uri=OTHER_URI)
+    sleep(store, 1200, before=sleep(store, 900, uri=THIRD_URI, before=missing))
+    store.tag(URI, 1, "good")
+    store.delete_session(THIRD_URI)
+    file_of(store_path, missing.bundle_id).unlink()
+    store.repair()
+    note = store_path / "quarantine" / "note.txt"
+    note.write_text("mine")
+    assert store.gc().actions == ()
+    planned = store.empty_quarantine(dry_run=True)
+    assert [(action.kind, action.session) for action in planned.actions] == [("remove", URI)]
+    assert len(quarantined(store_path)) == 2
+    report = store.empty_quarantine()
+    assert sorted(kinds(report)) == ["remove", "remove", "unmark"]
+    assert report.bytes_freed == sum(action.size_bytes for action in report.actions)
+    assert quarantined(store_path) == [b"mine"]
+    assert list(store_path.glob("bundles/*/*.mv?")) == []
+    assert not store.marks(URI)
+    assert sleep(store, 20).version == 1
+    assert store.empty_quarantine().actions == ()
+
+
+# --- what a repair writes
+
+
+def test_what_is_saved_of_several_versions_is_written_once(store: Store, store_path: Path) -> None:
+    base = sleep(store, 2560)
+    uris = [SessionUri("default", f"heir-{number}") for number in range(4)]
+    heirs = [sleep(store, 2900, uri=uri, before=base, seed=number) for number, uri in enumerate(uris)]
+    for heir in heirs:
+        damage_frame(store_path, heir.bundle_id, 0)
+    damage_frame(store_path, base.bundle_id, 10)
+    planned = store.repair(dry_run=True)
+    report = store.repair()
+    assert kinds(report) == ["salvage"] * 5 + ["quarantine"] * 5
+    assert planned.bytes_written == report.bytes_written
+    assert report.bytes_written < 2 * base.bytes_written
+    for uri in uris:
+        assert [row.token_count for row in store.versions(uri)] == [2560]
+    assert store.verify(deep=True).ok
+
+
+def test_a_repair_counts_for_the_day_and_is_refused_by_no_budget(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 600)
+    damage_frame(store_path, lost.bundle_id, 2)
+    store.close()
+    with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=1, max_store_bytes=1)) as again:
+        before = again.usage().written_today_bytes
+        report = again.repair()
+        assert kinds(report) == ["salvage", "quarantine"]
+        assert again.usage().written_today_bytes - before == report.bytes_written > 0
+
+
+# --- a live and a retired file of one bundle
+
+
+def twin_with_more(store: Store, store_path: Path) -> tuple[Receipt, Receipt, bytes]:
+    """A version, deleted since, whose retired file holds what its live file did not: the fork, and that live file."""
+    first = sleep(store, 512)
+    second = sleep(store, 1024, before=first)
+    backup = file_of(store_path, second.bundle_id).read_bytes()
+    adopt(store, second)
+    fork = sleep(store, 1280, uri=OTHER_URI, before=second)
+    assert {entry.bundle_id for entry in fork.entries[:4]} == {second.bundle_id}
+    store.delete_session(URI)
+    return second, fork, backup
+
+
+def put_beside(store_path: Path, bundle_id: bytes, data: bytes) -> Path:
+    name = bundle_id.hex()
+    place = store_path / "bundles" / name[:2] / f"{name}.mvb"
+    place.write_bytes(data)
+    place.chmod(0o600)
+    return place
+
+
+def damages(data: bytes) -> list[bytes]:
+    return [
+        b"",
+        data[:1000],
+        data[:-1],
+        data[:500] + bytes([data[500] ^ 1]) + data[501:],
+        data[:-1] + bytes([data[-1] ^ 1]),
+    ]
+
+
+@pytest.mark.parametrize("reopening", [True, False])
+@pytest.mark.parametrize("damage", [None, 0, 1, 2, 3, 4])
+def test_a_version_put_back_beside_its_retired_file_costs_nobody_a_block(
+    store: Store, store_path: Path, damage: int | None, reopening: bool
+) -> None:
+    second, fork, backup = twin_with_more(store, store_path)
+    place = put_beside(store_path, second.bundle_id, backup if damage is None else damages(backup)[damage])
+    if reopening:
+        store.close()
+        store = Store.open(store_path, writable=True)
+    require_awake(store, 1280, uri=OTHER_URI)
+    with Store.open(store_path, writable=False) as beside:
+        require_awake(beside, 1280, uri=OTHER_URI)
+    assert "twin_file" in [finding.code for finding in store.verify(deep=True).findings]
+    store.repair()
+    require_awake(store, 1280, uri=OTHER_URI)
+    assert store.verify(deep=True).findings == ()
+    assert store.repair().actions == ()
+    if damage is None:
+        require_awake(store, 1024)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 1280, uri=OTHER_URI)
+        assert again.verify(deep=True).ok
+        assert fork.version == 1
+        assert place.exists() == bool(again.versions(URI))
+
+
+@pytest.mark.parametrize("how", ["delete_session", "forget"])
+@pytest.mark.parametrize("damage", [None, 0, 3, 4])
+def test_a_delete_beside_a_retired_file_leaves_what_others_need_of_both(
+    store: Store, store_path: Path, damage: int | None, how: str
+) -> None:
+    second, _, backup = twin_with_more(store, store_path)
+    put_beside(store_path, second.bundle_id, backup)
+    store.close()
+    store = Store.open(store_path, writable=True)
+    extra = sleep(store, 1024, uri=THIRD_URI, before=sleep(store, 900, uri=THIRD_URI, seed=0))
+    if damage is not None:
+        put_beside(store_path, second.bundle_id, damages(backup)[damage])
+    getattr(store, how)(URI)
+    assert [name for name in os.listdir(file_of(store_path, second.bundle_id).parent) if name.endswith(".mvb")].count(
+        f"{second.bundle_id.hex()}.mvb"
+    ) == 0
+    require_awake(store, 1280, uri=OTHER_URI)
+    if damage is None:
+        require_awake(store, 1024, uri=THIRD_URI)
+        assert store.verify(deep=True).ok
+    assert extra.version == 2
+    store.close()
+
+
+def test_a_retired_file_that_cannot_be_judged_is_left_beside_the_live_one(store: Store, store_path: Path) -> None:
+    second, _, backup = twin_with_more(store, store_path)
+    retired = file_of(store_path, second.bundle_id)
+    put_beside(store_path, second.bundle_id, backup)
+    os.link(retired, store_path.parent / "second name")
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        before = files_of(store_path)
+        report = again.repair()
+        assert report.actions == ()
+        assert {problem.code for problem in report.problems} >= {"unsafe_path"}
+        assert files_of(store_path) == before
+        (store_path.parent / "second name").unlink()
+        again.repair()
+        require_awake(again, 1280, uri=OTHER_URI)
+        assert again.verify(deep=True).ok
+
+
+def test_a_retired_file_that_has_nothing_of_its_own_goes_when_the_store_is_opened(
+    store: Store, store_path: Path
+) -> None:
+    first = sleep(store, 600)
+    sleep(store, 700, uri=OTHER_URI, before=first)
+    backup = file_of(store_path, first.bundle_id).read_bytes()
+    store.delete_session(URI)
+    retired = file_of(store_path, first.bundle_id)
+    put_beside(store_path, first.bundle_id, backup)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert not retired.exists()
+        require_awake(again, 600)
+        require_awake(again, 700, uri=OTHER_URI)
+        assert again.verify(deep=True).ok
+
+
+def test_a_sound_retired_frame_is_not_given_up_for_a_damaged_live_one(store: Store, store_path: Path) -> None:
+    first = sleep(store, 600)
+    sleep(store, 700, uri=OTHER_URI, before=first)
+    backup = bytearray(file_of(store_path, first.bundle_id).read_bytes())
+    store.delete_session(URI)
+    backup[3000] ^= 1
+    place = put_beside(store_path, first.bundle_id, bytes(backup))
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert place.with_suffix(".mvr").exists()
+        again.repair()
+        require_awake(again, 600)
+        require_awake(again, 700, uri=OTHER_URI)
+        assert again.verify(deep=True).ok
 
 
 # --- what others do while a repair looks

@@ -63,7 +63,7 @@ from torpor.memvid.errors import (
 )
 from torpor.memvid.index import Index
 from torpor.memvid.layout import aligned
-from torpor.memvid.records import IndexRow, MaintenanceReport
+from torpor.memvid.records import Action, IndexRow, MaintenanceReport
 from torpor.memvid.retention import EARLIEST_NS, Retention
 
 URIS = tuple(SessionUri("default", name) for name in ("agent", "fork", "other"))
@@ -299,6 +299,8 @@ class SoundStore(RuleBasedStateMachine):
         self.faults.patch(self.patch)
         self.store = Store.open(self.path, writable=True)
         self.model = Model()
+        self.given_up: dict[bytes, Version] = {}  # what a repair has set aside
+        self.saved_from: dict[bytes, bytes] = {}  # by what a repair made of it
         self.readers: list[tuple[Version, BundleReader, bool]] = []
         self.beside: list[tuple[dict[bytes, Version], Store]] = []
         self.receipts: list[tuple[Version, Receipt]] = []
@@ -508,6 +510,7 @@ class SoundStore(RuleBasedStateMachine):
     def open_beside(self) -> None:
         """Another program opens the store for reading, and keeps it."""
         if len(self.beside) >= 2:
+            self.close_readers()  # what they have not opened yet they cannot open through a store that is closed
             self.beside.pop(0)[1].close()
         store = Store.open(self.path, writable=False)
         self.beside.append((dict(self.model.versions), store))
@@ -669,6 +672,7 @@ class SoundStore(RuleBasedStateMachine):
         self.lost(one.bundle_id for one in self.model.of(uri))
         self.model.unmark(uri)
         assert not self.store.marks(uri), "marks of a session stayed that is gone"
+        self.given_up = {bundle_id: one for bundle_id, one in self.given_up.items() if one.uri != uri}
 
     def lost(self, bundle_ids: Iterable[bytes]) -> None:
         for bundle_id in list(bundle_ids):
@@ -702,10 +706,12 @@ class SoundStore(RuleBasedStateMachine):
         self.model.unmark(uri)
         codes = {problem.code for problem in report.problems}
         allowed = {"still_open"} if self.readers else set()
-        if any(self.path.glob("quarantine/*")):
+        if self.given_up or any(self.path.glob("quarantine/*")):
             allowed.add("cannot_be_told")  # what a repair set aside may be anybody's
         assert codes <= allowed
-        if "still_open" not in codes:
+        for bundle_id in [one.bundle_id for one in self.given_up.values() if one.uri == uri]:
+            del self.given_up[bundle_id]
+        if not codes:
             self.require_only_needed_frames()
 
     def require_only_needed_frames(self) -> None:
@@ -805,10 +811,22 @@ class SoundStore(RuleBasedStateMachine):
     @precondition(lambda self: self.model.versions)
     @rule(dry_run=st.booleans())
     def repair(self, dry_run: bool) -> None:
-        """There is nothing to repair."""
+        """There is nothing to repair, but that blocks which a version had lost may have been written again since."""
         report = self.store.repair(dry_run=dry_run)
         assert report.ok
-        assert report.actions == ()
+        assert all(action.kind == "restore" or self.gives_way(action) for action in report.actions), report.actions
+        if report.actions and not dry_run:
+            self.take_what_is_left(set(self.model.versions), {})
+            assert self.store.repair().actions == ()
+
+    def gives_way(self, action: Action) -> bool:
+        """Whether it sets aside what was saved of a version that is back."""
+        assert action.session is not None
+        saved = next((one for one in self.model.of(action.session) if one.number == action.version), None)
+        return action.kind == "quarantine" and saved is not None and saved.bundle_id in self.saved_from
+
+    def take_what_is_left(self, whole: set[bytes], beginnings: dict[SessionUri, tuple[BlockEntry, ...]]) -> None:
+        raise AssertionError("a store that was never damaged has nothing to repair")
 
     @precondition(lambda self: self.model.versions)
     @rule()
@@ -871,8 +889,8 @@ class SoundStore(RuleBasedStateMachine):
         taken = {one.number: one for one in self.model.of(to or version.uri)}
         if to is None and version.bundle_id in self.model.versions:
             assert (receipt.bundle_id, receipt.bytes_written) == (version.bundle_id, 0)
-        elif to is None and version.number not in taken:
-            assert receipt.bundle_id == version.bundle_id
+        elif to is None and receipt.bundle_id == version.bundle_id:
+            assert version.number not in taken
             self.entered(version.content, receipt, version.created_ns)
             self.marks_as_they_are(version.uri)
         elif receipt.bundle_id in self.model.versions:  # an earlier import has made this very version
@@ -881,7 +899,12 @@ class SoundStore(RuleBasedStateMachine):
             assert self.model.versions[receipt.bundle_id].uri == (to or version.uri)
         else:
             assert receipt.parent == version.bundle_id
+            assert to is not None or version.number in taken or self.numbers_of_lost(version.uri, version.number)
             self.slept(to or version.uri, version.content, receipt)
+
+    def numbers_of_lost(self, uri: SessionUri, number: int) -> bool:
+        """Whether a version that a repair has set aside had this number."""
+        return any((one.uri, one.number) == (uri, number) for one in self.given_up.values())
 
     def marks_as_they_are(self, uri: SessionUri) -> None:
         """A version that came back may have marks that were left of it, if no gc took them."""
@@ -1280,13 +1303,22 @@ class DamagedStore(SoundStore):
         return mendable, {uri: spans for uri, (spans, _) in beginnings.items()}
 
     def take_what_is_left(self, whole: set[bytes], beginnings: dict[SessionUri, tuple[BlockEntry, ...]]) -> None:
+        """A version that was whole stays, or it gave way to the one that it was saved from; one that was lost earlier
+        may be back."""
         rows = {row.bundle_id: row for uri in URIS for row in self.store.versions(uri)}
-        assert whole <= rows.keys(), "the repair cost a version that was whole"
+        for bundle_id in whole - rows.keys():
+            assert self.saved_from.get(bundle_id) in rows, "the repair cost a version that was whole"
         known = dict(self.model.versions)
-        self.lost(known.keys() - rows.keys())
+        gone = known.keys() - rows.keys()
+        self.given_up.update((bundle_id, known[bundle_id]) for bundle_id in gone)
+        self.lost(gone)
         for row in rows.values():
-            if row.bundle_id not in known:
-                self.salvaged(row, [one for one in known.values() if one.uri == row.uri])
+            if row.bundle_id in self.given_up:
+                STEPS["brought back"] += 1
+                self.model.versions[row.bundle_id] = self.given_up.pop(row.bundle_id)
+                self.marks_as_they_are(row.uri)
+            elif row.bundle_id not in known:
+                self.salvaged(row, [one for one in self.given_up.values() if one.uri == row.uri])
         for version in self.model.versions.values():
             self.require_awake(version)
         for uri, blocks in beginnings.items():
@@ -1300,6 +1332,7 @@ class DamagedStore(SoundStore):
         """A version that a repair made is the beginning of one that was lost."""
         STEPS["salvaged"] += 1
         origin = next(one for one in lost if one.bundle_id == row.parent)
+        self.saved_from[row.bundle_id] = origin.bundle_id
         assert origin.bundle_id not in self.model.versions
         with self.store.open_session(row.uri, row.version) as reader:
             entries = tuple(entry.held_by(None) for entry in reader.entries)

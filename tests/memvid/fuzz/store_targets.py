@@ -294,7 +294,7 @@ class MaintenanceTarget(Target):
         return refused
 
 
-OPERATIONS: Final = ("gc", "compact", "repair", "rebuild_index")
+OPERATIONS: Final = ("gc", "empty_quarantine", "compact", "repair", "rebuild_index")
 
 
 def contents_of(

@@ -1,0 +1,521 @@
+"""What a repair is to do: a pure function of a survey.
+
+Owns which version is mended, brought back, saved from or set aside, and where each new file gets its frames. Does
+nothing itself.
+
+Rules:
+- A block is led to where a file under bundles/ holds it, and copied only out of the quarantine, or within the bundle.
+- A file that leaves bundles/ leaves the sound frames that anybody looks for there, as a retired file of the same
+  bundle, before anything else is done: so it can be referred to from then on.
+- What is set aside can come back: a version whose every block is sound somewhere again is one again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from .blocks import BlockEntry
+from .directory import Directory, Frame
+from .errors import BundleMissing
+from .layout import HEADER_BYTES, TRAILER_BYTES
+from .manifest import Manifest
+from .records import Finding, IndexRow
+from .sleeping import environment
+from .survey import FileState, Judgement, Survey
+from .uri import SessionUri
+
+SALVAGED_FROM: Final = "salvaged_from"
+"""The entry of a salvaged version's environment that names the bundle it was saved from."""
+
+_NAMED: Final = 3
+"""How many files a loss names that would make up for it."""
+
+Role = Literal["rival", "damaged", "unneeded", "twin", "lost", "superseded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a new file is to hold: frames in order, each with the key of the file it is copied from; which bundles hold
+    the rest; and how many bytes the whole file is about to have."""
+
+    frames: tuple[tuple[bytes, bytes], ...]
+    holders: Mapping[bytes, bytes]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """A new file for a version that is whole but for its file, or for where its file looks for blocks."""
+
+    file: FileState
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A version in quarantine all of whose blocks are sound somewhere again. `layout` is None where its file goes back
+    as it is."""
+
+    row: IndexRow
+    file: FileState
+    layout: Layout | None
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """A new version of a session out of the beginning of a lost one."""
+
+    file: FileState
+    blocks: tuple[BlockEntry, ...]
+    layout: Layout
+
+    @property
+    def token_count(self) -> int:
+        return self.blocks[-1].end
+
+    def manifest(self, version: int) -> Manifest:
+        """What the new version says of itself."""
+        lost = self.file.manifest
+        assert lost is not None
+        return dataclasses.replace(
+            lost,
+            version=version,
+            parent=self.file.bundle_id,
+            token_count=self.token_count,
+            blocks=self.blocks,
+            environment={**environment(), SALVAGED_FROM: self.file.bundle_id.hex()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shelve:
+    """The sound frames of a file that is to leave, which others look for: as a retired file of the same bundle."""
+
+    file: FileState
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A file that leaves bundles/ for the quarantine. `kept` says that what others need of it stays."""
+
+    file: FileState
+    role: Role
+    reason: str
+    kept: bool = False
+    loss: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """A version whose file is nowhere."""
+
+    row: IndexRow
+    path: str
+    loss: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    shelves: tuple[Shelve, ...] = ()
+    mends: tuple[Mend, ...] = ()
+    restores: tuple[Restore, ...] = ()
+    salvages: tuple[Salvage, ...] = ()
+    aside: tuple[SetAside, ...] = ()
+    rows: tuple[GiveUp, ...] = ()
+    problems: tuple[Finding, ...] = ()
+
+    @property
+    def bundle_ids(self) -> set[bytes]:
+        """The bundles that it is about."""
+        steps: Iterable[Shelve | Mend | Restore | SetAside] = (*self.shelves, *self.mends, *self.restores, *self.aside)
+        return {*(step.file.bundle_id for step in steps), *(step.row.bundle_id for step in self.rows)}
+
+
+def plan_repair(survey: Survey, path_of: Callable[[bytes], str]) -> RepairPlan:
+    """What is to be done for what a survey found. `path_of` says where a bundle's file belongs."""
+    return _Plan(survey).made(path_of)
+
+
+class _Plan:
+    """A plan in the making: what stands, what leaves, and who will look for what in whose file."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.survey = survey
+        live = [file for file in survey.files.values() if file.is_live]
+        self.judged: dict[bytes, Judgement] = {file.bundle_id: survey.judge(file) for file in live}
+        self.rivals = [file for file in live if _has_rival(survey, file)]
+        others = [file for file in live if file not in self.rivals]
+        self.standing = [file for file in others if self.judged[file.bundle_id] != "lost"]
+        self.lost = [file for file in others if self.judged[file.bundle_id] == "lost"]
+        self.retired = [
+            file for file in survey.files.values() if not file.is_live and file.bundle_id not in survey.unjudged
+        ]
+        self.damaged = [file for file in self.retired if file.damage]
+        self.leaving = {file.bundle_id: file for file in (*self.rivals, *self.lost, *self.damaged)}
+        self.without_file = [
+            row
+            for row in survey.rows.values()
+            if row.bundle_id not in survey.unjudged and not _is_live(survey.files.get(row.bundle_id))
+        ]
+        self.back: dict[bytes, FileState] = {}
+        self.mended = {file.bundle_id for file in self.standing if self.judged[file.bundle_id] == "mendable"}
+
+    def made(self, path_of: Callable[[bytes], str]) -> RepairPlan:
+        survey = self.survey
+        restores = self._restores()
+        back = [step.file for step in restores]
+        superseded = [file for file in self.standing if self._is_superseded(file, back)]
+        self.leaving.update((file.bundle_id, file) for file in superseded)
+        self.mended -= self.leaving.keys()
+        standing = [file for file in self.standing if file not in superseded] + back
+        mends = _in_order([Mend(file, self._mended_layout(file)) for file in standing if file.bundle_id in self.mended])
+        salvages = self._salvages(standing)
+        writing: list[Mend | Restore | Salvage] = [*mends, *restores, *salvages]
+        layouts = [step.layout for step in writing if step.layout is not None]
+        needed = self._needed(
+            standing, {*self.mended, *(step.file.bundle_id for step in restores if step.layout)}, layouts
+        )
+        shelves = [step for step in (self._shelved(file, needed) for file in self.leaving.values()) if step]
+        kept = {step.file.bundle_id for step in shelves}
+        kept |= {one for one in self.leaving if one in needed and one in survey.twins}
+
+        def aside(file: FileState, role: Role, reason: str, loss: str = "") -> SetAside:
+            return SetAside(file, role, reason, file.bundle_id in kept, loss)
+
+        alone = self._left_alone(needed)
+        return RepairPlan(
+            shelves=tuple(shelves),
+            mends=tuple(mends),
+            restores=tuple(restores),
+            salvages=tuple(salvages),
+            aside=(
+                *(
+                    aside(file, "rival", "Another bundle is the same version of the session, and it is used.")
+                    for file in self.rivals
+                ),
+                *(aside(file, "damaged", file.damage) for file in self.damaged if file.bundle_id not in kept),
+                *(aside(file, "unneeded", "Only versions that are lost need it.") for file in alone),
+                *self._twins(kept),
+                *(
+                    aside(file, "superseded", "The version that it was saved from is whole again.")
+                    for file in superseded
+                ),
+                *(
+                    aside(file, "lost", _why_lost(survey, file), _loss(survey, file, standing, salvages, path_of))
+                    for file in self.lost
+                ),
+            ),
+            rows=tuple(
+                GiveUp(row, path_of(row.bundle_id), _loss_of_row(row))
+                for row in self.without_file
+                if row.bundle_id not in self.back
+            ),
+            problems=(
+                *survey.unjudged.values(),
+                *(_unjudged(file) for file in self.standing if self.judged[file.bundle_id] == "unjudged"),
+            ),
+        )
+
+    # --- where blocks are to come from
+
+    def _place(self, block_id: bytes, preferred: bytes | None, but_for: bytes) -> bytes | None:
+        """Another bundle whose file under bundles/ has a sound frame of a block, and can be read once all is done."""
+        found = [
+            holder
+            for holder in self.survey.holders.get(block_id, ())
+            if holder.bundle_id != but_for and self._is_readable(holder)
+        ]
+        if not found:
+            return None
+        best = min(found, key=lambda one: (one.bundle_id != preferred, one.bundle_id in self.leaving, not one.is_live))
+        return best.bundle_id
+
+    def _is_readable(self, file: FileState) -> bool:
+        if file.is_aside:
+            return self.back.get(file.bundle_id) is file
+        return file.places is not None or file.bundle_id in self.mended or file.bundle_id in self.leaving
+
+    def _layout(
+        self,
+        manifest: Manifest,
+        bundle_id: bytes,
+        own: Iterable[FileState],
+        places: Mapping[bytes, bytes] | None = None,
+        blocks: Sequence[BlockEntry] | None = None,
+    ) -> Layout:
+        """A file with every sound frame of `own`, which looks for the rest of the manifest where it is."""
+        frames = {block_id: file.key for file in reversed(list(own)) for block_id in file.sound}
+        holders: dict[bytes, bytes] = {}
+        for entry in manifest.blocks:
+            if entry.id in frames:
+                continue
+            place = self._place(entry.id, places[entry.id] if places is not None else None, bundle_id)
+            if place is not None:
+                holders[entry.id] = place
+            else:
+                frames[entry.id] = self.survey.holders[entry.id][0].key
+        return self._sized(tuple(frames.items()), holders, manifest)
+
+    def _sized(
+        self, frames: tuple[tuple[bytes, bytes], ...], holders: Mapping[bytes, bytes], manifest: Manifest | None
+    ) -> Layout:
+        lines = [Frame(block, 0, self.survey.by_key[key].frame_bytes[block], 0) for block, key in frames]
+        directory = Directory.of(lines, manifest.blocks if manifest else (), holders).encode()
+        size = HEADER_BYTES + sum(line.frame_bytes for line in lines) + len(directory) + TRAILER_BYTES
+        return Layout(frames, holders, size + (len(manifest.encode()) if manifest else 0))
+
+    def _mended_layout(self, file: FileState) -> Layout:
+        assert file.manifest is not None
+        return self._layout(file.manifest, file.bundle_id, self.survey.of(file.bundle_id), file.places)
+
+    def _needed(
+        self, standing: Iterable[FileState], written: set[bytes], layouts: Iterable[Layout]
+    ) -> dict[bytes, set[bytes]]:
+        """For each bundle the blocks that versions look for in its file once all steps are done."""
+        needed: dict[bytes, set[bytes]] = {}
+        looked_for = [file.places for file in standing if file.places is not None and file.bundle_id not in written]
+        for holders in (*looked_for, *(layout.holders for layout in layouts)):
+            for block_id, holder in holders.items():
+                needed.setdefault(holder, set()).add(block_id)
+        return needed
+
+    def _shelved(self, file: FileState, needed: Mapping[bytes, set[bytes]]) -> Shelve | None:
+        """What stays of a file that leaves; None where nothing is to stay, or a sound retired file beside it has it."""
+        own = self.survey.of(file.bundle_id)
+        sound = {block_id: one.key for one in reversed(own) for block_id in one.sound}
+        wanted = set(needed.get(file.bundle_id, ()))
+        if self.survey.unjudged:  # what is needed by a file that cannot be read is unknown
+            wanted |= sound.keys()
+        wanted &= sound.keys()
+        twin = self.survey.twins.get(file.bundle_id)
+        if not wanted or (twin is not None and not twin.damage and wanted.issubset(twin.sound)):
+            return None
+        if twin is not None:
+            wanted = set(sound)  # the file that is replaced may hold what nobody has asked for yet
+        frames = tuple((block_id, key) for block_id, key in sound.items() if block_id in wanted)
+        return Shelve(file, self._sized(frames, {}, None))
+
+    # --- versions that come back
+
+    def _restores(self) -> list[Restore]:
+        survey = self.survey
+        numbers = {(row.uri, row.version): row.bundle_id for row in survey.rows.values()}
+        whole: dict[bytes, tuple[IndexRow, FileState, Manifest]] = {}
+        for row in (*survey.given_up.values(), *self.without_file):
+            file = survey.best_aside(row.bundle_id)
+            if file is None or file.manifest is None or row.bundle_id in survey.unjudged:
+                continue
+            if (
+                _is_live(survey.files.get(row.bundle_id))
+                or numbers.get((row.uri, row.version), row.bundle_id) != row.bundle_id
+            ):
+                continue
+            if all(survey.is_sound(entry.id) for entry in file.manifest.blocks):
+                whole[row.bundle_id] = (row, file, file.manifest)
+        sources = {*whole, *(one.bundle_id for one in self.standing if self.judged[one.bundle_id] != "unjudged")}
+        chosen = [step for step in whole.values() if _salvaged_from(step[1]) not in sources]
+        self.back = {row.bundle_id: file for row, file, _ in chosen}
+        return [Restore(row, file, self._restored_layout(file, manifest)) for row, file, manifest in chosen]
+
+    def _will_hold(self, bundle_id: bytes, block_id: bytes) -> bool:
+        back = self.back.get(bundle_id)
+        return self.survey.holds(bundle_id, block_id) or (back is not None and block_id in back.frame_bytes)
+
+    def _restored_layout(self, file: FileState, manifest: Manifest) -> Layout | None:
+        retired = self.survey.of(file.bundle_id)
+        places = file.places
+        if (
+            not file.damage
+            and places is not None
+            and all(self._will_hold(place, block) for block, place in places.items())
+            and all(not one.damage and set(file.sound).issuperset(one.sound) for one in retired)
+        ):
+            return None
+        return self._layout(manifest, file.bundle_id, [file, *retired], places)
+
+    def _is_superseded(self, file: FileState, back: Iterable[FileState]) -> bool:
+        """Whether it is a session's newest version, saved from an earlier one that is whole again, and not marked."""
+        manifest, source = file.manifest, _salvaged_from(file)
+        marked = self.survey.marked
+        if manifest is None or source is None or marked is None or file.bundle_id in marked:
+            return False
+        newest = max((row.version for row in self.survey.rows.values() if row.uri == manifest.uri), default=0)
+        whole = {one.bundle_id for one in back}
+        whole |= {one.bundle_id for one in self.standing if self.judged[one.bundle_id] in ("intact", "mendable")}
+        return manifest.version == newest and source in whole
+
+    # --- versions that are lost
+
+    def _salvages(self, standing: Sequence[FileState]) -> list[Salvage]:
+        """At most one for each session: the longest beginning of a lost version that is newer than every one that
+        stands, unless one that stands begins with it too."""
+        survey = self.survey
+        newest: dict[SessionUri, int] = {}
+        for file in standing:
+            if file.manifest is not None:
+                newest[file.manifest.uri] = max(file.manifest.version, newest.get(file.manifest.uri, 0))
+        for row in survey.rows.values():
+            if row.bundle_id in survey.unjudged:
+                newest[row.uri] = max(row.version, newest.get(row.uri, 0))
+        best: dict[SessionUri, tuple[int, int, FileState, tuple[BlockEntry, ...]]] = {}
+        for file in self.lost:
+            manifest, blocks = file.manifest, _beginning(survey, file)
+            if manifest is None or not blocks or manifest.version < newest.get(manifest.uri, 0):
+                continue
+            if any(_in_common(chain, blocks) == blocks[-1].end for chain in _chains(standing, manifest.uri)):
+                continue
+            candidate = (blocks[-1].end, manifest.version, file, blocks)
+            if manifest.uri not in best or candidate[:2] > best[manifest.uri][:2]:
+                best[manifest.uri] = candidate
+        return [self._salvage(file, blocks) for _, (*_, file, blocks) in sorted(best.items())]
+
+    def _salvage(self, file: FileState, blocks: tuple[BlockEntry, ...]) -> Salvage:
+        assert file.manifest is not None
+        step = Salvage(file, blocks, Layout((), {}, 0))
+        layout = self._layout(step.manifest(file.manifest.version + 1), b"", (), file.places)
+        return dataclasses.replace(step, layout=layout)
+
+    def _left_alone(self, needed: Mapping[bytes, set[bytes]]) -> list[FileState]:
+        """The sound retired files that only versions needed whose own files cannot tell it: they go with them. What the
+        others need the index knows, and an index made anew reads it in quarantine."""
+        gone = [file for file in self.lost if file.places is None]
+        if any(file.bundle_id not in self.survey.refs for file in gone):
+            wanted = set(self.survey.files)  # nobody knows what those needed
+        else:
+            wanted = {holder for file in gone for holder in self.survey.refs[file.bundle_id]}
+        return [
+            file
+            for file in self.retired
+            if not file.damage and file.bundle_id in wanted and file.bundle_id not in needed
+        ]
+
+    def _twins(self, kept: set[bytes]) -> Iterator[SetAside]:
+        """The retired files beside live ones that hold no frame which is not elsewhere then."""
+        for twin in self.survey.twins.values():
+            file = self.survey.files[twin.bundle_id]
+            if twin.bundle_id in self.survey.unjudged or self.judged.get(file.bundle_id) == "unjudged":
+                continue
+            if file.bundle_id not in self.leaving:
+                yield SetAside(twin, "twin", "The live file of the bundle holds all that is sound in it.")
+            elif file.bundle_id not in kept:
+                yield SetAside(twin, "unneeded", "Only versions that are lost need it.")
+
+
+def _in_order(mends: list[Mend]) -> list[Mend]:
+    """Files that cannot be read as they are come before those that will look for blocks in them."""
+    ordered: list[Mend] = []
+    waiting = {step.file.bundle_id: step for step in mends}
+    unreadable = {step.file.bundle_id for step in mends if step.file.places is None}
+    while waiting:
+        free = [one for one in waiting.values() if unreadable.isdisjoint(one.layout.holders.values())]
+        for step in free or list(waiting.values())[:1]:
+            ordered.append(waiting.pop(step.file.bundle_id))
+            unreadable.discard(step.file.bundle_id)
+    return ordered
+
+
+def _is_live(file: FileState | None) -> bool:
+    return file is not None and file.is_live
+
+
+def _salvaged_from(file: FileState) -> bytes | None:
+    try:
+        return bytes.fromhex(file.manifest.environment[SALVAGED_FROM]) if file.manifest else None
+    except (KeyError, ValueError):
+        return None
+
+
+def _has_rival(survey: Survey, file: FileState) -> bool:
+    """Whether another bundle is the version that this one says it is."""
+    if file.bundle_id in survey.shadowed:
+        return True
+    if file.manifest is None or file.bundle_id in survey.rows:
+        return False
+    own = (file.manifest.uri, file.manifest.version)
+    return any((row.uri, row.version) == own for row in survey.rows.values())
+
+
+def _beginning(survey: Survey, file: FileState) -> tuple[BlockEntry, ...]:
+    """The spans of a version, in order, up to the first that is nowhere."""
+    found = []
+    for entry in file.manifest.blocks if file.manifest else ():
+        if entry.kind == "span":
+            if not survey.is_sound(entry.id):
+                break
+            found.append(entry)
+    return tuple(found)
+
+
+def _in_common(chain: Sequence[BlockEntry], spans: Sequence[BlockEntry]) -> int:
+    """How many tokens two chains of spans begin with together."""
+    same = 0
+    for one, two in zip(chain, spans, strict=False):
+        if one.id != two.id:
+            break
+        same = one.end
+    return same
+
+
+def _chains(files: Iterable[FileState], uri: SessionUri) -> Iterator[list[BlockEntry]]:
+    """The spans of each of a session's versions."""
+    for file in files:
+        if file.manifest is not None and file.manifest.uri == uri:
+            yield _spans(file.manifest)
+
+
+def _spans(manifest: Manifest) -> list[BlockEntry]:
+    return [entry for entry in manifest.blocks if entry.kind == "span"]
+
+
+def _why_lost(survey: Survey, file: FileState) -> str:
+    if file.damage or file.manifest is None:
+        return file.damage
+    missing = [entry for entry in file.manifest.blocks if not survey.is_sound(entry.id)]
+    return f"{len(missing)} of its blocks are nowhere any more, the first at token {missing[0].start}."
+
+
+def _loss(
+    survey: Survey,
+    file: FileState,
+    standing: Sequence[FileState],
+    salvages: Sequence[Salvage],
+    path_of: Callable[[bytes], str],
+) -> str:
+    """What of a lost version is gone, and what would bring it back."""
+    manifest = file.manifest
+    if manifest is None:
+        row = survey.rows.get(file.bundle_id)
+        return _loss_of_row(row) if row else f"Whose {file.path} was cannot be told: its manifest is damaged."
+    spans = _spans(manifest)
+    saved = max((_in_common(one.blocks, spans) for one in salvages), default=0)
+    kept = max((_in_common(chain, spans) for chain in _chains(standing, manifest.uri)), default=0)
+    where = "a new version" if saved > kept else "another version"
+    rest = f"the first {max(saved, kept)} are in {where}" if saved or kept else "no other version has any"
+    return (
+        f"Version {manifest.version} of {manifest.uri} is lost: of its {manifest.token_count} tokens {rest}, "
+        f"{manifest.token_count - max(saved, kept)} are gone{_way_back(survey, file, manifest, path_of)}."
+    )
+
+
+def _way_back(survey: Survey, file: FileState, manifest: Manifest, path_of: Callable[[bytes], str]) -> str:
+    places = file.places or {}
+    missing = (places.get(entry.id, file.bundle_id) for entry in manifest.blocks if not survey.is_sound(entry.id))
+    paths = list(dict.fromkeys(map(path_of, missing)))
+    more = f" and {len(paths) - _NAMED} other files" if len(paths) > _NAMED else ""
+    return f" until {', '.join(paths[:_NAMED])}{more} is put back from a backup and the store is repaired again"
+
+
+def _loss_of_row(row: IndexRow) -> str:
+    return (
+        f"Version {row.version} of {row.uri} is lost with its {row.token_count} tokens, but for what other versions of "
+        "it hold, until its file is put back from a backup."
+    )
+
+
+def _unjudged(file: FileState) -> Finding:
+    message = f"{file.path} needs blocks of a file that could not be read; it was left as it is."
+    return Finding(file.path, BundleMissing.code, message)
