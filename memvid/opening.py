@@ -124,7 +124,11 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
     missing = absent.keys() - retired
     found = _no_more_missed(folder, missed, files)
     changes = _changes(
-        scan, rivals, dropped=retired | gone | unread | back | found, settled=again.bundles, unsettled=missing - unsettled
+        scan,
+        rivals,
+        dropped=retired | gone | unread | back | found,
+        settled=again.bundles,
+        unsettled=missing - unsettled,
     )
     if changes:
         index.reconcile(
