@@ -6,6 +6,7 @@ Owns that choice, and the opening of a store that nobody serves. What an operati
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from ..memvid.errors import SessionNotFound
 from ..memvid.folder import load_store_uuid, open_existing_root
 from ..memvid.incoming import hand_over, take_back
 from ..memvid.location import default_store_path
+from ..memvid.records import Action, MaintenanceReport
+from ..memvid.restoring import lacks_store_file, restore_store_file
 from ..memvid.store import Store
 from ..memvid.uri import DEFAULT_NAMESPACE, SessionUri, parse_reference
 from ..socket_api.client import Client
@@ -74,6 +77,11 @@ def carry_out(order: Order, socket: Path | None, store: Path | None) -> Maintena
                 cold_after_days=order.cold_after_days,
             )
     path = store or default_store_path()
+    restored: tuple[Action, ...] = ()
+    if order.operation == "repair" and lacks_store_file(path):
+        restored = (restore_store_file(path, dry_run=order.dry_run),)
+        if order.dry_run:  # the rest cannot be told before that
+            return result_of(MaintenanceReport("repair", True, restored, 0, 0, ()))
     with (
         _telling(order, "The store is sound, and what was done stays done; the same command does the rest."),
         open_store(path) if order.dry_run else open_to_maintain(path) as opened,
@@ -89,7 +97,7 @@ def carry_out(order: Order, socket: Path | None, store: Path | None) -> Maintena
                 cold_after_days=order.cold_after_days,
             ),
         )
-    return result_of(report)
+    return result_of(dataclasses.replace(report, actions=(*restored, *report.actions)))
 
 
 @contextlib.contextmanager

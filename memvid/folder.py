@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from . import durable
-from .errors import BundleMissing, NoStore, NotAStore, UnsupportedFormat
+from .errors import BundleMissing, NoStore, NotAStore, StoreError, UnsupportedFormat
+from .layout import BEGINNING
 from .limits import MAX_STORE_JSON_BYTES
 from .lock import LOCK_NAME
 from .paths import FOLDER_MODE, Stamp, io_error, list_names, open_file, open_folder, open_root, stamp_of, stat_name
@@ -74,7 +75,7 @@ class StoreFolder:
 
     def say_marked(self) -> None:
         """Let store.json say that there is a file of marks, durably. Raises NoSpace, StoreIoError, DurabilityLost."""
-        _write_store_file(self.root_fd, self.bundles_fd, self.path, self.uuid, marked=True)
+        _write_store_file(self.root_fd, self.bundles_fd, self.path, self.uuid, marked=True, replacing=True)
 
     # --- bundle files
 
@@ -360,7 +361,7 @@ def _load_document(root_fd: int, path: str) -> dict[str, Any]:
     try:
         fd = open_file(root_fd, STORE_FILE, os.O_RDONLY, file_path)
     except FileNotFoundError as error:
-        raise _no_store(path) from error
+        raise (_without_store_file(path) if looks_like_store(root_fd, path) else no_store(path)) from error
     try:
         data = os.read(fd, MAX_STORE_JSON_BYTES + 1)
     except OSError as error:
@@ -386,7 +387,11 @@ def _load_document(root_fd: int, path: str) -> dict[str, Any]:
             raise ValueError("its version is not valid")
         return {**document, "uuid": str(uuid.UUID(document["uuid"]))}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise NotAStore(f"{file_path} is not valid: {error}. Put it back from a backup.", path=file_path) from error
+        raise NotAStore(
+            f"{file_path} is not valid: {error}. Put it back from a backup; without one move it away, and `torpor "
+            f"repair --store {path}` makes it again.",
+            path=file_path,
+        ) from error
 
 
 def create_store(root_fd: int, path: str) -> str:
@@ -394,20 +399,27 @@ def create_store(root_fd: int, path: str) -> str:
     for name in (BUNDLES, QUARANTINE):
         durable.make_folder(root_fd, name, path, FOLDER_MODE)
     store_uuid = str(uuid.uuid4())
-    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
-    try:
-        _write_store_file(root_fd, bundles_fd, path, store_uuid)
-    finally:
-        os.close(bundles_fd)
+    write_store_file(root_fd, path, store_uuid)
     return store_uuid
 
 
-def _write_store_file(root_fd: int, bundles_fd: int, path: str, store_uuid: str, *, marked: bool = False) -> None:
+def write_store_file(root_fd: int, path: str, store_uuid: str, *, marked: bool = False) -> None:
+    """Make the store.json of a store that has none, durably; `marked` says that there is a file of marks."""
+    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+    try:
+        _write_store_file(root_fd, bundles_fd, path, store_uuid, marked=marked, replacing=False)
+    finally:
+        os.close(bundles_fd)
+
+
+def _write_store_file(
+    root_fd: int, bundles_fd: int, path: str, store_uuid: str, *, marked: bool, replacing: bool
+) -> None:
     """Its temporary file lies in `bundles`, where leftovers are looked for."""
     document = {"format": _FORMAT_NAME, "version": STORE_VERSION, "uuid": store_uuid}
     said = {**document, _MARKED: True} if marked else document
     data = (json.dumps(said) + "\n").encode()
-    durable.write_file(root_fd, STORE_FILE, data, path, temp_fd=bundles_fd, replacing=marked)
+    durable.write_file(root_fd, STORE_FILE, data, path, temp_fd=bundles_fd, replacing=replacing)
 
 
 def has_store_file(root_fd: int, path: str) -> bool:
@@ -416,6 +428,8 @@ def has_store_file(root_fd: int, path: str) -> bool:
 
 def require_creatable(root_fd: int, path: str) -> None:
     """Refuse to turn a folder that holds something else into a store."""
+    if looks_like_store(root_fd, path):
+        raise _without_store_file(path)
     for name in list_names(root_fd, path):
         if name == LOCK_NAME:
             continue
@@ -460,12 +474,59 @@ def open_existing_root(path: str) -> int:
     try:
         return open_root(path, STORE_FILE)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise _no_store(path) from error
+        raise no_store(path) from error
     except OSError as error:
         raise io_error(error, "open", path) from error
 
 
-def _no_store(path: str) -> NoStore:
+def looks_like_store(root_fd: int, path: str) -> bool:
+    """Whether a folder has what only a store has: in `bundles` a file that has a bundle's name and begins like one of
+    the version that this program reads. Whether there is a store.json is not asked."""
+    try:
+        bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+    except (FileNotFoundError, StoreError):
+        return False
+    try:
+        prefixes = sorted(filter(_PREFIX_NAME.fullmatch, list_names(bundles_fd, f"{path}/{BUNDLES}")))
+        return any(_has_a_bundle(bundles_fd, prefix, f"{path}/{BUNDLES}/{prefix}") for prefix in prefixes)
+    finally:
+        os.close(bundles_fd)
+
+
+def _has_a_bundle(bundles_fd: int, prefix: str, path: str) -> bool:
+    try:
+        fd = open_folder(bundles_fd, prefix, path)
+    except (FileNotFoundError, StoreError):
+        return False
+    try:
+        names = (name for name in list_names(fd, path) if _BUNDLE_NAME.fullmatch(name) and name.startswith(prefix))
+        return any(_begins_like_a_bundle(fd, name, f"{path}/{name}") for name in names)
+    finally:
+        os.close(fd)
+
+
+def _begins_like_a_bundle(folder_fd: int, name: str, path: str) -> bool:
+    try:
+        fd = open_file(folder_fd, name, os.O_RDONLY, path)
+    except (FileNotFoundError, StoreError):
+        return False
+    try:
+        return os.pread(fd, len(BEGINNING), 0) == BEGINNING
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _without_store_file(path: str) -> NotAStore:
+    return NotAStore(
+        f"{path} has a store's bundles, but its {STORE_FILE} is missing. `torpor repair --store {path}` makes it "
+        "again.",
+        path=path,
+    )
+
+
+def no_store(path: str) -> NoStore:
     return NoStore(
         f"There is no store at {path}. Name another (--store, or $TORPOR_STORE); `torpor serve` makes one in a folder "
         "that is new or empty.",

@@ -38,6 +38,7 @@ import re
 import sqlite3
 import struct
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,7 +46,7 @@ from typing import Any, Final
 from .bundle import BundleFile
 from .durable import rename, sync_file, sync_folder, write_error
 from .errors import CorruptBundle, LimitExceeded, NoSpace, StoreError, StoreIoError
-from .index_image import WAL_SUFFIX, read_image
+from .index_image import WAL_SUFFIX, IndexImage, read_image
 from .index_seals import (
     ALL_SEALS_KEY,
     FILE_KEY,
@@ -252,17 +253,7 @@ class Index:
         One that is older than the last rewrite will do: nothing is removed by it, and its rows name the same bundles.
         """
         path = _require_index_file(store_path, root_fd)
-        for _ in range(_COPY_TRIES):
-            try:
-                image = read_image(root_fd, store_path, INDEX_FILE, page_bytes=PAGE_BYTES, max_bytes=MAX_INDEX_BYTES)
-            except FileNotFoundError as error:
-                raise IndexUnusable("it is missing") from error
-            except OverflowError as error:
-                raise IndexUnusable(str(error)) from error
-            if image is not None:
-                break
-        else:
-            raise IndexUnusable("it changes faster than it can be copied")
+        image = _image(root_fd, store_path)
         sums = PageSums.of_data(root_fd, store_path, INDEX_FILE, image.file_data)
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         try:
@@ -275,6 +266,23 @@ class Index:
             memory.close()
             raise
         return cls(memory, path, None)
+
+    @classmethod
+    def uuid_in(cls, root_fd: int, store_path: str) -> str | None:
+        """The uuid of the store whose index lies in a folder; None where there is none that can be believed. Raises
+        UnsafePath, StoreIoError."""
+        try:
+            _require_index_file(store_path, root_fd)
+            image = _image(root_fd, store_path)
+            with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
+                memory.deserialize(image.data)
+                _require_schema(memory)
+                (said,) = memory.execute("SELECT value FROM meta WHERE key = 'store_uuid'").fetchone()
+            found = str(uuid.UUID(said))
+            cls.copy_to_memory(store_path, root_fd, found).close()
+        except (*_FAILURES, IndexUnusable, ValueError, TypeError, AttributeError):
+            return None
+        return found
 
     @classmethod
     def create(
@@ -1050,6 +1058,20 @@ def _has_log(root_fd: int, path: str) -> bool:
         return stat_name(root_fd, INDEX_FILE + WAL_SUFFIX, path + WAL_SUFFIX).st_size > 0
     except FileNotFoundError:
         return False
+
+
+def _image(root_fd: int, store_path: str) -> IndexImage:
+    """The index file with its log, as of one moment. Raises IndexUnusable."""
+    for _ in range(_COPY_TRIES):
+        try:
+            image = read_image(root_fd, store_path, INDEX_FILE, page_bytes=PAGE_BYTES, max_bytes=MAX_INDEX_BYTES)
+        except FileNotFoundError as error:
+            raise IndexUnusable("it is missing") from error
+        except OverflowError as error:
+            raise IndexUnusable(str(error)) from error
+        if image is not None:
+            return image
+    raise IndexUnusable("it changes faster than it can be copied")
 
 
 def _rewrites_begun(root_fd: int, store_path: str) -> int:

@@ -44,6 +44,8 @@ _TRAILER: Final = struct.Struct("<8sQQQQ32s32s")
 # magic, manifest offset, manifest bytes, directory bytes, file bytes, bundle id, digest of the directory
 _DIGEST_BYTES: Final = 32
 
+BEGINNING: Final = HEADER_MAGIC + struct.pack("<I", FORMAT_VERSION)
+"""The first bytes of every bundle file of this version."""
 HEADER_BYTES: Final = _HEADER.size + _DIGEST_BYTES
 PREFIX_BYTES: Final = _PREFIX.size + _DIGEST_BYTES
 STORED_BYTES: Final = _STORED.size

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import uuid
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -32,6 +33,7 @@ from .errors import (
     LimitExceeded,
     MarkNotFound,
     MarksLost,
+    StoreError,
     TagTaken,
     UnsupportedFormat,
 )
@@ -276,6 +278,26 @@ def decode_marks(data: bytes, store_uuid: str, path: str) -> Marks:
             path=path,
             reason=_reason(error),
         ) from error
+
+
+def uuid_in_marks(root_fd: int, path: str) -> str | None:
+    """The uuid of the store whose marks lie in a folder; None where there are none that can be read. Raises UnsafePath,
+    StoreIoError."""
+    file_path = f"{path}/{MARKS_FILE}"
+    try:
+        fd = open_file(root_fd, MARKS_FILE, os.O_RDONLY, file_path)
+    except FileNotFoundError:
+        return None
+    try:
+        data = _read(fd, file_path)
+    finally:
+        os.close(fd)
+    try:
+        found = str(uuid.UUID(_parse(data).get("store")))
+        decode_marks(data, found, file_path)
+    except (ValueError, TypeError, AttributeError, RecursionError, StoreError):
+        return None
+    return found
 
 
 def _parse(data: bytes) -> dict[str, Any]:

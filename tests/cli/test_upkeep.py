@@ -94,6 +94,21 @@ def test_a_folder_that_is_no_store_is_left_as_it_is_and_another_one_is_asked_for
     assert {path.name for path in (*shared.iterdir(), *mine.iterdir())} == {"letter.txt"}
 
 
+def test_repair_makes_a_missing_store_file_again(torpor: Torpor, made_store: MadeStore) -> None:
+    file, where = made_store.path / "store.json", ("--store", made_store.path)
+    before = file.read_bytes()
+    file.unlink()
+    for command in (("ls",), ("verify",), ("gc",), ("show", "agent")):
+        refused = torpor(*command, *where)
+        assert (refused.status, "torpor repair --store" in refused.err) == (10, True)
+    plan = torpor("repair", "--dry-run", *where, "--json").document
+    assert [(action["kind"], action["path"]) for action in plan["actions"]] == [("rewrite", str(file))]
+    assert not file.exists()
+    assert torpor("repair", *where, "--json").document["actions"] == plan["actions"]
+    assert file.read_bytes() == before
+    assert torpor("verify", "--deep", *where).status == 0
+
+
 def test_prune_tells_what_goes_and_keeps_what_is_marked(torpor: Torpor, made_store: MadeStore) -> None:
     assert torpor("tag", "agent@1", "first", "--store", made_store.path).status == 0
     plan = torpor("prune", "--keep-last", "1", "--dry-run", "--store", made_store.path)
@@ -179,13 +194,17 @@ def test_a_ruined_index_is_no_hindrance(torpor: Torpor, made_store: MadeStore, c
     assert torpor("verify", "--deep", "--store", made_store.path).status == 0
 
 
-def test_a_damaged_file_of_marks_stops_prune_until_repair_sets_it_aside(torpor: Torpor, made_store: MadeStore) -> None:
+def test_a_damaged_file_of_marks_stops_prune_until_what_is_marked_is_said_anew(
+    torpor: Torpor, made_store: MadeStore
+) -> None:
     torpor("pin", "agent@1", "--store", made_store.path)
     marks = made_store.path / "marks.json"
     marks.write_bytes(marks.read_bytes()[:-2])
     assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 6
     assert versions(torpor, made_store) == [1, 2], "looking goes on"
     torpor("repair", "--store", made_store.path)
+    assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 6
+    torpor("tag", "agent@2", "newest", "--move", "--store", made_store.path)
     assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 0
 
 
