@@ -19,6 +19,7 @@ from ..memvid.location import default_store_path
 from ..memvid.marks import MARKS_FILE, Marks, SessionMarks
 from ..memvid.store import IndexRow, Store
 from ..memvid.uri import SessionUri, resolve
+from ..memvid.versions import lineage_of
 from .daemon_link import find_daemon
 
 STORED = "stored"  # a session's state as a store alone can tell it: whether it is awake, only its daemon knows
@@ -76,7 +77,7 @@ def load_detail(store: Store, session: str) -> Detail:
         info=info_of_versions(versions, row),
         versions=[_version_of_row(each, marks) for each in versions],
         layers=layers,
-        lineage=[each.bundle_id.hex() for each in versions if each.version <= row.version],
+        lineage=list(lineage_of(versions, row)),
         identity=dict(manifest.identity.parts),
         environment=dict(manifest.environment),
     )

@@ -9,6 +9,7 @@ from ..memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedForm
 from ..memvid.marks import SessionMarks
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
+from ..memvid.versions import lineage_of
 from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.layout import KEYS_KIND, VALUES_KIND, layers_of
 from ..snapshot.state import token_array
@@ -83,7 +84,7 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         versions=tuple(version_info(row, marks) for row in versions),
         tail_text=_tail(live.model, live.state.tokens),
         layers=tuple(str(layer) for layer in live.model.layout.layers),
-        lineage=_lineage(versions),
+        lineage=lineage_of(versions, versions[-1]) if versions else (),
         identity=dict(live.model.identity.parts),
     )
 
@@ -118,7 +119,7 @@ def detail_of_asleep(
         versions=tuple(version_info(each, marks) for each in versions),
         tail_text=tail,
         layers=layers,
-        lineage=_lineage(versions),
+        lineage=lineage_of(versions, versions[-1]),
         identity=identity,
     )
 
@@ -235,13 +236,3 @@ def _layers(uri: SessionUri, slots: Sequence[SlotSpec]) -> tuple[str, ...]:
         raise MalformedSnapshot(
             f"The first block of {uri} holds keys and values of a shape that no cache has ({error}).", session=str(uri)
         ) from error
-
-
-def _lineage(versions: Sequence[IndexRow]) -> tuple[str, ...]:
-    """Bundle ids from the newest version back to the first, along the parents."""
-    by_id = {row.bundle_id: row for row in versions}
-    line, current = [], versions[-1].bundle_id if versions else None
-    while current is not None and current in by_id and current.hex() not in line:
-        line.append(current.hex())
-        current = by_id[current].parent
-    return tuple(line)

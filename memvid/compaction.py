@@ -239,7 +239,7 @@ class _Compaction:
             retired.update(bundle_id for bundle_id, suffix in listed.items() if suffix == RETIRED_SUFFIX)
         for bundle_id in sorted(retired - self._removed):
             if not self._core.index.users_of(bundle_id):
-                self._remove(bundle_id, "its session is gone, and nobody needs what is in it")
+                self._remove(bundle_id, "its version is gone, and nobody needs what is in it")
 
     def _remove(self, bundle_id: bytes, reason: str) -> None:
         core = self._core

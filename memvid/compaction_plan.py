@@ -330,13 +330,13 @@ class _Plan:
 
     def _why(self, file: FileView, lost: int, recompressed: bool) -> tuple[str, str]:
         if file.retired and (lost or file.has_manifest):
-            return "strip", "its session is gone; only what others need stays"
+            return "strip", "its version is gone; only what others need stays"
         if not file.retired and self._places[file.bundle_id] is not file.places:
             return "rewrite", "blocks that it holds or needs lie in another file of the session now"
         if lost:
             return "rewrite", f"{lost} blocks in it are needed by nobody"
         assert recompressed
-        return "recompress", "it was slept long ago"
+        return "recompress", "it was slept longer ago than was asked for"
 
 
 def _needed_of(places: Mapping[bytes, Mapping[bytes, bytes]]) -> dict[bytes, set[bytes]]:

@@ -91,3 +91,14 @@ def describe_versions(numbers: Sequence[int]) -> str:
         shown.append(f"others up to {runs[-1][-1]}")
     text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
     return f"version{'s' if len(numbers) > 1 else ''} {text}"
+
+
+def lineage_of(versions: Sequence[IndexRow], row: IndexRow) -> tuple[str, ...]:
+    """The bundle ids, in hex, from a version back along the parents, as far as they are versions of its session."""
+    by_id = {each.bundle_id: each for each in versions}
+    line: list[str] = []
+    current: bytes | None = row.bundle_id
+    while current is not None and current in by_id and current.hex() not in line:
+        line.append(current.hex())
+        current = by_id[current].parent
+    return tuple(line)

@@ -168,6 +168,13 @@ def test_what_many_sessions_miss_is_told_once(torpor: Torpor, made_store: MadeSt
     assert f"{len(findings)} findings" in text
 
 
+def test_a_lineage_read_from_the_files_is_newest_first_like_the_daemons(torpor: Torpor, made_store: MadeStore) -> None:
+    shown = torpor("show", "agent", "--store", made_store.path, "--json").document
+    assert shown["lineage"] == [version["bundle_id"] for version in reversed(shown["versions"])]
+    earlier = torpor("show", "agent@1", "--store", made_store.path, "--json").document
+    assert earlier["lineage"] == shown["lineage"][1:]
+
+
 def test_damaged_marks_are_told_by_every_command_that_looks(torpor: Torpor, made_store: MadeStore) -> None:
     torpor("tag", "agent", "mine", "--store", made_store.path)
     marks = made_store.path / "marks.json"
