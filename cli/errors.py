@@ -24,7 +24,7 @@ class NothingToDo(CliError):
 
 
 class UnreadableInput(CliError):
-    """A file, standard input or an argument that cannot be read as text."""
+    """A file, standard input or an argument that cannot be read, or not as text."""
 
     code = "unreadable_input"
 

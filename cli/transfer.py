@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .errors import Interrupted
+from .errors import Interrupted, UnreadableInput
 from .formatting import format_bytes, format_id, format_plural
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption
 from .output import Output, plain
@@ -83,6 +84,7 @@ def import_(
     [cyan]torpor import notes.mvb --as notes-of-june[/]
     """
     output = Output(as_json=as_json)
+    _require_readable(source)
     try:
         receipt = import_bundle(source, as_name, socket, store)
     except KeyboardInterrupt:
@@ -104,3 +106,11 @@ def import_(
         f" {plain(format_id(receipt.bundle_id))}: {format_plural(receipt.token_count, 'token')},"
         f" {format_bytes(receipt.bytes_written)} written"
     )
+
+
+def _require_readable(source: Path) -> None:
+    """Refuse a file that is not there or may not be read, before anybody is asked to take it."""
+    try:
+        os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK))  # a pipe without a writer must not hold it up
+    except OSError as error:
+        raise UnreadableInput(f"{source} cannot be read: {error.strerror}.", path=str(source)) from error

@@ -109,6 +109,11 @@ def test_repair_makes_a_missing_store_file_again(torpor: Torpor, made_store: Mad
     assert torpor("verify", "--deep", *where).status == 0
 
 
+def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(torpor: Torpor, made_store: MadeStore) -> None:
+    refused = torpor("import", made_store.path / "nothing.mvb", "--store", made_store.path, "--json")
+    assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
+
+
 def test_prune_tells_what_goes_and_keeps_what_is_marked(torpor: Torpor, made_store: MadeStore) -> None:
     assert torpor("tag", "agent@1", "first", "--store", made_store.path).status == 0
     plan = torpor("prune", "--keep-last", "1", "--dry-run", "--store", made_store.path)
