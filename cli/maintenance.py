@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..memvid.uri import VERSION_MARK
 from .errors import InvalidUsage
 from .maintenance_report import write_report
 from .options import DryRunOption, JsonOption, SocketOption, WrittenStoreOption
@@ -117,6 +118,9 @@ def prune(
     output = Output(as_json=as_json)
     if keep_last is None and keep_days is None:
         raise InvalidUsage("Say what to keep: --keep-last N, --keep-days D, or both.")
+    if session is not None and VERSION_MARK in session:
+        name = session.partition(VERSION_MARK)[0]
+        raise InvalidUsage(f"prune takes a session without a version: {name}. The options say which versions stay.")
     order = Order("prune", session, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
     return write_report(output, "prune", carry_out(order, socket, store))
 

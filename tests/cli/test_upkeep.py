@@ -114,6 +114,11 @@ def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(torpor: T
     assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
 
 
+def test_prune_of_a_version_says_that_it_takes_a_session(torpor: Torpor, made_store: MadeStore) -> None:
+    refused = torpor("prune", "agent@1", "--keep-last", "1", "--store", made_store.path)
+    assert (refused.status, "without a version: agent." in refused.err) == (2, True)
+
+
 def test_prune_tells_what_goes_and_keeps_what_is_marked(torpor: Torpor, made_store: MadeStore) -> None:
     assert torpor("tag", "agent@1", "first", "--store", made_store.path).status == 0
     plan = torpor("prune", "--keep-last", "1", "--dry-run", "--store", made_store.path)
