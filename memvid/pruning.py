@@ -22,7 +22,7 @@ from typing import Final
 
 from . import deletion
 from .core import StoreCore
-from .errors import StoreClosed, StoreError
+from .errors import StoreClosed, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import SHADOWED, UNREADABLE
 from .marks import Marks
@@ -115,13 +115,17 @@ def _session_plan(
 
 
 def _problem(core: StoreCore, row: IndexRow) -> Finding | None:
-    """Why a version cannot be woken, as far as a look at its files tells that reads no block's bytes."""
+    """Why a version cannot be woken, as far as a look at its files tells that reads no block's bytes.
+
+    Raises:
+        StoreIoError: the system failed, which says nothing about the version; StoreClosed
+    """
     try:
         with core.open_reader(row.bundle_id) as reader:
             require_same_as_row(row, row.uri, reader.manifest, reader.path)
             for entry in reader.entries:
                 reader.read_header(entry)
-    except StoreClosed:
+    except (StoreClosed, StoreIoError):
         raise
     except StoreError as error:
         message = f"Version {row.version} of {row.uri} cannot be woken, so it does not count for what is kept"

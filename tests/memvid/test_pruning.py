@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
 from torpor.memvid import BundleReader, Finding, IndexRow, Receipt, Store
 from torpor.memvid.core import StoreCore
-from torpor.memvid.errors import CorruptMarks, InvalidPolicy, NoSpace, ReadOnlyStore, SessionNotFound
+from torpor.memvid.errors import CorruptMarks, InvalidPolicy, NoSpace, ReadOnlyStore, SessionNotFound, StoreIoError
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 from torpor.memvid.retention import Retention
@@ -489,3 +490,19 @@ def test_what_cannot_be_woken_does_not_count_in_the_second_look_either(
     monkeypatch.setattr(pruning, "_steps", steps)
     store.prune(LAST)
     assert versions(store) == [1, 3]
+
+
+def test_a_failure_of_the_system_is_no_reason_to_keep_or_drop_anything(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sleep(store, 256)
+    sleep(store, 512, before=first)
+
+    def fails(*args: object, **kwargs: object) -> object:
+        raise StoreIoError("It could not be read.", action="read", path="here", errno=errno.EIO)
+
+    monkeypatch.setattr(StoreCore, "open_reader", fails)
+    for dry_run in (True, False):
+        with pytest.raises(StoreIoError):
+            store.prune(LAST, URI, dry_run=dry_run)
+    assert versions(store) == [1, 2]
