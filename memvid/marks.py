@@ -105,7 +105,7 @@ class Marks:
         if data is None and folder.says_marked():
             data = _read_file(folder, path)  # the first mark of all may have been set between the two looks
             if data is None:
-                raise _marks_lost(path)
+                raise marks_lost(path)
         return cls(folder.uuid) if data is None else decode_marks(data, folder.uuid, path)
 
     def save(self, folder: StoreFolder) -> int:
@@ -351,7 +351,8 @@ def _reason(error: Exception) -> str:
     return "it is nested too deep" if isinstance(error, RecursionError) else str(error).rstrip(".")[:300]
 
 
-def _marks_lost(path: str) -> MarksLost:
+def marks_lost(path: str) -> MarksLost:
+    """The error for marks that are gone, with what to do."""
     return MarksLost(
         f"{path} is missing, and there were tags or pins in it. Put it back from a backup, or what is left of it from "
         "the folder quarantine. Where there is none, mark anew what is to stay, first with `torpor tag "

@@ -38,11 +38,11 @@ from .budget import utc_day
 from .bundle import FilePool, FrameFile, require_promised
 from .core import StoreCore
 from .durable import TempFile
-from .errors import BundleMissing, Corruption, CorruptMarks, StoreError
+from .errors import BundleMissing, Corruption, CorruptMarks, MarksLost, StoreError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import ASIDE, LIVE, Index, IndexedBundle, IndexUnusable, row_of
 from .manifest import Manifest, bundle_id_of
-from .marks import MARKS_FILE, Marks
+from .marks import MARKS_FILE, Marks, marks_lost
 from .paths import Stamp
 from .records import Action, Finding, MaintenanceReport
 from .repair_plan import (
@@ -406,6 +406,7 @@ class _Run:
             Marks.load(core.folder)
         except CorruptMarks as error:
             self._do(path, [Action("quarantine", path, None, None, 0, error.message)], self._set_marks_aside)
+            self._report(path, MarksLost.code, marks_lost(path).message)
         except StoreError as error:
             self._report(path, error.code, error.message)
 
@@ -414,6 +415,8 @@ class _Run:
             try:
                 Marks.load(self.core.folder)
             except CorruptMarks:
+                if not self.core.folder.says_marked():
+                    self.core.folder.say_marked()  # else they would look as if there had never been any
                 quarantine.move_file(self.core.folder, MARKS_FILE)
 
     def mend_index(self, done: set[bytes]) -> None:

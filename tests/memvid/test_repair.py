@@ -443,10 +443,13 @@ def test_damaged_marks_go_to_quarantine(store: Store, store_path: Path) -> None:
     sleep(store, 20)
     store.tag(URI, 1, "kept")
     damaged = change(store_path / "marks.json", flip_at(30))
+    said = store_path / "store.json"
+    said.write_bytes(said.read_bytes().replace(b', "marked": true', b""))  # as a store whose marks are older than that
     with pytest.raises(CorruptMarks):
         store.marks(URI)
     report = store.repair()
     assert kinds(report) == ["quarantine"]
+    assert [problem.code for problem in report.problems] == ["marks_lost"]
     assert quarantined(store_path) == [damaged]
     with pytest.raises(MarksLost):  # so no prune takes what was marked
         store.marks(URI)
@@ -1169,7 +1172,7 @@ def test_threat_28_a_repair_killed_at_any_step_is_finished_by_the_next(
         intact = wakeable(store)
         store.repair()
         end = wakeable(store)
-        assert store.verify(deep=True).ok
+        assert [one.code for one in store.verify(deep=True).findings] == ["marks_lost"]
     wanted = quarantined(whole)
     point = 0
     while True:
@@ -1186,7 +1189,7 @@ def test_threat_28_a_repair_killed_at_any_step_is_finished_by_the_next(
         assert all(meanwhile.get(key) == blocks for key, blocks in intact.items()), point
         store.repair()
         assert wakeable(store) == end, point
-        assert store.verify(deep=True).findings == (), point
+        assert [one.code for one in store.verify(deep=True).findings] == ["marks_lost"], point
         assert store.repair().actions == (), point
         assert quarantined(work) == wanted, point
         store.close()
