@@ -23,7 +23,6 @@ from torpor.memvid.bundle import BundleFile
 from torpor.memvid.compaction_plan import CompactionPolicy
 from torpor.memvid.errors import NoSpace, SessionNotFound
 from torpor.memvid.incoming import hand_over
-from torpor.memvid.marks import MARKS_FILE
 from torpor.memvid.repair import LOST
 
 ALONE: Final = Version(SessionUri("work", "alone"), 1, 30, seed=8)
@@ -228,14 +227,8 @@ REPAIRED: Final = Sees(files=damaged_bytes, finish=repair_again, finished=frozen
 
 
 def old_leftovers(path: Path) -> World:
-    """Marks of a version that is gone, and what a client handed over two days ago."""
+    """What a client handed over two days ago. (Marks that a delete left are a loss to an index made anew.)"""
     two_versions_and_a_fork(path)
-    with Store.open(path, writable=True) as store:
-        sleep(store, ALONE)
-        store.tag(ALONE.uri, 1, "left")
-        marks = (path / MARKS_FILE).read_bytes()
-        store.delete_session(ALONE.uri)
-    (path / MARKS_FILE).write_bytes(marks)
     waiting = path / "incoming" / f"{'ab' * 32}.mvb"
     waiting.parent.mkdir(mode=0o700)
     waiting.write_bytes(b"what a client left")
