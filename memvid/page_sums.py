@@ -88,7 +88,7 @@ class PageSums:
     @property
     def file_id(self) -> str:
         """Which file these are the sums of."""
-        return blake3(self._sums).hexdigest(_SUM_BYTES)
+        return blake3(self._sums).digest(_SUM_BYTES).hex()
 
     def wal_bytes(self) -> int:
         """The size of the write-ahead log."""
