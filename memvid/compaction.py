@@ -96,6 +96,7 @@ class _Compaction:
         self._retired: set[bytes] = set()
         self._removed: set[bytes] = set()
         self._stamps: dict[bytes, Stamp] = {}
+        self._newest = b""
         self._actions: list[Action] = []
         self._problems: dict[tuple[str, str], Finding] = {}
         self._bytes_freed = 0
@@ -125,9 +126,9 @@ class _Compaction:
             look = _Look(self._core, uri, self._policy, self._now_ns, avoided, self.report)
             newest = look.all()
             self._retired.update(file.bundle_id for file in look.files.values() if file.retired)
-            self._stamps = look.stamps
             if newest is None:
                 return
+            self._stamps, self._newest = look.stamps, newest.bundle_id
             damaged = self._take(plan_compaction(newest, look.files, self._policy))
             if damaged is None:
                 return
@@ -170,9 +171,10 @@ class _Compaction:
             self._stamps[bundle_id] = stamp
 
     def _is_as_seen(self, step: Step) -> bool:
-        """Whether nobody has deleted what a step is about, or written anew a file that it takes frames from."""
+        """Whether nobody has deleted what a step is about, or written anew one of the files that the plan rests on: the
+        newest version's, and those that frames are taken from."""
         core, file = self._core, step.file
-        sources = {file.bundle_id, *(source for _, source in step.frames)}
+        sources = {file.bundle_id, self._newest, *(source for _, source in step.frames)}
         same = all(core.folder.is_current(one, self._stamps[one]) for one in sources)
         return same and (file.retired or core.index.knows(file.bundle_id))
 

@@ -220,9 +220,14 @@ class _Plan:
         moved = {
             block: targets[block]
             for block, place in file.places.items()
-            if targets.get(block, place) != place and self._may_leave(place)
+            if targets.get(block, place) != place and self._may_leave(place) and self._will_hold(targets[block], block)
         }
         return {**file.places, **moved} if moved else file.places
+
+    def _will_hold(self, place: bytes, block: bytes) -> bool:
+        """Whether a block is where the newest version looks for it, or will be: its file was read before the others,
+        and a block may have moved between."""
+        return place == self._newest.bundle_id or place not in self._files or block in self._files[place].frames
 
     def _may_leave(self, place: bytes) -> bool:
         return place in self._files and self._files[place].exclusive

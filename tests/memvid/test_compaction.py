@@ -196,6 +196,26 @@ def test_files_that_need_each_other_are_led_in_a_circle() -> None:
     assert second not in world.files[two].frames
 
 
+def test_nobody_is_led_to_a_file_that_has_lost_the_block_since_the_newest_version_was_read() -> None:
+    """Least of all that file itself: it would name itself as the holder of what it has not got."""
+    world = World(CompactionPolicy(max_holders=3, min_dead_ratio=0))
+    for _ in range(3):
+        world.sleep(BLOCK_TOKENS)
+    one, newest, other = _id("version", 1), _id("version", 3), _id("other", 1)
+    first = _id("span", 0)
+    assert world.files[newest].places[first] == one
+    before = world.files[one]
+    world.files[other] = dataclasses.replace(before, bundle_id=other, row=None, retired=True, places={})
+    world.files[one] = dataclasses.replace(
+        before,
+        frames={block: size for block, size in before.frames.items() if block != first},
+        places={**before.places, first: other},
+    )
+    for step in world.plan():
+        assert step.file.bundle_id not in step.holders.values()
+        assert step.holders.get(first) != one
+
+
 def test_a_file_whose_users_are_not_all_known_loses_nothing() -> None:
     world = World(CompactionPolicy(max_holders=3, min_dead_ratio=0))
     for _ in range(8):
