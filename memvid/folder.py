@@ -458,6 +458,10 @@ def open_or_make_root(path: str) -> int:
     try:
         os.makedirs(path, FOLDER_MODE, exist_ok=True)
         fd = open_root(path, STORE_FILE)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotAStore(
+            f"{path} cannot be a store: there is a file, not a folder, at it or above it.", path=path
+        ) from error
     except OSError as error:
         raise durable.write_error(error, "create", path) from error
     for parent in parents:

@@ -415,6 +415,15 @@ def test_a_store_that_is_not_there_is_not_made_by_reading(store_path: Path) -> N
     assert not store_path.exists()
 
 
+@pytest.mark.parametrize("below", ["", "store"])
+def test_a_file_where_a_store_should_be_made_is_said_to_be_one_and_kept(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "notes.md"
+    file.write_text("mine")
+    with pytest.raises(NotAStore, match="there is a file, not a folder"):
+        Store.open(file / below, writable=True)
+    assert file.read_text() == "mine"
+
+
 def test_a_store_and_its_files_are_private(store: Store) -> None:
     receipt = sleep(store, 10)
     path = Path(store.path)
