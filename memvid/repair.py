@@ -278,7 +278,7 @@ class _Run:
                 _require_held(core, manifest, bundle, but_for=self.later)
                 core.index.set_aside({file.bundle_id} & self.survey.rows.keys())
                 publish(core, temp, bundle)
-                self._settle(file.bundle_id)
+                self._drop_twin(file.bundle_id)
             return
         name = os.path.basename(file.path)
         with core.committing():
@@ -289,9 +289,9 @@ class _Run:
             _require_held(core, manifest, bundle, but_for=self.later)
             quarantine.move_back(core.folder, name, file.bundle_id)
             core.index.reconcile([bundle], [file.bundle_id])
-            self._settle(file.bundle_id)
+            self._drop_twin(file.bundle_id)
 
-    def _settle(self, bundle_id: bytes) -> None:
+    def _drop_twin(self, bundle_id: bytes) -> None:
         """A retired file beside the one that came back is not needed any more."""
         twins.remove_redundant(self.core.folder, [bundle_id])
         self._note(bundle_id)

@@ -114,9 +114,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         "SQLite flushes the file once more when it makes its journal a WAL, before any row or file goes on the word of "
         "it; one that a power cut tears before that is made anew from the bundles"
     ),
-    "index.Index.create without `index._checkpoint()`": (
-        "brings the rows to read-only stores; an index whose rows a power cut took is made anew from the bundles"
-    ),
 }
 
 
@@ -241,9 +238,14 @@ def mutate(tree: ast.Module, module: str, mutant: Mutant) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
+def touched_by(mutant: Mutant) -> set[str]:
+    """The modules that a mutant changes."""
+    return {edit.module for edit in mutant.edits} | ({mutant.flush[0]} if mutant.flush else set())
+
+
 def install(mutant: Mutant) -> None:
     """From now on memvid is imported as the mutant has it."""
-    touched = {edit.module for edit in mutant.edits} | ({mutant.flush[0]} if mutant.flush else set())
+    touched = touched_by(mutant)
     real = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(loader: Any, fullname: str) -> types.CodeType | None:

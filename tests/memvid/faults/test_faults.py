@@ -6,6 +6,7 @@ T1 (kills), T2 (power loss), T3 (mutants that T2 must catch), T4 (errors of the 
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from faults import strace_kill
+from faults.mutants import EQUIVALENT, all_mutants, memvid_folder, mutate, touched_by
 
 RUN = Path(__file__).with_name("run.py")
 needs_strace = pytest.mark.skipif(bool(strace_kill.unavailable()), reason=strace_kill.unavailable())
@@ -47,6 +49,16 @@ def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -
 def test_t3_a_store_that_leaves_out_or_swaps_a_flush_is_caught(tmp_path: Path) -> None:
     found = sweep("mutants", tmp_path)
     assert found["caught"] == found["mutants"] >= 5
+
+
+def test_t3_every_mutant_has_a_name_of_its_own_and_fits_the_code() -> None:
+    mutants = all_mutants()
+    assert mutants.keys() >= EQUIVALENT.keys()
+    for mutant in mutants.values():
+        for module in touched_by(mutant):
+            source = (memvid_folder() / f"{module}.py").read_text()
+            changed = mutate(ast.parse(source), module, mutant)
+            assert ast.unparse(changed) != ast.unparse(ast.parse(source)), mutant.name
 
 
 def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_leaves_a_whole_store(
