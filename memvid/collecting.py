@@ -7,6 +7,7 @@ it needs and its marks, until the user has the quarantine emptied: that gives it
 
 Rules:
 - While a bundle cannot be read nothing is removed: what it needs is unknown, and so are the versions that marks mean.
+- A version is given up only while it is set aside: not one that is back, or whose file is under bundles/ again.
 - What is to go is asked again under the lock right before it goes, in steps of BATCH, so that no sleep waits long.
 """
 
@@ -24,12 +25,12 @@ from typing import Final
 from . import deletion, durable, quarantine
 from .core import StoreCore
 from .errors import CorruptMarks, MarksLost, StoreError, UnsafePath
-from .folder import BUNDLES, RETIRED_SUFFIX
+from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
 from .incoming import INCOMING
 from .index import UNREADABLE
 from .marks import MARKS_FILE, Marks
 from .paths import list_names, open_folder, stat_name
-from .records import Action, Finding, MaintenanceReport
+from .records import Action, Finding, IndexRow, MaintenanceReport
 from .uri import SessionUri
 
 BATCH: Final = 32
@@ -67,10 +68,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     else:
         core.require_writable()
         core.mend_index_file()  # beside one that is behind no file may go
-    problems = [
-        Finding(core.folder.bundle_path(bundle_id), UNREADABLE_CODE, _UNREADABLE_MESSAGE)
-        for bundle_id in core.index.with_status(UNREADABLE)
-    ]
+    problems = _unreadable(core)
     if problems:
         return MaintenanceReport("gc", dry_run, (), 0, 0, tuple(problems))
     garbage = _find(core, problems)
@@ -86,16 +84,25 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     )
 
 
+def _unreadable(core: StoreCore) -> list[Finding]:
+    """The bundles beside which nothing may go."""
+    return [
+        Finding(core.folder.bundle_path(bundle_id), UNREADABLE_CODE, _UNREADABLE_MESSAGE)
+        for bundle_id in core.index.with_status(UNREADABLE)
+    ]
+
+
 _UNREADABLE_MESSAGE: Final = (
-    "This bundle cannot be read, so nobody knows what it needs, and nothing was removed. Put the file back from a "
-    "backup, or let `torpor repair` see to it."
+    "This bundle cannot be read, so nobody knows what it needs, and nothing is removed while that is so. Put the file "
+    "back from a backup, or let `torpor repair` see to it."
 )
 
 
 def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     """Remove what repair has set aside, and let go of what was kept for it; or say what that would be.
 
-    What somebody else has put into quarantine stays. A crash leaves some of it; asking again finishes.
+    What somebody else has put into quarantine stays, and so does what is set aside while this works, or has its file
+    under bundles/ again. A crash leaves some of it; asking again finishes.
 
     Raises:
         NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed, UnsafePath
@@ -104,26 +111,71 @@ def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceRe
         core.require_open()
     else:
         core.require_writable()
-    rows = core.index.given_up()
-    actions = []
-    for name, path in quarantine.list_ours(core.folder):
-        row = next((row for bundle_id, row in rows.items() if name.startswith(bundle_id.hex())), None)
-        size_bytes = quarantine.size_of(core.folder, name)
-        if not dry_run:
-            with core.committing():
-                quarantine.remove(core.folder, name)
-        uri, version = (row.uri, row.version) if row else (None, None)
-        actions.append(Action("remove", path, uri, version, size_bytes, "Repair had set it aside."))
-    if not dry_run and rows:
-        with core.committing():
-            core.index.drop(rows)
+    emptying = _Emptying(core, dry_run)
+    emptying.run()
     rest = gc(core, dry_run=dry_run)
     return dataclasses.replace(
         rest,
         operation="empty_quarantine",
-        actions=(*actions, *rest.actions),
-        bytes_freed=rest.bytes_freed + sum(action.size_bytes for action in actions),
+        actions=(*emptying.actions, *rest.actions),
+        bytes_freed=rest.bytes_freed + sum(action.size_bytes for action in emptying.actions),
     )
+
+
+class _Emptying:
+    """The quarantine being emptied, or only thought through."""
+
+    def __init__(self, core: StoreCore, dry_run: bool) -> None:
+        self._core = core
+        self._dry_run = dry_run
+        self._asked = core.index.given_up().keys()
+        self._names: dict[bytes | None, list[str]] = {}
+        for name, _ in quarantine.list_ours(core.folder):
+            self._names.setdefault(quarantine.bundle_of(name), []).append(name)
+        self.actions: list[Action] = []
+
+    def run(self) -> None:
+        wanted = [*self._names, *sorted(self._asked - self._names.keys())]
+        for at in range(0, len(wanted), BATCH):
+            with self._core.committing() if not self._dry_run else contextlib.nullcontext():
+                if self._core.index.with_status(UNREADABLE):
+                    return
+                self._give_up(wanted[at : at + BATCH])
+
+    def _give_up(self, bundle_ids: Sequence[bytes | None]) -> None:
+        core = self._core
+        rows = core.index.given_up()
+        gone = []
+        for bundle_id in bundle_ids:
+            row = rows.get(bundle_id) if bundle_id is not None else None
+            if row is not None and row.bundle_id not in self._asked:
+                continue  # set aside since, and nobody has seen that yet
+            if row is not None and core.folder.suffix_of(row.bundle_id) == LIVE_SUFFIX:
+                path = core.folder.bundle_path(row.bundle_id)
+                self.actions.append(Action("keep", path, row.uri, row.version, 0, _PUT_BACK))
+                continue
+            self._remove(self._names.get(bundle_id, ()), row)
+            gone += [row.bundle_id] if row is not None else []
+        if gone and not self._dry_run:
+            core.index.drop(gone)
+
+    def _remove(self, names: Sequence[str], row: IndexRow | None) -> None:
+        core = self._core
+        uri, version = (row.uri, row.version) if row is not None else (None, None)
+        for name in names:
+            size_bytes = quarantine.size_of(core.folder, name)
+            if not self._dry_run:
+                quarantine.remove(core.folder, name)
+            path = f"{core.path}/{QUARANTINE}/{name}"
+            self.actions.append(Action("remove", path, uri, version, size_bytes, "Repair had set it aside."))
+        if row is not None and not names:
+            path = core.folder.bundle_path(row.bundle_id)
+            self.actions.append(Action("index", path, uri, version, 0, "It was set aside, and its file is nowhere."))
+
+
+_PUT_BACK: Final = (
+    "Its file is under bundles/ again: it is a version once `torpor repair` has looked, or the store is opened again."
+)
 
 
 def _find(core: StoreCore, problems: list[Finding]) -> Garbage:

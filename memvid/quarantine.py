@@ -105,6 +105,12 @@ def list_ours(folder: StoreFolder) -> list[tuple[str, str]]:
     return [(name, f"{path}/{name}") for name in names if _NAME.fullmatch(name) or _MARKS_NAME.fullmatch(name)]
 
 
+def bundle_of(name: str) -> bytes | None:
+    """The bundle that a name here is of; None for marks."""
+    match = _NAME.fullmatch(name)
+    return bytes.fromhex(match[1]) if match else None
+
+
 def size_of(folder: StoreFolder, name: str) -> int:
     """The bytes of a file here; 0 if it is gone."""
     with contextlib.suppress(FileNotFoundError), _opened(folder) as fd:

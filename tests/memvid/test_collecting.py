@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -10,11 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import IDENTITY, OTHER_URI, URI, bundle_path, drafts, require_awake, sleep
-from torpor.memvid import SessionUri, Store
+from store_making import (
+    IDENTITY,
+    OTHER_URI,
+    URI,
+    bundle_path,
+    contents,
+    drafts,
+    expected,
+    frame_of,
+    require_awake,
+    sleep,
+)
+from torpor.memvid import Receipt, SessionUri, Store, quarantine
 from torpor.memvid.collecting import INCOMING_HOURS
-from torpor.memvid.errors import ReadOnlyStore
+from torpor.memvid.errors import ReadOnlyStore, StoreIoError
 from torpor.memvid.folder import StoreFolder
+from torpor.memvid.index import UNREADABLE, IndexedBundle
 from torpor.memvid.marks import Marks
 from torpor.memvid.records import MaintenanceReport
 
@@ -25,6 +38,15 @@ def done(report: MaintenanceReport) -> list[tuple[str, str]]:
 
 def names(path: Path) -> set[str]:
     return {file.name for file in path.rglob("*") if file.is_file() and not file.name.startswith(("index.", "lock"))}
+
+
+def spoil(store: Store, receipt: Receipt, number: int) -> None:
+    """Damage a block of a version's file."""
+    frame = frame_of(store, receipt.entries[number])
+    path = bundle_path(store, receipt.bundle_id)
+    data = bytearray(path.read_bytes())
+    data[frame.offset + frame.head_bytes + 5] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.fixture
@@ -181,6 +203,134 @@ def test_the_quarantine_is_never_emptied(store: Store, store_path: Path) -> None
     os.utime(inside, (0, 0))
     assert store.gc().actions == ()
     assert inside.read_bytes() == b"old"
+
+
+# --- the quarantine is emptied
+
+
+def test_a_version_that_is_imported_while_the_quarantine_is_emptied_stays(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 900, before=first)
+    store.export_session(URI, 2, tmp_path / "second.mvb")
+    spoil(store, second, 2)
+    store.repair()
+    list_ours, imported = quarantine.list_ours, []
+
+    def list_while_it_is_imported(folder: StoreFolder) -> list[tuple[str, str]]:
+        names = list_ours(folder)
+        imported.append(store.import_file(tmp_path / "second.mvb"))
+        return names
+
+    with monkeypatch.context() as patched:
+        patched.setattr(quarantine, "list_ours", list_while_it_is_imported)
+        assert store.empty_quarantine().ok
+    assert [receipt.bundle_id for receipt in imported] == [second.bundle_id]
+    with store.open_session(URI, 2) as reader:
+        assert contents(reader) == expected(900)
+    assert sleep(store, 20).version == 4
+    assert store.verify(deep=True).ok
+
+
+def test_what_is_set_aside_while_the_quarantine_is_emptied_stays(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = sleep(store, 900)
+    file = bundle_path(store, receipt.bundle_id)
+    spoil(store, receipt, 2)
+    earlier = store_path / "quarantine" / f"{file.name}.1"  # of a repair that could mend it
+    shutil.copy(file, earlier)
+    earlier.chmod(0o600)
+    spoil(store, receipt, 2)
+    list_ours = quarantine.list_ours
+
+    def list_before_a_repair(folder: StoreFolder) -> list[tuple[str, str]]:
+        names = list_ours(folder)
+        spoil(store, receipt, 2)
+        store.repair()
+        return names
+
+    with monkeypatch.context() as patched:
+        patched.setattr(quarantine, "list_ours", list_before_a_repair)
+        store.empty_quarantine()
+    assert list(store.index.given_up()) == [receipt.bundle_id]
+    assert (store_path / "quarantine" / f"{file.name}.2").exists()
+
+
+def test_what_a_version_needs_whose_file_was_put_back_stays(store: Store, store_path: Path, tmp_path: Path) -> None:
+    sleep(store, 600, uri=OTHER_URI)
+    heir = sleep(store, 900)
+    store.delete_session(OTHER_URI)
+    file = bundle_path(store, heir.bundle_id)
+    file.rename(tmp_path / "away")
+    store.repair()
+    (tmp_path / "away").rename(file)
+    for dry_run in (True, False):
+        report = store.empty_quarantine(dry_run=dry_run)
+        assert done(report) == [("keep", file.name)]
+        assert "under bundles/ again" in report.actions[0].reason
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 900)
+        assert again.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_beside_a_bundle_that_cannot_be_read_nothing_is_given_up(
+    store: Store, store_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(store, sleep(store, 900), 2)
+    other = sleep(store, 600, uri=OTHER_URI, seed=2)
+    store.repair()
+    held = names(store_path)
+    aside = store.index.given_up()
+
+    def be_unreadable(*_: object) -> None:
+        store.index.reconcile([IndexedBundle(other.bundle_id, UNREADABLE, None, (), ())], [other.bundle_id])
+
+    if when == "before":
+        be_unreadable()
+    list_ours = quarantine.list_ours
+    with monkeypatch.context() as patched:
+        if when == "meanwhile":
+            patched.setattr(quarantine, "list_ours", lambda folder: (list_ours(folder), be_unreadable())[0])
+        report = store.empty_quarantine()
+    assert (report.actions, report.bytes_freed) == ((), 0)
+    assert [problem.code for problem in report.problems] == ["unreadable_bundle"]
+    assert (names(store_path), store.index.given_up()) == (held, aside)
+
+
+def test_versions_that_are_given_up_are_told_though_they_have_no_file(store: Store) -> None:
+    gone = sleep(store, 300)
+    bundle_path(store, gone.bundle_id).unlink()
+    store.repair()
+    planned = store.empty_quarantine(dry_run=True)
+    report = store.empty_quarantine()
+    assert [(one.kind, one.session, one.version) for one in report.actions] == [("index", URI, 1)]
+    assert planned.actions == report.actions
+    assert not store.index.given_up()
+
+
+def test_an_emptying_that_is_cut_off_is_finished_by_the_next(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        spoil(store, sleep(store, 900, uri=SessionUri("default", f"n-{number}"), seed=number), 2)
+    store.repair()
+    remove, asked = quarantine.remove, []
+
+    def refuse_the_second(folder: StoreFolder, name: str) -> None:
+        asked.append(name)
+        if len(asked) == 2:
+            raise StoreIoError("refused")
+        remove(folder, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(quarantine, "remove", refuse_the_second)
+        with pytest.raises(StoreIoError):
+            store.empty_quarantine()
+    assert len(store.index.given_up()) == 3
+    store.empty_quarantine()
+    assert (os.listdir(f"{store.path}/quarantine"), store.index.given_up()) == ([], {})
 
 
 def test_a_store_opened_for_reading_only_plans(

@@ -857,10 +857,10 @@ def test_emptying_the_quarantine_gives_up_what_lies_there_and_all_that_was_kept_
     note.write_text("mine")
     assert store.gc().actions == ()
     planned = store.empty_quarantine(dry_run=True)
-    assert [(action.kind, action.session) for action in planned.actions] == [("remove", URI)]
+    assert [(one.kind, one.session) for one in planned.actions] == [("remove", URI), ("index", OTHER_URI)]
     assert len(quarantined(store_path)) == 2
     report = store.empty_quarantine()
-    assert sorted(kinds(report)) == ["remove", "remove", "unmark"]
+    assert sorted(kinds(report)) == ["index", "remove", "remove", "unmark"]
     assert report.bytes_freed == sum(action.size_bytes for action in report.actions)
     assert quarantined(store_path) == [b"mine"]
     assert list(store_path.glob("bundles/*/*.mv?")) == []
