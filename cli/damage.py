@@ -16,8 +16,11 @@ from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri
 from .exit_codes import INTEGRITY, exit_status_of
 
-_NO_DAMAGE = frozenset({"unsafe_path", "store_io", "unsupported_format"})
-"""Codes of findings that say themselves what to do, and that no repair mends."""
+OF_NO_VERSION = frozenset({"twin_file", "rival_version", "version_lost", "unknown_file"})
+"""Codes of findings that say themselves what to do, of files that no version looks into."""
+
+_NOT_MENDED = frozenset({"unsafe_path", "store_io", "unsupported_format"})
+"""Codes of findings that say themselves what to do, of files that versions need."""
 
 
 def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -29,12 +32,12 @@ def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str
     rows_of: dict[SessionUri, list[IndexRow]] = {}
     for row in needs:
         rows_of.setdefault(row.uri, []).append(row)
-    damaged = {_bundle_named(finding.path) for finding in findings}
+    damaged = _damaged(findings)
     explained = []
     for finding in findings:
         bundle = _bundle_named(finding.path)
-        hit = [row for row, bundles in needs.items() if bundle in bundles]
-        uris = [] if finding.code in _NO_DAMAGE else _uris(hit)
+        hit = [] if finding.code in OF_NO_VERSION else [row for row, bundles in needs.items() if bundle in bundles]
+        uris = [] if finding.code in _NOT_MENDED else _uris(hit)
         remedies = [_remedy(uri, rows_of[uri], needs, damaged) for uri in uris]
         versions = [{"session": str(row.uri), "version": row.version} for row in hit]
         what_to_do = {"remedies": remedies, "remedy": " ".join(remedies)}
@@ -49,7 +52,7 @@ def find_intact_version(store: Store, uri: SessionUri, version: int | None = Non
     """
     rows = sorted(store.versions(uri), key=lambda row: row.version, reverse=True)
     before = version if version is not None else rows[0].version if rows else 0
-    damaged = {_bundle_named(finding.path) for finding in store.verify(uri, deep=True).findings} if rows else set()
+    damaged = _damaged(store.verify(uri, deep=True).findings) if rows else set()
     for row in rows:
         if row.version < before and not _bundles_of(store, row) & damaged:
             return row.version
@@ -108,6 +111,11 @@ def _bundles_of(store: Store, row: IndexRow) -> frozenset[str]:
             return own | {entry.bundle_id.hex() for entry in reader.entries if entry.bundle_id is not None}
     except TorporError:
         return own  # it cannot say; being damaged itself, it is among the damaged anyway
+
+
+def _damaged(findings: Sequence[Finding]) -> set[str | None]:
+    """The bundles whose files, being damaged, take versions with them."""
+    return {_bundle_named(finding.path) for finding in findings if finding.code not in OF_NO_VERSION}
 
 
 def _bundle_named(path: str) -> str | None:

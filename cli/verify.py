@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..memvid.records import VerifyReport
-from .damage import explain_findings
+from .damage import OF_NO_VERSION, explain_findings
 from .exit_codes import INTEGRITY, OK
 from .formatting import format_bytes, format_plural, format_seconds
 from .options import JsonOption, SocketOption, StoreOption
@@ -21,6 +22,7 @@ from .store_view import choose_store, load_uri, open_store
 
 VERSIONS_SHOWN = 8  # of those that a finding concerns; JSON has them all
 REMEDIES_SHOWN = 3
+_NAMES_A_BUNDLE = re.compile(r"/[0-9a-f]{64}\.mv[br]\b", re.ASCII)
 
 VerifiedArgument = Annotated[
     str | None, typer.Argument(metavar="SESSION", show_default=False, help="Only this session; otherwise all.")
@@ -78,10 +80,14 @@ def _finish(
 
 
 def together(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Findings that say the same of several files as one: of the first, with the versions and remedies of all."""
-    merged: dict[tuple[str, str], dict[str, Any]] = {}
+    """Findings of files that need one and the same other file, which their sentence names, as one: of the first, with
+    the versions and remedies of all, and how many files more it is of (`more_files`)."""
+    merged: dict[tuple[str, str, str], dict[str, Any]] = {}
     for finding in findings:
-        one = merged.setdefault((finding["code"], finding["message"]), {**finding, "versions": [], "remedies": []})
+        own = "" if _NAMES_A_BUNDLE.search(finding["message"]) else finding["path"]
+        new = {**finding, "versions": [], "remedies": [], "more_files": -1}
+        one = merged.setdefault((finding["code"], finding["message"], own), new)
+        one["more_files"] += 1
         one["versions"] += [version for version in finding["versions"] if version not in one["versions"]]
         one["remedies"] += [remedy for remedy in finding["remedies"] if remedy not in one["remedies"]]
     return list(merged.values())
@@ -90,8 +96,9 @@ def together(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def render_finding(finding: Mapping[str, Any]) -> RenderableType:
     """Draw one finding: what and where, in whole lines, then whom it concerns and what to do."""
     versions = [f"{plain(one['session'])} version {one['version']}" for one in finding["versions"]]
-    lines = [f"[red]{plain(finding['code'])}[/]  {plain(finding['path'])}", f"  {plain(finding['message'])}"]
-    if finding["bundle"]:
+    more = _more(finding.get("more_files", 0), "file")
+    lines = [f"[red]{plain(finding['code'])}[/]  {plain(finding['path'])}{more}", f"  {plain(finding['message'])}"]
+    if finding["bundle"] and finding["code"] not in OF_NO_VERSION:
         affected = ", ".join(versions[:VERSIONS_SHOWN]) + _more(len(versions) - VERSIONS_SHOWN, "version")
         lines.append(f"  [dim]affected:[/] {affected or 'no version that the index knows'}")
     remedies = [plain(remedy) for remedy in finding["remedies"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -164,8 +165,40 @@ def test_what_many_sessions_miss_is_told_once(torpor: Torpor, made_store: MadeSt
     text = torpor("verify", "--store", made_store.path).out
     assert text.count(f"{made_store.bundles[0]} is missing") == 1
     assert "more sessions" in text
+    assert "more files" in text
     assert "more versions" in text
     assert f"{len(findings)} findings" in text
+
+
+def test_every_stray_file_is_listed_by_its_name(torpor: Torpor, made_store: MadeStore) -> None:
+    strays = [made_store.bundles[0].parent / f"stray-{number}.txt" for number in range(3)]
+    for stray in strays:
+        stray.write_text("mine")
+    text = torpor("verify", "--store", made_store.path).out
+    assert [str(stray) in text for stray in strays] == [True] * 3
+    assert "3 findings" in text
+
+
+def test_a_second_file_of_a_sound_bundle_damages_no_version(torpor: Torpor, made_store: MadeStore) -> None:
+    """The retired file stayed beside the one that was put back from a backup."""
+    twin = made_store.bundles[0].with_suffix(".mvr")
+    shutil.copyfile(made_store.bundles[0], twin)
+    twin.chmod(0o600)
+    finding = torpor("verify", "--store", made_store.path, "--json").document["findings"][0]
+    assert (finding["code"], finding["path"], finding["remedy"]) == ("twin_file", str(twin), "")
+    assert "torpor repair" in finding["message"]
+    assert "affected" not in torpor("verify", "--store", made_store.path).out
+
+
+def test_a_second_file_of_a_bundle_does_not_keep_its_session_from_being_intact(
+    torpor: Torpor, made_store: MadeStore
+) -> None:
+    shutil.copyfile(made_store.bundles[0], made_store.bundles[0].with_suffix(".mvr"))
+    made_store.bundles[0].with_suffix(".mvr").chmod(0o600)
+    os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
+    findings = torpor("verify", "--store", made_store.path, "--json").document["findings"]
+    (damage,) = [one for one in findings if one["code"] != "twin_file"]
+    assert "Version 1 of torpor://default/agent is intact" in damage["remedy"]
 
 
 def test_a_lineage_read_from_the_files_is_newest_first_like_the_daemons(torpor: Torpor, made_store: MadeStore) -> None:
