@@ -4,8 +4,8 @@ Owns the plan of a prune, its report, and in how large steps it commits. What a 
 a version leaves in deletion.py.
 
 Rules:
-- Before a session loses anything, its versions that are to stay are opened, and the head of each of their blocks is
-  read: one that fails does not count, so an earlier one stays for it. Damage inside a block's bytes is left to a deep
+- Versions that are to stay are opened, and the head of each of their blocks is read, also where nothing goes: one that
+  fails is told and does not count, so an earlier one stays for it. Damage inside a block's bytes is left to a deep
   verify: to read them all would take hours.
 - Only what was planned is dropped, and only if a second look inside the commit, with the marks as they are then, says
   the same: a version that is tagged meanwhile stays.
@@ -66,13 +66,12 @@ def _plan_soundly(
     now_ns: int,
     unsound: dict[bytes, Finding],
 ) -> RetentionPlan:
-    """A plan in which no session that loses something rests on versions that cannot be woken; those are added to
-    `unsound`, and why."""
+    """A plan in which no session rests on versions that cannot be woken; those are added to `unsound`, and why."""
     plan = _plan(core, uris, retention, now_ns, unsound)
     by_session: dict[SessionUri, RetentionPlan] = {}
     kept = _by_session(plan)
-    for uri in dict.fromkeys(row.uri for row in plan.drop):
-        its_plan = _session_plan(core, uri, kept.get(uri, ()), retention, now_ns, unsound)
+    for uri in kept:
+        its_plan = _session_plan(core, uri, kept[uri], retention, now_ns, unsound)
         if its_plan is not None:
             by_session[uri] = its_plan
     keep = [one for one in plan.keep if one.row.uri not in by_session]

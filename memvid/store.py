@@ -391,10 +391,9 @@ class Store:
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.
 
-        The newest version, tagged and pinned ones always stay. Before a session loses anything, what stays of it is
-        looked at as a wake would, but for the bytes of its blocks: a version that cannot be woken stands in `problems`,
-        and an earlier one stays for it. A dry run says what would go and changes nothing; it works in a store that was
-        opened for reading.
+        The newest version, tagged and pinned ones always stay. What stays is looked at as a wake would, but for the
+        bytes of its blocks: a version that cannot be woken stands in `problems`, and an earlier one stays for it. A
+        dry run says what would go and changes nothing; it works in a store that was opened for reading.
 
         Raises:
             SessionNotFound, CorruptMarks: nothing was dropped.

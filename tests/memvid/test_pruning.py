@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
-from torpor.memvid import BundleReader, Finding, IndexRow, Receipt, Store
+from torpor.memvid import BundleReader, Finding, IndexRow, Receipt, SessionUri, Store
 from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import CorruptMarks, InvalidPolicy, NoSpace, ReadOnlyStore, SessionNotFound, StoreIoError
 from torpor.memvid.folder import StoreFolder
@@ -407,6 +407,19 @@ def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(
         assert contents(second) == expected(200, seed=1)
 
 
+@pytest.mark.parametrize("only", [URI, None], ids=["one session", "all"])
+def test_a_version_that_cannot_be_woken_is_told_also_where_nothing_goes(store: Store, only: SessionUri | None) -> None:
+    sleep(store, 100)
+    store.pin(URI, 1)
+    lost = sleep(store, 200, seed=1)
+    path = bundle_path(store, lost.bundle_id)
+    path.unlink()
+    for dry_run in (True, False):
+        report = store.prune(LAST, only, dry_run=dry_run)
+        assert versions(store) == [1, 2]
+        assert [(one.code, one.path) for one in report.problems] == [("bundle_missing", str(path))]
+
+
 def test_a_newest_version_whose_blocks_lie_in_a_file_that_is_lost_costs_no_other_one(store: Store) -> None:
     alone = sleep(store, 100, seed=7)
     first = sleep(store, 600, uri=OTHER_URI)
@@ -437,8 +450,8 @@ def test_a_lost_version_that_no_rule_keeps_is_dropped_and_no_problem(store: Stor
     assert (versions(store), report.problems) == ([2], ())
 
 
-def test_a_session_that_loses_nothing_is_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prune of a store of many sessions reads only those that it takes something from."""
+def test_what_a_prune_drops_is_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what stays, of every session, and nothing else."""
     looked: list[bytes] = []
     real = StoreCore.open_reader
 
@@ -446,12 +459,12 @@ def test_a_session_that_loses_nothing_is_not_looked_at(store: Store, monkeypatch
         looked.append(bundle_id)
         return real(self, bundle_id)
 
-    sleep(store, 100, uri=OTHER_URI)
+    other = sleep(store, 100, uri=OTHER_URI)
     sleep(store, 100)
     newest = sleep(store, 200, seed=1)
     monkeypatch.setattr(StoreCore, "open_reader", open_reader)
     store.prune(LAST)
-    assert looked == [newest.bundle_id]
+    assert sorted(looked) == sorted([newest.bundle_id, other.bundle_id])
 
 
 def test_a_version_deleted_while_a_prune_looks_at_it_is_no_problem(
