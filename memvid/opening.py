@@ -188,16 +188,17 @@ def _deleted(index: Index, absent: Iterable[IndexRow], retired: Iterable[IndexRo
 
 def _missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
     """Versions whose file is not there, by a second look: one may have been published since the folder was listed."""
-    found = []
-    for row in rows:
-        path = folder.bundle_path(row.bundle_id)
-        if not folder.has_bundle(row.bundle_id):
-            message = (
-                f"{path} is missing: version {row.version} of {row.uri} cannot be woken. Put the file back from a "
-                "backup; without one, `torpor repair` saves what is left."
-            )
-            found.append(Finding(path, BundleMissing.code, message))
-    return found
+    return [missing_finding(folder, row) for row in rows if not folder.has_bundle(row.bundle_id)]
+
+
+def missing_finding(folder: StoreFolder, row: IndexRow) -> Finding:
+    """What to tell of a version whose file is not there."""
+    path = folder.bundle_path(row.bundle_id)
+    message = (
+        f"{path} is missing: version {row.version} of {row.uri} cannot be woken. Put the file back from a "
+        "backup; without one, `torpor repair` saves what is left."
+    )
+    return Finding(path, BundleMissing.code, message)
 
 
 def _no_more_missed(folder: StoreFolder, missed: Mapping[bytes, IndexRow], files: Mapping[bytes, str]) -> set[bytes]:

@@ -162,6 +162,7 @@ class UsageReport:
     By need: `live_bytes` + `retired_bytes` = the sessions' `exclusive_bytes` + `shared_bytes` + `unneeded_bytes`.
     `shared_bytes` counts a frame that several sessions need once; `unneeded_bytes` is what gc and compact can give
     back. Bundles that cannot be read (`problems`) count as `unreadable_bytes` alone: nobody can say what is in them.
+    Versions whose files are missing are `problems` too, and have no bytes.
     `written_today_bytes` and `free_bytes` (of the disk) are what the budgets look at.
     """
 

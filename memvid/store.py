@@ -381,12 +381,13 @@ class Store:
 
     def usage(self) -> UsageReport:
         """What the store takes, by place and by need, and each session's part of it. Works in a store that was opened
-        for reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions.
+        for reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions. Counts
+        the versions that are listed; those whose files are missing or cannot be read are `problems`.
 
         Raises:
             StoreIoError, StoreClosed
         """
-        return usage.usage(self._core)
+        return usage.usage(self._core, self._promised)
 
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.

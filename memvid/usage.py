@@ -1,6 +1,8 @@
 """Usage: what the store takes, by place and by need, and each session's part of it.
 
-Owns the sums, and that they come out even. Which frames which sessions need is asked in needs.py. Changes nothing.
+Owns the sums, and that they come out even. Which frames which sessions need is asked in needs.py. How many versions a
+session has, with how many tokens, the index says, as it does to whoever lists sessions: one that cannot be read, or
+whose file is missing, is a version too. Changes nothing.
 
 How it scales: each version's manifest and directory are read once, and once more those of files with blocks that
 others look for; no payload is read. So the time grows with the number of versions times their blocks, the memory with
@@ -15,7 +17,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from . import durable
@@ -25,12 +27,14 @@ from .core import StoreCore
 from .errors import BundleMissing, StoreError
 from .folder import BUNDLES, QUARANTINE, RETIRED_SUFFIX
 from .incoming import INCOMING
-from .index import INDEX_FILE
+from .index import INDEX_FILE, SHADOWED, row_of
 from .manifest import Manifest
 from .needs import UNREADABLE_CODE, Needs, read_needs
+from .opening import missing_finding
 from .paths import list_names, open_folder
-from .records import Finding, SessionUsage, UsageReport
+from .records import Finding, IndexRow, SessionUsage, UsageReport
 from .uri import SessionUri
+from .verify import Promised
 
 
 @dataclass(slots=True)
@@ -49,8 +53,10 @@ class _Session:
 @dataclass(slots=True)
 class _Tally:
     """The store's sums so far. Every byte of a readable file is in `live` or `retired` once, and once in what a session
-    needs alone, what several share, or what nobody needs."""
+    needs alone, what several share, or what nobody needs. `listed` are the bundles of which the index tells the
+    facts, or that they are no versions."""
 
+    listed: Collection[bytes] = ()
     sessions: dict[SessionUri, _Session] = field(default_factory=dict)
     live_bytes: int = 0
     retired_bytes: int = 0
@@ -64,14 +70,19 @@ class _Tally:
         session = self.sessions.setdefault(manifest.uri, _Session())
         listed = {entry.id for entry in manifest.blocks}
         surplus = sum(frame.frame_bytes for frame in file.directory.frames if frame.id not in listed)
-        session.versions += 1
-        if manifest.version > session.newest:
-            session.newest, session.token_count = manifest.version, manifest.token_count
-        session.logical_bytes += manifest.logical_bytes
+        if file.bundle_id not in self.listed:  # it was put to sleep since the index was read
+            self.add_version(row_of(manifest, file.bundle_id, file.file_bytes))
         session.stored_bytes += file.file_bytes
         session.exclusive_bytes += file.file_bytes - surplus
         self.unneeded_bytes += surplus
         self.live_bytes += file.file_bytes
+
+    def add_version(self, row: IndexRow) -> None:
+        session = self.sessions.setdefault(row.uri, _Session())
+        session.versions += 1
+        if row.version > session.newest:
+            session.newest, session.token_count = row.version, row.token_count
+        session.logical_bytes += row.logical_bytes
 
     def add_retired(self, file: BundleFile) -> None:
         self.retired_bytes += file.file_bytes
@@ -102,11 +113,13 @@ class _Tally:
             session.shared_bytes += size_bytes
 
 
-def usage(core: StoreCore) -> UsageReport:
-    """See `Store.usage`."""
+def usage(core: StoreCore, promised: Promised) -> UsageReport:
+    """See `Store.usage`. `promised` says, by a fresh look, which bundles still belong to a session."""
     core.require_open()
-    tally = _Tally()
+    rows = core.index.all_rows()
+    tally = _Tally(listed={*(row.bundle_id for row in rows), *core.index.with_status(SHADOWED)})
     needs = read_needs(core, tally.add_live)
+    _add_versions(core, rows, promised, tally)
     _add_needed(core, needs, tally)
     _add_unread(core, needs, tally)
     places = _places(core)
@@ -140,6 +153,17 @@ def usage(core: StoreCore) -> UsageReport:
         ),
         problems=tuple(tally.problems),
     )
+
+
+def _add_versions(core: StoreCore, rows: Sequence[IndexRow], promised: Promised, tally: _Tally) -> None:
+    absent = [row.bundle_id for row in rows if not core.folder.has_bundle(row.bundle_id)]
+    missing = promised(absent) if absent else set()
+    gone = set(absent) - missing
+    for row in rows:
+        if row.bundle_id not in gone:
+            tally.add_version(row)
+        if row.bundle_id in missing:
+            tally.problems.append(missing_finding(core.folder, row))
 
 
 def _add_needed(core: StoreCore, needs: Needs, tally: _Tally) -> None:

@@ -180,7 +180,8 @@ def test_what_cannot_be_read_is_told_and_counts_as_nothing_else(store: Store, st
     report = store.usage()
     assert report.unreadable_bytes == len(data) - 1
     assert [(finding.path, finding.code) for finding in report.problems] == [(str(broken), "unreadable_bundle")]
-    assert [session.uri for session in report.sessions] == [URI]
+    assert [(session.uri, session.versions) for session in report.sessions] == [(URI, 1), (OTHER_URI, 1)]
+    assert of(report, OTHER_URI).stored_bytes == 0
     require_even(report, store_path)
     store.close()
     (store_path / "index.sqlite").unlink()
@@ -189,6 +190,34 @@ def test_what_cannot_be_read_is_told_and_counts_as_nothing_else(store: Store, st
         assert report.unreadable_bytes == len(data) - 1
         assert len(report.problems) == 1
         require_even(report, store_path)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_version_whose_file_is_missing_is_counted_as_it_is_listed_and_told(
+    store: Store, store_path: Path, writable: bool
+) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 600, before=first)
+    store.close()
+    path = bundle_path(store, second.bundle_id)
+    path.unlink()
+    with Store.open(store_path, writable=writable) as again:
+        listed = again.versions(URI)
+        report = again.usage()
+        require_even(report, store_path)
+    session = of(report, URI)
+    assert (session.versions, session.token_count) == (len(listed), listed[-1].token_count) == (2, 600)
+    assert session.logical_bytes == sum(row.logical_bytes for row in listed)
+    assert [(one.path, one.code) for one in report.problems] == [(str(path), "bundle_missing")]
+    assert "version 2 of torpor://default/agent cannot be woken" in report.problems[0].message
+
+
+def test_a_session_that_slept_since_the_index_was_read_is_counted(store: Store, store_path: Path) -> None:
+    sleep(store, 300)
+    with Store.open(store_path, writable=False) as reader:
+        sleep(store, 100, uri=OTHER_URI, seed=1)
+        report = reader.usage()
+    assert (of(report, OTHER_URI).versions, of(report, OTHER_URI).token_count) == (1, 100)
 
 
 def test_a_retired_file_that_cannot_be_read_is_told_too(store: Store, store_path: Path) -> None:
@@ -277,7 +306,7 @@ def test_the_work_grows_with_the_versions_and_not_with_their_pairs(
     assert opened == 21
 
 
-def test_a_backup_put_back_beside_counts_both_bundles_of_a_version(
+def test_a_backup_put_back_beside_is_no_version_and_its_bytes_count(
     store: Store, store_path: Path, tmp_path: Path
 ) -> None:
     store.close()
@@ -291,5 +320,6 @@ def test_a_backup_put_back_beside_counts_both_bundles_of_a_version(
     shutil.copy(file, target / file.name)
     with Store.open(store_path, writable=True) as again:
         report = again.usage()
-        assert of(report, URI).versions == 2
+        assert of(report, URI).versions == len(again.versions(URI)) == 1
+        assert of(report, URI).stored_bytes == sum(one.stat().st_size for one in store_path.rglob("*.mvb"))
         require_even(report, store_path)
