@@ -25,7 +25,8 @@ from typing import Final
 from blake3 import blake3
 
 from .errors import StoreError
-from .index_image import WAL_FRAME, WAL_HEADER
+from .index_image import committed_pages
+from .limits import MAX_INDEX_BYTES
 from .paths import FILE_MODE, open_file
 
 SUMS_FILE: Final = "index.sqlite-sums"
@@ -144,26 +145,12 @@ class PageSums:
 
 
 def _pages_in_wal(fd: int) -> set[int]:
-    """The pages that commits in a write-ahead log have changed."""
-    header = os.pread(fd, WAL_HEADER.size, 0)
-    if len(header) < WAL_HEADER.size:
+    """The pages that commits in a write-ahead log have changed, as far as its checksums hold. Those of a log that is
+    too long are not told: they keep the sums that they had, and so every row is checked."""
+    if os.fstat(fd).st_size > MAX_INDEX_BYTES:
         return set()
-    _, _, page_bytes, _, salts, *_ = WAL_HEADER.unpack(header)
-    if page_bytes != PAGE_BYTES:
-        return set()
-    committed: set[int] = set()
-    waiting: set[int] = set()
-    offset = WAL_HEADER.size
-    while len(frame := os.pread(fd, WAL_FRAME.size, offset)) == WAL_FRAME.size:
-        page, pages_of_file, frame_salts, *_ = WAL_FRAME.unpack(frame)
-        if frame_salts != salts:
-            break  # left from before the log began anew
-        waiting.add(page)
-        if pages_of_file:
-            committed |= waiting
-            waiting.clear()
-        offset += WAL_FRAME.size + PAGE_BYTES
-    return committed
+    pages, count = committed_pages(_read(fd, 0, MAX_INDEX_BYTES), PAGE_BYTES)
+    return {page for page in pages if page <= min(count, MAX_INDEX_BYTES // PAGE_BYTES)}
 
 
 def _stored(root_fd: int, store_path: str, file_bytes: int) -> bytearray | None:

@@ -17,8 +17,10 @@ from store_making import OTHER_URI, URI, bundle_path, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import DurabilityLost, StoreIoError
 from torpor.memvid.index import SHADOWED, Index, IndexedBundle, IndexUnusable
+from torpor.memvid.index_image import WAL_FRAME, WAL_HEADER
 from torpor.memvid.index_seals import BrokenSeal, decode_seals
-from torpor.memvid.page_sums import PAGE_BYTES, SUMS_FILE
+from torpor.memvid.limits import MAX_INDEX_BYTES
+from torpor.memvid.page_sums import PAGE_BYTES, SUMS_FILE, PageSums
 
 INDEX = "index.sqlite"
 LOG = "index.sqlite-wal"
@@ -349,6 +351,37 @@ def test_a_page_that_goes_bad_while_others_are_written_is_not_taken_for_good(sto
     sums = (store_path / SUMS_FILE).read_bytes()
     now = blake3((store_path / INDEX).read_bytes()[(page - 1) * PAGE_BYTES : page * PAGE_BYTES]).digest(16)
     assert sums[(page - 1) * 16 : page * 16] != now
+
+
+def test_a_damaged_page_number_in_the_log_is_taken_for_no_page(store: Store, store_path: Path, tmp_path: Path) -> None:
+    """Sums up to the page that it says would take gigabytes."""
+    for number in range(3):
+        sleep(store, 20, seed=number)
+    copy = _copy(store_path, tmp_path / "copy")
+    log = (copy / LOG).read_bytes()
+    frames = range(WAL_HEADER.size, len(log), WAL_FRAME.size + PAGE_BYTES)
+    commits = [at for at in frames if WAL_FRAME.unpack_from(log, at)[1]]
+    last_begins = commits[-2] + WAL_FRAME.size + PAGE_BYTES
+    before = {WAL_FRAME.unpack_from(log, at)[0] for at in frames if at < last_begins}
+    root_fd = os.open(copy, os.O_RDONLY)
+    try:
+        sums = PageSums.taken(root_fd, str(copy), INDEX)
+        for bit in range(32):
+            damaged = bytearray(log)
+            damaged[last_begins + bit // 8] ^= 1 << bit % 8
+            (copy / LOG).write_bytes(damaged)
+            sums._pending.clear()
+            sums.expect_checkpoint()
+            assert sums._pending == before
+        (copy / LOG).write_bytes(log)
+        sums.expect_checkpoint()
+        assert sums._pending == {WAL_FRAME.unpack_from(log, at)[0] for at in frames}
+        os.truncate(copy / LOG, MAX_INDEX_BYTES + 1)
+        sums._pending.clear()
+        sums.expect_checkpoint()
+        assert sums._pending == set()
+    finally:
+        os.close(root_fd)
 
 
 def test_a_checkpoint_is_made_when_the_log_is_long(store: Store, store_path: Path, monkeypatch: Any) -> None:
