@@ -70,13 +70,17 @@ def encode_header(file_bytes: int) -> bytes:
 def require_header(data: bytes, actual_bytes: int, path: str) -> None:
     """Refuse a file that is not a bundle, or of a later version, or not as long as it was written.
 
-    The version is looked at before anything that a later version may lay out differently.
+    The version is looked at before anything that a later version may lay out differently, and after the digest that
+    says that it is what was written: every later version seals its first bytes in the same way.
     """
     if len(data) < HEADER_BYTES:
         raise Truncated(f"{path} ends after {len(data)} bytes, within its header.", path=path, size_bytes=actual_bytes)
-    magic, version, header_bytes, file_bytes = _HEADER.unpack_from(data)
+    magic, version, _, file_bytes = _HEADER.unpack_from(data)
     if magic != HEADER_MAGIC:
         _corrupt(path, "header", "it does not begin like a bundle")
+    fixed = data[: _HEADER.size]
+    if blake3(fixed).digest() != data[_HEADER.size : HEADER_BYTES]:
+        _corrupt(path, "header", "its digest differs")
     if version != FORMAT_VERSION:
         raise UnsupportedFormat(
             f"{path} has bundle format version {version}; this program reads version {FORMAT_VERSION}. "
@@ -85,11 +89,8 @@ def require_header(data: bytes, actual_bytes: int, path: str) -> None:
             found=version,
             supported=FORMAT_VERSION,
         )
-    fixed = data[: _HEADER.size]
-    if blake3(fixed).digest() != data[_HEADER.size : HEADER_BYTES] or header_bytes != HEADER_BYTES:
-        _corrupt(path, "header", "its digest differs")
-    if fixed != _HEADER.pack(magic, version, header_bytes, file_bytes) or file_bytes > MAX_BUNDLE_BYTES:
-        _corrupt(path, "header", "its unused bytes are not zero, or it is too large")
+    if fixed != _HEADER.pack(magic, version, HEADER_BYTES, file_bytes) or file_bytes > MAX_BUNDLE_BYTES:
+        _corrupt(path, "header", "its length is another, its unused bytes are not zero, or the file is too large")
     if actual_bytes < file_bytes:
         raise Truncated(
             f"{path} has {actual_bytes} of its {file_bytes} bytes.",
@@ -106,11 +107,6 @@ def require_header(data: bytes, actual_bytes: int, path: str) -> None:
         )
     if file_bytes < MIN_FILE_BYTES:
         _corrupt(path, "header", "it is too short for a bundle")
-
-
-def is_sealed_header(data: bytes) -> bool:
-    """Whether a header's digest fits it, whatever version it tells: then it says what its writer meant."""
-    return len(data) >= HEADER_BYTES and blake3(data[: _HEADER.size]).digest() == data[_HEADER.size : HEADER_BYTES]
 
 
 # --- trailer

@@ -17,13 +17,9 @@ from .directory import Frame
 from .errors import StoreError, StoreIoError
 from .layout import (
     FRAME_MAGIC,
-    HEADER_BYTES,
     PREFIX_BYTES,
-    TRAILER_BYTES,
     decode_frame_head,
-    decode_trailer,
     head_bytes_told,
-    is_sealed_header,
 )
 from .limits import CHUNK_BYTES, MAX_MANIFEST_BYTES
 from .manifest import Manifest, bundle_id_of, decode_manifest
@@ -40,21 +36,16 @@ class DamagedFile(FrameFile):
 
     `frames` are those whose every byte that is used is right. None lies in another: what looks like a frame inside a
     sound one is its payload. What is read for nothing is bounded by the file's size, so that the work is linear in it,
-    whatever somebody has put there. `has_own_trailer`
-    says whether the file ends with a whole trailer of this format version and of this bundle.
+    whatever somebody has put there.
     """
 
     manifest: Manifest | None
     encoded: bytes
-    has_own_trailer: bool
-    has_sealed_header: bool
 
     def _load(self, expected_id: bytes | None) -> None:
         assert expected_id is not None  # the name is all that is certain
         self.bundle_id = expected_id
         self.manifest, self.encoded, self.frames = None, b"", {}
-        self.has_own_trailer = self._ends_with_trailer()
-        self.has_sealed_header = self.file_bytes >= HEADER_BYTES and is_sealed_header(self._read(0, HEADER_BYTES))
         # What looks like a beginning and is none costs time; a file made of such is not read to its end.
         waste = self.file_bytes + _WASTE_BYTES
         taken_to = 0
@@ -66,17 +57,6 @@ class DamagedFile(FrameFile):
             waste -= wasted
             if waste < 0:
                 break
-
-    def _ends_with_trailer(self) -> bool:
-        if self.file_bytes < TRAILER_BYTES:
-            return False
-        try:
-            data = self._read(self.file_bytes - TRAILER_BYTES, TRAILER_BYTES)
-            return decode_trailer(data, self.file_bytes, self.path).bundle_id == self.bundle_id
-        except StoreIoError:
-            raise
-        except StoreError:
-            return False
 
     def _beginnings(self) -> Iterator[tuple[int, bool]]:
         """Where a frame (True) or a manifest (False) may begin, in file order."""

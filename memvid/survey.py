@@ -33,7 +33,7 @@ from .salvage import DamagedFile
 
 Judgement = Literal["intact", "mendable", "unjudged", "lost"]
 
-_NOT_DAMAGE: Final = (StoreIoError, UnsafePath)
+_NOT_DAMAGE: Final = (StoreIoError, UnsafePath, UnsupportedFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +228,6 @@ def _examine(core: StoreCore, target: Target) -> FileState:
 def _examine_damaged(core: StoreCore, target: Target, error: StoreError) -> FileState:
     fd, path = target.open(core)
     with contextlib.closing(DamagedFile(fd, path, target.bundle_id)) as file:
-        # A later version seals its header; one flipped bit in the number of the version breaks the seal.
-        if isinstance(error, UnsupportedFormat) and (file.has_sealed_header or not file.has_own_trailer):
-            raise error
         return _state_of(file, file.manifest, None, error.message, target)
 
 

@@ -252,7 +252,7 @@ def test_threat_23_a_bundle_of_a_later_version_is_refused_and_not_touched(store:
     file = bundle_path(store, sleep(store, 300).bundle_id)
     data = bytearray(file.read_bytes())
     data[8] = 2
-    data[40] ^= 1  # its digest may well be made in another way
+    data[32:64] = blake3(bytes(data[:32])).digest()
     file.write_bytes(data)
     with pytest.raises(UnsupportedFormat) as refusal:
         wake(store)
@@ -265,6 +265,16 @@ def test_threat_23_a_bundle_of_a_later_version_is_refused_and_not_touched(store:
         require_awake(again, 200, uri=OTHER_URI, seed=9)
         with pytest.raises(UnsupportedFormat):
             wake(again)
+
+
+@pytest.mark.parametrize("bit", range(32))
+def test_a_damaged_version_number_is_damage_and_no_later_version(wake_twice: tuple[Store, Path], bit: int) -> None:
+    store, file = wake_twice
+    data = bytearray(file.read_bytes())
+    data[8 + bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+    with pytest.raises(CorruptBundle, match="its digest differs"):
+        wake(store)
 
 
 # --- a sound bundle that is not the promised one

@@ -493,6 +493,25 @@ def test_a_file_of_a_later_version_is_not_touched(store: Store, store_path: Path
     assert files_of(store_path) == before
 
 
+@pytest.mark.parametrize("cut_off", [1, 40, 4000])
+@pytest.mark.parametrize("bit", range(0, 32, 5))
+def test_a_file_with_a_damaged_version_number_and_a_cut_end_is_saved_from_and_set_aside(
+    store: Store, store_path: Path, bit: int, cut_off: int
+) -> None:
+    receipt = sleep(store, 600)
+
+    def damage(data: bytearray) -> None:
+        data[8 + bit // 8] ^= 1 << bit % 8
+        del data[-cut_off:]
+
+    damaged = change(file_of(store_path, receipt.bundle_id), damage)
+    report = require_repaired_open(store, store_path, damaged)
+    with_manifest = cut_off < 400
+    assert kinds(report) == (["quarantine", "rewrite"] if with_manifest else ["quarantine"])
+    assert [problem.code for problem in report.problems] == ([] if with_manifest else ["version_lost"])
+    assert [row.token_count for row in store.versions(URI)] == ([600] if with_manifest else [])
+
+
 def test_an_index_that_says_something_else_is_made_anew(store: Store, store_path: Path) -> None:
     receipt = sleep(store, 300)
     store.index._connection.execute("UPDATE bundles SET token_count = 7")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import store_making as making
+from blake3 import blake3
 from store_making import OTHER_URI, URI, contents, expected, require_awake, sleep
 from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, transfer, zstd
 from torpor.memvid.budget import Budget
@@ -857,6 +858,9 @@ def test_threat_23_a_file_of_a_later_version_is_refused_as_such(store: Store, ot
     sleep(store, 300)
     data = bytearray(exported(store, target).read_bytes())
     data[8] = 2
+    target.write_bytes(data)
+    refused(other, target, CorruptBundle)  # as long as its digest does not say that the 2 was written
+    data[32:64] = blake3(bytes(data[:32])).digest()
     target.write_bytes(data)
     assert refused(other, target, UnsupportedFormat).found == 2
 

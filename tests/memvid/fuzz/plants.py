@@ -60,7 +60,7 @@ PLANTS: Final = (
     Plant("block id is not compared", "bundle", "bundle.py", "if block_id_of(head.block_header) != block_id:", "if False:"),
     Plant("bundle id is not compared", "bundle", "bundle.py", "if bundle_id_of(encoded) != self.bundle_id:", "if False:"),
     Plant("payloads need not fill a frame", "bundle", "layout.py", "if frame_bytes_for(len(data), stored) != frame_bytes:", "if False:"),
-    Plant("unused bytes of a header", "bundle", "layout.py", "if fixed != _HEADER.pack(magic, version, header_bytes, file_bytes) or", "if"),
+    Plant("unused bytes of a header", "bundle", "layout.py", "if fixed != _HEADER.pack(magic, version, HEADER_BYTES, file_bytes) or", "if"),
     Plant("a crash in a rare branch", "bundle", "packing.py", "    raise _Refused(\"it holds an extension type\")\n\n\ndef _map", "    import os\n    os.abort()\n\n\ndef _map"),
     Plant("the chain is not compared at a wake", "store", "bundle.py", "    if found != promised:\n", "    if False:\n"),
     Plant("the row is not compared at a wake", "index", "store.py", "            require_same_as_row(row, uri, reader.manifest, reader.path)\n", "            pass\n"),
