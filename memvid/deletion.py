@@ -7,6 +7,9 @@ Rules:
 - A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss.
 - Oldest versions first. A session whose newest version is retired is deleted; one whose newest version stands has lost
   those versions whose files are retired, and no other one.
+- What repair has set aside of a session goes after that, so a delete that fails before has not touched it; where one is
+  cut off the next opening lets it go. What lies in quarantine of a version that stands is retired just before its file,
+  for a retired file beside a version in quarantine says that repair has set it aside.
 - Whatever a bundle that cannot be read might need stays: while there is one, no file is removed.
 - A delete considers the files of its session and of the bundles that held blocks for it: no other one can have lost
   its last user by it. What an earlier one left behind is found at the next open or gc, which consider all files.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from . import quarantine, twins
 from .errors import (
@@ -29,51 +33,98 @@ from .errors import (
     UnsafePath,
     UnsupportedFormat,
 )
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
-from .index import UNREADABLE, Index
+from .folder import LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, StoreFolder
+from .index import ASIDE, UNREADABLE, Index
 from .marks import Marks
 from .pins import Pins
-from .records import DeleteReport
+from .records import DeleteReport, Finding
 from .uri import SessionUri
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """What a step from versions to none did.
+
+    freed: the bytes that it had to free; a full disk has no room to drop rows, and must not stop a delete.
+    problems: what it could not mark as deleted in quarantine.
+    """
+
+    freed: int
+    problems: tuple[Finding, ...]
 
 
 def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUri) -> DeleteReport:
     """Retire all bundles of a session, whatever their status, drop their rows, and remove what nothing needs."""
-    versions = len(index.versions(uri))
+    versions = len(index.numbers_of(uri))
     bundle_ids = index.bundles_of(uri)
     holders = {holder for bundle_id in bundle_ids for holder in index.refs_of(bundle_id)}
-    freed = retire(folder, index, pins, bundle_ids)
+    retirement = retire(folder, index, pins, bundle_ids)
     unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
     asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
-    freed += sum(remove_unneeded(folder, index, pins, asked).values())
+    freed = retirement.freed + sum(remove_unneeded(folder, index, pins, asked).values())
     unmark(folder, uri)  # again, for now there may be room
     kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
     )
-    return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable)
+    return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, retirement.problems)
 
 
-def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> int:
-    """Make versions mere holders of blocks: their files are renamed in this order, then their rows go, all at once.
-
-    Returns the bytes that this had to free: a full disk has no room to drop rows, and must not stop a delete.
+def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> Retirement:
+    """Make versions mere holders of blocks: their files are renamed in this order, then what was set aside is let go,
+    then their rows go, all at once.
 
     Raises:
         StoreIoError, NoSpace: a file could not be renamed. Those before it are retired, and their rows are gone.
         DurabilityLost: files are retired whose rows nothing could take away, or a folder could not be flushed.
     """
+    copies, problems = _in_quarantine(folder)
+    aside = frozenset(index.with_status(ASIDE))
+    standing = [one for one in bundle_ids if one not in aside or folder.suffix_of(one) == LIVE_SUFFIX]
     retired: list[bytes] = []
-    with contextlib.suppress(StoreIoError):  # what lies there must not stop a delete
-        quarantine.retire(folder, bundle_ids)
     try:
-        for bundle_id in bundle_ids:
+        for bundle_id in standing:
+            problems += _let_go(folder, copies.get(bundle_id, ()))
             twins.retire(folder, bundle_id)
             retired.append(bundle_id)
     except (StoreIoError, NoSpace):
         _drop(folder, index, pins, retired)
         raise
-    return _drop(folder, index, pins, retired)
+    set_aside = [one for one in bundle_ids if one in aside and one not in retired]
+    problems += _let_go(folder, [name for bundle_id in set_aside for name in copies.get(bundle_id, ())])
+    return Retirement(_drop(folder, index, pins, [*retired, *set_aside]), tuple(problems))
+
+
+def let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
+    """Let what lies in quarantine of deleted versions be none any more; what could not be. Raises DurabilityLost."""
+    copies, problems = _in_quarantine(folder)
+    return problems + _let_go(folder, [name for bundle_id in bundle_ids for name in copies.get(bundle_id, ())])
+
+
+def _in_quarantine(folder: StoreFolder) -> tuple[dict[bytes, list[str]], list[Finding]]:
+    """What lies there as a version, by bundle, or why nobody can say: that must not stop a delete."""
+    try:
+        return quarantine.list_versions(folder), []
+    except (UnsafePath, StoreIoError) as error:
+        path = f"{folder.path}/{QUARANTINE}"
+        message = (
+            f"Whether {path} still holds something of the versions that were deleted cannot be told; an index made "
+            "anew would take it for versions that repair has set aside. Put that right, and let `torpor forget` or "
+            f"`torpor gc --quarantine` take it away. {error.message}"
+        )
+        return {}, [Finding(path, error.code, message)]
+
+
+def _let_go(folder: StoreFolder, names: Iterable[str]) -> list[Finding]:
+    found = []
+    for path, error in quarantine.retire(folder, names).items():
+        message = (
+            f"{path} is of a version that was deleted, and could not be marked so; an index made anew would take it "
+            "for a version that repair has set aside. Remove it, or let `torpor forget` or `torpor gc --quarantine` do "
+            f"so. {error.message}"
+        )
+        found.append(Finding(path, error.code, message))
+    return found
 
 
 def _drop(folder: StoreFolder, index: Index, pins: Pins, retired: Sequence[bytes]) -> int:

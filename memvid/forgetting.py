@@ -219,7 +219,8 @@ class _Forget:
         core = self._core
         rows = core.index.rows_of(bundle_ids)
         with core.committing():
-            room = deletion.retire(core.folder, core.index, core.pins, bundle_ids) if bundle_ids else 0
+            # What this could not do in quarantine is told, or put right, where that is looked through.
+            room = deletion.retire(core.folder, core.index, core.pins, bundle_ids).freed if bundle_ids else 0
             removed = deletion.remove_unneeded(core.folder, core.index, core.pins)
             deletion.unmark(core.folder, self._uri)
         self._freed += room

@@ -852,6 +852,14 @@ class Index:
             (uri.namespace, uri.name),
         )
 
+    def numbers_of(self, uri: SessionUri) -> list[int]:
+        """The version numbers that a session has given to what it still has, be it set aside or missed."""
+        found = self._select(
+            "SELECT DISTINCT version FROM bundles WHERE namespace = ? AND name = ? ORDER BY version",
+            (uri.namespace, uri.name),
+        )
+        return [int(number) for (number,) in found]
+
     def knows(self, bundle_id: bytes) -> bool:
         return bool(self._select("SELECT 1 FROM bundles WHERE bundle_id = ?", (bundle_id,)))
 

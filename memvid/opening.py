@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from . import quarantine, twins
 from .bundle import BundleFile
-from .deletion import remove_unneeded
+from .deletion import let_go, remove_unneeded
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import ASIDE, LIVE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed
@@ -98,21 +98,25 @@ def _open_and_reconcile(folder: StoreFolder, files: Mapping[bytes, str], writabl
     opener = Index.open if writable else Index.copy_to_memory
     index = opener(folder.path, folder.root_fd, folder.uuid)
     try:
-        return index, _reconcile(folder, index, files)
+        return index, _reconcile(folder, index, files, writable=writable)
     except BaseException:
         index.close()
         raise
 
 
-def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) -> OpenReport:
+def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *, writable: bool) -> OpenReport:
     live = _live(files)
     with _believed():
         known, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
-        missed, aside = index.missed(), set(index.with_status(ASIDE))
+        missed, given_up = index.missed(), index.given_up()
+        aside = set(given_up)
         known -= aside | missed.keys()
         absent = index.rows_of(known - files.keys())
         retired = known & files.keys() - live
-        retired |= _deleted(index, absent.values(), index.rows_of(retired).values())
+        rows = index.rows_of(retired).values()
+        retired |= _deleted(index, absent.values(), rows)
+        deleted_aside = _deleted(index, (row for one, row in given_up.items() if one not in live), rows)
+    left = let_go(folder, deleted_aside) if writable and deleted_aside else []
     gone = known - files.keys() - absent.keys()
     scan = _read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
     scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside]
@@ -126,7 +130,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
     changes = _changes(
         scan,
         rivals,
-        dropped=retired | gone | unread | back | found,
+        dropped=retired | gone | unread | back | found | deleted_aside,
         settled=again.bundles,
         unsettled=missing - unsettled,
     )
@@ -138,7 +142,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) ->
             settled=changes.settled,
             unsettled=changes.unsettled,
         )
-    findings = [*scan.findings, *again.findings, *_missing(folder, [absent[one] for one in sorted(missing)])]
+    findings = [*left, *scan.findings, *again.findings, *_missing(folder, [absent[one] for one in sorted(missing)])]
     findings += _missed_findings(folder, [row for bundle_id, row in sorted(missed.items()) if bundle_id not in found])
     return OpenReport(None, len(live - known - aside) + len(back), len(gone), 0, tuple(findings))
 

@@ -52,7 +52,9 @@ def prune(
     dropped: list[IndexRow] = []
     freed: dict[bytes, int] = {}
     for step in _steps(plan.drop):
-        dropped += _drop(core, step, retention, now_ns, unsound, freed)
+        rows, left = _drop(core, step, retention, now_ns, unsound, freed)
+        dropped += rows
+        problems += left
     with core.committing():
         for bundle_id, size_bytes in deletion.remove_unneeded(core.folder, core.index, core.pins).items():
             freed[bundle_id] = freed.get(bundle_id, 0) + size_bytes
@@ -164,15 +166,16 @@ def _drop(
     now_ns: int,
     unsound: Collection[bytes],
     freed: dict[bytes, int],
-) -> list[IndexRow]:
+) -> tuple[list[IndexRow], tuple[Finding, ...]]:
+    """The versions that went, and what of them could not be marked as gone in quarantine."""
     with core.committing():
         planned = {row.bundle_id for row in step}
         again = _plan(core, dict.fromkeys(row.uri for row in step), retention, now_ns, unsound)
         rows = [row for row in again.drop if row.bundle_id in planned]
-        freed_for_room = deletion.retire(core.folder, core.index, core.pins, _with_rivals(core, rows))
-        if freed_for_room:
-            freed[rows[-1].bundle_id] = freed_for_room
-        return rows
+        retirement = deletion.retire(core.folder, core.index, core.pins, _with_rivals(core, rows))
+        if retirement.freed:
+            freed[rows[-1].bundle_id] = retirement.freed
+        return rows, retirement.problems
 
 
 def _with_rivals(core: StoreCore, rows: Sequence[IndexRow]) -> list[bytes]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from . import durable
-from .errors import BundleMissing, UnsafePath
+from .errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, StoreFolder
 from .limits import CHUNK_BYTES
 from .paths import (
@@ -56,18 +56,35 @@ def move_back(folder: StoreFolder, name: str, bundle_id: bytes) -> None:
         durable.sync_folder(fd, _path(folder))
 
 
-def retire(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> None:
-    """Durably mark what lies here of deleted versions as retired: a repair must not bring it back. Needs no space."""
-    gone = frozenset(bundle_ids)
-    named = [name for bundle_id, suffix, name in list_bundles(folder) if suffix == LIVE_SUFFIX and bundle_id in gone]
-    found = [name for name in named if _is_own(folder, name)]
-    if not found:
-        return
-    with _opened(folder) as fd:
-        path = _path(folder)
-        for name in found:
-            durable.rename(fd, name, _free_name(fd, path, name.partition(".")[0] + RETIRED_SUFFIX), path)
-        durable.sync_folder(fd, path)
+def list_versions(folder: StoreFolder) -> dict[bytes, list[str]]:
+    """The names here of each bundle that lies here as a version. Raises UnsafePath, StoreIoError."""
+    found: dict[bytes, list[str]] = {}
+    for bundle_id, suffix, name in list_bundles(folder):
+        if suffix == LIVE_SUFFIX:
+            found.setdefault(bundle_id, []).append(name)
+    return found
+
+
+def retire(folder: StoreFolder, names: Iterable[str]) -> dict[str, StoreError]:
+    """Durably mark files of versions here, which are deleted, as retired: a repair must not bring them back. Needs no
+    space. Those that could not be, by path, and why; somebody else's files, which no repair takes, are left."""
+    failed: dict[str, StoreError] = {}
+    path = _path(folder)
+    with contextlib.ExitStack() as stack:
+        fd = None
+        for name in names:
+            try:
+                if not _is_own(folder, name):
+                    continue
+                fd = stack.enter_context(_opened(folder)) if fd is None else fd
+                durable.rename(fd, name, _free_name(fd, path, name.partition(".")[0] + RETIRED_SUFFIX), path)
+            except FileNotFoundError:
+                continue
+            except (NoSpace, StoreIoError, UnsafePath) as error:
+                failed[f"{path}/{name}"] = error
+        if fd is not None:
+            durable.sync_folder(fd, path)
+    return failed
 
 
 def _is_own(folder: StoreFolder, name: str) -> bool:
@@ -78,10 +95,11 @@ def _is_own(folder: StoreFolder, name: str) -> bool:
 
 
 def list_bundles(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
-    """What lies here under the name of a bundle: its id, the ending, and the whole name; the newest of each first."""
+    """What lies here under the name of a bundle: its id, the ending, and the whole name; the newest of each first.
+    Raises UnsafePath, StoreIoError."""
     try:
         fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
-    except (FileNotFoundError, UnsafePath):
+    except FileNotFoundError:
         return []
     try:
         names = list_names(fd, _path(folder))

@@ -42,10 +42,20 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be: where, the code of the error it is, and a sentence."""
+
+    path: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteReport:
     """What a delete did. Bundles that others still need, or that are open, are `bundles_kept`.
 
     `unreadable` are the paths of bundles that nobody can tell the owner of: a version of this session may be in one.
+    `problems` tell what lies in quarantine and could not be marked as deleted: it may come back from there.
     """
 
     uri: SessionUri
@@ -54,15 +64,7 @@ class DeleteReport:
     bundles_kept: int
     bytes_freed: int
     unreadable: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it should be: where, the code of the error it is, and a sentence."""
-
-    path: str
-    code: str
-    message: str
+    problems: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,7 +353,8 @@ class Store:
     # --- delete
 
     def delete_session(self, uri: SessionUri) -> DeleteReport:
-        """Forget a session, all versions of it. Needs no disk space.
+        """Forget a session, all versions of it, also those that repair has set aside or that are missed, if it has no
+        others. Needs no disk space.
 
         A crash leaves the session as it was, or without its oldest versions, or gone. Bundles that other sessions
         refer to keep their files, but are never listed as this session's again.
@@ -362,7 +363,7 @@ class Store:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
         with self._core.committing():
-            if self.index.find(uri) is None:
+            if not self.index.bundles_of(uri):
                 raise self._not_found(uri, None)
             return deletion.delete_session(self._core.folder, self.index, self._core.pins, uri)
 

@@ -6,14 +6,24 @@ import errno
 import os
 import shutil
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
-from torpor.memvid import SessionUri, Store
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, frame_of, require_awake, sleep
+from torpor.memvid import Receipt, SessionUri, Store, durable, quarantine
 from torpor.memvid.core import StoreCore
-from torpor.memvid.errors import BlockMissing, BundleMissing, DurabilityLost, NoSpace, SessionNotFound, StoreIoError
+from torpor.memvid.errors import (
+    BlockMissing,
+    BundleMissing,
+    DurabilityLost,
+    NoSpace,
+    SessionNotFound,
+    StoreError,
+    StoreIoError,
+    UnsafePath,
+)
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 from torpor.memvid.records import OpenReport
@@ -496,3 +506,154 @@ def test_a_session_deleted_while_a_read_only_store_opens_is_not_listed(
         assert files(store) == [".mvb", ".mvr"]
         assert [row.uri for row in reader.iter_sessions()] == [OTHER_URI]
         assert reader.opening.unreadable == ()
+
+
+# --- what repair has set aside
+
+
+def spoil(store: Store, receipt: Receipt, number: int) -> None:
+    """Damage a block of a version's file."""
+    frame = frame_of(store, receipt.entries[number])
+    path = bundle_path(store, receipt.bundle_id)
+    data = bytearray(path.read_bytes())
+    data[frame.offset + frame.head_bytes + 5] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def set_aside(store: Store, tmp_path: Path) -> tuple[Receipt, Path]:
+    """A session of versions 1 and 3, whose version 2 lies in quarantine; and a file with the blocks that it lacks."""
+    second = sleep(store, 900, before=sleep(store, 300))
+    export = tmp_path / "second.mvb"
+    store.export_session(URI, 2, export)
+    spoil(store, second, 2)
+    store.repair()
+    assert [row.version for row in store.versions(URI)] == [1, 3]
+    return second, export
+
+
+def make_new_index(store: Store) -> Store:
+    store.close()
+    for name in ("index.sqlite", "index.sqlite-sums"):
+        (Path(store.path) / name).unlink()
+    return Store.open(store.path, writable=True)
+
+
+def come_back(store: Store, export: Path) -> list[int]:
+    """The versions of the session once the blocks that were missing are there again, and a repair has looked."""
+    store.import_file(export, as_uri=OTHER_URI)
+    store.repair()
+    return [row.version for row in store.versions(URI)]
+
+
+def test_a_delete_that_fails_before_its_first_rename_leaves_what_is_set_aside_as_it_was(
+    store: Store, set_aside: tuple[Receipt, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreIoError("refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreFolder, "retire", refuse)
+        with pytest.raises(StoreIoError):
+            store.delete_session(URI)
+    assert list(store.index.given_up()) == [set_aside[0].bundle_id]
+    assert 2 in come_back(store, set_aside[1])
+
+
+def test_a_delete_cut_off_before_what_is_set_aside_is_finished_by_the_next_opening(
+    store: Store, store_path: Path, set_aside: tuple[Receipt, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    retire = quarantine.retire
+
+    def die(folder: StoreFolder, names: Iterable[str]) -> dict[str, StoreError]:
+        if names := list(names):
+            raise Killed
+        return retire(folder, names)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(quarantine, "retire", die)
+        with pytest.raises(Killed):
+            store.delete_session(URI)
+    store.close()
+    with Store.open(store_path, writable=False) as reader:
+        assert list(reader.iter_sessions()) == []
+    assert [file.suffixes[0] for file in (store_path / "quarantine").iterdir()] == [".mvb"]
+    with Store.open(store_path, writable=True) as again:
+        assert (again.index.given_up(), again.opening.unreadable) == ({}, ())
+        assert [file.suffixes[0] for file in (store_path / "quarantine").iterdir()] == [".mvr"]
+    with make_new_index(again) as anew:
+        assert come_back(anew, set_aside[1]) == []
+
+
+@pytest.mark.parametrize("how", ["delete", "prune"])
+def test_a_quarantine_that_cannot_be_looked_into_is_told_by_what_deletes_beside_it(
+    store: Store, store_path: Path, set_aside: tuple[Receipt, Path], how: str
+) -> None:
+    folder = store_path / "quarantine"
+    folder.chmod(0o770)
+    report = store.delete_session(URI) if how == "delete" else store.prune(Retention(keep_last=1), URI)
+    assert [(problem.path, problem.code) for problem in report.problems] == [(str(folder), "unsafe_path")]
+    assert "torpor gc --quarantine" in report.problems[0].message
+    assert [row.version for row in store.versions(URI)] == ([] if how == "delete" else [3])
+    folder.chmod(0o700)
+    if how == "delete":
+        store.forget(URI)
+        with make_new_index(store) as anew:
+            assert come_back(anew, set_aside[1]) == []
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_what_cannot_be_marked_as_deleted_in_quarantine_is_told(
+    store: Store, store_path: Path, set_aside: tuple[Receipt, Path], monkeypatch: pytest.MonkeyPatch, stands: bool
+) -> None:
+    if stands:
+        assert 2 in come_back(store, set_aside[1])  # and leaves the damaged file there
+    rename = durable.rename
+
+    def refuse(folder_fd: int, old: str, new: str, folder_path: str) -> None:
+        if folder_path.endswith("quarantine"):
+            raise StoreIoError("refused")
+        rename(folder_fd, old, new, folder_path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "rename", refuse)
+        report = store.delete_session(URI)
+    left = {str(file) for file in (store_path / "quarantine").glob(f"{set_aside[0].bundle_id.hex()}.mvb.*")}
+    assert left
+    assert left <= {problem.path for problem in report.problems}
+    assert {problem.code for problem in report.problems} == {"store_io"}
+
+
+def test_an_index_made_anew_refuses_a_quarantine_that_it_cannot_look_into(
+    store: Store, store_path: Path, set_aside: tuple[Receipt, Path]
+) -> None:
+    """It holds numbers that were given, and what must stay: an index without them would lose both."""
+    (store_path / "quarantine").chmod(0o770)
+    with pytest.raises(UnsafePath):
+        make_new_index(store)
+    (store_path / "quarantine").chmod(0o700)
+    with Store.open(store_path, writable=True) as again:
+        assert list(again.index.given_up()) == [set_aside[0].bundle_id]
+
+
+@pytest.mark.parametrize("status", ["aside", "missed"])
+def test_a_session_of_which_nothing_is_listed_can_be_deleted(store: Store, store_path: Path, status: str) -> None:
+    receipt = sleep(store, 300)
+    store.tag(URI, 1, "good")
+    bundle_path(store, receipt.bundle_id).unlink()
+    if status == "aside":
+        store.repair()
+    else:
+        store = make_new_index(store)
+    assert (list(store.iter_sessions()), store.index.bundles_of(URI)) == ([], [receipt.bundle_id])
+    assert store.delete_session(URI).versions_deleted == 1
+    assert (store.index.bundles_of(URI), bool(store.marks(URI))) == ([], False)
+    with pytest.raises(SessionNotFound):
+        store.delete_session(URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert sleep(again, 20).version == 1
