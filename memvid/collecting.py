@@ -6,7 +6,8 @@ and has them no more. Those of a version that it was made anew without stay. Wha
 it needs and its marks, until the user has the quarantine emptied: that gives it up for good.
 
 Rules:
-- While a bundle cannot be read nothing is removed: what it needs is unknown, and so are the versions that marks mean.
+- While a bundle cannot be read, or is missed, nothing is removed: what it needs is unknown, and so are the versions
+  that marks mean.
 - A version is given up only while it is set aside: not one that is back, or whose file is under bundles/ again.
 - What is to go is asked again under the lock right before it goes, in steps of BATCH, so that no sleep waits long.
 """
@@ -29,6 +30,7 @@ from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
 from .incoming import INCOMING
 from .index import UNREADABLE
 from .marks import MARKS_FILE, Marks
+from .opening import missed_finding
 from .paths import list_names, open_folder, stat_name
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .uri import SessionUri
@@ -68,7 +70,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     else:
         core.require_writable()
         core.mend_index_file()  # beside one that is behind no file may go
-    problems = _unreadable(core)
+    problems = _beside_which_nothing_goes(core)
     if problems:
         return MaintenanceReport("gc", dry_run, (), 0, 0, tuple(problems))
     garbage = _find(core, problems)
@@ -84,11 +86,12 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     )
 
 
-def _unreadable(core: StoreCore) -> list[Finding]:
-    """The bundles beside which nothing may go."""
+def _beside_which_nothing_goes(core: StoreCore) -> list[Finding]:
+    """The bundles that cannot be read or are missed: `Index.needs_unknown`."""
+    path_of = core.folder.bundle_path
     return [
-        Finding(core.folder.bundle_path(bundle_id), UNREADABLE_CODE, _UNREADABLE_MESSAGE)
-        for bundle_id in core.index.with_status(UNREADABLE)
+        *(Finding(path_of(one), UNREADABLE_CODE, _UNREADABLE_MESSAGE) for one in core.index.with_status(UNREADABLE)),
+        *(missed_finding(path_of(one), row) for one, row in core.index.missed().items()),
     ]
 
 
@@ -138,7 +141,7 @@ class _Emptying:
         wanted = [*self._names, *sorted(self._asked - self._names.keys())]
         for at in range(0, len(wanted), BATCH):
             with self._core.committing() if not self._dry_run else contextlib.nullcontext():
-                if self._core.index.with_status(UNREADABLE):
+                if self._core.index.needs_unknown():
                     return
                 self._give_up(wanted[at : at + BATCH])
 

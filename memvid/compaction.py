@@ -39,6 +39,7 @@ from .errors import (
 )
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import UNREADABLE
+from .opening import missed_finding
 from .paths import Stamp
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .rewriting import Contents, prepared
@@ -62,11 +63,13 @@ def compact(
     else:
         core.require_writable()
     run = _Compaction(core, policy, dry_run, should_stop)
-    unreadable = core.index.with_status(UNREADABLE)
-    if unreadable:  # nobody knows what they need
-        for bundle_id in unreadable:
-            path = core.folder.bundle_path(bundle_id)
-            run.report(path, "corrupt_bundle", f"{path} cannot be read: nothing is compacted while it is there.")
+    for bundle_id in core.index.with_status(UNREADABLE):
+        path = core.folder.bundle_path(bundle_id)
+        run.report(path, "corrupt_bundle", f"{path} cannot be read: nothing is compacted while it is there.")
+    for bundle_id, row in core.index.missed().items():
+        finding = missed_finding(core.folder.bundle_path(bundle_id), row)
+        run.report(finding.path, finding.code, finding.message)
+    if core.index.needs_unknown():
         return run.result()
     for one in core.index.uris() if uri is None else [uri]:
         if run.stopped:
@@ -285,7 +288,7 @@ def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes])
 def _still(core: StoreCore, holder: bytes, users: dict[bytes, Stamp]) -> bool:
     """Whether the bundles that use a holder are those that were asked, their files the same. Under the lock: a sleep
     that has ended since is among them, and one that has not has the holder pinned."""
-    if core.index.with_status(UNREADABLE):
+    if core.index.needs_unknown():
         return False
     return all(user in users and core.folder.is_current(user, users[user]) for user in core.index.users_of(holder))
 

@@ -34,7 +34,7 @@ from .errors import (
     StoreIoError,
 )
 from .folder import StoreFolder
-from .index import UNREADABLE, Index
+from .index import Index
 from .limits import MAX_VERSION
 from .lock import StoreLock
 from .pins import Pins
@@ -140,8 +140,8 @@ class StoreCore:
     @contextlib.contextmanager
     def next_version(self, uri: SessionUri) -> Iterator[int]:
         """A version number that nobody else gets while it is being written: one more than the last, which may be of a
-        version that was set aside, than those being written, and past the numbers that bundles may have which cannot be
-        read at present or are missed.
+        version that was set aside, is missed or cannot be read, than those being written, and past as many numbers as
+        there are bundles of which nobody can tell whose versions they are.
 
         Raises:
             LimitExceeded: the last one has the largest number that there is. Only a file that was put into the store
@@ -149,8 +149,7 @@ class StoreCore:
         """
         with self._writing:
             taken = self._reserved.setdefault(uri, [])
-            unknown = len(self.index.with_status(UNREADABLE))
-            version = max([self.index.last_number(uri), *taken]) + unknown + 1
+            version = max([self.index.last_number(uri), *taken]) + self.index.unnumbered() + 1
             if version > MAX_VERSION:
                 if not taken:
                     del self._reserved[uri]
@@ -165,16 +164,13 @@ class StoreCore:
     def this_version(self, uri: SessionUri, version: int, bundle_id: bytes) -> Iterator[bool]:
         """Whether a version number is no other bundle's; if so nobody else gets it while it is being written.
 
-        While a bundle cannot be read no number is free, and none of a session's while one of its versions is missed: it
-        may have any of them. A missed version has its own by right.
+        While there is a bundle of which nobody can tell whose version it is no number is free, for it may have any. A
+        missed version has its own by right.
         """
         with self._writing:
             taken = self._reserved.setdefault(uri, [])
-            missed = self.index.missed()
-            unknown = bool(self.index.with_status(UNREADABLE)) or any(row.uri == uri for row in missed.values())
-            is_open = bundle_id in missed or not unknown
-            numbered = self.index.bundles_numbered(uri, version) - missed.keys()  # whose numbers are not facts
-            is_free = is_open and version not in taken and numbered <= {bundle_id}
+            is_open = bundle_id in self.index.missed() or not self.index.unnumbered()
+            is_free = is_open and version not in taken and self.index.bundles_numbered(uri, version) <= {bundle_id}
             taken.append(version)
         try:
             yield is_free

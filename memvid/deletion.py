@@ -10,7 +10,7 @@ Rules:
 - What repair has set aside of a session goes after that, so a delete that fails before has not touched it; where one is
   cut off the next opening lets it go. What lies in quarantine of a version that stands is retired just before its file,
   for a retired file beside a version in quarantine says that repair has set it aside.
-- Whatever a bundle that cannot be read might need stays: while there is one, no file is removed.
+- Whatever a bundle that cannot be read, or is missed, might need stays: while there is one, no file is removed.
 - A delete considers the files of its session and of the bundles that held blocks for it: no other one can have lost
   its last user by it. What an earlier one left behind is found at the next open or gc, which consider all files.
 """
@@ -165,7 +165,7 @@ def remove_unneeded(
     Returns the bytes that each frees. `files` is the folder's listing, if there is one already, or those files that may
     have lost their last user.
     """
-    if index.with_status(UNREADABLE):
+    if index.needs_unknown():
         return {}
     listed = folder.list_bundles() if files is None else files
     retired = [bundle_id for bundle_id, suffix in listed.items() if suffix == RETIRED_SUFFIX]
@@ -174,7 +174,7 @@ def remove_unneeded(
 
 def remove_retired(folder: StoreFolder, index: Index, pins: Pins, retired: Iterable[bytes]) -> dict[bytes, int]:
     """Remove those of the retired bundles' files that no other bundle needs; those that are open wait for their last
-    reader. Returns the bytes that each frees. Only where every bundle can be read."""
+    reader. Returns the bytes that each frees. Only where what every bundle needs is known."""
     free = pins.wait_or_free(unneeded(index, retired))
     return _remove(folder, index, unneeded(index, free))
 
@@ -182,9 +182,9 @@ def remove_retired(folder: StoreFolder, index: Index, pins: Pins, retired: Itera
 def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> dict[bytes, int]:
     """Remove the retired files whose last reader has closed; one that is needed after all goes with a later delete.
 
-    Beside a bundle that cannot be read none does: it may have been found since they began to wait.
+    Beside a bundle that cannot be read, or is missed, none does: it may have been found since they began to wait.
     """
-    if index.with_status(UNREADABLE):
+    if index.needs_unknown():
         return {}
     return _remove(folder, index, unneeded(index, pins.wait_or_free(())))
 
@@ -205,7 +205,7 @@ def _remove(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> d
 def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> int:
     """Free versions' bytes while their rows still stand. The files are only emptied: as long as a retired file's name
     is there, a row beside it means a delete that was cut off, not a loss."""
-    if index.with_status(UNREADABLE):
+    if index.needs_unknown():
         return 0
     leaving = set(bundle_ids)
     free = leaving.intersection(pins.wait_or_free(unneeded(index, bundle_ids, but_for=leaving)))

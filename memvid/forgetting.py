@@ -35,7 +35,6 @@ from .bundle import BundleFile
 from .core import StoreCore
 from .errors import BundleMissing, DurabilityLost, LockLost, MarksLost, SessionNotFound, StoreError, Truncated
 from .folder import BUNDLES, LIVE_SUFFIX, RETIRED_SUFFIX
-from .index import UNREADABLE
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
 from .needs import read_needs
@@ -288,7 +287,7 @@ class _Forget:
                 self._did(Action("remove", path, None, None, size_bytes, "nobody needs a block of it"))
         if step.bundle_id in removed:
             return removed[step.bundle_id]
-        if core.pins.count(step.bundle_id) or core.index.with_status(UNREADABLE):
+        if core.pins.count(step.bundle_id) or core.index.needs_unknown():
             return None
         return self._strip(step)  # the index is not sure that nobody needs it; its frames are, each of them
 
@@ -311,7 +310,7 @@ class _Forget:
                 core.folder.is_current(user, stamp) for user, stamp in users.items()
             )
             self._count(fresh.bytes_after)
-            if not current or core.index.with_status(UNREADABLE) or not fresh.commit():
+            if not current or core.index.needs_unknown() or not fresh.commit():
                 return None
             self._freed += fresh.bytes_after  # all of the old file left the disk; that much came back
             return fresh.bytes_before - fresh.bytes_after

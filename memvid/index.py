@@ -71,10 +71,12 @@ INDEX_FILES: Final = (INDEX_FILE, INDEX_FILE + WAL_SUFFIX, f"{INDEX_FILE}-shm")
 SCHEMA_VERSION: Final = 4
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
+"""A bundle whose file cannot be read, and that no row told of before. Whose version it is stands in its row where its
+manifest, or a mark, still tells."""
 SHADOWED: Final = "shadowed"
 MISSED: Final = "missed"
-"""A version that only its marks tell of, since the index was made anew without its file. Of its row only owner and
-bundle are facts; the number is the highest that was left out for it."""
+"""A version that only its marks tell of, since the index was made anew without its file. Of its row only owner, number
+and bundle are facts."""
 ASIDE: Final = "aside"
 """A version that repair has set aside: no version at present, but its number is given to no other, and what it needs
 stays, so that it can come back."""
@@ -126,7 +128,7 @@ _NO_NAME: Final = (
 )
 _NONSENSE: Final = (
     f"SELECT 1 FROM bundles WHERE {_NO_ID.format('bundle_id')} "
-    f"OR status NOT IN ({_STATUSES}) OR status <> '{UNREADABLE}' AND ("
+    f"OR status NOT IN ({_STATUSES}) OR (status <> '{UNREADABLE}' OR namespace IS NOT NULL) AND ("
     + " OR ".join(
         [
             *(f"typeof({column}) <> 'integer'" for column in _INTEGERS),
@@ -152,7 +154,7 @@ class IndexUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class IndexedBundle:
-    """What goes into the index for one bundle file; `row` is None for a bundle whose manifest cannot be read.
+    """What goes into the index for one bundle file; `row` is None for one of which nobody can tell whose version it is.
 
     `refs` are the other bundles that hold blocks of this one, `blocks` the ids of all frames in its file. Of the ids
     the index keeps the first 8 bytes, and `Index.stored` gives no more of them back.
@@ -903,6 +905,18 @@ class Index:
         """The bundles of a status other than LIVE: few, and asked for at every sleep."""
         return self._ids(f"SELECT bundle_id FROM bundles WHERE status <> '{LIVE}' AND status = ?", (status,))
 
+    def unnumbered(self) -> int:
+        """How many bundles there are that cannot be read and may have any number of any session."""
+        ((count,),) = self._select(
+            f"SELECT count(*) FROM bundles WHERE status <> '{LIVE}' AND status = ? AND namespace IS NULL", (UNREADABLE,)
+        )
+        return int(count)
+
+    def needs_unknown(self) -> list[bytes]:
+        """The bundles of which nobody knows what they need: they cannot be read, or are missed. While there is one, no
+        file is removed for not being needed."""
+        return [*self.with_status(UNREADABLE), *self.with_status(MISSED)]
+
     def stored(self, bundle_id: bytes) -> IndexedBundle | None:
         """What the index says of a bundle, of its blocks only the first 8 bytes of each id, in order."""
         with self._lock:
@@ -917,7 +931,7 @@ class Index:
             _require_seal(tuple(columns), self.path)
             if columns[-2] != storage_of(refs, keys):
                 raise _bad_row(self.path, "its references or blocks are not what was written")
-            row = None if columns[0] == UNREADABLE else _row(tuple(columns), self.path)
+            row = None if columns[2] is None else _row(tuple(columns), self.path)
         return IndexedBundle(bundle_id, columns[0], row, refs, tuple(_BLOCK_KEY.pack(key) for key in keys))
 
     def written_on(self, day: int) -> int:

@@ -92,12 +92,12 @@ not, the reference is refused with those that match."""
 MAX_MARKS: Final = 16 * KIB
 """Tags and pins of one store. People set them by hand; a program that tags each sleep should use labels."""
 
-MAX_MARKS_BYTES: Final = 8 * MIB
-"""The file with MAX_MARKS marks, each of another session of the longest name: 450 bytes each."""
+MAX_MARKS_BYTES: Final = 12 * MIB
+"""The file with MAX_MARKS marks, each of another session of the longest name: 521 bytes each."""
 
 MAX_MARKS_NODES: Final = 8 * MAX_MARKS
 """Brackets and commas in that file, counted before it is parsed; each value takes one. MAX_MARKS marks in as many
-sessions take 6 each; 128 Ki values take 14 MiB at most once built."""
+sessions take 7 each; 128 Ki values take 14 MiB at most once built."""
 
 MAX_KEEP_DAYS: Final = 36_500
 """A retention in days: a hundred years, far inside what 64 bits of nanoseconds hold."""

@@ -17,7 +17,7 @@ def tag(core: StoreCore, uri: SessionUri, version: int | None, name: str, *, mov
     with core.committing():
         row = _require_version(core, uri, version)
         marks = _marks_to_change(core, lost_is_none=move)
-        marks.tag(uri, row.bundle_id, name, move=move).save(core.folder)
+        marks.tag(uri, row.bundle_id, row.version, name, move=move).save(core.folder)
         return row
 
 
@@ -29,7 +29,7 @@ def untag(core: StoreCore, uri: SessionUri, name: str) -> None:
 def pin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
     with core.committing():
         row = _require_version(core, uri, version)
-        Marks.load(core.folder).pin(uri, row.bundle_id).save(core.folder)
+        Marks.load(core.folder).pin(uri, row.bundle_id, row.version).save(core.folder)
         return row
 
 

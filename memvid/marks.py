@@ -1,7 +1,8 @@
 """Tags and pins: what people say about versions, in STORE/marks.json. Truth, not derived: nothing can make it again.
 
-Owns the file and its strict reader. Knows nothing of bundles: a mark names a version by its bundle id, and whether
-that one is there is for the caller to ask. Marks are values; a change gives new ones, `save` makes them durable.
+Owns the file and its strict reader. Knows nothing of bundles: a mark names a version by its bundle id, with its number
+beside it, and whether that one is there is for the caller to ask. Marks are values; a change gives new ones, `save`
+makes them durable.
 
 Rules:
 - The file is canonical JSON with a digest over all the rest; a reader takes it whole or raises CorruptMarks.
@@ -19,7 +20,7 @@ import os
 import re
 import uuid
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ from .errors import (
     UnsupportedFormat,
 )
 from .folder import StoreFolder
-from .limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES
+from .limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_VERSION
 from .paths import io_error, list_names, open_file
 from .uri import VERSION_MARK, SessionUri, require_tag
 
@@ -54,10 +55,22 @@ _NODE_STARTS: Final = (b"[", b"{", b",")
 
 @dataclass(frozen=True, slots=True)
 class SessionMarks:
-    """The marks of one session: its tags, each with the bundle id of the version it names, and its pinned bundles."""
+    """The marks of one session: its tags, each with the bundle id of the version it names, its pinned bundles, and the
+    version number of each bundle that has a mark: nothing else may be left that tells it.
+
+    Raises:
+        ValueError: there are numbers of other bundles than have marks, or ones that no version has.
+    """
 
     tags: Mapping[str, bytes] = field(default_factory=dict)
     pins: frozenset[bytes] = frozenset()
+    numbers: Mapping[bytes, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.numbers.keys() != self.pins.union(self.tags.values()):
+            raise ValueError("there are version numbers of other bundles than have marks")
+        if not all(type(number) is int and 1 <= number <= MAX_VERSION for number in self.numbers.values()):
+            raise ValueError(f"a version number in it is not 1 to {MAX_VERSION}")
 
     def __len__(self) -> int:
         return len(self.tags) + len(self.pins)
@@ -138,19 +151,26 @@ class Marks:
         """The bundle id that a session's tag names."""
         return self.session(uri).tags.get(tag)
 
+    def owner_of(self, bundle_id: bytes) -> tuple[SessionUri, int] | None:
+        """Whose version a marked bundle is, and its number; None for one without marks."""
+        if bundle_id not in self._by_bundle:
+            return None
+        return next((uri, of.numbers[bundle_id]) for uri, of in self.sessions.items() if bundle_id in of.numbers)
+
     def dangling(self, known: Container[bytes]) -> list[tuple[SessionUri, bytes]]:
         """The marked bundles that are not among `known`, each with its session."""
         return [
             (uri, bundle_id)
             for uri, marks in sorted(self.sessions.items())
-            for bundle_id in sorted(marks.pins.union(marks.tags.values()))
+            for bundle_id in sorted(marks.numbers)
             if bundle_id not in known
         ]
 
     # --- changing
 
-    def tag(self, uri: SessionUri, bundle_id: bytes, tag: str, *, move: bool = False) -> Marks:
-        """Let a tag name a version. A tag names one version of a session; `move` takes it away from another one.
+    def tag(self, uri: SessionUri, bundle_id: bytes, number: int, tag: str, *, move: bool = False) -> Marks:
+        """Let a tag name a version, the one of this number. A tag names one version of a session; `move` takes it away
+        from another one.
 
         Raises:
             InvalidTag, TagTaken, LimitExceeded
@@ -165,7 +185,8 @@ class Marks:
                 bundle_id=named.hex(),
             )
         marks = self.session(uri)
-        return self._with(uri, replace(marks, tags={**marks.tags, tag: _require_id(bundle_id)}))
+        tags = {**marks.tags, tag: _require_id(bundle_id)}
+        return self._with(uri, _marked(tags, marks.pins, {**marks.numbers, bundle_id: number}))
 
     def untag(self, uri: SessionUri, tag: str) -> Marks:
         """Take a tag away. Raises InvalidTag, MarkNotFound."""
@@ -174,12 +195,15 @@ class Marks:
         if tag not in marks.tags:
             there = f"its tags are {', '.join(sorted(marks.tags)[:8])}" if marks.tags else "it has none"
             raise MarkNotFound(f"{uri} has no tag {tag!r}; {there}.", session=str(uri), tag=tag)
-        return self._with(uri, replace(marks, tags={name: named for name, named in marks.tags.items() if name != tag}))
+        tags = {name: named for name, named in marks.tags.items() if name != tag}
+        return self._with(uri, _marked(tags, marks.pins, marks.numbers))
 
-    def pin(self, uri: SessionUri, bundle_id: bytes) -> Marks:
-        """Keep a version whatever a retention says. One that is pinned stays so. Raises LimitExceeded."""
+    def pin(self, uri: SessionUri, bundle_id: bytes, number: int) -> Marks:
+        """Keep a version, the one of this number, whatever a retention says. One that is pinned stays so. Raises
+        LimitExceeded."""
         marks = self.session(uri)
-        return self._with(uri, replace(marks, pins=marks.pins | {_require_id(bundle_id)}))
+        pins = marks.pins | {_require_id(bundle_id)}
+        return self._with(uri, _marked(marks.tags, pins, {**marks.numbers, bundle_id: number}))
 
     def unpin(self, uri: SessionUri, bundle_id: bytes) -> Marks:
         """Give a version back to the retention. Raises MarkNotFound."""
@@ -188,7 +212,7 @@ class Marks:
             raise MarkNotFound(
                 f"{_reference(uri, bundle_id)} is not pinned.", session=str(uri), bundle_id=bundle_id.hex()
             )
-        return self._with(uri, replace(marks, pins=marks.pins - {bundle_id}))
+        return self._with(uri, _marked(marks.tags, marks.pins - {bundle_id}, marks.numbers))
 
     def without(self, uri: SessionUri) -> Marks:
         """No marks of this session: it was deleted or forgotten."""
@@ -204,7 +228,13 @@ class Marks:
 
 
 def _left(marks: SessionMarks, gone: frozenset[bytes]) -> SessionMarks:
-    return SessionMarks({tag: named for tag, named in marks.tags.items() if named not in gone}, marks.pins - gone)
+    tags = {tag: named for tag, named in marks.tags.items() if named not in gone}
+    return _marked(tags, marks.pins - gone, marks.numbers)
+
+
+def _marked(tags: Mapping[str, bytes], pins: frozenset[bytes], numbers: Mapping[bytes, int]) -> SessionMarks:
+    """A session's marks, with those of the numbers that are of marked bundles."""
+    return SessionMarks(tags, pins, {one: numbers[one] for one in pins.union(tags.values())})
 
 
 def _by_bundle(sessions: Iterable[SessionMarks]) -> Mapping[bytes, VersionMarks]:
@@ -243,6 +273,7 @@ def encode_marks(marks: Marks) -> bytes:
             str(uri): {
                 "pins": sorted(pinned.hex() for pinned in of.pins),
                 "tags": {tag: named.hex() for tag, named in of.tags.items()},
+                "versions": {bundle_id.hex(): number for bundle_id, number in of.numbers.items()},
             }
             for uri, of in marks.sessions.items()
         },
@@ -325,12 +356,18 @@ def _sessions(value: Any) -> dict[SessionUri, SessionMarks]:
 
 
 def _session(value: Any) -> SessionMarks:
-    if not isinstance(value, dict) or value.keys() != {"pins", "tags"}:
-        raise ValueError("a session in it has other keys than pins and tags")
-    pins, tags = value["pins"], value["tags"]
+    if not isinstance(value, dict) or value.keys() != {"pins", "tags", "versions"}:
+        raise ValueError("a session in it has other keys than pins, tags and versions")
+    pins, tags, numbers = value["pins"], value["tags"], value["versions"]
     if not isinstance(pins, list) or not isinstance(tags, dict) or not (pins or tags):
         raise ValueError("a session in it has no list of pins, no map of tags, or neither pins nor tags")
-    return SessionMarks({require_tag(tag): _id(text) for tag, text in tags.items()}, frozenset(map(_id, pins)))
+    if not isinstance(numbers, dict):
+        raise ValueError("a session in it has no map of versions")  # noqa: TRY004
+    return SessionMarks(
+        {require_tag(tag): _id(text) for tag, text in tags.items()},
+        frozenset(map(_id, pins)),
+        {_id(text): number for text, number in numbers.items()},
+    )
 
 
 def _id(text: Any) -> bytes:

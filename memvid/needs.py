@@ -24,6 +24,7 @@ from .errors import BundleMissing, StoreError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import UNREADABLE
 from .manifest import Manifest
+from .opening import missed_finding
 from .records import Finding
 from .uri import SessionUri
 
@@ -67,6 +68,11 @@ def read_needs(core: StoreCore, on_file: LiveFile, but_for: Iterable[bytes] = ()
         _read_session(core, bundle_ids, needs, on_file)
     for bundle_id in core.index.with_status(UNREADABLE):
         needs.unread.setdefault(bundle_id, _unreadable(core, bundle_id, "it could not be read when the store opened"))
+    needs.unread.update(
+        (one, missed_finding(core.folder.bundle_path(one), row))
+        for one, row in core.index.missed().items()
+        if one not in leaving
+    )
     return needs
 
 

@@ -5,9 +5,11 @@ Owns the decision whether an index can be used, mended or must be made anew, and
 Rules:
 - A row whose file is missing stays: a wake then says so, instead of quietly giving the version before, and its version
   number is not given again. Only a row whose file is retired goes: its session was deleted.
-- A bundle that cannot be read is read again at each opening, and reported at each.
+- A bundle that cannot be read is read again at each opening, and reported at each. Its number is given to no other:
+  it is learnt from its manifest, wherever in the file that stands, or from its marks.
 - An index made anew has no rows of missing files, but marks name bundles: one that is nowhere is missed, and reported
-  at each opening until its file is back, its session is deleted, or no mark names it any more.
+  at each opening until its file is back, its session is deleted, or no mark names it any more. One whose file lies in
+  quarantine was set aside.
 - A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed. Until
   that succeeds the index covers what the file needed before and after.
 - A failure of the system (too many open files, an input/output error) says nothing about a bundle: it is tried again,
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -28,12 +31,12 @@ from .bundle import BundleFile
 from .deletion import let_go, remove_unneeded
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
-from .index import ASIDE, LIVE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed
-from .limits import MAX_VERSION
+from .index import ASIDE, LIVE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed, row_of
 from .marks import Marks
 from .paths import Stamp
 from .pins import Pins
 from .records import Action, Finding, IndexRow, OpenReport
+from .salvage import NamedFile
 from .uri import SessionUri
 
 _T = TypeVar("_T")
@@ -119,7 +122,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     left = let_go(folder, deleted_aside) if writable and deleted_aside else []
     gone = known - files.keys() - absent.keys()
     scan = _read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
-    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside]
+    unreadable = _unreadable(folder, [bundle_id for bundle_id in scan.unread if bundle_id not in aside], index)
     back = aside.intersection(bundle.bundle_id for bundle in scan.bundles)
     again = _read_bundles(folder, live & unsettled)
     with _believed():
@@ -130,6 +133,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     changes = _changes(
         scan,
         rivals,
+        unreadable,
         dropped=retired | gone | unread | back | found | deleted_aside,
         settled=again.bundles,
         unsettled=missing - unsettled,
@@ -159,6 +163,7 @@ def _believed() -> Iterator[None]:
 def _changes(
     scan: _Scan,
     rivals: Iterable[IndexedBundle],
+    unreadable: Iterable[IndexedBundle],
     *,
     dropped: set[bytes],
     settled: list[IndexedBundle],
@@ -172,7 +177,7 @@ def _changes(
             added.append(bundle)
         elif bundle.status == SHADOWED:
             shadowed.add(bundle.bundle_id)
-    added += [IndexedBundle(bundle_id, UNREADABLE, None, (), ()) for bundle_id in scan.unread]
+    added += unreadable
     return _Changes(added, dropped, shadowed, settled, unsettled)
 
 
@@ -213,15 +218,17 @@ def _no_more_missed(folder: StoreFolder, missed: Mapping[bytes, IndexRow], files
 
 
 def _missed_findings(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
-    return [missed_finding(folder.bundle_path(row.bundle_id), row.uri) for row in rows]
+    return [missed_finding(folder.bundle_path(row.bundle_id), row) for row in rows]
 
 
-def missed_finding(path: str, uri: SessionUri) -> Finding:
+def missed_finding(path: str, row: IndexRow) -> Finding:
     """What to tell of a version that only its marks tell of."""
     message = (
-        f"{path} is missing: a version of {uri} that has a tag or a pin cannot be woken, and the index was made anew "
-        "without it. Put the file back from a backup, import it, or give the session up (`torpor delete`; `torpor "
-        "forget` where nothing else is left of it)."
+        f"{path} is missing: version {row.version} of {row.uri}, which has a tag or a pin, cannot be woken, and the "
+        "index was made anew without it. Nobody knows what it needs, so no file is removed. Put the file back from a "
+        f"backup and start the daemon again, or import it; or give it up: take its tags (`torpor untag`) and its pin "
+        f"(`torpor unpin {row.uri}@{row.version}`) away, or remove the session (`torpor rm`; `torpor forget` where "
+        "nothing else is left of it)."
     )
     return Finding(path, BundleMissing.code, message)
 
@@ -239,16 +246,14 @@ def _missed(folder: StoreFolder, files: Mapping[bytes, str], entered: Sequence[I
     file says that its version was deleted."""
     marks = _marks(folder)
     known = {*files, *(bundle.bundle_id for bundle in entered)}
-    last: dict[SessionUri, int] = {}
-    for bundle in entered:
-        if bundle.row is not None:
-            last[bundle.row.uri] = max(last.get(bundle.row.uri, 0), bundle.row.version)
-    found = []
-    for uri, bundle_id in marks.dangling(known) if marks is not None else ():
-        last[uri] = min(last.get(uri, 0) + 1, MAX_VERSION)
-        row = IndexRow(uri, last[uri], bundle_id, None, bytes(32), 0, 0, 0, 0, "", ())
-        found.append(IndexedBundle(bundle_id, MISSED, row, (), ()))
-    return found
+    found = marks.dangling(known) if marks is not None else ()
+    return [IndexedBundle(bundle_id, MISSED, _row_in_marks(marks, bundle_id), (), ()) for _, bundle_id in found]
+
+
+def _row_in_marks(marks: Marks | None, bundle_id: bytes) -> IndexRow | None:
+    """What marks tell of a version: whose it is, and its number."""
+    owner = marks.owner_of(bundle_id) if marks is not None else None
+    return None if owner is None else IndexRow(*owner, bundle_id, None, bytes(32), 0, 0, 0, 0, "", ())
 
 
 def _rival(index: Index, bundle: IndexedBundle) -> IndexedBundle | None:
@@ -332,7 +337,7 @@ def _entered_anew(
 ) -> list[IndexedBundle]:
     """What takes the place of an index that is there: it knows which versions are missed, for what it has no row of was
     deleted. Only where it cannot say are the marks asked."""
-    entered = _as_entered(scan, kept)
+    entered = _as_entered(folder, scan, kept)
     missed = _answer(index.missed)
     if missed is None:
         return [*entered, *_missed(folder, files, entered)]
@@ -411,7 +416,7 @@ def _make_anew(
 ) -> tuple[Index, OpenReport]:
     live = _live(files)
     scan = _read_bundles(folder, live)
-    bundles = _as_entered(scan, _set_aside(folder, live))
+    bundles = _as_entered(folder, scan, _set_aside(folder, live))
     bundles += _missed(folder, files, bundles)
     if writable:
         index, why = _made(folder, bundles, (), {})
@@ -484,25 +489,58 @@ def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> tuple[IndexedBundle, 
 
 
 def _set_aside(folder: StoreFolder, but_for: Container[bytes]) -> list[IndexedBundle]:
-    """The versions in quarantine, as far as their files tell what they are: their numbers are given, and what they need
-    is needed."""
+    """The versions in quarantine, as far as their files, or their marks, tell what they are: their numbers are given,
+    and what the files say that they need is needed."""
     found: dict[bytes, IndexedBundle] = {}
+    damaged: dict[bytes, IndexRow] = {}
+    marks = _marks(folder)
     for bundle_id, suffix, name in quarantine.list_bundles(folder):
-        if suffix == LIVE_SUFFIX and bundle_id not in but_for and bundle_id not in found:
-            with contextlib.suppress(StoreError):
-                fd, path = quarantine.open_name(folder, name)
-                with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
-                    found[bundle_id] = dataclasses.replace(indexed(file), status=ASIDE)
-    return list(found.values())
+        if suffix != LIVE_SUFFIX or bundle_id in but_for or bundle_id in found:
+            continue
+        with contextlib.suppress(StoreError):
+            fd, path = quarantine.open_name(folder, name)
+            with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+                found[bundle_id] = dataclasses.replace(indexed(file), status=ASIDE)
+                continue
+        row = _row_in_file(bundle_id, functools.partial(quarantine.open_name, folder, name))
+        row = row or _row_in_marks(marks, bundle_id)
+        if row is not None:
+            damaged.setdefault(bundle_id, row)
+    only_told = [IndexedBundle(one, ASIDE, row, (), ()) for one, row in damaged.items() if one not in found]
+    return [*found.values(), *only_told]
 
 
-def _as_entered(scan: _Scan, kept: Iterable[IndexedBundle] = ()) -> list[IndexedBundle]:
+def _unreadable(folder: StoreFolder, bundle_ids: Sequence[bytes], index: Index | None = None) -> list[IndexedBundle]:
+    """Bundles that cannot be read, with what their files, or their marks, or the index as it was, tell of them."""
+    marks = _marks(folder) if bundle_ids else None
+    found = []
+    for bundle_id in bundle_ids:
+        row = _row_in_file(bundle_id, functools.partial(folder.open_as, bundle_id, LIVE_SUFFIX))
+        row = row or _row_in_marks(marks, bundle_id)
+        if row is None and index is not None:
+            stored, _ = _stored(index, bundle_id)
+            row = stored.row if stored is not None else None
+        found.append(IndexedBundle(bundle_id, UNREADABLE, row, (), ()))
+    return found
+
+
+def _row_in_file(bundle_id: bytes, open_file: Callable[[], tuple[int, str]]) -> IndexRow | None:
+    """What a damaged file's own manifest tells of it, wherever that stands; None where nothing of it can be read."""
+    with contextlib.suppress(StoreError):
+        fd, path = open_file()
+        with contextlib.closing(NamedFile(fd, path, bundle_id)) as file:
+            if file.manifest is not None:
+                return row_of(file.manifest, bundle_id, file.file_bytes)
+    return None
+
+
+def _as_entered(folder: StoreFolder, scan: _Scan, kept: Iterable[IndexedBundle]) -> list[IndexedBundle]:
     """What a new index holds of the bundles that were read, and of those that only the old one knew."""
     aside = [bundle for bundle in kept if bundle.status == ASIDE]
     return [
         *_without_rivals([*scan.bundles, *(bundle for bundle in kept if bundle.status != ASIDE)]),
         *aside,
-        *(IndexedBundle(bundle_id, UNREADABLE, None, (), ()) for bundle_id in scan.unread),
+        *_unreadable(folder, scan.unread),
     ]
 
 

@@ -26,6 +26,7 @@ from .errors import StoreClosed, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import SHADOWED, UNREADABLE
 from .marks import Marks
+from .opening import missed_finding
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .retention import Kept, Retention, RetentionPlan, plan_retention
 from .uri import SessionUri
@@ -197,7 +198,7 @@ def _expected(core: StoreCore, plan: RetentionPlan, problems: Sequence[Finding])
     """What a prune would do now."""
     leaving = {row.bundle_id: row.bundle_bytes for row in plan.drop}
     freed: dict[bytes, int] = {}
-    if leaving and not core.index.with_status(UNREADABLE):
+    if leaving and not core.index.needs_unknown():
         retired = [one for one, suffix in core.folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
         asked = [*leaving, *(one for one in retired if one not in leaving)]
         for bundle_id in deletion.unneeded(core.index, asked, but_for=leaving):
@@ -224,6 +225,8 @@ def _report(
             actions.append(Action("remove", path, None, None, size_bytes, "nothing needs its blocks any more"))
     actions += [_kept(core, kept) for kept in plan.keep if _only_marked(kept)]
     unread = [_unread(core, bundle_id) for bundle_id in core.index.with_status(UNREADABLE)] if dropped else []
+    missed = core.index.missed() if dropped else {}
+    unread += [missed_finding(core.folder.bundle_path(bundle_id), row) for bundle_id, row in missed.items()]
     return MaintenanceReport("prune", dry_run, tuple(actions), sum(freed.values()), 0, (*problems, *unread))
 
 

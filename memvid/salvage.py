@@ -18,10 +18,11 @@ from .errors import StoreError, StoreIoError
 from .layout import (
     FRAME_MAGIC,
     PREFIX_BYTES,
+    TRAILER_BYTES,
     decode_frame_head,
     head_bytes_told,
 )
-from .limits import CHUNK_BYTES, MAX_MANIFEST_BYTES
+from .limits import CHUNK_BYTES, MAX_DIRECTORY_BYTES, MAX_MANIFEST_BYTES
 from .manifest import Manifest, bundle_id_of, decode_manifest
 from .packing import length_of_first
 
@@ -29,6 +30,7 @@ _MANIFEST_START: Final = b"\x92\xb1torpor.manifest/1"  # a list of two, the firs
 _MARKS: Final = re.compile(re.escape(FRAME_MAGIC) + b"|" + re.escape(_MANIFEST_START))
 _OVERLAP_BYTES: Final = len(_MANIFEST_START) - 1
 _WASTE_BYTES: Final = 8 * MAX_MANIFEST_BYTES
+_END_BYTES: Final = MAX_MANIFEST_BYTES + MAX_DIRECTORY_BYTES + TRAILER_BYTES
 
 
 class DamagedFile(FrameFile):
@@ -43,9 +45,7 @@ class DamagedFile(FrameFile):
     encoded: bytes
 
     def _load(self, expected_id: bytes | None) -> None:
-        assert expected_id is not None  # the name is all that is certain
-        self.bundle_id = expected_id
-        self.manifest, self.encoded, self.frames = None, b"", {}
+        self._begin(expected_id)
         # What looks like a beginning and is none costs time; a file made of such is not read to its end.
         waste = self.file_bytes + _WASTE_BYTES
         taken_to = 0
@@ -58,9 +58,14 @@ class DamagedFile(FrameFile):
             if waste < 0:
                 break
 
-    def _beginnings(self) -> Iterator[tuple[int, bool]]:
-        """Where a frame (True) or a manifest (False) may begin, in file order."""
-        for start in range(0, self.file_bytes, CHUNK_BYTES):
+    def _begin(self, expected_id: bytes | None) -> None:
+        assert expected_id is not None  # the name is all that is certain
+        self.bundle_id = expected_id
+        self.manifest, self.encoded, self.frames = None, b"", {}
+
+    def _beginnings(self, first: int = 0) -> Iterator[tuple[int, bool]]:
+        """Where a frame (True) or a manifest (False) may begin, in file order, `first` being where to begin."""
+        for start in range(first, self.file_bytes, CHUNK_BYTES):
             data = self._read(start, min(CHUNK_BYTES + _OVERLAP_BYTES, self.file_bytes - start))
             for match in _MARKS.finditer(data):
                 if match.start() < CHUNK_BYTES:
@@ -103,3 +108,20 @@ class DamagedFile(FrameFile):
         except StoreError:
             pass  # something else that begins like one
         return 0, len(data)
+
+
+class NamedFile(DamagedFile):
+    """A bundle file that is only asked whose version it is: no frame in it is looked at.
+
+    The end of the file is searched first, where the manifest stands unless something was added behind it. That reads
+    the file once, and for what only looks like a manifest no more than a bounded number of bytes.
+    """
+
+    def _load(self, expected_id: bytes | None) -> None:
+        self._begin(expected_id)
+        waste = _WASTE_BYTES
+        for first in (max(self.file_bytes - _END_BYTES, 0), 0):
+            for offset, is_frame in self._beginnings(first):
+                waste -= 0 if is_frame else self._take_manifest(offset)[1]
+                if self.manifest is not None or waste < 0:
+                    return

@@ -299,7 +299,7 @@ def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes
         message = "Another, younger bundle is the same version of the same session; this one is not used."
         tally.add(folder.bundle_path(bundle_id), "rival_version", message)
     for bundle_id, row in index.missed().items():
-        finding = missed_finding(folder.bundle_path(bundle_id), row.uri)
+        finding = missed_finding(folder.bundle_path(bundle_id), row)
         tally.add(finding.path, finding.code, finding.message)
     try:
         for path in folder.list_strangers():

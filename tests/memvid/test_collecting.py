@@ -180,7 +180,7 @@ def test_marks_of_versions_that_are_gone_go(store: Store) -> None:
     kept = sleep(store, 20)
     store.tag(URI, 1, "kept")
     folder = store._core.folder
-    Marks.load(folder).tag(URI, bytes(32), "gone").pin(OTHER_URI, bytes([1] * 32)).save(folder)
+    Marks.load(folder).tag(URI, bytes(32), 1, "gone").pin(OTHER_URI, bytes([1] * 32), 1).save(folder)
     assert [action.kind for action in store.gc(dry_run=True).actions] == ["unmark", "unmark"]
     assert len(store.marks(URI)) == 2
     report = store.gc()

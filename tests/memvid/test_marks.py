@@ -28,7 +28,7 @@ from torpor.memvid.errors import (
     UnsupportedFormat,
 )
 from torpor.memvid.folder import StoreFolder, create_store, open_or_make_root
-from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES
+from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_VERSION
 from torpor.memvid.marks import MARKS_FILE, Marks, SessionMarks, VersionMarks, decode_marks, encode_marks
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[StoreFolder]:
 @pytest.fixture
 def marked(folder: StoreFolder) -> Marks:
     """Marks that lie in the store."""
-    marks = Marks(folder.uuid).tag(SCOUT, A, "before-refactor").pin(SCOUT, B).tag(WRITER, C, "draft")
+    marks = Marks(folder.uuid).tag(SCOUT, A, 1, "before-refactor").pin(SCOUT, B, 2).tag(WRITER, C, 3, "draft")
     marks.save(folder)
     return marks
 
@@ -59,7 +59,7 @@ def file_of(folder: StoreFolder) -> Path:
 
 
 def some_marks() -> Marks:
-    return Marks(UUID).tag(SCOUT, A, "before-refactor").tag(SCOUT, A, "v1.0").pin(SCOUT, A).pin(SCOUT, B)
+    return Marks(UUID).tag(SCOUT, A, 1, "before-refactor").tag(SCOUT, A, 1, "v1.0").pin(SCOUT, A, 1).pin(SCOUT, B, 2)
 
 
 # --- what marks mean
@@ -75,7 +75,7 @@ def test_marks_read_back_as_they_were_saved(folder: StoreFolder, marked: Marks) 
     assert marked.of(A) == VersionMarks(("before-refactor",), pinned=False)
     assert marked.of(B) == VersionMarks((), pinned=True)
     assert marked.tagged(WRITER, "draft") == C
-    assert marked.session(SCOUT) == SessionMarks({"before-refactor": A}, frozenset({B}))
+    assert marked.session(SCOUT) == SessionMarks({"before-refactor": A}, frozenset({B}), {A: 1, B: 2})
 
 
 def test_a_version_carries_all_its_tags_in_order() -> None:
@@ -83,22 +83,22 @@ def test_a_version_carries_all_its_tags_in_order() -> None:
 
 
 def test_a_tag_names_one_version_and_moves_only_on_purpose() -> None:
-    marks = Marks(UUID).tag(SCOUT, A, "stable")
+    marks = Marks(UUID).tag(SCOUT, A, 1, "stable")
     with pytest.raises(TagTaken) as refusal:
-        marks.tag(SCOUT, B, "stable")
+        marks.tag(SCOUT, B, 2, "stable")
     assert refusal.value.bundle_id == A.hex()
-    moved = marks.tag(SCOUT, B, "stable", move=True)
+    moved = marks.tag(SCOUT, B, 2, "stable", move=True)
     assert moved.tagged(SCOUT, "stable") == B
     assert not moved.of(A)
 
 
 def test_tagging_the_same_version_again_changes_nothing() -> None:
-    marks = Marks(UUID).tag(SCOUT, A, "stable")
-    assert marks.tag(SCOUT, A, "stable") == marks
+    marks = Marks(UUID).tag(SCOUT, A, 1, "stable")
+    assert marks.tag(SCOUT, A, 1, "stable") == marks
 
 
 def test_sessions_have_tags_of_their_own() -> None:
-    marks = Marks(UUID).tag(SCOUT, A, "stable").tag(WRITER, B, "stable")
+    marks = Marks(UUID).tag(SCOUT, A, 1, "stable").tag(WRITER, B, 2, "stable")
     assert (marks.tagged(SCOUT, "stable"), marks.tagged(WRITER, "stable")) == (A, B)
 
 
@@ -111,7 +111,7 @@ def test_a_change_leaves_the_marks_that_it_came_from() -> None:
 
 def test_untag_and_unpin_take_away_one_mark() -> None:
     marks = some_marks().untag(SCOUT, "v1.0").unpin(SCOUT, A)
-    assert marks == Marks(UUID).tag(SCOUT, A, "before-refactor").pin(SCOUT, B)
+    assert marks == Marks(UUID).tag(SCOUT, A, 1, "before-refactor").pin(SCOUT, B, 2)
 
 
 def test_taking_away_what_is_not_there_is_refused_with_what_is() -> None:
@@ -127,23 +127,23 @@ def test_taking_away_what_is_not_there_is_refused_with_what_is() -> None:
 
 
 def test_pinning_twice_is_pinning_once() -> None:
-    assert some_marks().pin(SCOUT, B) == some_marks()
+    assert some_marks().pin(SCOUT, B, 2) == some_marks()
 
 
 def test_a_deleted_session_leaves_no_marks(folder: StoreFolder, marked: Marks) -> None:
     marked.without(SCOUT).save(folder)
     left = Marks.load(folder)
-    assert left == Marks(folder.uuid).tag(WRITER, C, "draft")
+    assert left == Marks(folder.uuid).tag(WRITER, C, 3, "draft")
     assert b"scout" not in file_of(folder).read_bytes()
 
 
 def test_versions_that_are_gone_leave_no_marks() -> None:
-    assert some_marks().without_bundles([A]) == Marks(UUID).pin(SCOUT, B)
+    assert some_marks().without_bundles([A]) == Marks(UUID).pin(SCOUT, B, 2)
     assert some_marks().without_bundles([A, B]) == Marks(UUID)
 
 
 def test_marks_of_versions_that_are_not_there_are_told() -> None:
-    marks = some_marks().tag(WRITER, C, "draft")
+    marks = some_marks().tag(WRITER, C, 3, "draft")
     assert marks.dangling({A, B, C}) == []
     assert marks.dangling({C}) == [(SCOUT, A), (SCOUT, B)]
 
@@ -154,7 +154,7 @@ def test_marks_of_versions_that_are_not_there_are_told() -> None:
 )
 def test_threat_19_a_text_that_is_no_tag_is_refused(tag: str) -> None:
     with pytest.raises(InvalidTag) as refusal:
-        Marks(UUID).tag(SCOUT, A, tag)
+        Marks(UUID).tag(SCOUT, A, 1, tag)
     assert refusal.value.message.isprintable()
     with pytest.raises(InvalidTag):
         Marks(UUID).untag(SCOUT, tag)
@@ -162,15 +162,15 @@ def test_threat_19_a_text_that_is_no_tag_is_refused(tag: str) -> None:
 
 @pytest.mark.parametrize("tag", ["a", "v1.0", "before-refactor", "abcdef1", "deadbeefs", "a" + "z" * 63])
 def test_a_text_that_is_a_tag_is_accepted(tag: str) -> None:
-    assert Marks(UUID).tag(SCOUT, A, tag).tagged(SCOUT, tag) == A
+    assert Marks(UUID).tag(SCOUT, A, 1, tag).tagged(SCOUT, tag) == A
 
 
 @pytest.mark.parametrize("bundle_id", [b"", b"\xaa" * 31, b"\xaa" * 33, "aa" * 32])
 def test_only_a_bundle_id_can_be_marked(bundle_id: Any) -> None:
     with pytest.raises(ValueError, match="32 bytes"):
-        Marks(UUID).tag(SCOUT, bundle_id, "stable")
+        Marks(UUID).tag(SCOUT, bundle_id, 1, "stable")
     with pytest.raises(ValueError, match="32 bytes"):
-        Marks(UUID).pin(SCOUT, bundle_id)
+        Marks(UUID).pin(SCOUT, bundle_id, 1)
 
 
 def id_of(number: int) -> bytes:
@@ -178,24 +178,27 @@ def id_of(number: int) -> bytes:
 
 
 def test_a_store_has_a_bounded_number_of_marks() -> None:
-    full = Marks(UUID, {SCOUT: SessionMarks({}, frozenset(map(id_of, range(MAX_MARKS))))})
+    numbers = {id_of(number): number + 1 for number in range(MAX_MARKS)}
+    full = Marks(UUID, {SCOUT: SessionMarks({}, frozenset(numbers), numbers)})
     with pytest.raises(LimitExceeded):
-        full.pin(SCOUT, A)
+        full.pin(SCOUT, A, 1)
     with pytest.raises(LimitExceeded):
-        full.tag(WRITER, A, "one-more")
-    assert full.pin(SCOUT, id_of(0)) == full
+        full.tag(WRITER, A, 1, "one-more")
+    assert full.pin(SCOUT, id_of(0), 1) == full
 
 
 def test_the_largest_marks_that_are_allowed_can_be_read_again() -> None:
     """The limits on bytes and values leave room for every set of marks that a store may have."""
     longest = {
-        SessionUri("n" * 128, f"{number:x}".rjust(128, "n")): SessionMarks({"t" * 64: id_of(number)})
+        SessionUri("n" * 128, f"{number:x}".rjust(128, "n")): SessionMarks(
+            {"t" * 64: id_of(number)}, numbers={id_of(number): MAX_VERSION}
+        )
         for number in range(MAX_MARKS)
     }
     data = encode_marks(Marks(UUID, longest))
     assert len(data) <= MAX_MARKS_BYTES
     assert len(decode_marks(data, UUID, "marks.json").sessions) == MAX_MARKS
-    pinned = {uri: SessionMarks({}, frozenset(marks.tags.values())) for uri, marks in longest.items()}
+    pinned = {uri: SessionMarks({}, frozenset(marks.tags.values()), marks.numbers) for uri, marks in longest.items()}
     assert decode_marks(encode_marks(Marks(UUID, pinned)), UUID, "marks.json").sessions == pinned
 
 
@@ -204,10 +207,17 @@ tags = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,63}", fullmatch=True).filter(
     lambda tag: len(tag) < 8 or not set(tag.lower()) <= set("0123456789abcdef")
 )
 uris = st.builds(SessionUri, st.sampled_from(["default", "work"]), st.sampled_from(["scout", "writer", "x"]))
-marks_of_sessions = st.builds(SessionMarks, st.dictionaries(tags, ids, max_size=4), st.frozensets(ids, max_size=4))
 
 
-@given(st.dictionaries(uris, marks_of_sessions))
+@st.composite
+def marks_of_sessions(draw: st.DrawFn) -> SessionMarks:
+    tagged = draw(st.dictionaries(tags, ids, max_size=4))
+    pinned = draw(st.frozensets(ids, max_size=4))
+    numbers = st.integers(1, MAX_VERSION)
+    return SessionMarks(tagged, pinned, {one: draw(numbers) for one in sorted(pinned.union(tagged.values()))})
+
+
+@given(st.dictionaries(uris, marks_of_sessions()))
 def test_any_marks_read_back_as_they_were_written(sessions: dict[SessionUri, SessionMarks]) -> None:
     marks = Marks(UUID, sessions)
     data = encode_marks(marks)
@@ -222,10 +232,18 @@ def test_any_marks_read_back_as_they_were_written(sessions: dict[SessionUri, Ses
 def test_the_bytes_of_the_file_are_those_of_the_format() -> None:
     rest = (
         '"format":"torpor.marks","sessions":{"torpor://default/scout":{"pins":["' + "bb" * 32 + '"],'
-        '"tags":{"stable":"' + "aa" * 32 + '"}}},"store":"' + UUID + '","version":1}\n'
+        '"tags":{"stable":"'
+        + "aa" * 32
+        + '"},"versions":{"'
+        + "aa" * 32
+        + '":1,"'
+        + "bb" * 32
+        + '":2}}},"store":"'
+        + UUID
+        + '","version":1}\n'
     )
     digest = blake3(("{" + rest).encode()).hexdigest()
-    marks = Marks(UUID).tag(SCOUT, A, "stable").pin(SCOUT, B)
+    marks = Marks(UUID).tag(SCOUT, A, 1, "stable").pin(SCOUT, B, 2)
     assert encode_marks(marks).decode() == '{"digest":"' + digest + '",' + rest
 
 
@@ -292,12 +310,26 @@ RESEALED: dict[str, Callable[[dict[str, Any]], None]] = {
     "no sessions": lambda found: found.pop("sessions"),
     "sessions as a list": change(sessions=[]),
     "sessions as null": change(sessions=None),
-    "a session with a short name": change(sessions={"scout": {"pins": [HEX], "tags": {}}}),
-    "a session with a path as its name": change(sessions={"torpor://a/../b": {"pins": [HEX], "tags": {}}}),
-    "a session without marks": change_session(pins=[], tags={}),
+    "a session with a short name": change(sessions={"scout": {"pins": [HEX], "tags": {}, "versions": {HEX: 1}}}),
+    "a session with a path as its name": change(
+        sessions={"torpor://a/../b": {"pins": [HEX], "tags": {}, "versions": {HEX: 1}}}
+    ),
+    "a session without marks": change_session(pins=[], tags={}, versions={}),
     "a session with an unknown key": change_session(more=1),
     "a session without pins": lambda found: found["sessions"][str(SCOUT)].pop("pins"),
     "a session that is a list": change(sessions={str(SCOUT): [HEX]}),
+    "a session without numbers": lambda found: found["sessions"][str(SCOUT)].pop("versions"),
+    "numbers as a list": change_session(versions=[HEX, "bb" * 32]),
+    "no number of a marked version": change_session(versions={HEX: 1}),
+    "a number of a version without marks": change_session(versions={HEX: 1, "bb" * 32: 2, "cc" * 32: 3}),
+    "a number of something else than a bundle": change_session(versions={HEX: 1, "bb" * 32: 2, "before-refactor": 3}),
+    "a number in capitals": change_session(versions={HEX.upper(): 1, "bb" * 32: 2}),
+    "the number 0": change_session(versions={HEX: 0, "bb" * 32: 2}),
+    "a number above all": change_session(versions={HEX: MAX_VERSION + 1, "bb" * 32: 2}),
+    "a number as a float": change_session(versions={HEX: 1.0, "bb" * 32: 2}),
+    "a number as true": change_session(versions={HEX: True, "bb" * 32: 2}),
+    "a number as text": change_session(versions={HEX: "1", "bb" * 32: 2}),
+    "a number that is null": change_session(versions={HEX: None, "bb" * 32: 2}),
     "pins as a map": change_session(pins={HEX: 1}),
     "pins as text": change_session(pins="ab"),
     "a pin twice": change_session(pins=[HEX, HEX]),
@@ -391,7 +423,8 @@ def test_a_file_larger_than_the_limit_is_not_read_to_its_end(folder: StoreFolder
 
 def test_too_many_marks_in_a_file_are_refused() -> None:
     found = document(some_marks())
-    found["sessions"] = {str(SCOUT): {"pins": [id_of(number).hex() for number in range(MAX_MARKS + 1)], "tags": {}}}
+    numbers = {id_of(number).hex(): number + 1 for number in range(MAX_MARKS + 1)}
+    found["sessions"] = {str(SCOUT): {"pins": sorted(numbers), "tags": {}, "versions": numbers}}
     with pytest.raises(CorruptMarks, match=str(MAX_MARKS)):
         decode_marks(sealed(found), UUID, "marks.json")
 
@@ -446,7 +479,7 @@ def test_threats_20_and_21_marks_that_are_no_file_of_our_own_are_refused(
     folder: StoreFolder, tmp_path: Path, place: Callable[[Path, Path], None]
 ) -> None:
     target = tmp_path / "elsewhere.json"
-    target.write_bytes(encode_marks(Marks(folder.uuid).pin(SCOUT, A)))
+    target.write_bytes(encode_marks(Marks(folder.uuid).pin(SCOUT, A, 1)))
     place(file_of(folder), target)
     with pytest.raises(UnsafePath):
         Marks.load(folder)
@@ -458,7 +491,7 @@ def test_threat_20_a_link_in_the_place_of_the_marks_is_replaced_and_not_written_
     target = tmp_path / "elsewhere.json"
     target.write_bytes(b"somebody's own")
     file_of(folder).symlink_to(target)
-    Marks(folder.uuid).pin(SCOUT, A).save(folder)
+    Marks(folder.uuid).pin(SCOUT, A, 1).save(folder)
     assert target.read_bytes() == b"somebody's own"
     assert Marks.load(folder).of(A).pinned
 
@@ -471,7 +504,7 @@ def test_the_file_is_for_its_owner_alone(folder: StoreFolder, marked: Marks) -> 
 
 
 def test_saving_tells_the_bytes_that_it_wrote(folder: StoreFolder) -> None:
-    assert Marks(folder.uuid).pin(SCOUT, A).save(folder) == file_of(folder).stat().st_size
+    assert Marks(folder.uuid).pin(SCOUT, A, 1).save(folder) == file_of(folder).stat().st_size
 
 
 def failing(*numbers: int, error: int, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -509,7 +542,7 @@ def test_threat_30_marks_that_could_not_be_saved_are_as_they_were(
     with monkeypatch.context() as patch:
         patch.setattr(os, name, failing(number, error=error, real=getattr(os, name)))
         with pytest.raises(raised):
-            marked.pin(WRITER, A).save(folder)
+            marked.pin(WRITER, A, 1).save(folder)
     assert Marks.load(folder) == marked
     assert list((Path(folder.path) / "bundles").iterdir()) == []
 
@@ -518,7 +551,7 @@ def test_threat_30_marks_that_could_not_be_saved_are_as_they_were(
 def test_threat_31_a_folder_that_cannot_be_flushed_does_not_cost_both_the_old_and_the_new_marks(
     folder: StoreFolder, marked: Marks, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    changed = marked.pin(WRITER, A)
+    changed = marked.pin(WRITER, A, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(number, error=errno.EIO, real=os.fsync))
         with pytest.raises(DurabilityLost):
@@ -538,7 +571,7 @@ def test_t3_the_order_of_a_save_is_write_flush_rename_flush_folder(
             return _real(*args, **kwargs)
 
         monkeypatch.setattr(os, name, spy)
-    marked.pin(WRITER, A).save(folder)
+    marked.pin(WRITER, A, 1).save(folder)
     assert seen[:4] == ["writev", "fsync False", "rename", "fsync True"]
 
 
@@ -549,7 +582,7 @@ def test_threat_28_what_a_save_that_was_killed_leaves_is_removed_as_a_leftover(
         patch.setattr(durable.TempFile, "publish", failing(0, error=errno.EIO, real=print))
         patch.setattr(durable.TempFile, "close", lambda temp: os.close(temp.fd))
         with pytest.raises(OSError, match="error"):
-            marked.pin(WRITER, A).save(folder)
+            marked.pin(WRITER, A, 1).save(folder)
     assert Marks.load(folder) == marked
     assert folder.remove_temps() == 1
 
@@ -567,14 +600,14 @@ def test_t7_marks_agree_with_a_dictionary(steps: list[str], data: st.DataObject)
         tag = data.draw(st.sampled_from(["x", "y"]))
         try:
             if step in ("tag", "move"):
-                marks = marks.tag(uri, bundle_id, tag, move=step == "move")
+                marks = marks.tag(uri, bundle_id, bundle_id[0], tag, move=step == "move")
                 assert step == "move" or tags.get((uri, tag), bundle_id) == bundle_id
                 tags[uri, tag] = bundle_id
             elif step == "untag":
                 marks = marks.untag(uri, tag)
                 del tags[uri, tag]
             elif step == "pin":
-                marks = marks.pin(uri, bundle_id)
+                marks = marks.pin(uri, bundle_id, bundle_id[0])
                 pins.add((uri, bundle_id))
             elif step == "unpin":
                 marks = marks.unpin(uri, bundle_id)
@@ -593,6 +626,9 @@ def test_t7_marks_agree_with_a_dictionary(steps: list[str], data: st.DataObject)
             assert (uri, tag) not in tags if step == "untag" else (uri, bundle_id) not in pins
         assert {(uri, tag): named for uri, of in marks.sessions.items() for tag, named in of.tags.items()} == tags
         assert {(uri, pin) for uri, of in marks.sessions.items() for pin in of.pins} == pins
+        assert {(uri, one): number for uri, of in marks.sessions.items() for one, number in of.numbers.items()} == {
+            (uri, one): one[0] for uri, one in pins | {(uri, named) for (uri, _), named in tags.items()}
+        }
         for one in (A, B):
             assert marks.of(one).tags == tuple(sorted(tag for (_, tag), named in tags.items() if named == one))
             assert marks.of(one).pinned == any(pinned == one for _, pinned in pins)

@@ -21,6 +21,7 @@ from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 from torpor.memvid.limits import MAX_INDEX_BYTES
 from torpor.memvid.marks import Marks
+from torpor.memvid.retention import Retention
 
 
 def damage(file: Path) -> bytes:
@@ -99,6 +100,88 @@ def test_no_version_number_that_an_unreadable_bundle_may_have_is_given_again(sto
             found = {row.version: row.bundle_id for row in again.versions(URI)}
             assert (found[2], found[3]) == (second.bundle_id, later.bundle_id)
             assert again.verify(deep=True).ok
+
+
+def one_of_five(store: Store) -> tuple[Receipt, Path]:
+    """Of five versions the first and the last stay, pinned and tagged: nothing but the last tells its number."""
+    receipt = sleep(store, 300)
+    store.pin(URI, 1)
+    for version in range(2, 6):
+        receipt = sleep(store, 300 + 100 * version, before=receipt)
+    store.tag(URI, 5, "release")
+    store.prune(Retention(keep_last=1))
+    store.close()
+    return receipt, bundle_path(store, receipt.bundle_id)
+
+
+def harm(file: Path, place: str) -> bytes:
+    """Damage one part of a bundle's file; what it held, to put it back."""
+    good = file.read_bytes()
+    bad = bytearray(good)
+    if place == "added":
+        bad += b"more than it says"
+    else:
+        bad[{"header": 20, "directory": -200, "trailer": -8, "manifest": good.rindex(b"torpor.manifest/1")}[place]] ^= 1
+    file.write_bytes(bad)
+    return good
+
+
+@pytest.mark.parametrize("place", ["header", "directory", "trailer", "added", "manifest"])
+@pytest.mark.parametrize("writable_first", [True, False])
+def test_a_bundle_that_cannot_be_read_keeps_its_number_as_long_as_its_manifest_or_a_mark_tells_it(
+    store: Store, store_path: Path, place: str, writable_first: bool
+) -> None:
+    fifth, file = one_of_five(store)
+    good = harm(file, place)
+    (store_path / "index.sqlite").unlink()
+    if not writable_first:
+        with Store.open(store_path, writable=False) as reader:
+            assert [found.path for found in reader.opening.unreadable] == [str(file)]
+    with Store.open(store_path, writable=True) as again:
+        assert [found.path for found in again.opening.unreadable] == [str(file)]
+        assert [sleep(again, tokens, seed=7).version for tokens in (310, 320)] == [6, 7]
+        assert sleep(again, 20, uri=OTHER_URI).version == 1, "in its session only"
+        assert again.rebuild_index(dry_run=True).actions == ()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt is None
+        assert sleep(again, 330, seed=7).version == 8, "as often as the store is opened"
+        if place != "manifest":
+            again.repair()
+    if place == "manifest":
+        file.write_bytes(good)
+    with Store.open(store_path, writable=True) as again:
+        assert again.verify(deep=True).ok
+        assert again.resolve_version("agent@release").bundle_id == fifth.bundle_id
+        assert [row.version for row in again.versions(URI)] == [1, 5, 6, 7, 8]
+        again.gc()
+        assert again.marks(URI).tags == {"release": fifth.bundle_id}
+
+
+def test_a_session_is_deleted_with_what_cannot_be_read_of_it(store: Store, store_path: Path) -> None:
+    """Else a repair would bring it back."""
+    _, file = one_of_five(store)
+    harm(file, "header")
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.delete_session(URI).unreadable == ()
+        again.gc()  # what it needed nobody could tell
+        assert list(store_path.glob("bundles/??/*")) == []
+        assert again.repair().actions == ()
+    with Store.open(store_path, writable=True) as again:
+        assert again.find_session(URI) is None
+        assert again.verify(deep=True).ok
+
+
+def test_where_nothing_tells_whose_version_a_bundle_is_a_number_is_left_out_for_it(
+    store: Store, store_path: Path
+) -> None:
+    fifth, file = one_of_five(store)
+    harm(file, "manifest")
+    (store_path / "index.sqlite").unlink()
+    (store_path / "marks.json").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.stored(fifth.bundle_id).row is None  # type: ignore[union-attr]
+        assert sleep(again, 310, seed=7).version == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell which file is read")
@@ -247,6 +330,48 @@ def test_a_missed_version_is_imported_under_its_own_number_and_another_is_not(
         assert [row.version for row in again.versions(URI)] == [1, 2, 3]
 
 
+def test_a_missed_version_keeps_its_own_number(store: Store, store_path: Path, tmp_path: Path) -> None:
+    """Its marks tell it: of the versions before it nothing may be left."""
+    fifth, file = one_of_five(store)
+    file.rename(tmp_path / "away")
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert "version 5 of " in again.opening.unreadable[0].message
+        assert [sleep(again, 310 + more, seed=7).version for more in range(4)] == [6, 7, 8, 9]
+    (tmp_path / "away").rename(file)
+    with Store.open(store_path, writable=True) as again:
+        assert again.verify(deep=True).ok
+        assert again.resolve_version("agent@release").bundle_id == fifth.bundle_id
+        assert (again.repair().actions, again.gc().problems) == ((), ())
+        assert again.marks(URI).tags == {"release": fifth.bundle_id}
+
+
+@pytest.mark.parametrize("place", ["payload", "manifest"])
+def test_a_version_in_quarantine_is_set_aside_and_not_missed_where_its_marks_or_manifest_tell_of_it(
+    store: Store, store_path: Path, place: str
+) -> None:
+    fifth, file = one_of_five(store)
+    if place == "payload":
+        data = bytearray(file.read_bytes())
+        data[64:300] = bytes(236)  # the head of its first frame
+        data[20] ^= 1
+        file.write_bytes(data)
+    else:
+        harm(file, place)
+    with Store.open(store_path, writable=True) as again:
+        assert [found.code for found in again.repair().problems] == ["version_lost"]
+        assert list(again.index.given_up()) == [fifth.bundle_id]
+    (store_path / "index.sqlite").unlink()
+    for _ in range(2):
+        with Store.open(store_path, writable=True) as again:
+            assert again.opening.unreadable == ()
+            assert {one: row.version for one, row in again.index.given_up().items()} == {fifth.bundle_id: 5}
+            assert again.gc().problems == ()
+            assert again.marks(URI).tags == {"release": fifth.bundle_id}
+            assert sleep(again, 310, uri=URI, seed=8).version > 5
+            assert again.verify(deep=True).ok
+
+
 @pytest.mark.parametrize("how", ["deleted", "forgotten", "untagged"])
 def test_a_missed_version_that_the_user_gives_up_is_told_no_more(
     store: Store, store_path: Path, tmp_path: Path, how: str
@@ -264,6 +389,43 @@ def test_a_missed_version_that_the_user_gives_up_is_told_no_more(
         assert again.opening.unreadable == ()
         assert again.index.missed() == {}
         assert not again.marks(URI)
+
+
+@pytest.mark.parametrize("how", ["opened", "gc", "prune", "compact", "delete", "forget", "reader"])
+def test_nothing_is_removed_that_a_missed_version_may_need(
+    store: Store, store_path: Path, tmp_path: Path, how: str
+) -> None:
+    """What it needs is unknown, as of a bundle that cannot be read: its file may come back."""
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)
+    sleep(store, 310, uri=OTHER_URI, seed=1)
+    store.pin(URI, 2)
+    store.prune(Retention(keep_last=1), URI)
+    store.close()
+    file, needed = bundle_path(store, second.bundle_id), bundle_path(store, first.bundle_id).with_suffix(".mvr")
+    file.rename(tmp_path / "away")
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.leftovers_removed == 0
+        if how == "reader":
+            with again.open_bundle(first.bundle_id):
+                pass
+        elif how == "delete":
+            assert again.delete_session(OTHER_URI).bundles_kept == 1
+        elif how != "opened":
+            report = {
+                "gc": again.gc,
+                "prune": lambda: again.prune(Retention(keep_last=1)),
+                "compact": again.compact,
+                "forget": lambda: again.forget(OTHER_URI),
+            }[how]()
+            assert how == "prune" or [found.path for found in report.problems] == [str(file)]
+            assert all("torpor rm" in found.message and f"unpin {URI}@2" in found.message for found in report.problems)
+        assert needed.exists()
+    (tmp_path / "away").rename(file)
+    with Store.open(store_path, writable=True) as again:
+        assert again.verify(deep=True).ok
+        require_awake(again, 900)
 
 
 def test_a_version_that_was_deleted_is_not_missed_where_its_marks_are_left(

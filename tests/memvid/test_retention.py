@@ -89,8 +89,8 @@ def test_a_version_stays_if_either_rule_keeps_it() -> None:
 
 
 def test_marked_versions_stay_with_every_reason_told() -> None:
-    marks = NO_MARKS.tag(SCOUT, id_of(SCOUT, 1), "stable").tag(SCOUT, id_of(SCOUT, 1), "good")
-    marks = marks.pin(SCOUT, id_of(SCOUT, 1)).pin(SCOUT, id_of(SCOUT, 3))
+    marks = NO_MARKS.tag(SCOUT, id_of(SCOUT, 1), 1, "stable").tag(SCOUT, id_of(SCOUT, 1), 1, "good")
+    marks = marks.pin(SCOUT, id_of(SCOUT, 1), 1).pin(SCOUT, id_of(SCOUT, 3), 3)
     plan = plan_retention(daily(5), marks, Retention(keep_last=1), NOW_NS)
     assert dropped(plan) == [2, 4]
     assert kept(plan)[1] == ("pinned", "tagged good", "tagged stable")
@@ -98,7 +98,7 @@ def test_marked_versions_stay_with_every_reason_told() -> None:
 
 
 def test_marked_versions_count_among_the_last_n() -> None:
-    marks = NO_MARKS.pin(SCOUT, id_of(SCOUT, 5))
+    marks = NO_MARKS.pin(SCOUT, id_of(SCOUT, 5), 5)
     assert dropped(plan_retention(daily(5), marks, Retention(keep_last=2), NOW_NS)) == [1, 2, 3]
 
 
@@ -245,7 +245,7 @@ def test_threat_37_whatever_the_clocks_say_what_must_stay_stays(
 ) -> None:
     marks = NO_MARKS
     for version in pinned:
-        marks = marks.pin(SCOUT, id_of(SCOUT, version))
+        marks = marks.pin(SCOUT, id_of(SCOUT, version), version)
     mixed = random.sample(rows, len(rows))
     plan = plan_retention(mixed, marks, retention, now_ns)
     gone = set(dropped(plan))

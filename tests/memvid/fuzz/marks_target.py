@@ -17,7 +17,8 @@ from .target import SOUND, Target, again, require
 STORE_UUID: Final = "6b1f7f0e-9b4e-4e6e-8d3c-0123456789ab"
 VALUES: Final = (
     None, True, False, 0, 1, -1, 2, 1 << 63, 1 << 64, 1e308, 0.5, [], {}, [[]], "0" * 64, "f" * 64, "F" * 64, "0" * 63,
-    {"pins": [], "tags": {}}, {"pins": ["0" * 64], "tags": {}}, {"pins": [], "tags": {"a": "1" * 64}},
+    {"pins": [], "tags": {}, "versions": {}}, {"pins": ["0" * 64], "tags": {}, "versions": {"0" * 64: 1}},
+    {"pins": [], "tags": {"a": "1" * 64}, "versions": {}}, {"0" * 64: 1, "1" * 64: 1 << 53},
 )  # fmt: skip
 HOSTILE: Final = (
     b"[" * 9000, b'{"a":' * 9000, b"1" * 5000, b"-" + b"9" * 4301, b"1e999", b"NaN", b"Infinity", b'"\\ud800"',
@@ -42,13 +43,14 @@ class MarksTarget(Target):
     def seeds(self) -> Iterable[bytes]:
         marks = Marks(STORE_UUID)
         yield encode_marks(marks)
-        marks = marks.tag(SessionUri("default", "agent"), bytes(32), "before-refactor").pin(
-            SessionUri("a", "b"), b"\x01" * 32
+        marks = marks.tag(SessionUri("default", "agent"), bytes(32), 1, "before-refactor").pin(
+            SessionUri("a", "b"), b"\x01" * 32, 7
         )
         yield encode_marks(marks)
         for number in range(20):
             uri = SessionUri("many", f"s{number % 4}")
-            marks = marks.tag(uri, bytes([number]) * 32, f"tag.{number}").pin(uri, bytes([number + 1]) * 32)
+            marks = marks.tag(uri, bytes([number]) * 32, number + 1, f"tag.{number}")
+            marks = marks.pin(uri, bytes([number + 1]) * 32, number + 2)
         yield encode_marks(marks)
 
     def change(self, data: bytes, rng: Random) -> bytes:
@@ -74,6 +76,7 @@ class MarksTarget(Target):
             str(uri): {
                 "pins": sorted(pin.hex() for pin in of.pins),
                 "tags": {tag: to.hex() for tag, to in of.tags.items()},
+                "versions": {one.hex(): number for one, number in of.numbers.items()},
             }
             for uri, of in marks.sessions.items()
         }
