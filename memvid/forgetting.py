@@ -29,12 +29,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from . import deletion, durable
+from . import deletion, durable, quarantine
 from .budget import utc_day
-from .bundle import BundleFile
+from .bundle import BundleFile, FrameFile
 from .core import StoreCore
 from .errors import BundleMissing, DurabilityLost, LockLost, MarksLost, SessionNotFound, StoreError, Truncated
-from .folder import BUNDLES, LIVE_SUFFIX, RETIRED_SUFFIX
+from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
 from .needs import read_needs
@@ -256,11 +256,7 @@ class _Forget:
         if core.pins.count(step.bundle_id):
             return _still_open(step.path)
         if not core.index.given_up().keys().isdisjoint(core.index.users_of(step.bundle_id)):
-            message = (
-                f"A version of another session that repair has set aside may need blocks of {step.path}: so it stays. "
-                "Let `torpor repair` bring that version back, or `torpor gc --quarantine` give it up. Forget again."
-            )
-            return Finding(step.path, CANNOT_BE_TOLD, message)
+            return _needed_by_aside(step.path, CANNOT_BE_TOLD)
         try:
             for _ in range(_TRIES):
                 freed = self._remove(step) if step.kind == "remove" else self._strip(step)
@@ -363,8 +359,13 @@ class _Forget:
                 self._clear(remain)
 
     def _clear(self, remain: Remain) -> None:
+        core = self._core
         try:
-            self._unlink(remain)
+            with core.committing() if not self._dry_run else contextlib.nullcontext():
+                if remain.folder == QUARANTINE and self._is_needed_by_aside(remain.name):
+                    self._problems.append(_needed_by_aside(remain.path, NOT_FORGOTTEN))
+                    return
+                self._unlink(remain)
         except (DurabilityLost, LockLost):
             raise
         except StoreError as error:
@@ -372,6 +373,26 @@ class _Forget:
             return
         reason = f"it holds a version of {self._uri}"
         self._did(Action("remove", remain.path, self._uri, None, remain.size_bytes, reason))
+
+    def _is_needed_by_aside(self, name: str) -> bool:
+        """Whether a version of another session that repair has set aside may need a block of a file in quarantine: by
+        its own file, or where that does not say, by what the index has of it. Raises what reading the file raises."""
+        core = self._core
+        bundle_id = quarantine.bundle_of(name)
+        others = {one for one, row in core.index.given_up().items() if row.uri != self._uri}
+        if bundle_id is None or not others:
+            return False
+        if not others.isdisjoint(core.index.users_of(bundle_id)):
+            return True
+        fd, path = quarantine.open_name(core.folder, name)
+        with contextlib.closing(FrameFile(fd, path, None)) as file:
+            frames = frozenset(file.frames)
+        lying = quarantine.list_versions(core.folder)
+        return any(
+            not frames.isdisjoint(_blocks_in_quarantine(core, other, inside))
+            for other in others
+            for inside in lying.get(other, ())
+        )
 
     def _clear_temps(self) -> None:
         core = self._core
@@ -393,9 +414,8 @@ class _Forget:
         path = f"{core.path}/{remain.folder}"
         fd = open_folder(core.folder.root_fd, remain.folder, path)
         try:
-            with core.committing():
-                durable.remove(fd, remain.name, path)
-                durable.sync_folder(fd, path)
+            durable.remove(fd, remain.name, path)
+            durable.sync_folder(fd, path)
         finally:
             os.close(fd)
 
@@ -445,6 +465,23 @@ class _Forget:
             self.actions.append(Action("keep", path, other, None, 0, reason))
         problems = (*self._problems, *look.problems)
         return MaintenanceReport("forget", self._dry_run, tuple(self.actions), self._freed, self._written, problems)
+
+
+def _blocks_in_quarantine(core: StoreCore, bundle_id: bytes, name: str) -> frozenset[bytes]:
+    """The blocks that a version in quarantine is made of, as far as its file tells."""
+    with contextlib.suppress(StoreError):
+        fd, path = quarantine.open_name(core.folder, name)
+        with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+            return frozenset(entry.id for entry in file.entries)
+    return frozenset()
+
+
+def _needed_by_aside(path: str, code: str) -> Finding:
+    message = (
+        f"A version of another session that repair has set aside may need blocks of {path}: so it stays. Let `torpor "
+        "repair` bring that version back, or `torpor gc --quarantine` give it up. Forget again."
+    )
+    return Finding(path, code, message)
 
 
 def _newcomer(uri: SessionUri, path: str) -> Finding:

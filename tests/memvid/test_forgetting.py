@@ -22,6 +22,7 @@ from store_making import (
     contents,
     drafts,
     expected,
+    frame_of,
     raw_bytes,
     require_awake,
     sleep,
@@ -696,3 +697,101 @@ def test_a_fork_that_is_deleted_during_the_look_is_no_problem(
         assert store.forget(SECRET).problems == ()
     assert looks == 1
     assert found_in(store_path, *traces()) == []
+
+
+# --- what other sessions' versions need that repair has set aside
+
+
+def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
+    """Damage blocks of a version's file."""
+    path = bundle_path(store, receipt.bundle_id)
+    data = bytearray(path.read_bytes())
+    for number in numbers:
+        frame = frame_of(store, receipt.entries[number])
+        data[frame.offset + frame.head_bytes + 5] ^= 1
+    path.write_bytes(data)
+
+
+def export(store: Store, uri: SessionUri, path: Path) -> Path:
+    store.export_session(uri, None, path)
+    return path
+
+
+def require_kept_for_another(store: Store, path: Path) -> None:
+    """A file in quarantine that a forget leaves, and why."""
+    for dry_run in (True, False):
+        report = store.forget(SECRET, dry_run=dry_run)
+        found = {problem.path: problem for problem in report.problems}
+        (kept,) = (one for one in found if one.startswith(f"{store.path}/quarantine/{path.name.partition('.')[0]}"))
+        assert found[kept].code == "not_forgotten"
+        assert "torpor gc --quarantine" in found[kept].message
+        assert Path(kept).exists()
+
+
+def test_what_a_version_of_another_session_needs_that_is_set_aside_stays_in_quarantine(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    secret = sleep(store, 800, uri=SECRET)
+    sleep(store, 600, uri=THIRD)
+    elsewhere = export(store, THIRD, tmp_path / "third.mvb")
+    store.delete_session(THIRD)
+    sleep(store, 1100, uri=OTHER_URI)
+    spoil(store, secret, 1)  # which all three have: there is only this copy
+    store.repair()
+    require_kept_for_another(store, bundle_path(store, secret.bundle_id))
+    store.import_file(elsewhere, as_uri=THIRD)
+    store.repair()
+    with store.open_session(OTHER_URI, 1) as reader:
+        assert contents(reader) == expected(1100)
+    store.empty_quarantine()
+    with contextlib.suppress(SessionNotFound):  # it may have been all that was left
+        assert store.forget(SECRET).ok
+    assert found_in(store_path, SECRET.name.encode()) == []
+    assert store.verify(deep=True).ok
+
+
+def test_blocks_in_quarantine_stay_for_a_version_that_is_set_aside_and_looks_for_them_elsewhere(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    with Store.open(tmp_path / "elsewhere", writable=True) as other:
+        secret = sleep(other, 800, uri=SECRET)
+        earlier = store_path / "quarantine" / f"{secret.bundle_id.hex()}.mvb.1"
+        export(other, SECRET, earlier).chmod(0o600)
+    whole = sleep(store, 1100, uri=OTHER_URI)
+    copy = export(store, OTHER_URI, tmp_path / "whole.mvb")
+    spoil(store, whole, 1, 3)  # the one lies in quarantine, the other nowhere
+    store.repair()
+    assert list(store.index.given_up()) == [whole.bundle_id]
+    require_kept_for_another(store, earlier)
+    store.import_file(copy, as_uri=THIRD)
+    store.repair()
+    require_awake(store, 1100, uri=OTHER_URI)
+
+
+def test_a_missing_version_that_is_set_aside_keeps_what_the_index_says_that_it_needs(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    secret = sleep(store, 800, uri=SECRET)
+    heir = sleep(store, 1100, uri=OTHER_URI)
+    file = bundle_path(store, heir.bundle_id)
+    file.rename(tmp_path / "away")
+    spoil(store, secret, 2)
+    store.repair()
+    require_kept_for_another(store, bundle_path(store, secret.bundle_id))
+    store.empty_quarantine()
+    assert store.index.given_up() == {}
+    with contextlib.suppress(SessionNotFound):
+        assert store.forget(SECRET).ok
+    assert found_in(store_path, SECRET.name.encode()) == []
+
+
+def test_a_session_of_which_all_is_set_aside_can_be_forgotten(store: Store, store_path: Path) -> None:
+    secret = sleep_secret(store, 300)
+    store.tag(SECRET, 1, "hush")
+    spoil(store, secret, 0)
+    store.repair()
+    assert (store.find_session(SECRET), len(store.index.given_up())) == (None, 1)
+    report = store.forget(SECRET)
+    assert [problem.code for problem in report.problems] == ["cannot_be_told"] * len(report.problems)
+    assert store.index.bundles_of(SECRET) == []
+    assert not store.marks(SECRET)
