@@ -9,8 +9,8 @@ Rules:
 - Just before a file loses frames everyone who needs some of it is asked again, under the lock.
 - Files are looked at one after the other while others write. What does not fit together is damage only if nobody has
   written anew, meanwhile, the file that says so.
-- One damaged bundle is reported and left; what does not depend on it goes on. A full disk ends the compaction, and
-  what was done until then stays done.
+- One damaged bundle is reported and left; what does not depend on it goes on. So is what the system refuses, whoever
+  wrote meanwhile. A full disk ends the compaction, and what was done until then stays done.
 """
 
 from __future__ import annotations
@@ -160,10 +160,12 @@ class _Compaction:
         except (NoSpace, BudgetExceeded) as error:
             self._full = True
             self.report(step.file.path, error.code, error.message)
-        except StoreError as error:
+        except Corruption as error:
             missing = isinstance(error, BundleMissing) and not _is_missed(self._core, error)
             if not missing and self._is_as_seen(step):
                 self.report(step.file.path, error.code, error.message)
+        except StoreError as error:  # nobody's writing makes the system refuse
+            self.report(step.file.path, error.code, error.message)
         return False
 
     def _seen(self, bundle_id: bytes) -> None:
@@ -199,11 +201,12 @@ class _Compaction:
             with core.committing():
                 if not core.folder.is_current(bundle_id, stamp) or (lost and not _still(core, bundle_id, users)):
                     return False
-                if not fresh.commit():
-                    return False
-                self._seen(bundle_id)
-            self._done(step, fresh.bytes_before, fresh.bytes_after)
-        return True
+                try:
+                    return fresh.commit()
+                finally:
+                    if fresh.is_in_place:  # also where the index could not be told so, which its marks then say
+                        self._seen(bundle_id)
+                        self._done(step, fresh.bytes_before, fresh.bytes_after)
 
     def _damaged_source(self, step: Step) -> bytes | None:
         """The holder whose frames cannot be copied; None if it is not another holder's fault."""

@@ -25,7 +25,7 @@ from .codecs import Codec
 from .core import StoreCore
 from .directory import Directory
 from .durable import TempFile
-from .errors import BlockMissing, ReadBackFailed, StoreError
+from .errors import BlockMissing, Corruption, ReadBackFailed
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import LIVE, IndexedBundle, row_of
 from .writer import BundleWriter, Room
@@ -48,7 +48,11 @@ class Contents:
 
 
 class Prepared:
-    """A new file for a bundle, written, flushed and read back, that has not taken the old one's place."""
+    """A new file for a bundle, written, flushed and read back, that has not taken the old one's place.
+
+    `is_in_place` is whether it has since. It has also where `commit` fails in telling the index so: what that says then
+    covers both files, and the next opening reads the new one.
+    """
 
     def __init__(
         self, core: StoreCore, bundle_id: bytes, old: BundleFile, temp: TempFile, directory: Directory, keep: bool
@@ -61,6 +65,7 @@ class Prepared:
         self._keep_manifest = keep
         self.bytes_before = old.file_bytes
         self.bytes_after = temp.size_bytes
+        self.is_in_place = False
 
     def commit(self) -> bool:
         """Let the new file take the old one's place. False, and nothing is changed, where that is not allowed now: the
@@ -75,6 +80,7 @@ class Prepared:
                 return False
             if suffix == RETIRED_SUFFIX:
                 self._core.folder.replace(self._temp, self._bundle_id, suffix)
+                self.is_in_place = True
                 return True
             self._replace_live()
             return True
@@ -85,6 +91,7 @@ class Prepared:
         index = self._core.index
         index.begin_rewrite(self._bundle_id, self._directory.holders)
         self._core.folder.replace(self._temp, self._bundle_id, LIVE_SUFFIX)
+        self.is_in_place = True
         row = row_of(manifest, self._bundle_id, self._temp.size_bytes)
         frames = tuple(frame.id for frame in self._directory.frames)
         index.finish_rewrite(IndexedBundle(self._bundle_id, LIVE, row, self._directory.holders, frames))
@@ -100,7 +107,8 @@ class Prepared:
         return self._holders_hold()
 
     def _holders_hold(self) -> bool:
-        """Whether every block that the new directory looks for elsewhere is there at this moment."""
+        """Whether every block that the new directory looks for elsewhere is there at this moment. Where the system
+        refuses the look that is not said, but raised."""
         blocks = self._old.manifest.blocks if self._old.manifest and self._keep_manifest else ()
         with contextlib.closing(FilePool(self._core.open_frames)) as pool:
             for position, entry in enumerate(blocks):
@@ -110,7 +118,7 @@ class Prepared:
                 try:
                     with pool.holding(holder) as file:
                         file.frame_of(entry.id)
-                except StoreError:
+                except Corruption:
                     return False
         return True
 

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import store_making
@@ -21,8 +21,9 @@ from torpor.memvid.bundle import FrameFile
 from torpor.memvid.codecs import planes
 from torpor.memvid.compaction_plan import FileView, Step, choose_holders, plan_compaction
 from torpor.memvid.durable import TempFile
-from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
+from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound, StoreError, StoreIoError
 from torpor.memvid.folder import LIVE_SUFFIX, StoreFolder
+from torpor.memvid.index import Index
 from torpor.memvid.records import IndexRow, MaintenanceReport
 from torpor.memvid.rewriting import Contents, Prepared, prepared
 
@@ -773,6 +774,48 @@ def test_cold_files_are_compressed_once_and_read_the_same(store: Store, monkeypa
     require_exact(store, receipts)
     monkeypatch.setattr(compaction, "prepared", None)  # nothing is even written for a second look
     assert store.compact(policy=cold()).actions == ()
+
+
+@pytest.mark.parametrize("refusal", [StoreIoError("read-only"), NoSpace("full")])
+def test_an_index_that_cannot_be_told_of_a_new_file_is_a_problem_and_the_file_is_told_as_written(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: StoreError
+) -> None:
+    monkeypatch.setattr(store_making, "raw_bytes", lambda size, *salt: (repr(salt).encode() * size)[:size])
+    receipts = sleeps(store, 3)
+    before = size_of(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "finish_rewrite", lambda *_: _raise(refusal))
+        report = store.compact(policy=cold())
+    assert {problem.code for problem in report.problems} == {refusal.code}
+    assert report.bytes_freed - report.bytes_written == before - size_of(store) > 0
+    written = 1 if isinstance(refusal, NoSpace) else 3
+    assert [action.kind for action in report.actions] == ["recompress"] * written
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        require_exact(again, receipts)
+
+
+def test_what_the_system_refuses_is_told_also_where_the_session_slept_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then what is damaged says nothing: it may have moved. A refusal is no less one."""
+    receipts = sleeps(store, 8)
+    original = compaction.plan_compaction
+
+    def planned(*args: Any) -> tuple[Step, ...]:
+        steps = original(*args)
+        monkeypatch.setattr(compaction, "plan_compaction", original)
+        overtaking(store, receipts)
+        monkeypatch.setattr(compaction, "prepared", lambda *_: _raise(StoreIoError("read-only")))
+        return steps
+
+    monkeypatch.setattr(compaction, "plan_compaction", planned)
+    assert {problem.code for problem in store.compact(policy=FEW).problems} == {"store_io"}
+    require_exact(store, receipts)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def test_what_does_not_shrink_stays_as_it_is(store: Store) -> None:

@@ -8,13 +8,22 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import store_making as making
 from store_making import OTHER_URI, URI, expected, require_awake, sleep
 from torpor.memvid import Receipt, Store, zstd
 from torpor.memvid.bundle import BundleFile
-from torpor.memvid.errors import BlockMissing, BundleMissing, CorruptBlock, DurabilityLost, ReadOnlyStore, StoreError
+from torpor.memvid.errors import (
+    BlockMissing,
+    BundleMissing,
+    CorruptBlock,
+    DurabilityLost,
+    ReadOnlyStore,
+    StoreError,
+    StoreIoError,
+)
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 from torpor.memvid.rewriting import Contents, Prepared, blocks_needed_of, prepared
@@ -229,6 +238,25 @@ def test_a_holder_that_has_not_got_the_block_any_more_is_not_relied_on(
         refused(store, first, new)
     path.write_bytes(whole)
     require_awake(store, 900)
+
+
+def test_a_holder_that_cannot_be_looked_at_is_not_said_to_have_lost_the_block(
+    store: Store, chain: tuple[Receipt, Receipt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = chain
+    contents = without(second, first, [entry.id for entry in second.entries[:2]])
+
+    def refuse(bundle_id: bytes) -> NoReturn:
+        raise StoreIoError("too many open files")
+
+    with prepared(store._core, second.bundle_id, contents) as new:
+        monkeypatch.setattr(store._core, "open_frames", refuse)
+        with pytest.raises(StoreIoError, match="too many"):
+            new.commit()
+        assert not new.is_in_place
+    monkeypatch.undo()
+    require_awake(store, 900)
+    assert temps(store) == []
 
 
 def test_a_version_never_loses_its_manifest(store: Store, chain: tuple[Receipt, Receipt]) -> None:
