@@ -29,7 +29,14 @@ def rm(
         if not (yes or has_consent(f"Delete {', '.join(sessions)} for good?", "delete", as_json=as_json)):
             output.remark("nothing deleted")
             return ERROR.number
-        return run_batch(output, "rm", sessions, client.delete, _line)
+
+        def delete(session: str) -> DeleteResult:
+            report = client.delete(session)
+            for problem in report.problems:
+                output.remark(f"[yellow]{problem.code}[/] {plain(problem.message)}")
+            return report
+
+        return run_batch(output, "rm", sessions, delete, _line)
 
 
 def _line(report: DeleteResult) -> str:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ..memvid import orders
 from ..memvid.orders import MarkedVersion, Order
-from ..memvid.records import MaintenanceReport
+from ..memvid.records import Finding, MaintenanceReport
 from ..memvid.store import Store
 from .results import MaintenanceAction, MaintenanceProblem, MaintenanceResult, MarksResult
 from .way import Stop, Way
@@ -73,6 +73,11 @@ def _as_one(reports: Sequence[MaintenanceReport]) -> MaintenanceReport:
     )
 
 
+def problems_told(problems: Sequence[Finding]) -> tuple[MaintenanceProblem, ...]:
+    """Problems as plain data, as many as a reply takes."""
+    return tuple(MaintenanceProblem(one.path, one.code, one.message) for one in problems[:MAX_PROBLEMS_TOLD])
+
+
 def result_of(report: MaintenanceReport) -> MaintenanceResult:
     """A report as plain data, with its lists cut where they are too long."""
     return MaintenanceResult(
@@ -92,10 +97,7 @@ def result_of(report: MaintenanceReport) -> MaintenanceResult:
         actions_left_out=max(0, len(report.actions) - MAX_ACTIONS_TOLD),
         bytes_freed=report.bytes_freed,
         bytes_written=report.bytes_written,
-        problems=tuple(
-            MaintenanceProblem(problem.path, problem.code, problem.message)
-            for problem in report.problems[:MAX_PROBLEMS_TOLD]
-        ),
+        problems=problems_told(report.problems),
         problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
     )
 

@@ -152,13 +152,24 @@ class WakeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class MaintenanceProblem:
+    """Something that an operation could not put right."""
+
+    path: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """What a delete removed."""
+    """What a delete removed, and what it could not mark as deleted; `problems_left_out` counts what that was cut by."""
 
     session: str
     versions_deleted: int
     bundles_deleted: int
     bytes_freed: int
+    problems: tuple[MaintenanceProblem, ...] = ()
+    problems_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +182,6 @@ class MaintenanceAction:
     version: int | None
     size_bytes: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class MaintenanceProblem:
-    """Something that an operation could not put right."""
-
-    path: str
-    code: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
 from .generation import WriteOrder, Written
 from .hibernation import Hibernation
-from .maintenance import Maintenance, marks_of, nothing_done, with_awake
+from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel, load_model
 from .results import (
     AppendResult,
@@ -343,10 +343,12 @@ class Service:
     async def delete(self, *, session: str) -> DeleteResult:
         """Remove a session and all its versions, from memory and from disk. Bytes that others share stay.
 
+        A session that is not listed, because repair has set all its versions aside, needs its full name.
+
         Raises:
             SessionNotFound, AmbiguousName.
         """
-        async with self._turn(self._resolve(session)) as uri:
+        async with self._turn(self._resolve_to_delete(session)) as uri:
             return await to_the_end(self._delete(uri))
 
     async def maintain(
@@ -462,14 +464,22 @@ class Service:
         )
 
     async def _delete(self, uri: SessionUri) -> DeleteResult:
-        if uri in self._awake and self._store.find_session(uri) is None:
+        if not self._store.can_be_deleted(uri):
+            if uri not in self._awake:
+                self._require_row(uri)  # raises
             del self._awake[uri]
             return DeleteResult(str(uri), 0, 0, 0)
-        self._require_row(uri)
         report = await self._hibernation.on_writer(lambda: self._store.delete_session(uri))
         # Only now: what cannot be removed from the disk must not be lost from memory.
         self._awake.pop(uri, None)
-        return DeleteResult(str(uri), report.versions_deleted, report.bundles_deleted, report.bytes_freed)
+        return DeleteResult(
+            session=str(uri),
+            versions_deleted=report.versions_deleted,
+            bundles_deleted=report.bundles_deleted,
+            bytes_freed=report.bytes_freed,
+            problems=problems_told(report.problems),
+            problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
+        )
 
     async def _forget(self, uri: SessionUri, *, dry_run: bool) -> MaintenanceResult:
         try:
@@ -572,6 +582,16 @@ class Service:
     def _resolve(self, name: str) -> SessionUri:
         self._require_open()
         return self._store.resolve(name, also=self._awake)
+
+    def _resolve_to_delete(self, name: str) -> SessionUri:
+        """As `_resolve`; but a session of which nothing is listed may have versions that repair has set aside."""
+        try:
+            return self._resolve(name)
+        except SessionNotFound:
+            uri = _uri_of_new(name)
+            if not self._store.can_be_deleted(uri):
+                raise
+            return uri
 
     def _resolve_to_forget(self, name: str) -> SessionUri:
         """As `_resolve`; but a session that is gone may have left bytes, which a forget that was cut off still owes."""

@@ -251,6 +251,12 @@ class Store:
         self._core.require_open()
         return self.index.find(uri, version)
 
+    def can_be_deleted(self, uri: SessionUri) -> bool:
+        """Whether there is anything of a session to delete, be it only versions that are listed nowhere: repair has set
+        them aside, or they are missed."""
+        self._core.require_open()
+        return bool(self.index.bundles_of(uri))
+
     def versions(self, uri: SessionUri) -> list[IndexRow]:
         """All versions of a session, oldest first."""
         self._core.require_open()
@@ -363,7 +369,7 @@ class Store:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
         with self._core.committing():
-            if not self.index.bundles_of(uri):
+            if not self.can_be_deleted(uri):
                 raise self._not_found(uri, None)
             return deletion.delete_session(self._core.folder, self.index, self._core.pins, uri)
 

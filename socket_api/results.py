@@ -200,13 +200,24 @@ class ShutdownResult(Reply):
     empty: tuple[str, ...] = ()
 
 
+class MaintenanceProblem(Reply):
+    """Something that an operation could not put right: where, the code of the error it is, and a sentence."""
+
+    path: str
+    code: str
+    message: str
+
+
 class DeleteResult(Reply):
-    """What a delete removed."""
+    """What a delete removed. `problems` are files in quarantine that it could not mark as deleted, and what to do;
+    `problems_left_out` counts what was cut off at their end."""
 
     session: str
     versions_deleted: Count
     bundles_deleted: Count
     bytes_freed: Count
+    problems: tuple[MaintenanceProblem, ...] = ()
+    problems_left_out: Count = 0
 
 
 class MaintenanceAction(Reply):
@@ -218,14 +229,6 @@ class MaintenanceAction(Reply):
     version: int | None
     size_bytes: Count
     reason: str
-
-
-class MaintenanceProblem(Reply):
-    """Something that an operation could not put right: where, the code of the error it is, and a sentence."""
-
-    path: str
-    code: str
-    message: str
 
 
 class MaintenanceResult(Reply):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
+from torpor.daemon.results import MaintenanceProblem
 from torpor.errors import TorporError
 
 
@@ -156,6 +157,24 @@ def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaem
     ran = torpor("rm", "a", "nobody", "--yes")
     assert ran.status == 3
     assert daemon.service.sessions == {}
+
+
+def test_rm_tells_what_could_not_be_marked_as_deleted(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = daemon.service.delete
+
+    async def delete_beside_a_file(*, session: str) -> Any:
+        problem = MaintenanceProblem("/store/quarantine", "unsafe_path", "Others may write in it.")
+        return dataclasses.replace(await delete(session=session), problems=(problem,))
+
+    monkeypatch.setattr(daemon.service, "delete", delete_beside_a_file)
+    torpor("append", "a", "one")
+    torpor("append", "b", "one")
+    ran = torpor("rm", "a", "--yes")
+    assert (ran.status, "unsafe_path Others may write in it." in ran.err) == (0, True)
+    (result,) = torpor("rm", "b", "--yes", "--json").document["results"]
+    assert result["problems"][0]["path"] == "/store/quarantine"
 
 
 def test_ls_and_show_ask_the_daemon(torpor: Torpor, daemon: FakeDaemon) -> None:

@@ -624,6 +624,36 @@ async def test_a_deleted_session_is_gone_from_memory_and_disk(open_rig: Any, sto
         assert await rig.service.list_sessions() == []
 
 
+async def test_a_session_of_which_all_is_set_aside_is_deleted_by_its_name(open_rig: Any, store: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+    for file in (store / "bundles").rglob("*.mvb"):
+        file.unlink()
+    with Store.open(store, writable=True) as opened:
+        opened.repair()
+        assert len(opened.index.given_up()) == 1
+    async with open_rig() as rig:
+        assert await rig.service.list_sessions() == []
+        result = await rig.service.delete(session="a")
+        assert (result.versions_deleted, result.problems) == (1, ())
+        with pytest.raises(SessionNotFound):
+            await rig.service.delete(session="a")
+        await rig.read("a", tokens_of(1, 300))
+        assert (await rig.sleep("a")).version == 1
+
+
+async def test_what_a_delete_could_not_mark_in_quarantine_is_told(open_rig: Any, store: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        (store / "quarantine").chmod(0o770)
+        result = await rig.service.delete(session="a")
+        (store / "quarantine").chmod(0o700)
+        assert [(one.path, one.code) for one in result.problems] == [(str(store / "quarantine"), "unsafe_path")]
+        assert (result.versions_deleted, result.problems_left_out) == (1, 0)
+
+
 async def test_a_name_can_be_used_again_after_a_delete(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
