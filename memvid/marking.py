@@ -2,12 +2,16 @@
 
 Owns the rule that a mark is given to a version that stands in the index at that moment, and that a change is on disk
 before anyone is told. What marks are is in marks.py.
+
+A mark can also be taken from a version that is missed. One that has none left is missed no more, at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+
 from .core import StoreCore
-from .errors import MarksLost, SessionNotFound
+from .errors import MarksLost, NoSpace, SessionNotFound, StoreIoError
 from .marks import Marks
 from .records import IndexRow
 from .uri import SessionUri
@@ -23,7 +27,9 @@ def tag(core: StoreCore, uri: SessionUri, version: int | None, name: str, *, mov
 
 def untag(core: StoreCore, uri: SessionUri, name: str) -> None:
     with core.committing():
-        Marks.load(core.folder).untag(uri, name).save(core.folder)
+        marks = Marks.load(core.folder).untag(uri, name)
+        marks.save(core.folder)
+        _end_missing(core, marks)
 
 
 def pin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
@@ -35,9 +41,25 @@ def pin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
 
 def unpin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
     with core.committing():
-        row = _require_version(core, uri, version)
-        Marks.load(core.folder).unpin(uri, row.bundle_id).save(core.folder)
+        row = version_or_missed(core, uri, version) or _require_version(core, uri, version)
+        marks = Marks.load(core.folder).unpin(uri, row.bundle_id)
+        marks.save(core.folder)
+        _end_missing(core, marks)
         return row
+
+
+def version_or_missed(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow | None:
+    """A version of a session, the latest if none is named, or the one that is missed of this number."""
+    missed = (row for row in core.index.missed().values() if (row.uri, row.version) == (uri, version))
+    return core.index.find(uri, version) or next(missed, None)
+
+
+def _end_missing(core: StoreCore, marks: Marks) -> None:
+    """Let versions be missed no more that no mark tells of; where the index takes no change the next opening does."""
+    ended = [bundle_id for bundle_id in core.index.missed() if not marks.of(bundle_id)]
+    with contextlib.suppress(NoSpace, StoreIoError):
+        if ended:
+            core.index.drop(ended)
 
 
 def _marks_to_change(core: StoreCore, *, lost_is_none: bool) -> Marks:

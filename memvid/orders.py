@@ -86,8 +86,8 @@ def set_mark(
         InvalidTag, TagTaken, MarkNotFound, CorruptMarks: why it is not marked.
     """
     if untag is not None:
-        return _untag(store, store.resolve(text), untag)
-    row = store.resolve_version(text)
+        return _untag(store, store.resolve_marked(text), untag)
+    row = store.resolve_version(text, also_missed=pinned is False)
     if tag is not None:
         store.tag(row.uri, row.version, tag, move=move)
     elif pinned:

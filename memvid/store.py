@@ -488,7 +488,7 @@ class Store:
         return marking.tag(self._core, uri, version, tag, move=move)
 
     def untag(self, uri: SessionUri, tag: str) -> None:
-        """Take a tag away, also one that names a version that is gone.
+        """Take a tag away, also one that names a version that is gone or missed.
 
         Raises:
             InvalidTag, MarkNotFound, CorruptMarks, NoSpace, StoreIoError, ReadOnlyStore, LockLost, DurabilityLost
@@ -501,8 +501,10 @@ class Store:
         return marking.pin(self._core, uri, version)
 
     def unpin(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """Give a version back to the retention. Raises MarkNotFound, and as `tag` does."""
-        self._require_session(uri, version)
+        """Give a version back to the retention, be it one that is missed. Raises MarkNotFound, and as `tag` does."""
+        self._core.require_open()
+        if marking.version_or_missed(self._core, uri, version) is None:
+            raise self._not_found(uri, version)
         return marking.unpin(self._core, uri, version)
 
     def marks(self, uri: SessionUri) -> SessionMarks:
@@ -510,21 +512,29 @@ class Store:
         self._core.require_open()
         return Marks.load(self._core.folder).session(uri)
 
-    def resolve_version(self, text: str) -> IndexRow:
+    def resolve_version(self, text: str, *, also_missed: bool = False) -> IndexRow:
         """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,
-        or 8 or more hex digits of a bundle id; without it the latest version.
+        or 8 or more hex digits of a bundle id; without it the latest version. `also_missed`: it may be one that is
+        missed, which can lose its marks and nothing else.
 
         Raises:
             InvalidUri, AmbiguousName, AmbiguousVersion, SessionNotFound
             CorruptMarks: only where a tag is asked for.
         """
         name, selector = parse_version_reference(text)
-        uri = self.resolve(name)
+        uri = self.resolve_marked(name) if also_missed else self.resolve(name)
         if selector is None:
             return self._require_session(uri, None)
         folder = self._core.folder
         marks = Marks.load(folder) if selector.tag is not None else Marks(folder.uuid)
-        return select_version(uri, self.index.versions(uri), marks, selector)
+        missed = [row for row in self.index.missed().values() if row.uri == uri] if also_missed else []
+        return select_version(uri, [*self.index.versions(uri), *missed], marks, selector)
+
+    def resolve_marked(self, text: str) -> SessionUri:
+        """As `resolve`, also a session of which only versions are left that are missed."""
+        namespace, name = parse_reference(text)
+        missed = {row.uri for row in self.index.missed().values()}
+        return self.resolve(text, {uri for uri in missed if uri.name == name and namespace in (None, uri.namespace)})
 
     def _require_session(self, uri: SessionUri, version: int | None) -> IndexRow:
         row = self.find_session(uri, version)

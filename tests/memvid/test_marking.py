@@ -17,6 +17,7 @@ from torpor.memvid.errors import (
     TagTaken,
 )
 from torpor.memvid.marks import Marks
+from torpor.memvid.orders import set_mark
 from torpor.memvid.retention import Retention
 
 
@@ -209,3 +210,77 @@ def test_a_tag_whose_version_was_lost_says_so(three: Store, store_path: Path) ->
     (store_path / "index.sqlite").unlink()
     with Store.open(store_path, writable=True) as again, pytest.raises(SessionNotFound, match="names the bundle"):
         again.resolve_version(f"{SessionUri('default', 'agent')}@first")
+
+
+# --- versions that are missed
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("reference", ["agent@3", "torpor://default/agent@3", None])
+@pytest.mark.parametrize("marked", [("pin",), ("tag",), ("pin", "tag")])
+def test_a_missed_version_that_loses_its_last_mark_is_missed_no_more(
+    three: Store, store_path: Path, alone: bool, reference: str | None, marked: tuple[str, ...]
+) -> None:
+    """Of its marks and its number more is not known; so it can be named by those alone."""
+    file = bundle_path(three, three.versions(URI)[2].bundle_id)
+    others = [bundle_path(three, row.bundle_id) for row in three.versions(URI)[:2]]
+    if "pin" in marked:
+        three.pin(URI, 3)
+    if "tag" in marked:
+        three.tag(URI, 3, "good")
+    three.close()
+    for path in (file, *(others if alone else ())):
+        path.unlink()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert [row.version for row in again.index.missed().values()] == [3]
+        if reference is None:
+            reference = f"agent@{file.stem}"
+        for mark in marked:
+            assert again.index.missed()
+            if mark == "pin":
+                set_mark(again, reference, pinned=False)
+            else:
+                set_mark(again, reference.partition("@")[0], untag="good")
+        assert not again.marks(URI)
+        assert again.index.missed() == {}
+        assert again.verify(deep=True).ok
+        assert again.gc().problems == ()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+
+
+def test_a_missed_version_gets_no_mark_and_is_no_version(three: Store, store_path: Path) -> None:
+    three.tag(URI, 3, "good")
+    bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
+    three.close()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        for change in ({"pinned": True}, {"tag": "other"}):
+            with pytest.raises(SessionNotFound):
+                set_mark(again, "agent@3", **change)  # type: ignore[arg-type]
+        with pytest.raises(MarkNotFound):
+            set_mark(again, "agent@3", pinned=False)
+        with pytest.raises(SessionNotFound):
+            again.resolve_version("agent@3")
+        assert set_mark(again, "agent", tag="newest").version == 2
+
+
+def test_a_full_disk_leaves_it_to_the_next_opening_that_a_version_is_missed_no_more(
+    three: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.pin(URI, 3)
+    bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
+    three.close()
+    (store_path / "index.sqlite").unlink()
+
+    def full(*_: object) -> None:
+        raise NoSpace("No space left.", path="x")
+
+    with Store.open(store_path, writable=True) as again:
+        with monkeypatch.context() as patch:
+            patch.setattr(again.index, "drop", full)
+            again.unpin(URI, 3)
+        assert again.index.missed()
+    with Store.open(store_path, writable=True) as again:
+        assert (again.opening.unreadable, again.index.missed()) == ((), {})
