@@ -4,7 +4,8 @@ Owns the steps from a version to no version, and the question who still needs a 
 holds it. Which versions are to leave, others decide.
 
 Rules:
-- A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss.
+- A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss. Nor
+  marks that do: those go before the file is removed.
 - Oldest versions first. A session whose newest version is retired is deleted; one whose newest version stands has lost
   those versions whose files are retired, and no other one.
 - What repair has set aside of a session goes after that, so a delete that fails before has not touched it; where one is
@@ -29,6 +30,7 @@ from .errors import (
     NoSpace,
     NoStore,
     NotAStore,
+    StoreError,
     StoreIoError,
     UnsafePath,
     UnsupportedFormat,
@@ -195,11 +197,35 @@ def unneeded(index: Index, bundle_ids: Iterable[bytes], but_for: Iterable[bytes]
     return [bundle_id for bundle_id in bundle_ids if others.issuperset(index.users_of(bundle_id))]
 
 
-def _remove(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> dict[bytes, int]:
-    """Where the index's file could not be changed the files are only emptied, as in `_make_room`: their rows stand."""
-    if index.file_is_behind:
-        return {bundle_id: folder.empty_retired(bundle_id) for bundle_id in bundle_ids}
-    return {bundle_id: folder.remove(bundle_id, RETIRED_SUFFIX) for bundle_id in bundle_ids}
+def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> dict[bytes, int]:
+    """Where the index's file could not be changed the files are only emptied, as in `_make_room`: their rows stand. So
+    are those of which marks are left."""
+    if not bundle_ids:
+        return {}
+    named = set(bundle_ids) if index.file_is_behind else _left_marked(folder, index, bundle_ids)
+    return {
+        one: folder.empty_retired(one) if one in named else folder.remove(one, RETIRED_SUFFIX) for one in bundle_ids
+    }
+
+
+def _left_marked(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> set[bytes]:
+    """Take the marks of deleted versions away before their files go, and say of which they are left, for want of room.
+
+    Once no file of a version is there, an index that is made anew takes its marks for those of a loss.
+    """
+    try:
+        marks = Marks.load(folder)
+    except StoreIoError:
+        return set(bundle_ids)
+    except StoreError:
+        return set()  # nobody can tell what was marked, nor take it away
+    gone = {one for one in bundle_ids if marks.of(one) and not index.knows(one)}
+    try:
+        if gone:
+            marks.without_bundles(gone).save(folder)
+    except (NoSpace, StoreIoError, NoStore, NotAStore, UnsupportedFormat, UnsafePath):
+        return gone
+    return set()
 
 
 def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> int:
@@ -213,8 +239,8 @@ def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequen
 
 
 def unmark(folder: StoreFolder, uri: SessionUri) -> None:
-    """No marks of a session that is gone. What stays where this fails names bundles that are no more, and is harmless:
-    neither a full disk nor damaged marks may stop a delete."""
+    """No marks of a session that is gone. Neither a full disk nor damaged marks may stop a delete: where marks stay
+    because this fails, so do the names of the retired files (`_left_marked`)."""
     try:
         marks = Marks.load(folder)
         if marks.session(uri):

@@ -15,8 +15,16 @@ from pathlib import Path
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
 from test_index_image import one_frame_log
-from torpor.memvid import Receipt, Store
-from torpor.memvid.errors import BundleMissing, DurabilityLost, NotAStore, SessionNotFound, StoreIoError, UnsafePath
+from torpor.memvid import Receipt, Store, deletion
+from torpor.memvid.errors import (
+    BundleMissing,
+    DurabilityLost,
+    NoSpace,
+    NotAStore,
+    SessionNotFound,
+    StoreIoError,
+    UnsafePath,
+)
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 from torpor.memvid.limits import MAX_INDEX_BYTES
@@ -426,6 +434,50 @@ def test_nothing_is_removed_that_a_missed_version_may_need(
     with Store.open(store_path, writable=True) as again:
         assert again.verify(deep=True).ok
         require_awake(again, 900)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("finished_by", ["opening", "gc", "prune"])
+def test_the_marks_of_a_version_that_left_go_before_its_file(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool, finished_by: str
+) -> None:
+    """A delete was cut off after its first step: the oldest version is retired, the others stay. Then the index is lost
+    too: the marks of that version must not be taken for those of a loss."""
+    versions = [sleep(store, 300, seed=seed) for seed in range(3)]
+    store.tag(URI, 1, "good")
+    store.pin(URI, 1)
+    store.tag(URI, 2, "other")
+    retired = bundle_path(store, versions[0].bundle_id).with_suffix(".mvr")
+    if finished_by == "opening":
+        store._core.folder.retire(versions[0].bundle_id)
+    else:
+        monkeypatch.setattr("torpor.memvid.deletion.remove_unneeded", lambda *_: {})
+        deletion.retire(store._core.folder, store.index, store._core.pins, [versions[0].bundle_id])
+        monkeypatch.undo()
+
+    def refuse(*_: object) -> int:
+        raise NoSpace("No space left.", path="marks.json")
+
+    with monkeypatch.context() as patch:
+        if full:
+            patch.setattr(Marks, "save", refuse)
+        if finished_by == "gc":
+            with pytest.raises(NoSpace) if full else contextlib.nullcontext():
+                store.gc()
+        elif finished_by == "prune":
+            store.prune(Retention(keep_last=3))
+        store.close()
+        if finished_by == "opening":
+            Store.open(store_path, writable=True).close()
+    assert retired.exists() == full, "its name says that it was deleted, as long as there are marks"
+    assert not full or retired.stat().st_size == 0
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert [row.version for row in again.versions(URI)] == [2, 3]
+        assert again.marks(URI).tags == {"other": versions[1].bundle_id}
+        assert not again.marks(URI).pins
+        assert not retired.exists()
 
 
 def test_a_version_that_was_deleted_is_not_missed_where_its_marks_are_left(
