@@ -1202,6 +1202,10 @@ class SoundStore(RuleBasedStateMachine):
         assert self.store.rebuild_index(dry_run=True).actions == (), "the index says what the bundles say"
 
 
+Beginning = tuple[tuple[BlockEntry, ...], int]
+"""The first blocks of a version, and its number."""
+
+
 class DamagedStore(SoundStore):
     """The same, but now and then bytes of bundle files change: that is found, no wrong byte is ever woken, and a repair
     leaves a sound store in which everything is that was whole."""
@@ -1295,9 +1299,10 @@ class DamagedStore(SoundStore):
             return False
         return True
 
-    def what_can_be_saved(self) -> tuple[set[bytes], dict[SessionUri, tuple[BlockEntry, ...]]]:
+    def what_can_be_saved(self) -> tuple[set[bytes], dict[SessionUri, Beginning]]:
         """The versions all of whose blocks are sound in some file; and for each session the longest beginning of a
-        version that is newer than all those. Of files only that can be opened: a repair finds more."""
+        version that is newer than all those. Of files only that can be opened, and not in quarantine: a repair finds
+        more."""
         sound, manifests = set(), {}
         for path in self.path.glob("bundles/??/*.mv?"):
             with contextlib.suppress(StoreError):
@@ -1318,11 +1323,11 @@ class DamagedStore(SoundStore):
                     mendable.add(version.bundle_id)
                     break
                 spans = tuple(entry for entry in found if entry.kind == "span")
-                if spans and spans[-1].end > beginnings.get(uri, ((), 0))[1]:
-                    beginnings[uri] = spans, spans[-1].end
-        return mendable, {uri: spans for uri, (spans, _) in beginnings.items()}
+                if spans and (uri not in beginnings or spans[-1].end > beginnings[uri][0][-1].end):
+                    beginnings[uri] = spans, version.number
+        return mendable, beginnings
 
-    def take_what_is_left(self, whole: set[bytes], beginnings: dict[SessionUri, tuple[BlockEntry, ...]]) -> None:
+    def take_what_is_left(self, whole: set[bytes], beginnings: dict[SessionUri, Beginning]) -> None:
         """A version that was whole stays, or it gave way to the one that it was saved from; one that was lost earlier
         may be back."""
         rows = {row.bundle_id: row for uri in URIS for row in self.store.versions(uri)}
@@ -1341,10 +1346,11 @@ class DamagedStore(SoundStore):
                 self.salvaged(row, [one for one in self.given_up.values() if one.uri == row.uri])
         for version in self.model.versions.values():
             self.require_awake(version)
-        for uri, blocks in beginnings.items():
+        for uri, (blocks, number) in beginnings.items():
             assert any(
                 one.blocks[: len(blocks)] == blocks
                 or (one.bundle_id not in known and one.content.token_count >= blocks[-1].end)
+                or (one.bundle_id in known and one.number > number)  # mended from the quarantine
                 for one in self.model.of(uri)
             ), "less was saved than could be"
 
