@@ -79,7 +79,7 @@ def carry_out(order: Order, socket: Path | None, store: Path | None) -> Maintena
     path = store or default_store_path()
     restored: tuple[Action, ...] = ()
     if order.operation == "repair" and lacks_store_file(path):
-        restored = (restore_store_file(path, dry_run=order.dry_run),)
+        restored = restore_store_file(path, dry_run=order.dry_run)
         if order.dry_run:  # the rest cannot be told before that
             return result_of(MaintenanceReport("repair", True, restored, 0, 0, ()))
     with (

@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from . import quarantine, twins
 from .errors import (
     CorruptMarks,
+    CorruptStoreFile,
     DurabilityLost,
     MarksLost,
     NoSpace,
-    NoStore,
-    NotAStore,
     StoreError,
     StoreIoError,
     UnsafePath,
@@ -223,7 +222,7 @@ def _left_marked(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes])
     try:
         if gone:
             marks.without_bundles(gone).save(folder)
-    except (NoSpace, StoreIoError, NoStore, NotAStore, UnsupportedFormat, UnsafePath):
+    except (NoSpace, StoreIoError, CorruptStoreFile, UnsupportedFormat, UnsafePath):
         return gone
     return set()
 
@@ -245,5 +244,5 @@ def unmark(folder: StoreFolder, uri: SessionUri) -> None:
         marks = Marks.load(folder)
         if marks.session(uri):
             marks.without(uri).save(folder)
-    except (NoSpace, CorruptMarks, MarksLost, NoStore, NotAStore, UnsupportedFormat, UnsafePath, StoreIoError):
+    except (NoSpace, CorruptMarks, CorruptStoreFile, MarksLost, UnsupportedFormat, UnsafePath, StoreIoError):
         return

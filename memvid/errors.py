@@ -194,6 +194,12 @@ class CorruptBlock(Corruption):
     code: ClassVar[str] = "corrupt_block"
 
 
+class CorruptStoreFile(Corruption):
+    """store.json is damaged, or another store's. The store stays shut until it is put back or made again."""
+
+    code: ClassVar[str] = "corrupt_store_file"
+
+
 class CorruptMarks(Corruption):
     """The file of tags and pins is damaged. Nothing that removes versions runs until it is repaired."""
 

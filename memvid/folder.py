@@ -12,21 +12,22 @@ Retiring is one rename, so it takes no disk space and a crash leaves a bundle in
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import threading
 import uuid
 import weakref
 from collections.abc import Iterator
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from . import durable
-from .errors import BundleMissing, NoStore, NotAStore, StoreError, UnsupportedFormat
+from .errors import BundleMissing, CorruptStoreFile, NoStore, NotAStore, StoreError
 from .layout import BEGINNING
-from .limits import MAX_STORE_JSON_BYTES
+from .limits import MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES
 from .lock import LOCK_NAME
 from .paths import FOLDER_MODE, Stamp, io_error, list_names, open_file, open_folder, open_root, stamp_of, stat_name
+from .sealed_json import SealedFormat, reason_of
 
 STORE_VERSION: Final = 1
 STORE_FILE: Final = "store.json"
@@ -35,8 +36,7 @@ QUARANTINE: Final = "quarantine"
 LIVE_SUFFIX: Final = ".mvb"
 RETIRED_SUFFIX: Final = ".mvr"
 
-_FORMAT_NAME: Final = "torpor.store"
-_MARKED: Final = "marked"
+_FORMAT: Final = SealedFormat("torpor.store", STORE_VERSION, MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES)
 _BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)
 _PREFIX_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
 
@@ -69,13 +69,29 @@ class StoreFolder:
 
     # --- what store.json says
 
+    def require_store_file(self) -> StoreFile:
+        """What store.json says now. Raises CorruptStoreFile also where it is missing or another store's, which an open
+        store can tell; UnsupportedFormat, UnsafePath, StoreIoError."""
+        try:
+            file = load_store_file(self.root_fd, self.path)
+        except (NoStore, NotAStore) as error:
+            raise corrupt_store_file(self.path, "it is missing") from error
+        if file.uuid != self.uuid:
+            raise corrupt_store_file(self.path, "it is another store's")
+        return file
+
     def says_marked(self) -> bool:
-        """Whether store.json says that there is a file of marks. Raises as `load_store_uuid`."""
-        return _load_document(self.root_fd, self.path).get(_MARKED) is True
+        """Whether store.json says that there is a file of marks. Raises as `require_store_file`."""
+        return self.require_store_file().marked
 
     def say_marked(self) -> None:
         """Let store.json say that there is a file of marks, durably. Raises NoSpace, StoreIoError, DurabilityLost."""
-        _write_store_file(self.root_fd, self.bundles_fd, self.path, self.uuid, marked=True, replacing=True)
+        self.write_store_file(marked=True)
+
+    def write_store_file(self, *, marked: bool) -> None:
+        """Put a new store.json in the place of the one that is there, if there is one, durably."""
+        file = StoreFile(self.uuid, marked)
+        _write_store_file(self.root_fd, self.bundles_fd, self.path, file, replacing=True)
 
     # --- bundle files
 
@@ -349,49 +365,75 @@ class StoreFolder:
 # --- store.json
 
 
-def load_store_uuid(root_fd: int, path: str) -> str:
-    """Read store.json. Raises NoStore (there is none), UnsupportedFormat (a later version), NotAStore (malformed)."""
-    store_uuid: str = _load_document(root_fd, path)["uuid"]
-    return store_uuid
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """What store.json says: which store this is, and whether there is a file of marks."""
+
+    uuid: str
+    marked: bool
+
+    def encode(self) -> bytes:
+        return _FORMAT.encode({"uuid": self.uuid, "marked": self.marked})
 
 
-def _load_document(root_fd: int, path: str) -> dict[str, Any]:
-    """What store.json says, with a valid uuid."""
+def load_store_file(root_fd: int, path: str) -> StoreFile:
+    """Read store.json.
+
+    Raises:
+        NoStore: there is none. NotAStore: that of something else, or there are bundles without one.
+        CorruptStoreFile: damaged. UnsupportedFormat: of a later version, and undamaged. UnsafePath, StoreIoError.
+    """
     file_path = f"{path}/{STORE_FILE}"
     try:
-        fd = open_file(root_fd, STORE_FILE, os.O_RDONLY, file_path)
+        data = read_store_file(root_fd, path)
     except FileNotFoundError as error:
         raise (_without_store_file(path) if looks_like_store(root_fd, path) else no_store(path)) from error
     try:
-        data = os.read(fd, MAX_STORE_JSON_BYTES + 1)
+        return _decode(data, file_path)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        if BUNDLES not in list_names(root_fd, path):
+            raise NotAStore(
+                f"{path} is not a store: there is no folder {BUNDLES}, and {file_path} is not a store's "
+                f"({reason_of(error)}). Choose another folder.",
+                path=file_path,
+            ) from error
+        raise corrupt_store_file(path, reason_of(error)) from error
+
+
+def load_store_uuid(root_fd: int, path: str) -> str:
+    """The uuid that store.json tells. Raises as `load_store_file`."""
+    return load_store_file(root_fd, path).uuid
+
+
+def read_store_file(root_fd: int, path: str) -> bytes:
+    """The bytes of store.json, or one more than it may have. Raises FileNotFoundError, UnsafePath, StoreIoError."""
+    file_path = f"{path}/{STORE_FILE}"
+    fd = open_file(root_fd, STORE_FILE, os.O_RDONLY, file_path)
+    try:
+        return os.read(fd, MAX_STORE_JSON_BYTES + 1)
     except OSError as error:
         raise io_error(error, "read", file_path) from error
     finally:
         os.close(fd)
-    try:
-        if len(data) > MAX_STORE_JSON_BYTES:
-            raise ValueError("it is too long")
-        document = json.loads(data)
-        if not isinstance(document, dict) or document.get("format") != _FORMAT_NAME:
-            raise ValueError("it does not say that this is a store")
-        version = document.get("version")
-        if isinstance(version, int) and version > STORE_VERSION:
-            raise UnsupportedFormat(
-                f"{path} has store format version {version}; this program reads version {STORE_VERSION}. "
-                "Use the Torpor that wrote it. Nothing was touched.",
-                path=path,
-                found=version,
-                supported=STORE_VERSION,
-            )
-        if type(version) is not int or version != STORE_VERSION:
-            raise ValueError("its version is not valid")
-        return {**document, "uuid": str(uuid.UUID(document["uuid"]))}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise NotAStore(
-            f"{file_path} is not valid: {error}. Put it back from a backup; without one move it away, and `torpor "
-            f"repair --store {path}` makes it again.",
-            path=file_path,
-        ) from error
+
+
+def _decode(data: bytes, file_path: str) -> StoreFile:
+    found = _FORMAT.decode(data, file_path)
+    file = StoreFile(str(uuid.UUID(found.get("uuid"))), found.get("marked") is True)
+    if file.encode() != data:
+        raise ValueError("it is not in the form in which it is written")
+    return file
+
+
+def corrupt_store_file(path: str, reason: str) -> CorruptStoreFile:
+    """The error for a store.json that is not what was written, with what to do."""
+    file_path = f"{path}/{STORE_FILE}"
+    return CorruptStoreFile(
+        f"{file_path} is damaged: {reason}. Put it back from a backup; without one `torpor repair --store {path}` "
+        "makes it again, and nothing is lost.",
+        path=file_path,
+        reason=reason,
+    )
 
 
 def create_store(root_fd: int, path: str) -> str:
@@ -399,27 +441,17 @@ def create_store(root_fd: int, path: str) -> str:
     for name in (BUNDLES, QUARANTINE):
         durable.make_folder(root_fd, name, path, FOLDER_MODE)
     store_uuid = str(uuid.uuid4())
-    write_store_file(root_fd, path, store_uuid)
+    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+    try:
+        _write_store_file(root_fd, bundles_fd, path, StoreFile(store_uuid, marked=False), replacing=False)
+    finally:
+        os.close(bundles_fd)
     return store_uuid
 
 
-def write_store_file(root_fd: int, path: str, store_uuid: str, *, marked: bool = False) -> None:
-    """Make the store.json of a store that has none, durably; `marked` says that there is a file of marks."""
-    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
-    try:
-        _write_store_file(root_fd, bundles_fd, path, store_uuid, marked=marked, replacing=False)
-    finally:
-        os.close(bundles_fd)
-
-
-def _write_store_file(
-    root_fd: int, bundles_fd: int, path: str, store_uuid: str, *, marked: bool, replacing: bool
-) -> None:
+def _write_store_file(root_fd: int, bundles_fd: int, path: str, file: StoreFile, *, replacing: bool) -> None:
     """Its temporary file lies in `bundles`, where leftovers are looked for."""
-    document = {"format": _FORMAT_NAME, "version": STORE_VERSION, "uuid": store_uuid}
-    said = {**document, _MARKED: True} if marked else document
-    data = (json.dumps(said) + "\n").encode()
-    durable.write_file(root_fd, STORE_FILE, data, path, temp_fd=bundles_fd, replacing=replacing)
+    durable.write_file(root_fd, STORE_FILE, file.encode(), path, temp_fd=bundles_fd, replacing=replacing)
 
 
 def has_store_file(root_fd: int, path: str) -> bool:
@@ -456,9 +488,10 @@ def open_or_make_root(path: str) -> int:
         above = os.path.dirname(above)
         parents.append(above)
     try:
-        os.makedirs(path, FOLDER_MODE, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # also where the system refuses to say that it is a folder
+            os.makedirs(path, FOLDER_MODE, exist_ok=True)
         fd = open_root(path, STORE_FILE)
-    except (FileExistsError, NotADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NotAStore(
             f"{path} cannot be a store: there is a file, not a folder, at it or above it.", path=path
         ) from error

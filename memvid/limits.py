@@ -145,6 +145,7 @@ MAX_INDEX_BYTES: Final = 512 * MIB
 takes 290 to 670 bytes, so this is 0.8 million versions at least."""
 
 MAX_STORE_JSON_BYTES: Final = 4 * KIB
+MAX_STORE_JSON_NODES: Final = 64
 MAX_LABELS: Final = 256
 MAX_LABEL_CHARS: Final = 256
 MAX_IOVECS: Final = 512

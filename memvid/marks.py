@@ -5,28 +5,25 @@ beside it, and whether that one is there is for the caller to ask. Marks are val
 makes them durable.
 
 Rules:
-- The file is canonical JSON with a digest over all the rest; a reader takes it whole or raises CorruptMarks.
+- The file has a digest over all of it (`sealed_json`); a reader takes it whole or raises CorruptMarks.
 - It is never treated as empty because it cannot be read. No file at all means that nothing was ever marked, unless
   store.json says that there was one: MarksLost. Whoever then tags with `move` says that what was marked is no more.
 - It is replaced by one rename: a crash leaves the old marks or the new ones.
 - Load, change and save under the store's lock and its writing lock, else one of two changes is lost.
-- The digest is taken the same way in every later version, so that damage is not mistaken for a later version.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 import uuid
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from blake3 import blake3
-
-from . import durable
+from . import durable, quarantine
 from .errors import (
     CorruptMarks,
     InvalidTag,
@@ -36,21 +33,20 @@ from .errors import (
     MarksLost,
     StoreError,
     TagTaken,
-    UnsupportedFormat,
 )
 from .folder import StoreFolder
 from .limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_VERSION
 from .paths import io_error, list_names, open_file
+from .sealed_json import SealedFormat, reason_of
 from .uri import VERSION_MARK, SessionUri, require_tag
 
 MARKS_FILE: Final = "marks.json"
 MARKS_VERSION: Final = 1
 
-_FORMAT_NAME: Final = "torpor.marks"
+_FORMAT: Final = SealedFormat("torpor.marks", MARKS_VERSION, MAX_MARKS_BYTES, MAX_MARKS_NODES)
 _ID_BYTES: Final = 32
 _ID: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _SHORT_ID_DIGITS: Final = 12
-_NODE_STARTS: Final = (b"[", b"{", b",")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,7 @@ class Marks:
         if data is None and folder.says_marked():
             data = _read_file(folder, path)  # the first mark of all may have been set between the two looks
             if data is None:
-                raise marks_lost(path)
+                raise marks_lost(folder)
         return cls(folder.uuid) if data is None else decode_marks(data, folder.uuid, path)
 
     def save(self, folder: StoreFolder) -> int:
@@ -265,49 +261,37 @@ def _reference(uri: SessionUri, bundle_id: bytes) -> str:
 
 def encode_marks(marks: Marks) -> bytes:
     """The file's bytes: the same marks of the same store give the same bytes."""
-    rest = {
-        "format": _FORMAT_NAME,
-        "version": MARKS_VERSION,
-        "store": marks.store_uuid,
-        "sessions": {
-            str(uri): {
-                "pins": sorted(pinned.hex() for pinned in of.pins),
-                "tags": {tag: named.hex() for tag, named in of.tags.items()},
-                "versions": {bundle_id.hex(): number for bundle_id, number in of.numbers.items()},
-            }
-            for uri, of in marks.sessions.items()
-        },
-    }
-    return _canonical({**rest, "digest": _digest(rest)})
+    return _FORMAT.encode(
+        {
+            "store": marks.store_uuid,
+            "sessions": {
+                str(uri): {
+                    "pins": sorted(pinned.hex() for pinned in of.pins),
+                    "tags": {tag: named.hex() for tag, named in of.tags.items()},
+                    "versions": {bundle_id.hex(): number for bundle_id, number in of.numbers.items()},
+                }
+                for uri, of in marks.sessions.items()
+            },
+        }
+    )
 
 
 def decode_marks(data: bytes, store_uuid: str, path: str) -> Marks:
     """Read the file's bytes. Raises CorruptMarks for anything that `encode_marks` would not have written here."""
     try:
-        document = _parse(data)
-        if document.pop("digest", None) != _digest(document):
-            raise ValueError("its digest does not fit its content")
-        version = document.get("version")
-        if type(version) is int and version > MARKS_VERSION and document.get("format") == _FORMAT_NAME:
-            raise UnsupportedFormat(
-                f"{path} has version {version}; this program reads version {MARKS_VERSION}. Use the Torpor that wrote "
-                "it. Nothing was touched.",
-                path=path,
-                found=version,
-                supported=MARKS_VERSION,
-            )
-        if document.get("store") != store_uuid:
+        fields = _FORMAT.decode(data, path)
+        if fields.get("store") != store_uuid:
             raise ValueError("it belongs to another store")
-        marks = Marks(store_uuid, _sessions(document.get("sessions")))
-        if encode_marks(marks) != data:  # whatever else is not as it should be: keys, order, spaces, types
+        marks = Marks(store_uuid, _sessions(fields.get("sessions")))
+        if encode_marks(marks) != data:  # whatever else is not as it should be: keys, the order of pins
             raise ValueError("it is not in the form in which it is written")
         return marks
     except (ValueError, TypeError, RecursionError, InvalidUri, InvalidTag, LimitExceeded) as error:
         raise CorruptMarks(
-            f"{path} is damaged: {_reason(error)}. Put it back from a backup, or let `torpor repair` move it away (the "
-            "tags and pins in it are lost then). Until then no version is removed by a rule.",
+            f"{path} is damaged: {reason_of(error)}. Put it back from a backup, or let `torpor repair` move it away "
+            "(the tags and pins in it are lost then). Until then no version is removed by a rule.",
             path=path,
-            reason=_reason(error),
+            reason=reason_of(error),
         ) from error
 
 
@@ -324,28 +308,10 @@ def uuid_in_marks(root_fd: int, path: str) -> str | None:
     finally:
         os.close(fd)
     try:
-        found = str(uuid.UUID(_parse(data).get("store")))
+        found = str(uuid.UUID(_FORMAT.decode(data, file_path).get("store")))
         decode_marks(data, found, file_path)
     except (ValueError, TypeError, AttributeError, RecursionError, StoreError):
         return None
-    return found
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_MARKS_BYTES:
-        raise ValueError(f"it has more than {MAX_MARKS_BYTES} bytes")
-    if sum(map(data.count, _NODE_STARTS)) > MAX_MARKS_NODES:
-        raise ValueError(f"it holds more than {MAX_MARKS_NODES} values")
-    document = json.loads(data.decode("ascii"), object_pairs_hook=_unique)
-    if not isinstance(document, dict):
-        raise ValueError("it is not a map")  # noqa: TRY004 - one kind of error for all that is malformed
-    return document
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
     return found
 
 
@@ -376,26 +342,35 @@ def _id(text: Any) -> bytes:
     return bytes.fromhex(text)
 
 
-def _canonical(document: Mapping[str, Any]) -> bytes:
-    return (json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
-
-
-def _digest(rest: Mapping[str, Any]) -> str:
-    return blake3(_canonical(rest)).hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    return "it is nested too deep" if isinstance(error, RecursionError) else str(error).rstrip(".")[:300]
-
-
-def marks_lost(path: str) -> MarksLost:
+def marks_lost(folder: StoreFolder) -> MarksLost:
     """The error for marks that are gone, with what to do."""
+    path = f"{folder.path}/{MARKS_FILE}"
     return MarksLost(
-        f"{path} is missing, and there were tags or pins in it. Put it back from a backup, or what is left of it from "
-        "the folder quarantine. Where there is none, mark anew what is to stay, first with `torpor tag "
-        "SESSION@VERSION TAG --move`. Until then no version is removed by a rule.",
+        f"{path} is missing, and there were tags or pins in it. {_way_back(folder, path)} Where there is none, mark "
+        "anew what is to stay, first with `torpor tag SESSION@VERSION TAG --move`. Until then no version is removed by "
+        "a rule.",
         path=path,
     )
+
+
+def _way_back(folder: StoreFolder, path: str) -> str:
+    """What to do first about marks that are gone: those that were set aside may be whole."""
+    aside = quarantine.places_of(folder, MARKS_FILE)
+    for place in reversed(aside):
+        with contextlib.suppress(StoreError):
+            fd, _ = quarantine.open_name(folder, os.path.basename(place))
+            try:
+                data = _read(fd, place)
+            finally:
+                os.close(fd)
+            decode_marks(data, folder.uuid, place)
+            return f"{place} is whole: move it back to {path}."
+    if aside:
+        return (
+            f"Put it back from a backup. {aside[-1]} is what was set aside of it: damaged, but text, from which can be "
+            "read what was marked."
+        )
+    return "Put it back from a backup."
 
 
 def _write(folder: StoreFolder, data: bytes) -> None:

@@ -31,7 +31,7 @@ from .paths import (
 
 _MAX_NUMBER: Final = 10**9 - 1
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
-_MARKS_NAME: Final = re.compile(r"marks\.json\.[1-9][0-9]{0,8}", re.ASCII)
+_JSON_NAME: Final = re.compile(r"(marks|store)\.json\.[1-9][0-9]{0,8}", re.ASCII)
 _NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)\.([1-9][0-9]{0,8})", re.ASCII)
 
 
@@ -120,7 +120,7 @@ def list_ours(folder: StoreFolder) -> list[tuple[str, str]]:
         names = list_names(fd, path)
     finally:
         os.close(fd)
-    return [(name, f"{path}/{name}") for name in names if _NAME.fullmatch(name) or _MARKS_NAME.fullmatch(name)]
+    return [(name, f"{path}/{name}") for name in names if _NAME.fullmatch(name) or _JSON_NAME.fullmatch(name)]
 
 
 def bundle_of(name: str) -> bytes | None:
@@ -174,10 +174,16 @@ def move_file(folder: StoreFolder, name: str) -> str | None:
 
 
 def places_of(folder: StoreFolder, name: str) -> list[str]:
-    """The paths in quarantine of files that once had this name, oldest first."""
-    with _opened(folder) as fd:
-        path = _path(folder)
+    """The paths in quarantine of files that once had this name, oldest first. Raises UnsafePath, StoreIoError."""
+    path = _path(folder)
+    try:
+        fd = open_folder(folder.root_fd, QUARANTINE, path)
+    except FileNotFoundError:
+        return []
+    try:
         return [f"{path}/{name}.{number}" for number in sorted(_numbers(fd, path, name))]
+    finally:
+        os.close(fd)
 
 
 class QuarantineCopy:

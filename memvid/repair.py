@@ -32,14 +32,14 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from . import opening, quarantine, twins
+from . import opening, quarantine, restoring, twins
 from .blocks import span_parents
 from .budget import utc_day
 from .bundle import FilePool, FrameFile, require_promised
 from .core import StoreCore
 from .durable import TempFile
-from .errors import BundleMissing, Corruption, CorruptMarks, MarksLost, StoreError
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
+from .errors import BundleMissing, Corruption, CorruptMarks, CorruptStoreFile, MarksLost, StoreError
+from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, STORE_FILE
 from .index import ASIDE, LIVE, Index, IndexedBundle, IndexUnusable, row_of
 from .manifest import Manifest, bundle_id_of
 from .marks import MARKS_FILE, Marks, marks_lost
@@ -83,6 +83,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     else:
         core.require_writable()
     run = _Run(core, dry_run)
+    run.mend_store_file()
     if not _is_readable(core.index):
         run.mend_index(set())
         if dry_run:  # whose the bundles are is not known before that
@@ -399,14 +400,37 @@ class _Run:
 
         self._do(step.path, [Action("index", step.path, row.uri, row.version, 0, reason)], work, loss=step.loss)
 
+    def mend_store_file(self) -> None:
+        """See to a store.json that was lost or damaged since the store was opened: without it none opens again."""
+        core = self.core
+        path = f"{core.path}/{STORE_FILE}"
+        try:
+            core.folder.require_store_file()
+        except CorruptStoreFile as error:
+            wrong = f"{error.details['reason'].capitalize()}."
+            actions = restoring.actions_for(core.folder.root_fd, core.path, wrong)
+            self._do(path, actions, self._make_store_file)
+        except StoreError as error:
+            self._report(path, error.code, error.message)
+
+    def _make_store_file(self) -> None:
+        with self.core.committing():
+            try:
+                self.core.folder.require_store_file()
+            except CorruptStoreFile:
+                restoring.make_store_file(self.core.folder)
+
     def mend_marks(self) -> None:
         core = self.core
         path = f"{core.path}/{MARKS_FILE}"
         try:
             Marks.load(core.folder)
         except CorruptMarks as error:
+            lost = marks_lost(core.folder).message  # as a dry run tells it
             self._do(path, [Action("quarantine", path, None, None, 0, error.message)], self._set_marks_aside)
-            self._report(path, MarksLost.code, marks_lost(path).message)
+            self._report(path, MarksLost.code, lost)
+        except CorruptStoreFile:
+            pass  # only thought of mending it; without it nobody knows whether there were marks
         except StoreError as error:
             self._report(path, error.code, error.message)
 

@@ -18,13 +18,14 @@ from .bundle import BundleFile, FrameFile, require_promised
 from .errors import (
     BlockMissing,
     BundleMissing,
+    CorruptStoreFile,
     IndexMismatch,
     OwnerMismatch,
     ParentMismatch,
     StoreError,
     VersionMismatch,
 )
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
+from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, STORE_FILE, StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
@@ -171,6 +172,7 @@ def verify_store(
         wanted |= _report_store(folder, index, tally)
     total = sum(row.bundle_bytes for row in rows.values())
     done = 0
+    _report_store_file(folder, tally)
     _report_marks(folder, tally)
     left: dict[bytes, _Sought] = {}
     for bundle_ids in _by_session(wanted, rows):
@@ -314,9 +316,18 @@ def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes
     return set()
 
 
+def _report_store_file(folder: StoreFolder, tally: _Tally) -> None:
+    try:
+        folder.require_store_file()
+    except StoreError as error:
+        tally.find(f"{folder.path}/{STORE_FILE}", error)
+
+
 def _report_marks(folder: StoreFolder, tally: _Tally) -> None:
     try:
         Marks.load(folder)
+    except CorruptStoreFile:
+        pass  # said by `_report_store_file`
     except StoreError as error:
         tally.find(f"{folder.path}/{MARKS_FILE}", error)
 

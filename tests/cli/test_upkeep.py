@@ -109,6 +109,26 @@ def test_repair_makes_a_missing_store_file_again(torpor: Torpor, made_store: Mad
     assert torpor("verify", "--deep", *where).status == 0
 
 
+def test_repair_makes_a_damaged_store_file_again(torpor: Torpor, made_store: MadeStore) -> None:
+    file, where = made_store.path / "store.json", ("--store", made_store.path)
+    before = file.read_bytes()
+    file.write_bytes(before.replace(b"uuid", b"uuie"))
+    for command in (("ls",), ("verify",), ("gc",), ("show", "agent")):
+        refused = torpor(*command, *where)
+        assert (refused.status, "torpor repair --store" in refused.err) == (6, True)
+    plan = torpor("repair", "--dry-run", *where, "--json").document
+    assert [(action["kind"], action["path"]) for action in plan["actions"]] == [
+        ("quarantine", str(file)),
+        ("rewrite", str(file)),
+    ]
+    assert file.read_bytes() != before
+    assert torpor("repair", *where, "--json").document["actions"] == plan["actions"]
+    assert file.read_bytes() == before
+    assert torpor("verify", "--deep", *where).status == 0
+    emptied = torpor("gc", "--quarantine", *where, "--json").document
+    assert [action["path"] for action in emptied["actions"]] == [str(made_store.path / "quarantine" / "store.json.1")]
+
+
 def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(torpor: Torpor, made_store: MadeStore) -> None:
     refused = torpor("import", made_store.path / "nothing.mvb", "--store", made_store.path, "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")

@@ -46,7 +46,7 @@ FILES = {  # how its name begins: SHA-256 of the file, by another hand than the 
     "d33644099f5cdc8b.mvb": "a77d1e03405cf2b93e0207812862244cdffad13719bcb9b6a388a052afb5e10e",
     "marks.json": "5617de91a1c3c92969743ba5203426efda114ad8611cf4a9124f60b784a49ce7",
     "rewrites.1": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-    "store.json": "410c53c854206dcaa4342e8e4127ed2e9e51d226f0b6ce1c3b673faa043b4290",
+    "store.json": "e912cd999b4e233c1f6f18cc74c51d5201b69869ba7f823e8bd0571cc6752f48",
 }
 
 
@@ -256,7 +256,7 @@ def test_the_document_has_the_sizes_magics_and_versions() -> None:
         " ".join(f"{byte:02X}" for byte in layout.HEADER_MAGIC),
         f"a writer should take {codecs.PLANE_CHUNK_BYTES // 1024} KiB",
         f"`application_id` 0x{index._APPLICATION_ID:X}, `user_version` {index.SCHEMA_VERSION}",
-        f'"format": "torpor.store", "version": {STORE_VERSION}',
+        f'"format":"torpor.store","marked":BOOLEAN,"uuid":UUID,"version":{STORE_VERSION}',
         f'"version":{marks.MARKS_VERSION}',
         f"format version: {layout.FORMAT_VERSION}",
         *(f'"{domain}"' for domain in (blocks._DOMAIN, manifest._DOMAIN, directory._DOMAIN)),

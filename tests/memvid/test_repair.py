@@ -443,18 +443,32 @@ def test_damaged_marks_go_to_quarantine(store: Store, store_path: Path) -> None:
     sleep(store, 20)
     store.tag(URI, 1, "kept")
     damaged = change(store_path / "marks.json", flip_at(30))
-    said = store_path / "store.json"
-    said.write_bytes(said.read_bytes().replace(b', "marked": true', b""))  # as a store whose marks are older than that
+    store._core.folder.write_store_file(marked=False)  # as a store whose marks are older than that
     with pytest.raises(CorruptMarks):
         store.marks(URI)
     report = store.repair()
     assert kinds(report) == ["quarantine"]
     assert [problem.code for problem in report.problems] == ["marks_lost"]
     assert quarantined(store_path) == [damaged]
-    with pytest.raises(MarksLost):  # so no prune takes what was marked
+    place = f"{store_path}/quarantine/marks.json.1"
+    with pytest.raises(MarksLost, match=f"{place} is what was set aside of it: damaged"):  # so no prune takes it
         store.marks(URI)
     again = store.repair()
     assert (again.actions, [problem.code for problem in again.problems]) == ((), ["marks_lost"])
+
+
+def test_marks_that_lie_in_quarantine_whole_are_named_with_the_way_back(store: Store, store_path: Path) -> None:
+    sleep(store, 20)
+    store.tag(URI, 1, "kept")
+    marks, whole = store_path / "marks.json", store_path / "quarantine" / "marks.json.1"
+    shutil.copy2(marks, whole)
+    change(marks, flip_at(30))
+    for _ in range(2):
+        (problem,) = store.repair().problems
+        assert (problem.code, f"{whole} is whole: move it back to {marks}." in problem.message) == ("marks_lost", True)
+    whole.rename(marks)
+    assert store.marks(URI).tags.keys() == {"kept"}
+    assert store.verify(deep=True).ok
 
 
 def test_strangers_and_what_cannot_be_judged_are_left_and_told(store: Store, store_path: Path) -> None:

@@ -1,17 +1,30 @@
-"""A store without its store.json: who is recognised as one, and that nothing is lost by making it again."""
+"""A store whose store.json is missing or damaged: who is recognised as one, and that nothing is lost by making it
+again."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from store_making import URI, sleep
 from torpor.memvid import Store
-from torpor.memvid.errors import MarksLost, NoStore, NotAStore, StoreLocked
-from torpor.memvid.folder import open_existing_root
+from torpor.memvid.errors import (
+    CorruptStoreFile,
+    MarksLost,
+    NoSpace,
+    NoStore,
+    NotAStore,
+    StoreLocked,
+    UnsupportedFormat,
+)
+from torpor.memvid.folder import _FORMAT, StoreFile, StoreFolder, open_existing_root
 from torpor.memvid.lock import StoreLock
 from torpor.memvid.restoring import lacks_store_file, restore_store_file
+from torpor.memvid.retention import Retention
 
 
 @pytest.fixture
@@ -66,8 +79,174 @@ def test_it_goes_on_saying_that_there_are_marks(bare: tuple[Path, str]) -> None:
 
 def test_a_plan_makes_nothing(bare: tuple[Path, str]) -> None:
     before = {path: path.read_bytes() for path in bare[0].rglob("*") if path.is_file()}
-    assert restore_store_file(bare[0], dry_run=True).path == str(bare[0] / "store.json")
+    (action,) = restore_store_file(bare[0], dry_run=True)
+    assert (action.kind, action.path) == ("rewrite", str(bare[0] / "store.json"))
     assert {path: path.read_bytes() for path in bare[0].rglob("*") if path.is_file()} == before
+
+
+def test_marks_in_quarantine_are_not_forgotten(bare: tuple[Path, str]) -> None:
+    path, _ = bare
+    restore_store_file(path)
+    data = bytearray((path / "marks.json").read_bytes())
+    data[30] ^= 1
+    (path / "marks.json").write_bytes(data)
+    with Store.open(path, writable=True) as store:
+        store.repair()
+    (path / "store.json").unlink()
+    restore_store_file(path)
+    with Store.open(path, writable=True) as store:
+        assert [problem.code for problem in store.repair().problems] == ["marks_lost"]
+        with pytest.raises(MarksLost):
+            store.prune(Retention(keep_last=1))
+        assert [row.version for row in store.versions(URI)] == [1, 2]
+
+
+def test_a_store_whose_versions_are_all_gone_is_recognised_by_its_index(store_path: Path) -> None:
+    with Store.open(store_path, writable=True) as store:
+        uuid = store.uuid
+    (store_path / "store.json").unlink()
+    assert lacks_store_file(store_path)
+    restore_store_file(store_path)
+    with Store.open(store_path, writable=True) as store:
+        assert (store.uuid, store.opening.index_rebuilt) == (uuid, None)
+
+
+# --- a damaged one
+
+
+@pytest.fixture
+def sound(store_path: Path) -> Path:
+    """The folder of a closed store with three versions, the first of them pinned."""
+    with Store.open(store_path, writable=True) as store:
+        first = sleep(store, 20)
+        sleep(store, 30, before=first)
+        sleep(store, 40)
+        store.pin(URI, 1)
+    return store_path
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def test_every_flipped_bit_is_told_and_changes_nothing(sound: Path) -> None:
+    file = sound / "store.json"
+    good = file.read_bytes()
+    rest = {path: path.read_bytes() for path in sound.rglob("*") if path.is_file() and path != file}
+    for bit in range(len(good) * 8):
+        file.write_bytes(flipped(good, bit))
+        for writable in (False, True):
+            with pytest.raises(CorruptStoreFile, match=f"{file} is damaged: .*torpor repair --store {sound}"):
+                Store.open(sound, writable=writable)
+        assert lacks_store_file(sound)
+    assert {path: path.read_bytes() for path in rest} == rest
+
+
+def require_mended(sound: Path, bits: Iterable[int]) -> None:
+    file = sound / "store.json"
+    good = file.read_bytes()
+    for bit in bits:
+        file.write_bytes(flipped(good, bit))
+        assert [action.kind for action in restore_store_file(sound)] == ["quarantine", "rewrite"]
+        assert file.read_bytes() == good, bit
+        (aside,) = (sound / "quarantine").iterdir()
+        assert (aside.name, aside.read_bytes()) == ("store.json.1", flipped(good, bit))
+        with Store.open(sound, writable=True) as store:
+            assert store.opening.index_rebuilt is None
+            assert len(store.marks(URI).pins) == 1
+            assert store.verify(deep=True).ok
+            assert (store.repair().actions, store.repair().problems) == ((), ())
+        aside.unlink()
+
+
+def test_a_repair_mends_flipped_bits_and_nothing_is_lost(sound: Path) -> None:
+    require_mended(sound, range(0, (sound / "store.json").stat().st_size * 8, 29))
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_a_repair_mends_every_flipped_bit_and_nothing_is_lost(sound: Path) -> None:
+    require_mended(sound, range((sound / "store.json").stat().st_size * 8))
+
+
+def test_an_open_store_finds_and_mends_every_kind_of_wrong_store_file(store: Store, store_path: Path) -> None:
+    sleep(store, 20)
+    store.pin(URI, 1)
+    file = store_path / "store.json"
+    good = file.read_bytes()
+    for wrong, kinds in (
+        (None, ["rewrite"]),
+        (flipped(good, 100), ["quarantine", "rewrite"]),
+        (StoreFile("1b671a64-40d5-491e-99b0-da01ff1f3341", marked=False).encode(), ["quarantine", "rewrite"]),
+    ):
+        file.unlink()
+        if wrong is not None:
+            file.touch(0o600)
+            file.write_bytes(wrong)
+        assert [(one.code, one.path) for one in store.verify(deep=False).findings] == [
+            ("corrupt_store_file", str(file))
+        ]
+        plan = store.repair(dry_run=True)
+        assert ([action.kind for action in plan.actions], plan.problems) == (kinds, ())
+        assert (file.read_bytes() if file.exists() else None) == wrong
+        report = store.repair()
+        assert (report.actions, report.problems) == (plan.actions, ())
+        assert file.read_bytes() == good
+        assert store.verify(deep=True).ok
+
+
+def test_a_lost_file_of_marks_is_not_forgotten_with_a_damaged_store_file(sound: Path) -> None:
+    (sound / "marks.json").unlink()
+    data = (sound / "store.json").read_bytes()
+    (sound / "store.json").write_bytes(flipped(data, data.index(b"uuid") * 8))
+    restore_store_file(sound)
+    with Store.open(sound, writable=False) as store, pytest.raises(MarksLost):
+        store.marks(URI)
+
+
+def test_where_marks_and_index_are_of_two_stores_the_damaged_file_decides(sound: Path, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "other", writable=True) as other:
+        sleep(other, 20)
+        other.pin(URI, 1)
+    shutil.copy(tmp_path / "other" / "marks.json", sound / "marks.json")
+    good = (sound / "store.json").read_bytes()
+    (sound / "store.json").write_bytes(flipped(good, 8 * good.index(b"format")))
+    restore_store_file(sound)
+    assert (sound / "store.json").read_bytes() == good
+
+
+def test_a_later_version_is_not_taken_for_damage(sound: Path) -> None:
+    later = replace(_FORMAT, version=2).encode({"rooms": 3})
+    (sound / "store.json").write_bytes(later)
+    with pytest.raises(UnsupportedFormat, match=r"store\.json has version 2"):
+        lacks_store_file(sound)
+    with pytest.raises(UnsupportedFormat):
+        restore_store_file(sound)
+    assert (sound / "store.json").read_bytes() == later
+
+
+@pytest.mark.parametrize("name", ["store.json", "marks.json", "index.sqlite"])
+def test_a_repair_that_is_cut_off_after_setting_it_aside_is_finished_by_the_next(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also where one more file is lost in between."""
+    good = (sound / "store.json").read_bytes()
+    (sound / "store.json").write_bytes(flipped(good, 8 * good.index(b"digest")))
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "write_store_file", no_space)
+        with pytest.raises(NoSpace):
+            restore_store_file(sound)
+    assert not (sound / "store.json").exists()
+    (sound / name).unlink(missing_ok=True)
+    assert lacks_store_file(sound)
+    assert [action.kind for action in restore_store_file(sound)] == ["rewrite"]
+    assert (sound / "store.json").read_bytes() == good
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise NoSpace("the disk is full")
 
 
 def test_nothing_is_made_while_somebody_has_the_lock(bare: tuple[Path, str]) -> None:

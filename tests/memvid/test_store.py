@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from torpor.memvid import RAW, BlockDraft, Identity, SessionUri, SlotDraft, Slot
 from torpor.memvid.errors import (
     BlockMissing,
     BundleMissing,
+    CorruptStoreFile,
     InvalidDraft,
     LimitExceeded,
     NoStore,
@@ -41,6 +43,7 @@ from torpor.memvid.errors import (
     StoreError,
     UnsupportedFormat,
 )
+from torpor.memvid.folder import _FORMAT
 
 SPEC = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 10, 4))
 
@@ -451,22 +454,51 @@ def test_a_store_with_bundles_whose_store_json_is_gone_is_refused(store: Store, 
             Store.open(store_path, writable=writable)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[1]", "{", '{"format": "torpor.store", "version": true, "uuid": "x"}', "x" * 5000]
-)
-def test_a_store_json_that_is_not_valid_is_refused(store: Store, store_path: Path, text: str) -> None:
+NOT_STORE_FILES = {
+    "empty": b"",
+    "another map": b"{}",
+    "a list": b"[1]",
+    "cut": b"{",
+    "without a digest": b'{"format":"torpor.store","marked":false,"uuid":"x","version":1}\n',
+    "too long": b"x" * 5000,
+    "no uuid": _FORMAT.encode({"marked": False}),
+    "a uuid that is none": _FORMAT.encode({"marked": False, "uuid": "x"}),
+    "a uuid in another form": _FORMAT.encode({"marked": False, "uuid": "{1B671A64-40D5-491E-99B0-DA01FF1F3341}"}),
+    "a uuid that is a number": _FORMAT.encode({"marked": False, "uuid": 7}),
+    "marked by a number": _FORMAT.encode({"marked": 1, "uuid": "1b671a64-40d5-491e-99b0-da01ff1f3341"}),
+    "an unknown key": _FORMAT.encode({"marked": False, "uuid": "1b671a64-40d5-491e-99b0-da01ff1f3341", "more": 1}),
+    "version 0": replace(_FORMAT, version=0).encode({"marked": False, "uuid": "1b671a64-40d5-491e-99b0-da01ff1f3341"}),
+    "a later version of another format": replace(_FORMAT, name="shop", version=2).encode({}),
+}
+
+
+@pytest.mark.parametrize("data", NOT_STORE_FILES.values(), ids=NOT_STORE_FILES)
+def test_a_store_json_that_is_not_valid_is_refused(store: Store, store_path: Path, data: bytes) -> None:
     store.close()
-    (store_path / "store.json").write_text(text)
+    (store_path / "store.json").write_bytes(data)
+    before = tree(store_path)
+    for writable in (True, False):
+        with pytest.raises(CorruptStoreFile, match=r"store\.json is damaged") as refusal:
+            Store.open(store_path, writable=writable)
+        assert refusal.value.path == str(store_path / "store.json")
+    assert tree(store_path) == before
+
+
+def test_a_store_json_of_something_else_is_no_store(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir(0o700)
+    (shop / "store.json").write_text('{"opens": "at nine"}')
     for writable in (True, False):
         with pytest.raises(NotAStore):
-            Store.open(store_path, writable=writable)
+            Store.open(shop, writable=writable)
+    assert tree(shop) == {"store.json": b'{"opens": "at nine"}'}
 
 
 def test_threat_23_a_store_of_a_later_version_is_refused_and_not_touched(store: Store, store_path: Path) -> None:
     sleep(store, 10)
     store.close()
     file = store_path / "store.json"
-    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
+    file.write_bytes(replace(_FORMAT, version=2).encode({"uuid": store.uuid, "rooms": []}))
     (store_path / "bundles" / "0123456789abcdef.tmp").write_bytes(b"of the later version")
     (store_path / "lock").write_text("the lock of the later version")
     before = tree(store_path)

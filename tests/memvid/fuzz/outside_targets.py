@@ -21,7 +21,7 @@ from torpor.memvid.bundle import BundleFile
 from torpor.memvid.incoming import hand_over
 
 from . import bundle_file
-from .marks_target import HOSTILE, VALUES, change_json
+from .marks_target import HOSTILE, VALUES, canonical, change_json, sealed
 from .mutation import change_bytes
 from .store_targets import Template, Truth, Version, all_rows, look_at, read_checked, write
 from .target import SOUND, Target, again, require
@@ -200,21 +200,22 @@ class StoreFileTarget(Target):
     def seeds(self) -> Iterable[bytes]:
         document = json.loads(self._original)
         yield self._original
-        yield json.dumps({**document, "uuid": str(uuid.UUID(int=1))}).encode()
-        yield json.dumps({**document, "version": 2}).encode()
+        yield sealed({**document, "uuid": str(uuid.UUID(int=1))})
+        yield sealed({**document, "version": 2})
+        yield sealed({**document, "marked": True})
 
     def change(self, data: bytes, rng: Random) -> bytes:
         try:
             document = json.loads(data)
             change_json(document, rng)
-            data = json.dumps(document).encode()
+            data = sealed(document) if rng.random() < 0.9 else canonical(document)
         except (ValueError, TypeError, AttributeError, RecursionError):
             data = change_bytes(data, rng)
         if rng.random() < 0.15:
             place = rng.randrange(len(data) + 1)
             return data[:place] + rng.choice(HOSTILE)[: self.max_bytes] + data[place + rng.randrange(3) :]
         if rng.random() < 0.1:
-            return json.dumps(rng.choice(VALUES)).encode()
+            return canonical(rng.choice(VALUES))
         return change_bytes(data, rng) if rng.random() < 0.2 else data
 
     def check(self, data: bytes) -> str:
@@ -228,6 +229,7 @@ class StoreFileTarget(Target):
             write(self._path, self._original)
         require(not changed, "store.json was changed")
         document = json.loads(data)
+        require(sealed(document) == data, "the digest is not that of the content, or the form is another")
         require(told(document) is not None, "what says no version and no uuid of a store was opened")
         return SOUND
 
@@ -235,7 +237,9 @@ class StoreFileTarget(Target):
         try:
             with Store.open(self._template.path, writable=writable) as store:
                 require_the_others(store, self._template.truths)
-                require(store.verify(deep=False).ok, "verify finds something")
+                codes = [finding.code for finding in store.verify(deep=False).findings]
+                lost = ["marks_lost"] if b'"marked":true' in self._path.read_bytes() else []  # the template has none
+                require(codes == lost, "verify finds something else")
         finally:
             files = {path for path in (self._template.path / "bundles").glob("*/*") if path.is_file()}
             require(files == self._template.files.keys(), "a bundle came or went")
@@ -243,11 +247,13 @@ class StoreFileTarget(Target):
 
 def told(document: Any) -> str | None:
     """The uuid that store.json tells, where it is one of this version."""
-    if not isinstance(document, dict) or document.get("format") != "torpor.store":
+    if not isinstance(document, dict) or document.keys() != {"digest", "format", "marked", "uuid", "version"}:
         return None
-    if type(document.get("version")) is not int or document["version"] != 1 or not isinstance(document["uuid"], str):
+    if document["format"] != "torpor.store" or type(document["version"]) is not int or document["version"] != 1:
         return None
-    return str(uuid.UUID(document["uuid"]))
+    said = document["uuid"]
+    known = type(document["marked"]) is bool and isinstance(said, str) and str(uuid.UUID(said)) == said
+    return said if known else None
 
 
 TARGETS: Final[Sequence[type[Target]]] = (ImportTarget, ExportTarget, StoreFileTarget)

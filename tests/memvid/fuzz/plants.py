@@ -69,8 +69,9 @@ PLANTS: Final = (
     Plant("what was taken waits on", "import", "transfer.py", "        remove_taken(core.folder, bundle_id)\n", "        pass\n"),
     Plant("a refused export leaves its file", "export", "transfer.py", "        finally:\n            temp.close()\n    manifest = reader.manifest\n", "        finally:\n            pass\n    manifest = reader.manifest\n"),
     Plant("an export skips the promise", "export", "bundle.py", "    if found != promised:\n", "    if False:\n"),
-    Plant("any version of store.json", "store_file", "folder.py", "if type(version) is not int or version != STORE_VERSION:", "if version != STORE_VERSION:"),
-    Plant("KeyError escapes from store.json", "store_file", "folder.py", "except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:\n        raise NotAStore(", "except (ValueError, TypeError, RecursionError) as error:\n        raise NotAStore("),
+    Plant("store.json in any form", "store_file", "folder.py", "    if file.encode() != data:\n", "    if False:\n"),
+    Plant("AttributeError escapes from store.json", "store_file", "folder.py", "except (ValueError, TypeError, AttributeError, RecursionError) as error:", "except (ValueError, TypeError, RecursionError) as error:"),
+    Plant("a damaged store.json is made again by an opening", "store_file", "folder.py", "        raise corrupt_store_file(path, reason_of(error)) from error\n", "        os.unlink(STORE_FILE, dir_fd=root_fd)\n        raise corrupt_store_file(path, reason_of(error)) from error\n"),
     Plant("marks in any form", "marks", "marks.py", "if encode_marks(marks) != data:", "if False:"),
     Plant("RecursionError escapes from marks", "marks", "marks.py", "except (ValueError, TypeError, RecursionError, InvalidUri", "except (ValueError, TypeError, InvalidUri"),
 )  # fmt: skip
