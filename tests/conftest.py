@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,14 @@ def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
         monkeypatch.setenv(f"XDG_{name}_HOME", str(base / name.lower()))
     for name in ("TORPOR_STORE", "TORPOR_SOCKET", "TORPOR_BLAS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _a_hangup_means_what_it_does_in_a_terminal() -> Iterator[None]:
+    """Under nohup every process inherits that SIGHUP is ignored, and torpor lets it be so. A handler that does nothing
+    spares the tests' own process as well, and is not inherited by the programs that they start."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
+    yield
+    signal.signal(signal.SIGHUP, before)

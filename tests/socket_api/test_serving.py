@@ -76,10 +76,11 @@ def daemons(short_path: Path) -> Iterator[list[Daemon]]:
 
 @pytest.fixture(autouse=True)
 def _own_signals() -> Iterator[None]:
-    """A stop in this process gives SIGINT away for good."""
-    before = signal.getsignal(signal.SIGINT)
+    """A stop in this process gives its signals away for good."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def start(daemons: list[Daemon], socket: Path, **fail_sleep: str) -> Daemon:
