@@ -121,6 +121,8 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         deleted_aside = _deleted(index, (row for one, row in given_up.items() if one not in live), rows)
     left = let_go(folder, deleted_aside) if writable and deleted_aside else []
     gone = known - files.keys() - absent.keys()
+    vanished = _vanished(folder, index, sorted(gone & unread))
+    gone -= {bundle.bundle_id for bundle in vanished}
     scan = _read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
     unreadable = _unreadable(folder, [bundle_id for bundle_id in scan.unread if bundle_id not in aside], index)
     back = aside.intersection(bundle.bundle_id for bundle in scan.bundles)
@@ -133,7 +135,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     changes = _changes(
         scan,
         rivals,
-        unreadable,
+        [*unreadable, *vanished],
         dropped=retired | gone | unread | back | found | deleted_aside,
         settled=again.bundles,
         unsettled=missing - unsettled,
@@ -147,6 +149,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
             unsettled=changes.unsettled,
         )
     findings = [*left, *scan.findings, *again.findings, *_missing(folder, [absent[one] for one in sorted(missing)])]
+    missed |= {bundle.row.bundle_id: bundle.row for bundle in vanished if bundle.row and bundle.status == MISSED}
     findings += _missed_findings(folder, [row for bundle_id, row in sorted(missed.items()) if bundle_id not in found])
     return OpenReport(None, len(live - known - aside) + len(back), len(gone), 0, tuple(findings))
 
@@ -163,13 +166,14 @@ def _believed() -> Iterator[None]:
 def _changes(
     scan: _Scan,
     rivals: Iterable[IndexedBundle],
-    unreadable: Iterable[IndexedBundle],
+    others: Iterable[IndexedBundle],
     *,
     dropped: set[bytes],
     settled: list[IndexedBundle],
     unsettled: set[bytes],
 ) -> _Changes:
-    """`rivals` have rows already; of those that lose their version to a bundle just read, only the status changes."""
+    """`rivals` have rows already; of those that lose their version to a bundle just read, only the status changes.
+    `others` are entered as they are."""
     present = {rival.bundle_id for rival in rivals}
     added, shadowed = [], set()
     for bundle in _without_rivals({one.bundle_id: one for one in (*rivals, *scan.bundles)}.values()):
@@ -177,7 +181,7 @@ def _changes(
             added.append(bundle)
         elif bundle.status == SHADOWED:
             shadowed.add(bundle.bundle_id)
-    added += unreadable
+    added += others
     return _Changes(added, dropped, shadowed, settled, unsettled)
 
 
@@ -208,6 +212,18 @@ def missing_finding(folder: StoreFolder, row: IndexRow) -> Finding:
         "backup; without one, `torpor repair` saves what is left."
     )
     return Finding(path, BundleMissing.code, message)
+
+
+def _vanished(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> list[IndexedBundle]:
+    """What becomes of bundles that could not be read and have no file any more, where it is known whose versions they
+    are, for their numbers stay their own: one that has a mark is missed, any other is set aside."""
+    marks = _marks(folder) if bundle_ids else None
+    with _believed():
+        known = [one for one in map(index.stored, bundle_ids) if one is not None and one.row is not None]
+    return [
+        dataclasses.replace(one, status=MISSED if marks is not None and marks.of(one.bundle_id) else ASIDE)
+        for one in known
+    ]
 
 
 def _no_more_missed(folder: StoreFolder, missed: Mapping[bytes, IndexRow], files: Mapping[bytes, str]) -> set[bytes]:

@@ -40,7 +40,7 @@ from .core import StoreCore
 from .durable import TempFile
 from .errors import BundleMissing, Corruption, CorruptMarks, CorruptStoreFile, MarksLost, StoreError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, STORE_FILE
-from .index import ASIDE, LIVE, Index, IndexedBundle, IndexUnusable, row_of
+from .index import ASIDE, LIVE, UNREADABLE, Index, IndexedBundle, IndexUnusable, row_of
 from .manifest import Manifest, bundle_id_of
 from .marks import MARKS_FILE, Marks, marks_lost
 from .paths import Stamp
@@ -378,7 +378,8 @@ class _Run:
     def _give_up(self, bundle_id: bytes, manifest: Manifest | None) -> None:
         """No version at present: its number stays its own, and what it needs stays needed."""
         index = self.core.index
-        if bundle_id in self.survey.rows:
+        stored = index.stored(bundle_id)
+        if bundle_id in self.survey.rows or (stored and stored.status == UNREADABLE and stored.row):
             index.set_aside([bundle_id])
         elif manifest is not None:
             row = row_of(manifest, bundle_id, 0)

@@ -110,13 +110,14 @@ def test_no_version_number_that_an_unreadable_bundle_may_have_is_given_again(sto
             assert again.verify(deep=True).ok
 
 
-def one_of_five(store: Store) -> tuple[Receipt, Path]:
-    """Of five versions the first and the last stay, pinned and tagged: nothing but the last tells its number."""
+def one_of_five(store: Store, *, tagged: bool = True) -> tuple[Receipt, Path]:
+    """Of five versions the first, which is pinned, and the last stay: nothing but the last tells its number."""
     receipt = sleep(store, 300)
     store.pin(URI, 1)
     for version in range(2, 6):
         receipt = sleep(store, 300 + 100 * version, before=receipt)
-    store.tag(URI, 5, "release")
+    if tagged:
+        store.tag(URI, 5, "release")
     store.prune(Retention(keep_last=1))
     store.close()
     return receipt, bundle_path(store, receipt.bundle_id)
@@ -165,6 +166,47 @@ def test_a_bundle_that_cannot_be_read_keeps_its_number_as_long_as_its_manifest_o
         assert again.marks(URI).tags == {"release": fifth.bundle_id}
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_the_number_of_a_bundle_that_cannot_be_read_outlives_its_file(
+    store: Store, store_path: Path, tmp_path: Path, marked: bool
+) -> None:
+    """Somebody has moved the damaged file away; the good one may be in a backup."""
+    fifth, file = one_of_five(store, tagged=marked)
+    good = harm(file, "header")
+    (store_path / "index.sqlite").unlink()
+    Store.open(store_path, writable=True).close()
+    file.unlink()
+    for number in (6, 7):
+        with Store.open(store_path, writable=True) as again:
+            assert [found.path for found in again.opening.unreadable] == ([str(file)] if marked else [])
+            assert again.opening.rows_dropped == 0
+            assert sleep(again, 300 + number, seed=7).version == number
+    file.write_bytes(good)
+    file.chmod(0o600)
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.find(URI, 5).bundle_id == fifth.bundle_id  # type: ignore[union-attr]
+        assert again.index.given_up() == again.index.missed() == {}
+
+
+@pytest.mark.parametrize("place", ["header", "manifest"])
+def test_a_repair_leaves_number_and_marks_to_a_bundle_that_it_cannot_mend(
+    store: Store, store_path: Path, place: str
+) -> None:
+    """The version was unreadable when its index was made; repair sets it aside like any other."""
+    fifth, file = one_of_five(store)
+    harm(file, place)
+    data = bytearray(file.read_bytes())
+    data[64:300] = bytes(236)  # the head of its first frame
+    file.write_bytes(data)
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        again.repair()
+        assert {one: row.version for one, row in again.index.given_up().items()} == {fifth.bundle_id: 5}
+        again.gc()
+        assert again.marks(URI).tags == {"release": fifth.bundle_id}
+        assert sleep(again, 310, seed=7).version > 5
+
+
 def test_a_session_is_deleted_with_what_cannot_be_read_of_it(store: Store, store_path: Path) -> None:
     """Else a repair would bring it back."""
     _, file = one_of_five(store)
@@ -183,10 +225,9 @@ def test_a_session_is_deleted_with_what_cannot_be_read_of_it(store: Store, store
 def test_where_nothing_tells_whose_version_a_bundle_is_a_number_is_left_out_for_it(
     store: Store, store_path: Path
 ) -> None:
-    fifth, file = one_of_five(store)
+    fifth, file = one_of_five(store, tagged=False)
     harm(file, "manifest")
     (store_path / "index.sqlite").unlink()
-    (store_path / "marks.json").unlink()
     with Store.open(store_path, writable=True) as again:
         assert again.index.stored(fifth.bundle_id).row is None  # type: ignore[union-attr]
         assert sleep(again, 310, seed=7).version == 3
