@@ -708,6 +708,8 @@ class SoundStore(RuleBasedStateMachine):
         allowed = {"still_open"} if self.readers else set()
         if self.given_up or any(self.path.glob("quarantine/*")):
             allowed.add("cannot_be_told")  # what a repair set aside may be anybody's
+        if any(row.uri != uri for row in self.store.index.given_up().values()):
+            allowed.add("not_forgotten")  # and another session may need it
         assert codes <= allowed
         for bundle_id in [one.bundle_id for one in self.given_up.values() if one.uri == uri]:
             del self.given_up[bundle_id]
