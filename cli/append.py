@@ -10,6 +10,7 @@ import typer
 from .daemon_link import connect, progress_of, with_session
 from .formatting import format_count, format_plural, format_rate, format_seconds
 from .inputs import load_text
+from .interrupts import ignore_interrupts
 from .options import JsonOption, ModelOption, SessionArgument, SocketOption
 from .output import Output, plain
 
@@ -42,6 +43,7 @@ def append(
         result = with_session(
             output, client, session, model, lambda: client.append(session, text=content, on_event=on_event)
         )
+        ignore_interrupts()
     if as_json:
         output.document("append", result.model_dump(mode="json"))
         return

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import TorporError
 from .exit_codes import OK, PARTIAL, exit_status_of
+from .interrupts import ignore_interrupts
 from .output import Output, report_error
 
 
@@ -31,9 +32,11 @@ def run_batch(
 ) -> int:
     """Do it for each session, writing a line for each (or one document at the end), and give the exit status."""
     batch = Batch()
-    for session in sessions:
+    for number, session in enumerate(sessions, start=1):
         try:
             result = act(session)
+            if number == len(sessions):
+                ignore_interrupts()
         except TorporError as error:
             if _ends_everything(error):
                 raise

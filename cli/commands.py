@@ -40,6 +40,7 @@ from . import (
 from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK, USAGE, describe_exit_codes
 from .output import report_error, write_failure
+from .streams import ReaderGone
 
 INTRODUCTION = """Language-model agents with a memory that survives.
 
@@ -124,6 +125,8 @@ def run(arguments: Sequence[str]) -> int:
         if not any(_has_half_characters(argument) for argument in arguments):
             raise
         return report_error(UnreadableInput("An argument is not valid text in this locale."), as_json=as_json)
+    except ReaderGone:
+        return OK.number
     except OSError as error:
         return report_error(_refusal_of(error), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
@@ -132,9 +135,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _refusal_of(error: OSError) -> TorporError:
-    """Say in one line what the system refused. A pipe that nobody reads is the caller's business, not a failure."""
-    if isinstance(error, BrokenPipeError):
-        raise error
+    """Say in one line what the system refused."""
     reason = error.strerror or str(error)
     if error.filename is None:
         return OutputFailed(f"The system took no more output: {reason}.", errno=error.errno)

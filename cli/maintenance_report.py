@@ -14,6 +14,7 @@ from ..memvid.records import MaintenanceReport
 from ..socket_api.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from .exit_codes import INTEGRITY, OK, STATUS_OF_CODE
 from .formatting import format_bytes, format_count, format_id, format_plural
+from .interrupts import ignore_interrupts
 from .output import Output, plain, render_problem, rows_table
 
 ROWS_SHOWN = 40  # actions that a person is shown; JSON has them all
@@ -67,6 +68,7 @@ def result_of(report: MaintenanceReport) -> MaintenanceResult:
 def write_report(output: Output, command: str, report: MaintenanceResult, *, nothing: str = "nothing to do") -> int:
     """Write a report and give the exit status: of what stays wrong, unless the report is only a plan. `nothing` is what
     is said where no action was needed."""
+    ignore_interrupts()
     if output.as_json:
         output.document(command, {"ok": not report.problems, **report.model_dump(mode="json")})
         return _exit_status(report)

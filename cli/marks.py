@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..socket_api.results import MarksResult
+from .interrupts import ignore_interrupts
 from .options import JsonOption, SessionArgument, SocketOption, VersionArgument, WrittenStoreOption
 from .output import Output, plain
 from .upkeep import Mark, set_mark
@@ -90,6 +91,7 @@ def unpin(
 
 
 def _write(output: Output, command: str, marks: MarksResult) -> None:
+    ignore_interrupts()
     if output.as_json:
         output.document(command, marks.model_dump(mode="json"))
         return

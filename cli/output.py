@@ -24,6 +24,7 @@ from rich.table import Table
 
 from ..errors import TorporError
 from .exit_codes import exit_status_of
+from .streams import require_reader
 
 SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
 PIPED_WIDTH = 120  # columns of text that goes to a file or a pipe; no terminal there to ask
@@ -57,9 +58,14 @@ class Output:
         self.stdout.print(markup, highlight=False, soft_wrap=True)
 
     def stream(self, text: str) -> None:
-        """Write a piece of generated text as it comes, unchanged but for terminal control characters."""
+        """Write a piece of generated text as it comes, unchanged but for terminal control characters.
+
+        Raises:
+            ReaderGone: nobody reads it any more.
+        """
         sys.stdout.write(neutralise(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
+        require_reader()
 
     @contextmanager
     def progress(self, what: str, *, unit: str = "") -> Iterator[OnProgress]:

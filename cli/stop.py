@@ -14,6 +14,7 @@ from .background import still_running, wait_until_gone
 from .daemon_link import connect
 from .exit_codes import OK, PARTIAL
 from .formatting import format_plural
+from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption
 from .output import Output, plain, report_error
 
@@ -36,6 +37,7 @@ def stop(timeout: TimeoutOption = 300.0, socket: SocketOption = None, as_json: J
     """
     output = Output(as_json=as_json)
     pid, report = _shut_down(socket, timeout)
+    ignore_interrupts()
     if as_json:
         body = {"pid": pid, "slept": report.slept, "failed": report.failed, "empty": report.empty}
         output.document("stop", body)

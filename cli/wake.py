@@ -13,6 +13,7 @@ from .daemon_link import connect, progress_of
 from .damage import add_suggestion
 from .errors import InvalidUsage
 from .formatting import format_bytes, format_plural, format_seconds
+from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, VersionArgument
 from .output import Output, plain
 
@@ -48,6 +49,7 @@ def wake(
         except TorporError as error:
             add_suggestion(error, Path(client.status().store), session, number)
             raise
+        ignore_interrupts()
     if as_json:
         output.document("wake", result.model_dump(mode="json"))
     elif result.already_awake:

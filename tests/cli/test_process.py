@@ -48,6 +48,47 @@ def test_a_full_disk_is_one_line_and_status_1(made_store: MadeStore, arguments: 
         assert json.loads(done.stderr)["error"]["code"] == "output_failed"
 
 
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_reader_that_hangs_up_changes_no_status(made_store: MadeStore, when: str) -> None:
+    """Whether the pipe is closed before the first byte or behind it, the status is that of the work."""
+    sound = {**os.environ, "TORPOR_STORE": str(made_store.path)}
+    for arguments in (("--help",), ("du",), ("ls",), ("ls", "--json"), ("prune", "--keep-last", "1", "--dry-run")):
+        assert _status_unread(when, *arguments, env=sound) == 0, arguments
+    made_store.bundles[0].unlink()
+    assert _status_unread(when, "verify", env=sound) == 6
+
+
+def _status_unread(when: str, *arguments: str, env: dict[str, str]) -> int:
+    process = subprocess.Popen([*TORPOR, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    assert process.stdout is not None
+    if when == "within":
+        process.stdout.read(1)
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=60)
+    assert b"error" not in err, arguments
+    assert b"Traceback" not in err, arguments
+    return process.returncode
+
+
+@pytest.mark.parametrize("when", ["while it is told", "at the very end"])
+def test_an_interrupt_after_the_work_is_too_late(made_store: MadeStore, when: str) -> None:
+    """Data that is whole and a status that says it was cut off would contradict each other."""
+    interrupt = "import os, signal, sys\ndef interrupt(*_): os.kill(os.getpid(), signal.SIGINT)\n"
+    hook = {
+        "while it is told": "import torpor.cli.maintenance_report as told\nsums = told._sums\n"
+        "told._sums = lambda *these: interrupt() or sums(*these)\n",
+        "at the very end": "class Last:\n def __del__(self, kill=os.kill, of=(os.getpid(), 2)): kill(*of)\n"
+        "last = Last()\n",
+    }[when]
+    script = f"{interrupt}{hook}from torpor.cli.main import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "gc", "--store", str(made_store.path)], capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"nothing to do" in done.stdout
+
+
 @pytest.mark.parametrize("name", [b"\xff", b"no\xffname"])
 def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: FakeDaemon, name: bytes) -> None:
     for arguments in ((b"ls", b"--store", b"/" + name), (b"show", name), (b"wake", name), (b"append", b"x", name)):

@@ -1,0 +1,62 @@
+"""The standard streams of this process: each has a place, takes every character, and outlives whoever reads it.
+
+Imports nothing heavy: it is at work before anything else is imported.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+
+class ReaderGone(Exception):
+    """Whoever read our standard output has seen enough, so there is no use in making more of it."""
+
+
+class PatientFile(io.FileIO):
+    """A stream's file that drops what nobody reads any more, so that a run ends with the status of its work whether
+    or not its reader has hung up before the end."""
+
+    is_unread = False
+
+    def write(self, data: Any, /) -> int:
+        if not self.is_unread:
+            try:
+                return super().write(data)
+            except BrokenPipeError:
+                self.is_unread = True
+        return memoryview(data).nbytes
+
+
+def prepare_streams() -> None:
+    """Give each standard stream a place, let no character be one that it cannot take, and no reader end the run.
+
+    A stream that was closed becomes the null device; otherwise the next file that is opened would take its number.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115 - it stays open as long as the process
+    sys.stdout = sys.__stdout__ = _patient(sys.stdout, 1)
+    sys.stderr = sys.__stderr__ = _patient(sys.stderr, 2)
+
+
+def require_reader() -> None:
+    """Raise ReaderGone if what was written to standard output last went nowhere."""
+    if getattr(getattr(sys.stdout.buffer, "raw", None), "is_unread", False):
+        raise ReaderGone
+
+
+def _patient(stream: TextIO | None, number: int) -> TextIO:
+    encoding = "utf-8" if stream is None else stream.encoding
+    if stream is not None:
+        stream.flush()
+    raw = PatientFile(number, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=number == 2 or raw.isatty()
+    )
