@@ -185,6 +185,7 @@ def _flowing(text: str) -> str:
 def _report_usage(error: Any, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "torpor"
-    message = f"{error.format_message().rstrip('.')}. See {path} --help."
+    problem = error.format_message().replace("Input should be", "it must be").partition(", unable to parse")[0]
+    message = f"{problem.rstrip('.')}. See {path} --help."
     write_failure(InvalidUsage.code, message, USAGE.number, {}, as_json=as_json)
     return USAGE.number

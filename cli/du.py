@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Group, RenderableType
 
 from ..memvid.records import SessionUsage, UsageReport
 from .formatting import format_bytes, format_count
-from .options import JsonOption, SocketOption, StoreOption
+from .options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
 from .output import Output, facts_table, plain, render_problem, rows_table
 from .store_view import choose_store, load_uri, open_store
 
-UsedArgument = Annotated[
-    str | None, typer.Argument(metavar="SESSION", show_default=False, help="Only this session; otherwise all.")
-]
 # The parts of the store's bytes by place, in the order in which they are shown; a part of nothing is left out.
 _PLACES = (
     ("live_bytes", "versions of sessions"),
@@ -32,7 +28,7 @@ _PLACES = (
 
 
 def du(
-    session: UsedArgument = None,
+    session: OnlySessionArgument = None,
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from ..errors import TorporError
+from ..memvid.errors import SessionNotFound
+from ..memvid.records import MaintenanceReport
 from .consent import YesOption, has_consent
 from .exit_codes import ERROR
-from .maintenance_report import write_report
+from .maintenance_report import result_of, write_report
 from .options import DryRunOption, JsonOption, SessionArgument, SocketOption, WrittenStoreOption
-from .output import Output
+from .output import Output, plain
 from .upkeep import Order, carry_out
 
 _NEXT = "see to these and forget it again"
@@ -35,8 +38,16 @@ def forget(
     if not (dry_run or yes or has_consent(f"Forget {session} for good?", "forget", as_json=as_json)):
         output.remark("nothing forgotten")
         return ERROR.number
-    report = carry_out(Order("forget", session, dry_run=dry_run), socket, store)
-    status = write_report(output, "forget", report)
+    try:
+        report = carry_out(Order("forget", session, dry_run=dry_run), socket, store)
+    except TorporError as error:
+        if error.code != SessionNotFound.code:
+            raise
+        if close := error.details.get("suggestions"):
+            output.remark(f"[dim]did you mean {plain(' or '.join(close))}?[/]")
+        report = result_of(MaintenanceReport("forget", dry_run, (), 0, 0, ()))
+    nothing = f"nothing of {plain(session)} is in the store"
+    status = write_report(output, "forget", report, nothing=nothing)
     if report.problems and not dry_run:
         output.remark(f"not proven: bytes of {session} may be left where the problems say; {_NEXT}")
     return status

@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from ..socket_api.client import TextStream
+from ..socket_api.limits import MAX_STOP_CHARS, MAX_STOPS
 from ..socket_api.results import GenerateResult
 from .daemon_link import OnEvent, connect, with_session
+from .errors import InvalidUsage
 from .options import (
     JsonOption,
     MaxTokensOption,
@@ -23,12 +25,23 @@ from .options import (
 from .output import Output
 from .streaming import finish_generation, stream_to_end
 
+
+def _require_stops(stops: list[str] | None) -> list[str] | None:
+    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops or ()) or len(stops or ()) > MAX_STOPS:
+        raise InvalidUsage(
+            f"--stop takes a text of 1 to {MAX_STOP_CHARS} characters, and can be given {MAX_STOPS} times.",
+            option="--stop",
+        )
+    return stops
+
+
 StopOption = Annotated[
     list[str] | None,
     typer.Option(
         "--stop",
         metavar="TEXT",
         show_default=False,
+        callback=_require_stops,
         help="End when the model writes this. It stays in the session's context but is not shown. Can be repeated.",
     ),
 ]

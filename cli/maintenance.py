@@ -6,16 +6,13 @@ from typing import Annotated
 
 import typer
 
-from ..memvid.uri import VERSION_MARK
+from ..socket_api.limits import MAX_DAYS
 from .errors import InvalidUsage
 from .maintenance_report import write_report
-from .options import DryRunOption, JsonOption, SocketOption, WrittenStoreOption
+from .options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption, WrittenStoreOption
 from .output import Output
 from .upkeep import Order, carry_out
 
-OnlySessionArgument = Annotated[
-    str | None, typer.Argument(metavar="SESSION", show_default=False, help="Only this session; otherwise all.")
-]
 ColdAfterOption = Annotated[
     float | None,
     typer.Option(
@@ -26,6 +23,18 @@ ColdAfterOption = Annotated[
         help="Pack what is older than D days tighter.",
     ),
 ]
+
+
+def _require_days(days: float | None) -> float | None:
+    if days is not None and not 0 < days <= MAX_DAYS:
+        raise InvalidUsage(
+            f"--keep-days takes a number of days above 0 and up to {MAX_DAYS}, not {days:g}. The newest version of a"
+            " session always stays: --keep-last 1 keeps that alone.",
+            option="--keep-days",
+        )
+    return days
+
+
 KeepLastOption = Annotated[
     int | None,
     typer.Option("--keep-last", min=1, metavar="N", show_default=False, help="Keep the N newest of each session."),
@@ -34,7 +43,7 @@ KeepDaysOption = Annotated[
     float | None,
     typer.Option(
         "--keep-days",
-        min=0,
+        callback=_require_days,
         metavar="D",
         show_default=False,
         help="Keep what slept in the D days before the newest of its session.",
@@ -118,9 +127,6 @@ def prune(
     output = Output(as_json=as_json)
     if keep_last is None and keep_days is None:
         raise InvalidUsage("Say what to keep: --keep-last N, --keep-days D, or both.")
-    if session is not None and VERSION_MARK in session:
-        name = session.partition(VERSION_MARK)[0]
-        raise InvalidUsage(f"prune takes a session without a version: {name}. The options say which versions stay.")
     order = Order("prune", session, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
     return write_report(output, "prune", carry_out(order, socket, store))
 

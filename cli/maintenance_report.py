@@ -6,6 +6,7 @@ process. Knows nothing of stores.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from .interrupts import ignore_interrupts
 from .output import Output, plain, render_problem, rows_table
 
 ROWS_SHOWN = 40  # actions that a person is shown; JSON has them all
+_FILE_OR_ID = re.compile(r"(?:/\S*/)?\b([0-9a-f]{64})\b")
 KEEP = "keep"  # not an action but the reason why there is none
 
 # What is written of an action that was carried out. One that a later version knows is written as it is.
@@ -97,7 +99,7 @@ def render_actions(report: MaintenanceResult) -> Any:
             format_bytes(action.size_bytes) if action.size_bytes else "–",
             plain(_short_file(action.path) or "–"),
             plain(_owner(action)),
-            plain(action.reason),
+            plain(_short_ids(action.reason)),
         )
     return table
 
@@ -107,6 +109,12 @@ def _owner(action: MaintenanceAction) -> str:
         return "–"
     name = action.session.removeprefix("torpor://")
     return name if action.version is None else f"{name}@{action.version}"
+
+
+def _short_ids(reason: str) -> str:
+    """A reason with each bundle's file, and each id, written as the table names them: whole ones take line after line
+    of a narrow column."""
+    return _FILE_OR_ID.sub(lambda found: format_id(found[1]), reason)
 
 
 def _short_file(path: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..memvid.uri import require_tag
 from ..socket_api.results import MarksResult
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SessionArgument, SocketOption, VersionArgument, WrittenStoreOption
@@ -15,7 +16,10 @@ from .upkeep import Mark, set_mark
 TagArgument = Annotated[
     str,
     typer.Argument(
-        metavar="TAG", show_default=False, help="1 to 64 letters, digits, '.', '_' or '-', beginning with a letter."
+        metavar="TAG",
+        show_default=False,
+        callback=require_tag,
+        help="1 to 64 letters, digits, '.', '_' or '-', beginning with a letter.",
     ),
 ]
 

@@ -8,10 +8,37 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from ..memvid.uri import VERSION_MARK, parse_reference, parse_version_reference
 from ..socket_api.results import Sampling
 from .errors import InvalidUsage
 
 DEFAULT_MAX_TOKENS = 512
+
+_HINTS = {
+    "rm": "torpor prune removes earlier versions.",
+    "forget": "torpor prune removes earlier versions.",
+    "prune": "The options say which versions stay.",
+    "untag": "The tag says which version has it.",
+}
+
+
+def _require_sessions(context: typer.Context, value: str | list[str] | None) -> str | list[str] | None:
+    """Refuse, before anybody is asked, what names no session, or one version of it where the command takes it whole."""
+    for text in [value] if isinstance(value, str) else value or ():
+        name, mark, _ = text.partition(VERSION_MARK)
+        if mark:
+            command = context.info_name or "torpor"
+            hint = f" {_HINTS[command]}" if command in _HINTS else ""
+            raise InvalidUsage(f"{command} takes a session without a version: {name}.{hint}", session=name)
+        parse_reference(text)
+    return value
+
+
+def _require_version(value: str) -> str:
+    """Refuse, before anybody is asked, what names neither a session nor a version of one."""
+    parse_version_reference(value)
+    return value
+
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Write one JSON document (with schema_version) to stdout.", show_default=False)
@@ -44,17 +71,38 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.", show_default=False)
 ]
 SessionArgument = Annotated[
-    str, typer.Argument(metavar="SESSION", show_default=False, help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.")
+    str,
+    typer.Argument(
+        metavar="SESSION",
+        show_default=False,
+        callback=_require_sessions,
+        help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.",
+    ),
+]
+OnlySessionArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SESSION",
+        show_default=False,
+        callback=_require_sessions,
+        help="Only this session; otherwise all.",
+    ),
 ]
 SessionsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="SESSION...", show_default=False, help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME."),
+    typer.Argument(
+        metavar="SESSION...",
+        show_default=False,
+        callback=_require_sessions,
+        help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.",
+    ),
 ]
 VersionArgument = Annotated[
     str,
     typer.Argument(
         metavar="SESSION[@VERSION]",
         show_default=False,
+        callback=_require_version,
         help="A session, and which version of it: a number, a tag, or 8 or more digits of its bundle id.",
     ),
 ]
@@ -102,4 +150,6 @@ def sampling_of(temperature: float | None, top_p: float | None, seed: int | None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         option = str(first["loc"][0]).replace("_", "-")
-        raise InvalidUsage(f"--{option}: {first['msg']}.", option=f"--{option}") from None
+        raise InvalidUsage(
+            f"--{option}: {first['msg'].replace('Input should', 'it must')}.", option=f"--{option}"
+        ) from None

@@ -51,6 +51,7 @@ def _size(text: str) -> int:
 
 
 BUDGETS = ("--store-budget", "--daily-write-budget", "--keep-free")
+REFUSING_AT_0 = ("--store-budget", "--daily-write-budget")
 StoreBudgetOption = Annotated[
     int | None,
     typer.Option(
@@ -112,6 +113,11 @@ def serve(
     for option, value in budgets.items():
         if value is not None and value < 0:
             raise InvalidUsage(f"{option} takes a number of bytes, not {value}.", option=option)
+        if value == 0 and option in REFUSING_AT_0:
+            raise InvalidUsage(
+                f"{option} 0 would refuse every sleep. Leave it out for no bound, or give a size, as in 20GiB.",
+                option=option,
+            )
     if detach:
         log = log or background.default_log_path()
         return _serve_in_background(models, store, socket, log, budgets, as_json=as_json)

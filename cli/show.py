@@ -19,6 +19,9 @@ from .options import JsonOption, SocketOption, StoreOption, VersionArgument
 from .output import Output, facts_table, neutralise, plain, render_problem, rows_table
 from .store_view import find_marks_problem, load_detail, open_store
 
+WIDE_COLUMNS = 100  # from here on a terminal is shown all; a narrower one whole words of the more important
+_FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT")
+_LEFT_OUT_IF_NARROW = ("PARENT", "STATE")
 LINES_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them all
 
 
@@ -42,7 +45,7 @@ def show(
     if as_json:
         output.document("show", {"source": source, **detail, "problems": [problem] if problem else []})
         return
-    output.stdout.print(render_detail(detail))
+    output.stdout.print(render_detail(detail, output.stdout.width))
     if problem:
         output.remark(render_problem(problem))
 
@@ -82,17 +85,18 @@ def _load_from_files(session: str, place: Path) -> dict[str, Any]:
     }
 
 
-def render_detail(detail: dict[str, Any]) -> RenderableType:
-    """Draw what `show` found out, section by section."""
+def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
+    """Draw what `show` found out, section by section; `width` is that of the terminal, in columns."""
+    narrow = width < WIDE_COLUMNS
     info = detail["info"]
     parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(info)]
     if detail["versions"]:
-        parts += [_heading("versions"), _versions(detail["versions"])]
+        parts += [_heading("versions"), _versions(detail["versions"], narrow=narrow)]
     if detail["lineage"]:
         parts += [_heading("lineage"), Text("  " + " → ".join(map(_short, detail["lineage"])))]
-    parts += [_heading("identity"), _pairs(detail["identity"])]
+    parts += [_heading("identity"), _pairs(detail["identity"], narrow=narrow)]
     if detail.get("environment"):
-        parts += [_heading("environment"), _pairs(detail["environment"])]
+        parts += [_heading("environment"), _pairs(detail["environment"], narrow=narrow)]
     if detail["layers"]:
         parts += [_heading(f"layers ({len(detail['layers'])})"), _layers(detail["layers"])]
     if detail["tail_text"]:
@@ -121,27 +125,31 @@ def _facts(info: dict[str, Any]) -> RenderableType:
     return facts
 
 
-def _versions(versions: list[dict[str, Any]]) -> RenderableType:
-    names = ("  VERSION", "BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT", "MARKS")
-    table = rows_table(*names, right=("TOKENS", "WRITTEN", "STATE"))
+def _versions(versions: list[dict[str, Any]], *, narrow: bool) -> RenderableType:
+    right = ("TOKENS", "WRITTEN", "STATE")
+    names = [name for name in ("VERSION", *_FIGURES, "MARKS") if not (narrow and name in _LEFT_OUT_IF_NARROW)]
+    table = rows_table(
+        *(f"  {name}" if name == "VERSION" else name for name in names), right=right, whole=("  VERSION", *_FIGURES)
+    )
     for version in versions:
-        table.add_row(
-            f"  {version['version']}",
-            plain(format_id(version["bundle_id"])),
-            plain(format_id(version["parent"])),
-            format_count(version["token_count"]),
-            format_bytes(version["bundle_bytes"]),
-            format_bytes(version["logical_bytes"]),
-            format_time(version["created_ns"]),
-            plain(" ".join([*version["tags"], *(["(pinned)"] if version["pinned"] else [])])),
-        )
+        figures = {
+            "VERSION": f"  {version['version']}",
+            "BUNDLE": plain(format_id(version["bundle_id"])),
+            "PARENT": plain(format_id(version["parent"])),
+            "TOKENS": format_count(version["token_count"]),
+            "WRITTEN": format_bytes(version["bundle_bytes"]),
+            "STATE": format_bytes(version["logical_bytes"]),
+            "SLEPT": format_time(version["created_ns"]),
+            "MARKS": plain(" ".join([*version["tags"], *(["(pinned)"] if version["pinned"] else [])])),
+        }
+        table.add_row(*(figures[name] for name in names))
     return table
 
 
-def _pairs(pairs: dict[str, str]) -> RenderableType:
+def _pairs(pairs: dict[str, str], *, narrow: bool) -> RenderableType:
     facts = facts_table()
     for name, value in sorted(pairs.items()):
-        facts.add_row(f"  {plain(name)}", plain(value))
+        facts.add_row(f"  {plain(name)}", plain(_short(value) if narrow else value))
     return facts
 
 

@@ -64,8 +64,10 @@ def _stream(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateR
         _drain(stream)
         try:
             return stream.result
-        except LocalProtocolError:
-            raise Interrupted("Stopped. The session is at its last committed token, and can go on.") from None
+        except LocalProtocolError as error:
+            raise Interrupted(
+                "Stopped. The session is at its last committed token, and can go on.", **error.details
+            ) from None
 
 
 def finish_generation(output: Output, command: str, result: GenerateResult) -> int:

@@ -42,8 +42,8 @@ def prepare_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115 - it stays open as long as the process
-    sys.stdout = sys.__stdout__ = _patient(sys.stdout, 1)
-    sys.stderr = sys.__stderr__ = _patient(sys.stderr, 2)
+    sys.stdout = _patient(sys.stdout, 1)
+    sys.stderr = _patient(sys.stderr, 2)
 
 
 def require_reader() -> None:

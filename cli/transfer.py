@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .errors import Interrupted, UnreadableInput
+from .errors import Interrupted, InvalidUsage, UnreadableInput
 from .formatting import format_bytes, format_id, format_plural
+from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption
 from .output import Output, plain
 from .store_view import choose_store, open_store
 from .upkeep import import_bundle
 
 TargetArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", show_default=False, help="The file to write; it must not be there yet.")
+    str, typer.Argument(metavar="FILE", show_default=False, help="The file to write; it must not be there yet.")
 ]
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="FILE", show_default=False, help="A file that export has written.")
@@ -45,9 +47,18 @@ def export(
     [cyan]torpor export notes@before-refactor /backup/notes.mvb --json[/]
     """
     output = Output(as_json=as_json)
+    if target == "-":
+        raise InvalidUsage(
+            "export writes a file that gets its name once it is whole, not to standard output. Name a file; ./- is one"
+            " of that name."
+        )
     with open_store(choose_store(store, socket)) as opened:
         row = opened.resolve_version(version)
-        report = opened.export_session(row.uri, row.version, target)
+        try:
+            report = opened.export_session(row.uri, row.version, target)
+        except KeyboardInterrupt:
+            raise Interrupted(f"Interrupted. {target} is there whole or not at all.") from None
+        ignore_interrupts()
     if as_json:
         body = {
             "session": str(report.uri),
@@ -92,6 +103,7 @@ def import_(
             "Interrupted. The import may have come to its end all the same: import the file again, and what is there "
             "already is told and not taken twice."
         ) from None
+    ignore_interrupts()
     if as_json:
         output.document("import", receipt.model_dump(mode="json"))
         return
@@ -109,8 +121,14 @@ def import_(
 
 
 def _require_readable(source: Path) -> None:
-    """Refuse a file that is not there or may not be read, before anybody is asked to take it."""
+    """Refuse what is not there, may not be read or is no file, before anybody is asked to take it."""
     try:
-        os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK))  # a pipe without a writer must not hold it up
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hold it up
     except OSError as error:
         raise UnreadableInput(f"{source} cannot be read: {error.strerror}.", path=str(source)) from error
+    try:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+    if not is_file:
+        raise UnreadableInput(f"{source} is no regular file. Name one that export has written.", path=str(source))

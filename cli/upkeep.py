@@ -168,7 +168,8 @@ def import_bundle(source: Path, as_name: str | None, socket: Path | None, store:
                 raise
     started = time.monotonic()
     with open_to_maintain(store or default_store_path()) as opened:
-        receipt = opened.import_file(source, as_uri=None if as_name is None else _uri_of_new(as_name))
+        wanted = None if as_name is None else _uri_of_new(as_name)
+        receipt = opened.import_file(source, as_uri=wanted, only_kin=True)
     return SleepResult(
         session=str(receipt.uri),
         version=receipt.version,

@@ -16,7 +16,7 @@ from ..memvid.records import VerifyReport
 from .damage import OF_NO_VERSION, explain_findings
 from .exit_codes import INTEGRITY, OK
 from .formatting import format_bytes, format_plural, format_seconds
-from .options import JsonOption, SocketOption, StoreOption
+from .options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
 from .output import Output, plain
 from .store_view import choose_store, load_uri, open_store
 
@@ -24,14 +24,11 @@ VERSIONS_SHOWN = 8  # of those that a finding concerns; JSON has them all
 REMEDIES_SHOWN = 3
 _NAMES_A_BUNDLE = re.compile(r"/[0-9a-f]{64}\.mv[br]\b", re.ASCII)
 
-VerifiedArgument = Annotated[
-    str | None, typer.Argument(metavar="SESSION", show_default=False, help="Only this session; otherwise all.")
-]
 DeepOption = Annotated[bool, typer.Option("--deep", help="Read and hash every byte.", show_default=False)]
 
 
 def verify(
-    session: VerifiedArgument = None,
+    session: OnlySessionArgument = None,
     deep: DeepOption = False,
     store: StoreOption = None,
     socket: SocketOption = None,

@@ -210,7 +210,10 @@ def wake_result(
 
 
 def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:
-    return model.decode(tokens[-TAIL_TOKENS:])[-TAIL_CHARACTERS:]
+    text = model.decode(tokens[-TAIL_TOKENS:])
+    if len(tokens) > TAIL_TOKENS:
+        text = text.lstrip("\N{REPLACEMENT CHARACTER}")  # the cut may go through a character of several tokens
+    return text[-TAIL_CHARACTERS:]
 
 
 def _stored_bytes(versions: Sequence[IndexRow]) -> int:

@@ -399,6 +399,7 @@ class Service:
 
         Raises:
             SessionExists: a session of that name is awake.
+            NameTaken: `session` is another session, which has nothing to do with it.
             Corruption, and what else the store refuses; the store is then as it was.
         """
         started = time.monotonic()
@@ -413,7 +414,7 @@ class Service:
                 raise SessionExists(
                     f"{owner} is awake; put it to sleep first, or import under another name.", session=str(owner)
                 )
-            adopting = partial(self._store.adopt_incoming, handed, as_uri=wanted)
+            adopting = partial(self._store.adopt_incoming, handed, as_uri=wanted, only_kin=True)
             receipt = await to_the_end(self._maintenance.run(adopting))
         return listing.receipt_of_sleep(receipt, seconds=time.monotonic() - started)
 

@@ -147,6 +147,12 @@ class TargetExists(StoreError):
     code: ClassVar[str] = "target_exists"
 
 
+class NameTaken(StoreError):
+    """A session was to be imported under the name of another one, which has nothing to do with it."""
+
+    code: ClassVar[str] = "name_taken"
+
+
 class InvalidDraft(StoreError):
     """What was handed in to be written contradicts itself; nothing was written."""
 

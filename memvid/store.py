@@ -329,24 +329,33 @@ class Store:
         source: str | os.PathLike[str],
         *,
         as_uri: SessionUri | None = None,
+        only_kin: bool = False,
         on_progress: Progress | None = None,
     ) -> Receipt:
         """Let an exported file become a version; the file is only read.
 
         It keeps its bundle id where its session has no such version yet. The same bundle again is the version that is
         there: nothing is written (`bytes_written` 0). Where the number is another bundle's, or with `as_uri`, it
-        becomes the session's next version, and the imported bundle its parent.
+        becomes the session's next version, and the imported bundle its parent. With `only_kin` that may not put it
+        before a session that has nothing to do with it.
 
         Raises:
+            NameTaken: with `only_kin`, `as_uri` is another session than that of the file, and its newest version does
+                not belong to what the file's version was made from.
             StoreIoError: it cannot be read, or is no file.
             Corruption, LimitExceeded, UnsupportedFormat: it is no bundle, damaged, not whole, or of a later version.
             NoSpace, BudgetExceeded, ReadBackFailed: the store is as it was before.
             ReadOnlyStore, LockLost, DurabilityLost, StoreClosed
         """
-        return transfer.import_file(self._core, source, as_uri, on_progress)
+        return transfer.import_file(self._core, source, as_uri, on_progress, only_kin=only_kin)
 
     def adopt_incoming(
-        self, bundle_id: bytes, *, as_uri: SessionUri | None = None, on_progress: Progress | None = None
+        self,
+        bundle_id: bytes,
+        *,
+        as_uri: SessionUri | None = None,
+        only_kin: bool = False,
+        on_progress: Progress | None = None,
     ) -> Receipt:
         """Import what lies in STORE/incoming under this id, and remove it from there; for a client of a daemon.
 
@@ -354,7 +363,7 @@ class Store:
             BundleMissing, UnsafePath: there is none, or it is not ours alone.
             As `import_file`; the file stays where it is.
         """
-        return transfer.adopt_incoming(self._core, bundle_id, as_uri, on_progress)
+        return transfer.adopt_incoming(self._core, bundle_id, as_uri, on_progress, only_kin=only_kin)
 
     # --- delete
 

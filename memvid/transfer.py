@@ -35,6 +35,7 @@ from .errors import (
     Corruption,
     DurabilityLost,
     IndexMismatch,
+    NameTaken,
     ReadBackFailed,
     StoreBusy,
     StoreIoError,
@@ -184,28 +185,37 @@ def import_file(
     source: str | os.PathLike[str],
     as_uri: SessionUri | None = None,
     on_progress: Progress | None = None,
+    *,
+    only_kin: bool = False,
 ) -> Receipt:
     """Let an exported file become a version. See `Store.import_file`."""
     core.require_writable()
     path = os.path.abspath(os.fspath(source))
     with contextlib.closing(BundleFile(open_foreign_file(path), path, None)) as file:
-        return _import(core, file, as_uri, on_progress)
+        return _import(core, file, as_uri, on_progress, only_kin=only_kin)
 
 
 def adopt_incoming(
-    core: StoreCore, bundle_id: bytes, as_uri: SessionUri | None = None, on_progress: Progress | None = None
+    core: StoreCore,
+    bundle_id: bytes,
+    as_uri: SessionUri | None = None,
+    on_progress: Progress | None = None,
+    *,
+    only_kin: bool = False,
 ) -> Receipt:
     """Let a bundle that was put into STORE/incoming become a version. See `Store.adopt_incoming`."""
     core.require_writable()
     fd, path = open_waiting(core.folder, bundle_id)
     with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
-        receipt = _import(core, file, as_uri, on_progress)
+        receipt = _import(core, file, as_uri, on_progress, only_kin=only_kin)
     with contextlib.suppress(StoreIoError), core.poisoning():  # gc removes what is left
         remove_taken(core.folder, bundle_id)
     return receipt
 
 
-def _import(core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_progress: Progress | None) -> Receipt:
+def _import(
+    core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_progress: Progress | None, *, only_kin: bool
+) -> Receipt:
     manifest = require_whole(file, on_progress)
     with core.importing:  # the same bundle twice at once is once
         if as_uri is None:
@@ -217,7 +227,30 @@ def _import(core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_pro
                 if is_free and manifest.version <= MAX_IMPORTED_VERSION:
                     return _import_as_it_is(core, file, manifest)
         uri = as_uri or manifest.uri
-        return _earlier_import(core, file.bundle_id, manifest, uri) or _import_as_next(core, file, manifest, uri)
+        earlier = _earlier_import(core, file.bundle_id, manifest, uri)
+        if earlier is None and only_kin and uri != manifest.uri:
+            _require_kin(core, file.bundle_id, manifest, uri)
+        return earlier or _import_as_next(core, file, manifest, uri)
+
+
+def _require_kin(core: StoreCore, bundle_id: bytes, imported: Manifest, uri: SessionUri) -> None:
+    """Refuse to put a version before another session's newest: it has to come from that one, or from what that one was
+    made from, as far as the store knows."""
+    newest = core.index.find(uri)
+    if newest is None:
+        return
+    line, parent = {bundle_id}, imported.parent
+    while parent is not None and parent not in line:
+        line.add(parent)
+        row = core.index.rows_of([parent]).get(parent)
+        parent = row.parent if row else None
+    if line.isdisjoint({newest.bundle_id, newest.parent}):
+        raise NameTaken(
+            f"{uri} is another session, and would wake as {imported.uri} from then on. Import under a name that is "
+            f"free, or remove that session first (`torpor rm {uri.name}`).",
+            session=str(uri),
+            imported=str(imported.uri),
+        )
 
 
 def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:

@@ -166,8 +166,11 @@ def _no_reference(value: object) -> InvalidUri:
 
 def not_found(text: str, known: Iterable[SessionUri]) -> SessionNotFound:
     """The error for a name that nothing has, with the names that come close."""
-    names = {str(uri): str(uri) for uri in known} | {uri.name: str(uri) for uri in known}
-    close = list(dict.fromkeys(names[hit] for hit in difflib.get_close_matches(text, names, n=3, cutoff=0.6)))
+    names: dict[str, list[str]] = {}
+    for uri in sorted(known):
+        names.setdefault(uri.name, []).append(str(uri))
+    hits = difflib.get_close_matches(text.rpartition("/")[2], names, n=3, cutoff=0.6)
+    close = [uri for hit in hits for uri in names[hit]][:3]
     hint = f" Did you mean {' or '.join(close)}?" if close else " List what there is with `torpor ls`."
     return SessionNotFound(f"There is no session {text!r}.{hint}", session=text, suggestions=close)
 

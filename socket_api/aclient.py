@@ -13,12 +13,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from . import calls, results
 from .address import default_socket_path
 from .alink import AsyncLink
-from .calls import Call, R, remote_error
+from .calls import Call, R, committed_of, remote_error
 from .client import OnEvent
 from .errors import ApiError, LocalProtocolError
 from .link import DEFAULT_TIMEOUT_S
@@ -266,6 +266,7 @@ class AsyncTextStream:
         self._id: int | None = None
         self._ended = False
         self._cancelled = False
+        self._committed: dict[str, Any] = {}
 
     @property
     def result(self) -> GenerateResult:
@@ -274,7 +275,8 @@ class AsyncTextStream:
             raise LocalProtocolError(
                 "This stream was cancelled before it had a result."
                 if self._ended
-                else "This stream has not ended. Iterate to its end, or call cancel and iterate on."
+                else "This stream has not ended. Iterate to its end, or call cancel and iterate on.",
+                **self._committed,
             )
         return self._result
 
@@ -347,8 +349,10 @@ class AsyncTextStream:
         self._end()
         if isinstance(message, ResultMessage):
             self._result = self._call.load_result(message.result)
-        elif isinstance(message, ErrorMessage) and not (self._cancelled and message.error.code == "cancelled"):
-            raise remote_error(message.error)
+        elif isinstance(message, ErrorMessage):
+            if not (self._cancelled and message.error.code == "cancelled"):
+                raise remote_error(message.error)
+            self._committed = committed_of(message.error)
 
     def _end(self) -> None:
         self._ended = True

@@ -51,6 +51,11 @@ def remote_error(body: ErrorBody) -> RemoteError:
     return RemoteError(body.code, body.message, **body.details)
 
 
+def committed_of(body: ErrorBody) -> dict[str, Any]:
+    """What a cancelled generation had committed, as far as the daemon's answer says it: `tokens` and `text`."""
+    return {name: body.details[name] for name in ("tokens", "text", "details_dropped") if name in body.details}
+
+
 def status() -> Call[results.StatusResult]:
     return _call("status", results.StatusResult)
 

@@ -14,11 +14,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from . import calls, results
 from .address import default_socket_path
-from .calls import Call, R, remote_error
+from .calls import Call, R, committed_of, remote_error
 from .errors import ApiError, LocalProtocolError
 from .link import DEFAULT_TIMEOUT_S, Link
 from .messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
@@ -260,6 +260,7 @@ class TextStream:
         self._result: GenerateResult | None = None
         self._ended = False
         self._cancelled = False
+        self._committed: dict[str, Any] = {}
         self._id = link.begin(call)
 
     @property
@@ -267,13 +268,15 @@ class TextStream:
         """The whole generation, once the stream has ended.
 
         Raises:
-            LocalProtocolError: it has not ended, or was cancelled before it had a result.
+            LocalProtocolError: it has not ended, or was cancelled before it had a result; then its details hold the
+                `tokens` and `text` that were committed.
         """
         if self._result is None:
             raise LocalProtocolError(
                 "This stream was cancelled before it had a result."
                 if self._ended
-                else "This stream has not ended. Iterate to its end, or call cancel and iterate on."
+                else "This stream has not ended. Iterate to its end, or call cancel and iterate on.",
+                **self._committed,
             )
         return self._result
 
@@ -334,8 +337,10 @@ class TextStream:
         self._end()
         if isinstance(message, ResultMessage):
             self._result = self._call.load_result(message.result)
-        elif isinstance(message, ErrorMessage) and not (self._cancelled and message.error.code == "cancelled"):
-            raise remote_error(message.error)
+        elif isinstance(message, ErrorMessage):
+            if not (self._cancelled and message.error.code == "cancelled"):
+                raise remote_error(message.error)
+            self._committed = committed_of(message.error)
 
     def _end(self) -> None:
         self._ended = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -63,6 +64,29 @@ def test_show_with_no_daemon_tells_all_but_the_text(torpor: Torpor, made_store: 
     text = torpor("show", "agent", "--store", made_store.path)
     assert "needs a running daemon" in text.out
     assert document["info"]["bundle_id"] in text.out
+
+
+def test_a_narrow_terminal_breaks_no_word_of_show(
+    torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torpor("tag", "agent@1", "before-refactor", "--store", made_store.path)
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = torpor("show", "agent", "--store", made_store.path).out
+    wide = torpor("show", "agent", "--store", made_store.path, "--json").document
+    rows = [line for line in shown.splitlines() if line.startswith(("  1 ", "  2 "))]
+    for row, version in zip(rows, wide["versions"], strict=True):
+        assert version["bundle_id"][:12] in row
+        assert re.search(r" \d{4}-\d\d-\d\d \d\d:\d\d", row)
+    assert "before-refactor" in rows[0]
+    assert "  VERSION  BUNDLE" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_full_uri_suggests_close_names_and_not_every_one(torpor: Torpor, made_store: MadeStore) -> None:
+    """What all URIs begin with is no likeness."""
+    refused = torpor("show", "torpor://default/twin", "--store", made_store.path, "--json")
+    assert (refused.status, refused.error["error"]["details"]["suggestions"]) == (4, [])
+    assert "torpor://default/agent" in torpor("show", "torpor://default/agnet", "--store", made_store.path).err
 
 
 @pytest.mark.parametrize("name", ["nobody", "torpor://default/nobody", "other/agent"])

@@ -68,3 +68,12 @@ def test_a_file_that_was_set_aside_is_named_as_short_as_any(capsys: pytest.Captu
     _, text = told(capsys, report(aside))
     assert f"{'ab' * 6}.mvb.2" in text
     assert "ab" * 8 not in text
+
+
+def test_a_reason_names_files_and_ids_as_short_as_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A whole path takes five lines of a narrow terminal's last column."""
+    other = "cd" * 32
+    needed = Action("keep", BUNDLE, URI, 1, 1, f"/my store/bundles/cd/{other}.mvb needs it, as {other} does.")
+    _, text = told(capsys, report(needed))
+    assert "cd" * 8 not in text
+    assert f"{'cd' * 6}.mvb needs it, as {'cd' * 6} does." in text

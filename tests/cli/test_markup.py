@@ -97,7 +97,7 @@ def test_no_field_of_ls_is_markup(field: str, hostile: str) -> None:
 @pytest.mark.parametrize("field", ["session", "state", "model", "bundle_id", "labels", "sampling"])
 def test_no_field_of_a_shown_session_is_markup(field: str, hostile: str) -> None:
     value: Any = {"labels": [hostile], "sampling": {hostile: 1.0}}.get(field, hostile)
-    assert shown(hostile) in drawn(render_detail(detail(info=info(**{field: value}))))
+    assert shown(hostile) in drawn(render_detail(detail(info=info(**{field: value})), 120))
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
@@ -106,14 +106,14 @@ def test_no_section_of_show_is_markup(field: str, hostile: str) -> None:
     lists: dict[str, Any] = {"layers": [hostile], "lineage": [hostile]}
     maps: dict[str, Any] = {"identity": {hostile: hostile}, "environment": {hostile: hostile}}
     value = {**lists, **maps}.get(field, hostile)
-    assert shown(hostile) in drawn(render_detail(detail(**{field: value})))
+    assert shown(hostile) in drawn(render_detail(detail(**{field: value}), 120))
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("field", ["bundle_id", "parent", "tags"])
 def test_no_field_of_a_version_is_markup(field: str, hostile: str) -> None:
     value: Any = [hostile] if field == "tags" else hostile
-    assert shown(hostile)[:12] in drawn(render_detail(detail(version={field: value})))
+    assert shown(hostile)[:12] in drawn(render_detail(detail(version={field: value}), 120))
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)

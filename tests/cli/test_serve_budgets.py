@@ -30,3 +30,15 @@ def test_a_daemon_in_the_background_gets_the_budgets(tmp_path: Path, monkeypatch
 def test_less_than_nothing_is_no_budget(option: str) -> None:
     with pytest.raises(InvalidUsage, match=f"--{option.replace('_', '-')}"):
         serve.serve(**{option: -1})
+
+
+@pytest.mark.parametrize("option", ["store_budget", "daily_write_budget"])
+def test_a_budget_of_0_is_refused_before_anything_starts(option: str) -> None:
+    """It would let a session read, and then refuse every sleep of it."""
+    with pytest.raises(InvalidUsage, match=f"--{option.replace('_', '-')} 0 would refuse every sleep"):
+        serve.serve(**{option: 0})
+
+
+def test_to_keep_nothing_free_is_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "start", lambda *_: background.Started("/socket", 1, tmp_path))
+    assert serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, keep_free=0) == 0

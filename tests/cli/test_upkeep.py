@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import MadeStore, Torpor
+from cli_rig import FakeDaemon, MadeStore, Torpor
 from torpor.memvid.store import Store
 
 OPERATIONS = [
@@ -134,9 +134,94 @@ def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(torpor: T
     assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
 
 
-def test_prune_of_a_version_says_that_it_takes_a_session(torpor: Torpor, made_store: MadeStore) -> None:
-    refused = torpor("prune", "agent@1", "--keep-last", "1", "--store", made_store.path)
-    assert (refused.status, "without a version: agent." in refused.err) == (2, True)
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_an_import_of_what_is_no_file_is_a_wrong_input(
+    torpor: Torpor, made_store: MadeStore, short_path: Path, kind: str
+) -> None:
+    source = Path(os.devnull) if kind == "device" else short_path / kind
+    if kind == "folder":
+        source.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(source)
+    refused = torpor("import", source, "--store", made_store.path, "--json")
+    assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
+
+
+def test_an_export_to_standard_output_is_refused_and_writes_no_file_of_that_name(
+    torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(short_path)
+    refused = torpor("export", "agent", "-", "--store", made_store.path)
+    assert (refused.status, "not to standard output" in refused.err) == (2, True)
+    assert not (short_path / "-").exists()
+    assert torpor("export", "agent", "./-", "--store", made_store.path).status == 0
+    assert (short_path / "-").exists()
+
+
+def test_an_import_under_the_name_of_another_session_is_refused_and_leaves_that_one(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    file = short_path / "agent.mvb"
+    torpor("export", "agent@1", file, "--store", made_store.path)
+    other = torpor("ls", "--store", made_store.path, "--json").document["sessions"]
+    name = next(one["session"] for one in other if one["name"] != "agent")
+    before = torpor("show", name, "--store", made_store.path, "--json").document
+    refused = torpor("import", file, "--as", name, "--store", made_store.path, "--json")
+    assert (refused.status, refused.error["error"]["code"]) == (2, "name_taken")
+    assert torpor("show", name, "--store", made_store.path, "--json").document == before
+    assert torpor("import", file, "--as", "copy", "--store", made_store.path).status == 0
+    again = torpor("import", file, "--as", "copy", "--store", made_store.path)
+    assert (again.status, "is there already as version 1" in again.out) == (0, True)
+    assert torpor("import", file, "--as", "agent", "--store", made_store.path).status == 0, "its own name"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("prune", "agent@1", "--keep-last", "1"), ("compact", "agent@1"), ("rm", "agent@1", "--yes"),
+        ("forget", "agent@1", "--yes"), ("sleep", "other", "agent@1"), ("verify", "agent@1"), ("du", "agent@1"),
+        ("untag", "agent@1", "x"), ("append", "agent@1", "text"), ("generate", "agent@1"), ("chat", "agent@1", "text"),
+    ],
+)  # fmt: skip
+def test_what_works_on_whole_sessions_says_so_of_a_version(torpor: Torpor, command: tuple[str, ...]) -> None:
+    """Before it looks for a daemon or a store: there is none here."""
+    refused = torpor(*command)
+    assert (refused.status, f"{command[0]} takes a session without a version: agent." in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("prune", "--keep-days", "0"), "--keep-days takes a number of days above 0"),
+        (("prune", "--keep-days", "nan"), "--keep-days takes a number of days above 0"),
+        (("prune", "--keep-last", "x"), "'--keep-last': it must be a valid integer. See torpor prune --help."),
+        (("wake", ""), "'' is not a valid name: use"),
+        (("sleep", ""), "'' is not a valid name: use"),
+        (("tag", "agent", ""), "'' is not a valid tag: use"),
+        (("generate", "agent", "--stop", ""), "--stop takes a text of 1 to 256 characters"),
+    ],
+)
+def test_a_value_that_no_daemon_takes_is_refused_in_words_of_the_command_line(
+    torpor: Torpor, daemon: FakeDaemon, command: tuple[str, ...], said: str
+) -> None:
+    refused = torpor(*command)
+    assert (refused.status, said in refused.err) == (2, True), refused.err
+    assert not daemon.service.calls
+
+
+def test_to_forget_what_is_forgotten_is_no_failure(torpor: Torpor, made_store: MadeStore) -> None:
+    assert torpor("forget", "agent", "--yes", "--store", made_store.path).status == 0
+    again = torpor("forget", "agent", "--yes", "--store", made_store.path)
+    assert (again.status, again.out, again.err) == (0, "nothing of agent is in the store\n", "")
+    document = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json").document
+    assert (document["ok"], document["actions"]) == (True, [])
+
+
+def test_to_forget_a_name_that_was_mistyped_says_which_come_close(torpor: Torpor, made_store: MadeStore) -> None:
+    ran = torpor("forget", "agnet", "--yes", "--store", made_store.path)
+    assert (ran.status, ran.out) == (0, "nothing of agnet is in the store\n")
+    assert "did you mean torpor://default/agent?" in ran.err
+    assert torpor("show", "agent", "--store", made_store.path).status == 0
 
 
 def test_prune_tells_what_goes_and_keeps_what_is_marked(torpor: Torpor, made_store: MadeStore) -> None:
@@ -183,7 +268,8 @@ def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status
     again = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json")
     assert (again.status, again.document["ok"], again.document["problems"][0]["code"]) == (6, False, "cannot_be_told")
     (made_store.path / "old.tar.gz").unlink()
-    assert torpor("forget", "agent", "--yes", "--store", made_store.path).status == 4
+    done = torpor("forget", "agent", "--yes", "--store", made_store.path)
+    assert (done.status, done.out) == (0, "nothing of agent is in the store\n")
 
 
 def test_repair_mends_what_it_can_and_says_nothing_is_wrong(torpor: Torpor, made_store: MadeStore) -> None:

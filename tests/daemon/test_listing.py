@@ -67,6 +67,17 @@ async def test_awake_and_asleep_a_session_is_shown_the_same_in_full(open_rig: An
         assert asleep.identity == dict(rig.model.identity.parts)
 
 
+async def test_the_end_of_a_long_text_begins_with_a_whole_character(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for after in range(4):
+            name = f"owls-{after}"
+            await rig.service.create(session=name)
+            await rig.service.append(session=name, text="🦉" * 200 + "." * after, emit=ignore)
+            tail = (await rig.service.show(session=name)).tail_text
+            assert tail.startswith("🦉")
+            assert "\N{REPLACEMENT CHARACTER}" not in tail
+
+
 async def test_versions_are_listed_oldest_first_and_the_lineage_newest_first(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))

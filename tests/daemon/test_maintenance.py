@@ -16,7 +16,7 @@ from session_rig import DEADLINE_S, Gate, ignore, tokens_of, until
 from torpor.daemon import maintenance
 from torpor.daemon.errors import ServiceClosed, SessionExists
 from torpor.daemon.maintenance import Maintenance
-from torpor.memvid.errors import BundleMissing, SessionNotFound, StoreIoError, TagTaken
+from torpor.memvid.errors import BundleMissing, NameTaken, SessionNotFound, StoreIoError, TagTaken
 from torpor.memvid.incoming import hand_over
 from torpor.memvid.records import Action, Finding, MaintenanceReport
 from torpor.memvid.store import Store
@@ -388,6 +388,18 @@ def handed_over(store: Path) -> str:
     """The id of the only bundle there is, put where a client of the daemon puts one."""
     [file] = (store / "bundles").rglob("*.mvb")
     return hand_over(str(store), str(file)).hex()
+
+
+async def test_an_import_under_the_name_of_another_session_is_refused(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        bundle_id = handed_over(store)
+        await rig.read("b", tokens_of(2, 300))
+        slept = await rig.sleep("b")
+        with pytest.raises(NameTaken, match="torpor rm b"):
+            await rig.service.import_bundle(bundle_id=bundle_id, session="b")
+        assert (await rig.service.show(session="b")).info.bundle_id == slept.bundle_id
 
 
 async def test_an_imported_session_wakes_bit_for_bit_under_another_name(open_rig: Any, store: Path) -> None:

@@ -32,6 +32,7 @@ from torpor.memvid.errors import (
     DurabilityLost,
     IndexMismatch,
     LimitExceeded,
+    NameTaken,
     NoSpace,
     ReadBackFailed,
     ReadOnlyStore,
@@ -578,6 +579,37 @@ def test_an_import_that_became_a_next_version_is_not_done_twice(
     assert (again.uri, again.version, again.bundle_id) == (first.uri, first.version, first.bundle_id)
     assert (again.bytes_written, again.entries) == (0, first.entries)
     assert (tree(Path(other.path)), rows(other)) == (before, known)
+
+
+@pytest.mark.parametrize("how", ["file", "incoming"])
+def test_only_kin_takes_the_place_of_another_sessions_newest_version(
+    store: Store, other: Store, target: Path, how: str
+) -> None:
+    """`wake NAME` never gives something else because of an import under a name that was taken."""
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)
+    stranger = sleep(other, 600, uri=OTHER_URI, seed=7)
+    exported(store, target)
+    before = tree(Path(other.path)), rows(other)
+
+    def taken(file: Path) -> Receipt:
+        if how == "file":
+            return other.import_file(file, as_uri=OTHER_URI, only_kin=True)
+        return other.adopt_incoming(hand_over(other.path, str(file)), as_uri=OTHER_URI, only_kin=True)
+
+    with pytest.raises(NameTaken, match="Import under a name that is free") as refused:
+        taken(target)
+    assert refused.value.details == {"session": str(OTHER_URI), "imported": str(URI)}
+    if how == "file":
+        assert (tree(Path(other.path)), rows(other)) == before
+    assert other.versions(OTHER_URI)[-1].bundle_id == stranger.bundle_id
+
+    other.delete_session(OTHER_URI)
+    earlier = target.with_name("earlier")
+    store.export_session(URI, first.version, earlier)
+    copied = taken(earlier)
+    assert (taken(earlier).bundle_id, copied.parent) == (copied.bundle_id, first.bundle_id), "again is no stranger"
+    assert taken(target).parent == second.bundle_id, "it goes on from what was copied"
 
 
 def test_an_import_whose_earlier_version_is_damaged_is_done_again(store: Store, other: Store, target: Path) -> None:

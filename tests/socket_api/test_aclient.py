@@ -95,8 +95,10 @@ def test_a_stream_left_early_is_cancelled(short_path: Path) -> None:
             async for _ in stream:
                 break
         assert (state.service.running, state.service.cancelled) == (0, 1)
-        with pytest.raises(LocalProtocolError, match="cancelled"):
+        with pytest.raises(LocalProtocolError, match="cancelled") as caught:
             _ = stream.result
+        assert caught.value.details["text"].startswith("t0 ")
+        assert caught.value.details["tokens"][0] == 0
         await client.status()
 
     play(short_path, story)

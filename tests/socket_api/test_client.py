@@ -213,8 +213,10 @@ def test_a_stream_left_early_is_cancelled(client: Client, server_thread: ServerT
         next(stream)
     server_thread.wait_until(lambda: server_thread.service.running == 0)
     assert server_thread.service.cancelled == 1
-    with pytest.raises(LocalProtocolError, match="cancelled"):
+    with pytest.raises(LocalProtocolError, match="cancelled") as caught:
         _ = stream.result
+    assert caught.value.details["text"].startswith("t0 ")
+    assert caught.value.details["tokens"][0] == 0
     assert client.status().sessions_awake == 1
 
 
