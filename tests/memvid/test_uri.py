@@ -132,7 +132,7 @@ ROWS = [
     row(12345678, "aabbccddee"),
     row(12345679, "12345678ee"),
 ]
-MARKS = Marks("store").tag(WRITER, ROWS[0].bundle_id, "before-refactor").tag(WRITER, b"\x99" * 32, "lost")
+MARKS = Marks("store").tag(WRITER, ROWS[0].bundle_id, 1, "before-refactor").tag(WRITER, b"\x99" * 32, 99, "lost")
 
 
 def pick(selector: str, rows: list[IndexRow] = ROWS, marks: Marks = MARKS) -> int:
