@@ -314,7 +314,7 @@ def test_a_tag_of_a_version_that_is_gone_says_so() -> None:
 
 
 def test_a_tag_of_another_session_means_nothing_here() -> None:
-    marks = Marks("store").tag(SessionUri("default", "writer"), ROWS[0].bundle_id, "stable")
+    marks = Marks("store").tag(SessionUri("default", "writer"), ROWS[0].bundle_id, 1, "stable")
     with pytest.raises(SessionNotFound):
         pick("stable", marks=marks)
 
