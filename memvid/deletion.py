@@ -77,55 +77,59 @@ def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[b
 
     Raises:
         StoreIoError, NoSpace: a file could not be renamed. Those before it are retired, and their rows are gone.
+        UnsafePath, StoreIoError, NoSpace: there are only versions that were set aside, and not all could be let go.
         DurabilityLost: files are retired whose rows nothing could take away, or a folder could not be flushed.
     """
-    copies, problems = _in_quarantine(folder)
+    copies, failed = _in_quarantine(folder)
     aside = frozenset(index.with_status(ASIDE))
     standing = [one for one in bundle_ids if one not in aside or folder.suffix_of(one) == LIVE_SUFFIX]
     retired: list[bytes] = []
     try:
         for bundle_id in standing:
-            problems += _let_go(folder, copies.get(bundle_id, ()))
+            failed |= quarantine.retire(folder, copies.get(bundle_id, ()))
             twins.retire(folder, bundle_id)
             retired.append(bundle_id)
     except (StoreIoError, NoSpace):
         _drop(folder, index, pins, retired)
         raise
     set_aside = [one for one in bundle_ids if one in aside and one not in retired]
-    problems += _let_go(folder, [name for bundle_id in set_aside for name in copies.get(bundle_id, ())])
-    return Retirement(_drop(folder, index, pins, [*retired, *set_aside]), tuple(problems))
+    failed |= quarantine.retire(folder, [name for bundle_id in set_aside for name in copies.get(bundle_id, ())])
+    if set_aside and failed and not standing:
+        raise next(iter(failed.values()))  # nothing else says that they were deleted
+    freed = _drop(folder, index, pins, [*retired, *set_aside])
+    return Retirement(freed, tuple(_not_let_go(folder, path, error) for path, error in failed.items()))
 
 
 def let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
     """Let what lies in quarantine of deleted versions be none any more; what could not be. Raises DurabilityLost."""
-    copies, problems = _in_quarantine(folder)
-    return problems + _let_go(folder, [name for bundle_id in bundle_ids for name in copies.get(bundle_id, ())])
+    copies, failed = _in_quarantine(folder)
+    failed |= quarantine.retire(folder, [name for bundle_id in bundle_ids for name in copies.get(bundle_id, ())])
+    return [_not_let_go(folder, path, error) for path, error in failed.items()]
 
 
-def _in_quarantine(folder: StoreFolder) -> tuple[dict[bytes, list[str]], list[Finding]]:
+def _in_quarantine(folder: StoreFolder) -> tuple[dict[bytes, list[str]], dict[str, StoreError]]:
     """What lies there as a version, by bundle, or why nobody can say: that must not stop a delete."""
     try:
-        return quarantine.list_versions(folder), []
+        return quarantine.list_versions(folder), {}
     except (UnsafePath, StoreIoError) as error:
-        path = f"{folder.path}/{QUARANTINE}"
+        return {}, {f"{folder.path}/{QUARANTINE}": error}
+
+
+def _not_let_go(folder: StoreFolder, path: str, error: StoreError) -> Finding:
+    """What to tell of a file in quarantine that could not be marked as deleted, or of all that lies there."""
+    if path == f"{folder.path}/{QUARANTINE}":
         message = (
             f"Whether {path} still holds something of the versions that were deleted cannot be told; an index made "
             "anew would take it for versions that repair has set aside. Put that right, and let `torpor forget` or "
             f"`torpor gc --quarantine` take it away. {error.message}"
         )
-        return {}, [Finding(path, error.code, message)]
-
-
-def _let_go(folder: StoreFolder, names: Iterable[str]) -> list[Finding]:
-    found = []
-    for path, error in quarantine.retire(folder, names).items():
+    else:
         message = (
             f"{path} is of a version that was deleted, and could not be marked so; an index made anew would take it "
             "for a version that repair has set aside. Remove it, or let `torpor forget` or `torpor gc --quarantine` do "
             f"so. {error.message}"
         )
-        found.append(Finding(path, error.code, message))
-    return found
+    return Finding(path, error.code, message)
 
 
 def _drop(folder: StoreFolder, index: Index, pins: Pins, retired: Sequence[bytes]) -> int:

@@ -29,7 +29,7 @@ from typing import TypeVar
 from . import quarantine, twins
 from .bundle import BundleFile
 from .deletion import let_go, remove_unneeded
-from .errors import BundleMissing, NoSpace, StoreError, StoreIoError
+from .errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import ASIDE, LIVE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed, row_of
 from .marks import Marks
@@ -118,7 +118,11 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         retired = known & files.keys() - live
         rows = index.rows_of(retired).values()
         retired |= _deleted(index, absent.values(), rows)
-        deleted_aside = _deleted(index, (row for one, row in given_up.items() if one not in live), rows)
+        absent_aside = {one: row for one, row in given_up.items() if one not in live}
+        deleted_aside = _deleted(index, absent_aside.values(), rows)
+    if absent_aside:
+        with contextlib.suppress(UnsafePath, StoreIoError):  # then nobody knows, and they stay
+            deleted_aside |= absent_aside.keys() & quarantine.list_retired(folder)
     left = let_go(folder, deleted_aside) if writable and deleted_aside else []
     gone = known - files.keys() - absent.keys()
     vanished = _vanished(folder, index, sorted(gone & unread))

@@ -65,6 +65,12 @@ def list_versions(folder: StoreFolder) -> dict[bytes, list[str]]:
     return found
 
 
+def list_retired(folder: StoreFolder) -> set[bytes]:
+    """The bundles of which all that lies here was marked as deleted. Raises UnsafePath, StoreIoError."""
+    found = list_bundles(folder)
+    return {one for one, _, _ in found} - {one for one, suffix, _ in found if suffix == LIVE_SUFFIX}
+
+
 def retire(folder: StoreFolder, names: Iterable[str]) -> dict[str, StoreError]:
     """Durably mark files of versions here, which are deleted, as retired: a repair must not bring them back. Needs no
     space. Those that could not be, by path, and why; somebody else's files, which no repair takes, are left."""
@@ -76,7 +82,7 @@ def retire(folder: StoreFolder, names: Iterable[str]) -> dict[str, StoreError]:
             try:
                 if not _is_own(folder, name):
                     continue
-                fd = stack.enter_context(_opened(folder)) if fd is None else fd
+                fd = stack.enter_context(_found(folder)) if fd is None else fd
                 durable.rename(fd, name, _free_name(fd, path, name.partition(".")[0] + RETIRED_SUFFIX), path)
             except FileNotFoundError:
                 continue
@@ -131,14 +137,14 @@ def bundle_of(name: str) -> bytes | None:
 
 def size_of(folder: StoreFolder, name: str) -> int:
     """The bytes of a file here; 0 if it is gone."""
-    with contextlib.suppress(FileNotFoundError), _opened(folder) as fd:
+    with contextlib.suppress(FileNotFoundError), _found(folder) as fd:
         return stat_name(fd, name, f"{_path(folder)}/{name}").st_size
     return 0
 
 
 def remove(folder: StoreFolder, name: str) -> None:
-    """Durably remove a file here."""
-    with _opened(folder) as fd:
+    """Durably remove a file here. Needs no space."""
+    with contextlib.suppress(FileNotFoundError), _found(folder) as fd:
         durable.remove(fd, name, _path(folder))
         durable.sync_folder(fd, _path(folder))
 
@@ -294,6 +300,16 @@ def _numbers(fd: int, path: str, name: str) -> list[int]:
     """The numbers that we give; a name of another form is somebody's own."""
     found = (other.rpartition(".") for other in list_names(fd, path))
     return [int(number) for stem, _, number in found if stem == name and _NUMBER.fullmatch(number)]
+
+
+@contextlib.contextmanager
+def _found(folder: StoreFolder) -> Iterator[int]:
+    """The folder as it is there, for what must work on a full disk. Raises FileNotFoundError."""
+    fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -376,6 +376,7 @@ class Store:
 
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
+            UnsafePath: repair has set all of it aside, and nobody can look into the quarantine; nothing was deleted.
         """
         with self._core.committing():
             if not self.can_be_deleted(uri):

@@ -632,6 +632,9 @@ def test_an_index_made_anew_refuses_a_quarantine_that_it_cannot_look_into(
 ) -> None:
     """It holds numbers that were given, and what must stay: an index without them would lose both."""
     (store_path / "quarantine").chmod(0o770)
+    store.close()
+    with Store.open(store_path, writable=True) as again:  # an index that is there knows by itself
+        assert list(again.index.given_up()) == [set_aside[0].bundle_id]
     with pytest.raises(UnsafePath):
         make_new_index(store)
     (store_path / "quarantine").chmod(0o700)
@@ -657,3 +660,55 @@ def test_a_session_of_which_nothing_is_listed_can_be_deleted(store: Store, store
     with Store.open(store_path, writable=True) as again:
         assert again.opening.unreadable == ()
         assert sleep(again, 20).version == 1
+
+
+@pytest.mark.parametrize("how", ["folder", "file"])
+def test_what_is_set_aside_and_cannot_be_let_go_is_not_said_to_be_deleted(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It alone says that the session is there."""
+    receipt = sleep(store, 300)
+    spoil(store, receipt, 0)
+    store.repair()
+    assert (store.versions(URI), list(store.index.given_up())) == ([], [receipt.bundle_id])
+
+    def refuse(*_: object) -> None:
+        raise StoreIoError("refused")
+
+    with monkeypatch.context() as patched:
+        if how == "folder":
+            (store_path / "quarantine").chmod(0o770)
+        else:
+            patched.setattr(durable, "rename", refuse)
+        with pytest.raises(UnsafePath if how == "folder" else StoreIoError):
+            store.delete_session(URI)
+    (store_path / "quarantine").chmod(0o700)
+    assert list(store.index.given_up()) == [receipt.bundle_id]
+    assert store.delete_session(URI).problems == ()
+
+
+def test_what_was_set_aside_and_deleted_while_the_index_file_takes_no_change_is_gone_at_the_next_open(
+    store: Store, store_path: Path
+) -> None:
+    receipt = sleep(store, 300)
+    spoil(store, receipt, 0)
+    store.repair()
+    make_failing(store, sqlite3.SQLITE_FULL)
+    store.delete_session(URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.bundles_of(URI) == []
+        assert sleep(again, 20).version == 1
+
+
+def test_a_delete_on_a_full_disk_makes_no_folder(
+    store: Store, set_aside: tuple[Receipt, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise NoSpace("No room for a folder.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "make_folder", full)
+        assert store.delete_session(URI).problems == ()
+    with make_new_index(store) as anew:
+        assert come_back(anew, set_aside[1]) == []

@@ -223,6 +223,47 @@ def repair_again(store: Store) -> Iterator[Mark]:
 REPAIRED: Final = Sees(files=damaged_bytes, finish=repair_again, finished=frozenset({_SALVAGED}))
 
 
+# --- what repair has set aside
+
+_BROKEN: Final = (Version(URI, 1, 30, seed=6), Version(OTHER_URI, 1, 30, seed=5))
+
+
+def sessions_with_versions_set_aside(path: Path) -> World:
+    """A session of a version that stands and one that is set aside, and a session of which that is all."""
+    with Store.open(path, writable=True) as store:
+        for version in _BROKEN:
+            file = making.bundle_path(store, sleep(store, version).bundle_id)
+            _change(file, 64 + 40, 4)
+        sleep(store, SECOND)
+        sleep(store, ALONE)
+        store.repair()
+    return frozenset({SECOND, ALONE, *(Mark("set aside", str(version.uri)) for version in _BROKEN)})
+
+
+def set_aside(store: Store) -> Iterator[Mark]:
+    """What can come back. A session is deleted with all of that, or with none."""
+    names = {file.name.partition(".")[0] for file in Path(store.path, "quarantine").glob("*.mvb.*")}
+    aside = {row.uri for bundle_id, row in store.index.given_up().items() if bundle_id.hex() in names}
+    if URI in aside and not store.versions(URI):
+        raise Broken(f"{URI} was deleted, and a version of it may still come back")
+    for uri in aside:
+        yield Mark("set aside", str(uri))
+
+
+def delete_what_is_set_aside(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store:
+        with tape.step(store, removes=[SECOND, Mark("set aside", str(URI))]):
+            store.delete_session(URI)
+        with tape.step(store, removes=[Mark("set aside", str(OTHER_URI))]):
+            store.delete_session(OTHER_URI)
+
+
+def empty_quarantine(path: Path, tape: Tape) -> None:
+    gone = [Mark("set aside", str(version.uri)) for version in _BROKEN]
+    with Store.open(path, writable=True) as store, tape.step(store, removes=gone):
+        store.empty_quarantine()
+
+
 # --- gc, recompression, a new index
 
 
@@ -323,6 +364,8 @@ SCENARIOS: Final = (
     Scenario("adopt", a_file_from_elsewhere, adopt, Sees(files=handed_over)),
     Scenario("forget_everywhere", a_secret_everywhere, forget, Sees(files=traces, again=forget_again)),
     Scenario("repair", damaged, repair, REPAIRED),
+    Scenario("delete_set_aside", sessions_with_versions_set_aside, delete_what_is_set_aside, Sees(marks=set_aside)),
+    Scenario("empty_quarantine", sessions_with_versions_set_aside, empty_quarantine, Sees(marks=set_aside)),
     Scenario("gc", old_leftovers, gc),
     Scenario("recompress", compressible, recompress),
     Scenario("return_to_file", two_versions_and_a_fork, return_to_file),
