@@ -18,7 +18,7 @@ from ..memvid.folder import StoreFolder, load_store_uuid, open_existing_root
 from ..memvid.location import default_store_path
 from ..memvid.marks import MARKS_FILE, Marks, SessionMarks
 from ..memvid.store import IndexRow, Store
-from ..memvid.uri import SessionUri, resolve
+from ..memvid.uri import SessionUri
 from ..memvid.versions import lineage_of
 from .daemon_link import find_daemon
 
@@ -91,7 +91,7 @@ def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:
 
 def load_uri(store: Store, session: str) -> SessionUri:
     """Find what a person's name for a session means in this store."""
-    return resolve(session, (row.uri for row in store.iter_sessions()))
+    return store.resolve(session)
 
 
 def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:

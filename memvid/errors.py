@@ -31,7 +31,8 @@ class AmbiguousName(StoreError):
 
 
 class SessionNotFound(StoreError):
-    """No such session, or not in that version; `suggestions` lists close names."""
+    """No such session, or not in that version; `suggestions` lists close names, `set_aside` the numbers of versions
+    that repair has set aside, if that is why."""
 
     code: ClassVar[str] = "session_not_found"
 

@@ -38,6 +38,7 @@ from .pins import Pins
 from .records import Action, Finding, IndexRow, OpenReport
 from .salvage import NamedFile
 from .uri import SessionUri
+from .waiting import list_waiting
 
 _T = TypeVar("_T")
 
@@ -514,7 +515,7 @@ def _set_aside(folder: StoreFolder, but_for: Container[bytes]) -> list[IndexedBu
     found: dict[bytes, IndexedBundle] = {}
     damaged: dict[bytes, IndexRow] = {}
     marks = _marks(folder)
-    for bundle_id, suffix, name in quarantine.list_bundles(folder):
+    for bundle_id, suffix, name in list_waiting(folder):
         if suffix != LIVE_SUFFIX or bundle_id in but_for or bundle_id in found:
             continue
         with contextlib.suppress(StoreError):

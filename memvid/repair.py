@@ -44,9 +44,8 @@ from .index import ASIDE, LIVE, UNREADABLE, Index, IndexedBundle, IndexUnusable,
 from .manifest import Manifest, bundle_id_of
 from .marks import MARKS_FILE, Marks, marks_lost
 from .paths import Stamp
-from .records import Action, Finding, MaintenanceReport
+from .records import Action, Finding, IndexRow, MaintenanceReport
 from .repair_plan import (
-    SALVAGED_FROM,
     GiveUp,
     Layout,
     Mend,
@@ -59,11 +58,11 @@ from .repair_plan import (
 from .sleeping import publish
 from .survey import FileState, Survey, open_source, take_survey
 from .uri import SessionUri
+from .waiting import LOST, SALVAGED_FROM
 from .writer import BundleWriter
 
 __all__ = ["CHANGED", "LOST", "SALVAGED_FROM", "STRANGER", "rebuild_index", "repair"]
 
-LOST: Final = "version_lost"
 CHANGED: Final = "changed_meanwhile"
 STRANGER: Final = "unknown_file"
 
@@ -106,6 +105,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
         run.give_up(row)
     run.mend_marks()
     run.mend_index(plan.bundle_ids)
+    run.problems += [opening.missed_finding(core.folder.bundle_path(one), row) for one, row in _missed(core.index)]
     run.problems += _strangers(core)
     if not dry_run:
         core.folder.recount()  # files have moved past it
@@ -119,6 +119,14 @@ def _is_readable(index: Index) -> bool:
     except StoreError:
         return False
     return True
+
+
+def _missed(index: Index) -> list[tuple[bytes, IndexRow]]:
+    """The versions that only their marks tell of; none of an index that a failure has left unreadable."""
+    try:
+        return sorted(index.missed().items())
+    except StoreError:
+        return []
 
 
 def _strangers(core: StoreCore) -> list[Finding]:
@@ -365,15 +373,16 @@ class _Run:
                 self._require_free(file, and_unneeded=not step.kept)
                 self._require_still_so(step)
             # What others need lies in the retired file beside it, which is found from the moment that this one leaves.
+            # Until then a row that was given up is read again with its file, if this ends here.
             rival = step.role == "rival"
-            quarantine.move_bundle(
-                core.folder, file.bundle_id, file.suffix, as_suffix=RETIRED_SUFFIX if rival else file.suffix
-            )
-            self._note(file.bundle_id)
             if rival:
                 core.index.drop([file.bundle_id])
             elif file.is_live:
                 self._give_up(file.bundle_id, file.manifest)
+            quarantine.move_bundle(
+                core.folder, file.bundle_id, file.suffix, as_suffix=RETIRED_SUFFIX if rival else file.suffix
+            )
+            self._note(file.bundle_id)
 
     def _give_up(self, bundle_id: bytes, manifest: Manifest | None) -> None:
         """No version at present: its number stays its own, and what it needs stays needed."""
@@ -381,6 +390,8 @@ class _Run:
         stored = index.stored(bundle_id)
         if bundle_id in self.survey.rows or (stored and stored.status == UNREADABLE and stored.row):
             index.set_aside([bundle_id])
+        elif bundle_id in index.given_up():
+            return  # a repair that was cut off here has done it
         elif manifest is not None:
             row = row_of(manifest, bundle_id, 0)
             index.reconcile([IndexedBundle(bundle_id, ASIDE, row, (), ())], [bundle_id])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from .blocks import BlockEntry
 from .directory import Directory, Frame
@@ -26,12 +26,9 @@ from .records import Finding, IndexRow
 from .sleeping import environment
 from .survey import FileState, Judgement, Survey
 from .uri import SessionUri
+from .waiting import LOST, SALVAGED_FROM, loss_message, salvaged_from, spans_of, tokens_in_common
 
-SALVAGED_FROM: Final = "salvaged_from"
-"""The entry of a salvaged version's environment that names the bundle it was saved from."""
-
-_NAMED: Final = 3
-"""How many files a loss names that would make up for it."""
+_WHOSE = "Whose {} was cannot be told: its manifest is damaged."
 
 Role = Literal["rival", "damaged", "unneeded", "twin", "lost", "superseded"]
 
@@ -210,12 +207,13 @@ class _Plan:
                 ),
             ),
             rows=tuple(
-                GiveUp(row, path_of(row.bundle_id), _loss_of_row(row))
+                GiveUp(row, path_of(row.bundle_id), self._loss_aside(row, standing, salvages, path_of))
                 for row in self.without_file
                 if row.bundle_id not in self.back
             ),
             problems=(
                 *survey.unjudged.values(),
+                *self._still_aside(standing, salvages, path_of),
                 *(_unjudged(file) for file in self.standing if self.judged[file.bundle_id] == "unjudged"),
             ),
         )
@@ -317,7 +315,7 @@ class _Plan:
             if all(survey.is_sound(entry.id) for entry in file.manifest.blocks):
                 whole[row.bundle_id] = (row, file, file.manifest)
         sources = {*whole, *(one.bundle_id for one in self.standing if self.judged[one.bundle_id] != "unjudged")}
-        chosen = [step for step in whole.values() if _salvaged_from(step[1]) not in sources]
+        chosen = [step for step in whole.values() if salvaged_from(step[1].manifest) not in sources]
         self.back = {row.bundle_id: file for row, file, _ in chosen}
         return [Restore(row, file, self._restored_layout(file, manifest)) for row, file, manifest in chosen]
 
@@ -339,7 +337,7 @@ class _Plan:
 
     def _is_superseded(self, file: FileState, back: Iterable[FileState]) -> bool:
         """Whether it is a session's newest version, saved from an earlier one that is whole again, and not marked."""
-        manifest, source = file.manifest, _salvaged_from(file)
+        manifest, source = file.manifest, salvaged_from(file.manifest)
         marked = self.survey.marked
         if manifest is None or source is None or marked is None or file.bundle_id in marked:
             return False
@@ -349,6 +347,31 @@ class _Plan:
         return manifest.version == newest and source in whole
 
     # --- versions that are lost
+
+    def _still_aside(
+        self, standing: Sequence[FileState], salvages: Sequence[Salvage], path_of: Callable[[bytes], str]
+    ) -> Iterator[Finding]:
+        """The versions that an earlier repair has set aside and that do not come back now, but for those that gave way
+        to what they were saved from."""
+        whole = {file.bundle_id for file in standing}
+        for row in sorted(self.survey.given_up.values(), key=lambda row: (row.uri, row.version)):
+            file = self.survey.best_aside(row.bundle_id)
+            gave_way = file is not None and salvaged_from(file.manifest) in whole
+            if row.bundle_id not in self.back and not _is_live(self.survey.files.get(row.bundle_id)) and not gave_way:
+                message = self._loss_aside(row, standing, salvages, path_of)
+                yield Finding(path_of(row.bundle_id), LOST, message)
+
+    def _loss_aside(
+        self,
+        row: IndexRow,
+        standing: Sequence[FileState],
+        salvages: Sequence[Salvage],
+        path_of: Callable[[bytes], str],
+    ) -> str:
+        file = self.survey.best_aside(row.bundle_id)
+        if file is None:
+            return _loss_of_row(self.survey, row, path_of)
+        return _loss(self.survey, file, standing, salvages, path_of)
 
     def _salvages(self, standing: Sequence[FileState]) -> list[Salvage]:
         """At most one for each session: the longest beginning of a lost version that is newer than every one that
@@ -366,7 +389,7 @@ class _Plan:
             manifest, blocks = file.manifest, _beginning(survey, file)
             if manifest is None or not blocks or manifest.version < newest.get(manifest.uri, 0):
                 continue
-            if any(_in_common(chain, blocks) == blocks[-1].end for chain in _chains(standing, manifest.uri)):
+            if any(tokens_in_common(chain, blocks) == blocks[-1].end for chain in _chains(standing, manifest.uri)):
                 continue
             candidate = (blocks[-1].end, manifest.version, file, blocks)
             if manifest.uri not in best or candidate[:2] > best[manifest.uri][:2]:
@@ -422,13 +445,6 @@ def _is_live(file: FileState | None) -> bool:
     return file is not None and file.is_live
 
 
-def _salvaged_from(file: FileState) -> bytes | None:
-    try:
-        return bytes.fromhex(file.manifest.environment[SALVAGED_FROM]) if file.manifest else None
-    except (KeyError, ValueError):
-        return None
-
-
 def _has_rival(survey: Survey, file: FileState) -> bool:
     """Whether another bundle is the version that this one says it is."""
     if file.bundle_id in survey.shadowed:
@@ -450,25 +466,11 @@ def _beginning(survey: Survey, file: FileState) -> tuple[BlockEntry, ...]:
     return tuple(found)
 
 
-def _in_common(chain: Sequence[BlockEntry], spans: Sequence[BlockEntry]) -> int:
-    """How many tokens two chains of spans begin with together."""
-    same = 0
-    for one, two in zip(chain, spans, strict=False):
-        if one.id != two.id:
-            break
-        same = one.end
-    return same
-
-
 def _chains(files: Iterable[FileState], uri: SessionUri) -> Iterator[list[BlockEntry]]:
     """The spans of each of a session's versions."""
     for file in files:
         if file.manifest is not None and file.manifest.uri == uri:
-            yield _spans(file.manifest)
-
-
-def _spans(manifest: Manifest) -> list[BlockEntry]:
-    return [entry for entry in manifest.blocks if entry.kind == "span"]
+            yield spans_of(file.manifest)
 
 
 def _why_lost(survey: Survey, file: FileState) -> str:
@@ -488,32 +490,22 @@ def _loss(
     """What of a lost version is gone, and what would bring it back."""
     manifest = file.manifest
     if manifest is None:
-        row = survey.rows.get(file.bundle_id)
-        return _loss_of_row(row) if row else f"Whose {file.path} was cannot be told: its manifest is damaged."
-    spans = _spans(manifest)
-    saved = max((_in_common(one.blocks, spans) for one in salvages), default=0)
-    kept = max((_in_common(chain, spans) for chain in _chains(standing, manifest.uri)), default=0)
+        row = survey.rows.get(file.bundle_id) or survey.given_up.get(file.bundle_id)
+        return _loss_of_row(survey, row, path_of) if row else _WHOSE.format(file.path)
+    spans = spans_of(manifest)
+    saved = max((tokens_in_common(one.blocks, spans) for one in salvages), default=0)
+    kept = max((tokens_in_common(chain, spans) for chain in _chains(standing, manifest.uri)), default=0)
     where = "a new version" if saved > kept else "another version"
-    rest = f"the first {max(saved, kept)} are in {where}" if saved or kept else "no other version has any"
-    return (
-        f"Version {manifest.version} of {manifest.uri} is lost: of its {manifest.token_count} tokens {rest}, "
-        f"{manifest.token_count - max(saved, kept)} are gone{_way_back(survey, file, manifest, path_of)}."
-    )
-
-
-def _way_back(survey: Survey, file: FileState, manifest: Manifest, path_of: Callable[[bytes], str]) -> str:
     places = file.places or {}
     missing = (places.get(entry.id, file.bundle_id) for entry in manifest.blocks if not survey.is_sound(entry.id))
     paths = list(dict.fromkeys(map(path_of, missing)))
-    more = f" and {len(paths) - _NAMED} other files" if len(paths) > _NAMED else ""
-    return f" until {', '.join(paths[:_NAMED])}{more} is put back from a backup and the store is repaired again"
+    return loss_message(manifest.uri, manifest.version, manifest.token_count, paths, max(saved, kept), where)
 
 
-def _loss_of_row(row: IndexRow) -> str:
-    return (
-        f"Version {row.version} of {row.uri} is lost with its {row.token_count} tokens, but for what other versions of "
-        "it hold, until its file is put back from a backup."
-    )
+def _loss_of_row(survey: Survey, row: IndexRow, path_of: Callable[[bytes], str]) -> str:
+    """What to tell of a version of which no file tells more than that it is lost."""
+    missing = [] if row.bundle_id in survey.misnamed else [path_of(row.bundle_id)]
+    return loss_message(row.uri, row.version, row.token_count, missing, None)
 
 
 def _unjudged(file: FileState) -> Finding:

@@ -58,7 +58,7 @@ from .retention import Retention
 from .sleeping import SleepRequest, environment, write_version
 from .uri import SessionUri, not_found, parse_reference, parse_version_reference, resolve
 from .verify import require_same_as_row, verify_store
-from .versions import describe_versions, select_version
+from .versions import describe_versions, select_version, set_aside
 
 __all__ = [
     "DeleteReport",
@@ -245,6 +245,7 @@ class Store:
         try:
             return resolve(text, known)
         except SessionNotFound:
+            self._require_none_waiting(name, namespace)
             raise not_found(text, others.union(self.index.near(name))) from None
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
@@ -538,7 +539,8 @@ class Store:
         folder = self._core.folder
         marks = Marks.load(folder) if selector.tag is not None else Marks(folder.uuid)
         missed = [row for row in self.index.missed().values() if row.uri == uri] if also_missed else []
-        return select_version(uri, [*self.index.versions(uri), *missed], marks, selector)
+        waiting = [row for row in self.index.given_up().values() if row.uri == uri]
+        return select_version(uri, [*self.index.versions(uri), *missed], marks, selector, waiting)
 
     def resolve_marked(self, text: str) -> SessionUri:
         """As `resolve`, also a session of which only versions are left that are missed."""
@@ -565,9 +567,18 @@ class Store:
         with contextlib.closing(fresh):
             return {one for one in asked if one in self.index.not_in_file or fresh.knows(one)}
 
+    def _require_none_waiting(self, name: str, namespace: str | None) -> None:
+        """Raise SessionNotFound, and why, where repair has set aside all there was of the session that is meant."""
+        rows = [row for row in self.index.given_up().values() if row.uri.name == name]
+        for uri in sorted({row.uri for row in rows if namespace in (None, row.uri.namespace)}):
+            raise set_aside(uri, [row.version for row in rows if row.uri == uri])
+
     def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
         """The error for a session or version that is not there; `but` is its last row in an index that is too old."""
         versions = [row.version for row in self.index.versions(uri) if not but]
+        waiting = [row.version for row in self.index.given_up().values() if row.uri == uri]
+        if waiting and (not versions or version in waiting):
+            return set_aside(uri, waiting)
         if not versions:
             return not_found(str(uri), (near for near in self.index.near(uri.name) if near != uri))
         return SessionNotFound(

@@ -22,7 +22,7 @@ from typing import Final, Literal
 from . import quarantine
 from .bundle import BundleFile, FrameFile
 from .core import StoreCore
-from .errors import BundleMissing, StoreError, StoreIoError, UnsafePath, UnsupportedFormat
+from .errors import BundleMismatch, BundleMissing, StoreError, StoreIoError, UnsafePath, UnsupportedFormat
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import SHADOWED
 from .manifest import Manifest
@@ -30,6 +30,7 @@ from .marks import Marks
 from .paths import Stamp
 from .records import Finding, IndexRow
 from .salvage import DamagedFile
+from .waiting import list_waiting
 
 Judgement = Literal["intact", "mendable", "unjudged", "lost"]
 
@@ -46,6 +47,7 @@ class FileState:
     sound: the blocks whose frames in this file are good, in file order.
     frame_bytes: the sizes of the sound frames.
     damage: the first thing that is wrong with the file itself, as a sentence; "" for none.
+    content: the bundle that it is as a whole, where its name says another; else None.
     """
 
     bundle_id: bytes
@@ -59,6 +61,7 @@ class FileState:
     sound: tuple[bytes, ...]
     frame_bytes: Mapping[bytes, int]
     damage: str
+    content: bytes | None = None
 
     @property
     def is_live(self) -> bool:
@@ -78,6 +81,7 @@ class Survey:
     ones; aside: what lies in quarantine under the name of a version, the newest of each first.
     unjudged: the files about which nothing is known, each with what refused to be read.
     refs: what the index says that those versions need whose own files do not say it any more.
+    misnamed: the bundles that lie whole under the names of others, where they are of no use until they are set aside.
     given_up: the rows of versions that repair has set aside. marked: the bundles with tags or pins; None if the marks
     cannot be read.
     """
@@ -92,6 +96,7 @@ class Survey:
     by_key: dict[bytes, FileState] = field(default_factory=dict)
     given_up: dict[bytes, IndexRow] = field(default_factory=dict)
     aside: dict[bytes, list[FileState]] = field(default_factory=dict)
+    misnamed: set[bytes] = field(default_factory=set)
     marked: Container[bytes] | None = None
 
     def take(self, file: FileState) -> None:
@@ -101,6 +106,8 @@ class Survey:
                 self.aside.setdefault(file.bundle_id, []).append(file)
         elif self.files.setdefault(file.bundle_id, file) is not file:
             self.twins[file.bundle_id] = file
+        if file.content is not None:
+            self.misnamed.add(file.content)
         self.by_key[file.key] = file
         for block_id in file.sound:
             self.holders.setdefault(block_id, []).append(file)
@@ -164,7 +171,7 @@ def take_survey(core: StoreCore) -> Survey:
         except StoreError as error:
             path = core.folder.bundle_path(bundle_id, suffix)
             survey.unjudged[bundle_id] = Finding(path, error.code, error.message)
-    for bundle_id, suffix, name in quarantine.list_bundles(core.folder):
+    for bundle_id, suffix, name in list_waiting(core.folder):
         with contextlib.suppress(StoreError, FileNotFoundError):  # what is not to be read there is of no help
             survey.take(_examine(core, Target(bundle_id, suffix, name)))
     for bundle_id in rows.keys() & survey.files.keys():
@@ -228,7 +235,15 @@ def _examine(core: StoreCore, target: Target) -> FileState:
 def _examine_damaged(core: StoreCore, target: Target, error: StoreError) -> FileState:
     fd, path = target.open(core)
     with contextlib.closing(DamagedFile(fd, path, target.bundle_id)) as file:
-        return _state_of(file, file.manifest, None, error.message, target)
+        state = _state_of(file, file.manifest, None, error.message, target)
+    return dataclasses.replace(state, content=_content_of(core, target)) if isinstance(error, BundleMismatch) else state
+
+
+def _content_of(core: StoreCore, target: Target) -> bytes | None:
+    """The bundle that a file is as a whole, whatever its name says."""
+    with contextlib.suppress(StoreError), contextlib.closing(BundleFile(*target.open(core), None)) as file:
+        return file.bundle_id if file.manifest is not None else None
+    return None
 
 
 def _state_of(

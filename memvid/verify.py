@@ -33,6 +33,7 @@ from .opening import missed_finding
 from .paths import Stamp
 from .records import Finding, IndexRow, VerifyReport
 from .uri import SessionUri
+from .waiting import find_losses
 
 _LOOKS = 64
 """How often a block is looked for anew that is not where its bundle said: each look follows one rewrite of the file."""
@@ -155,7 +156,8 @@ def verify_store(
     on_progress: Callable[[int, int], None] | None,
     committing: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
 ) -> VerifyReport:
-    """Check every bundle file, or only those that one session's versions need. Reports damage, never raises it.
+    """Check every bundle file, or only those that one session's versions need. Reports damage, never raises it; and
+    each version that repair has set aside, until it is back or given up.
 
     Each file is read once, and each block is compared once with what all say who look for it: a session's versions in
     one another's files as they are read, what is in other sessions' files at the end. Time grows with the bytes read,
@@ -174,6 +176,7 @@ def verify_store(
     done = 0
     _report_store_file(folder, tally)
     _report_marks(folder, tally)
+    _report_losses(folder, index, uri, tally)
     left: dict[bytes, _Sought] = {}
     for bundle_ids in _by_session(wanted, rows):
         found: _Found = {}
@@ -330,6 +333,11 @@ def _report_marks(folder: StoreFolder, tally: _Tally) -> None:
         pass  # said by `_report_store_file`
     except StoreError as error:
         tally.find(f"{folder.path}/{MARKS_FILE}", error)
+
+
+def _report_losses(folder: StoreFolder, index: Index, uri: SessionUri | None, tally: _Tally) -> None:
+    for finding in find_losses(folder, index, uri):
+        tally.add(finding.path, finding.code, finding.message)
 
 
 def _report_rows(folder: StoreFolder, index: Index, tally: _Tally, *, all_known: bool) -> None:

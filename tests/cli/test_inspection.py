@@ -265,6 +265,27 @@ def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(torpor:
     assert "torpor wake torpor://default/agent --version 1" in ran.error["error"]["message"]
 
 
+def test_what_a_repair_has_set_aside_is_told_until_it_is_given_up(torpor: Torpor, made_store: MadeStore) -> None:
+    where = ("--store", made_store.path)
+    made_store.bundles[0].unlink()
+    assert torpor("repair", *where).status == 6
+    for command in (("repair",), ("verify",), ("verify", "--deep")):
+        ran = torpor(*command, *where)
+        assert (command, ran.status) == (command, 6)
+        assert "Version 2 of torpor://default/agent is lost" in ran.out + ran.err
+        assert f"until {made_store.bundles[0]} is put back" in ran.out + ran.err
+        assert "no version that the index knows" not in ran.out
+    planned = torpor("repair", "--dry-run", *where, "--json").document
+    assert [problem["code"] for problem in planned["problems"]] == ["version_lost"] * 2
+    for command in (("show", "agent"), ("show", "agent@2"), ("verify", "agent"), ("du", "agent")):
+        ran = torpor(*command, *where, "--json")
+        assert (ran.status, ran.error["error"]["details"]["set_aside"]) == (4, [1, 2])
+        assert "torpor verify" in ran.error["error"]["message"]
+    assert torpor("gc", "--quarantine", *where).status == 0
+    for command in (("repair",), ("verify",)):
+        assert torpor(*command, *where).status == 0
+
+
 def test_an_empty_namespace_is_named(torpor: Torpor, made_store: MadeStore) -> None:
     assert "No sessions in namespace elsewhere" in torpor("ls", "elsewhere", "--store", made_store.path).err
 

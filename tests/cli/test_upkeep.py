@@ -296,8 +296,15 @@ def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
     assert ran.status == 6
     assert "torpor://default/agent" in ran.document["problems"][0]["message"]
     assert 1 in versions(torpor, made_store)
+    told = ran.document["problems"]
+    checked = torpor("verify", "--deep", "--store", made_store.path, "--json")
+    assert (checked.status, [one["code"] for one in checked.document["findings"]]) == (6, ["version_lost"])
+    again = torpor("repair", "--store", made_store.path, "--json")
+    assert (again.status, again.document["actions"]) == (6, [])
+    assert [one["path"] for one in again.document["problems"]] == [one["path"] for one in told]
+    assert torpor("gc", "--quarantine", "--store", made_store.path).status == 0
     assert torpor("verify", "--deep", "--store", made_store.path).status == 0
-    assert torpor("repair", "--store", made_store.path).status == 0, "it is not told twice"
+    assert torpor("repair", "--store", made_store.path).status == 0
 
 
 @pytest.mark.parametrize("command", ["repair", "rebuild-index"])

@@ -418,7 +418,10 @@ def test_a_version_in_quarantine_is_set_aside_and_not_missed_where_its_marks_or_
             assert again.gc().problems == ()
             assert again.marks(URI).tags == {"release": fifth.bundle_id}
             assert sleep(again, 310, uri=URI, seed=8).version > 5
-            assert again.verify(deep=True).ok
+            (finding,) = again.verify(deep=True).findings
+            assert finding.code == "version_lost"
+            assert f"Version 5 of {URI} is lost" in finding.message
+            assert " 0 tokens" not in finding.message
 
 
 @pytest.mark.parametrize("how", ["deleted", "forgotten", "untagged"])

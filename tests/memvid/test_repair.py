@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import threading
@@ -18,11 +19,11 @@ from torpor.memvid.budget import Budget
 from torpor.memvid.bundle import FrameFile
 from torpor.memvid.core import StoreCore
 from torpor.memvid.durable import TempFile
-from torpor.memvid.errors import CorruptMarks, MarksLost, ReadOnlyStore, StoreError
+from torpor.memvid.errors import CorruptMarks, MarksLost, ReadOnlyStore, SessionNotFound, StoreError
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
 from torpor.memvid.layout import aligned
-from torpor.memvid.records import MaintenanceReport
+from torpor.memvid.records import Finding, MaintenanceReport
 from torpor.memvid.repair import CHANGED, LOST, SALVAGED_FROM
 
 Damage = Callable[[bytearray], None]
@@ -111,9 +112,7 @@ def require_repaired(path: Path, damaged: list[bytes]) -> MaintenanceReport:
         for uri, version in promised - after.keys():
             told = [problem.message for problem in report.problems if problem.code == LOST]
             assert any(f"ersion {version} of {uri}" in message for message in told), (uri, version, told)
-        assert store.verify(deep=True).findings == ()
-        again = store.repair()
-        assert (again.actions, again.problems) == ((), ())
+        require_told_for_good(store, report)
     kept = quarantined(path)
     assert all(data in kept for data in damaged)
     assert len(kept) == len(set(kept))
@@ -124,9 +123,26 @@ def require_repaired(path: Path, damaged: list[bytes]) -> MaintenanceReport:
         assert left.get(name) == data or data in kept or name in rewritten, name
     with Store.open(path, writable=True) as store:
         assert wakeable(store) == after
-        assert store.verify(deep=True).findings == ()
-        assert store.repair().actions == ()
+        require_told_for_good(store, report)
     return report
+
+
+def require_told_for_good(store: Store, *reports: MaintenanceReport) -> None:
+    """Nothing is wrong but that versions are set aside, which each look tells of anew, in the same words."""
+    findings = store.verify(deep=True).findings
+    told = {problem.path for report in reports for problem in report.problems if _is_loss(problem)}
+    assert {(finding.path, finding.code) for finding in findings} == {(path, LOST) for path in told}
+    assert store.verify(deep=False).findings == findings
+    for dry_run in (True, False):
+        again = store.repair(dry_run=dry_run)
+        assert (again.actions, again.problems) == ((), findings)
+    for finding in findings:
+        assert "torpor gc --quarantine" in finding.message
+
+
+def _is_loss(problem: Finding) -> bool:
+    """Of a file of which nobody can tell whose it is, nothing is told any more once it is set aside."""
+    return problem.code == LOST and problem.message.startswith("Version")
 
 
 def flip_at(position: int) -> Damage:
@@ -223,8 +239,7 @@ def test_a_file_that_is_missing_takes_nothing_else_with_it(made: dict[str, bytes
     report = None
     with Store.open(store_path, writable=True) as store:
         report = store.repair()
-        assert store.verify(deep=True).findings == ()
-        assert store.repair().actions == ()
+        require_told_for_good(store, report)
         left = wakeable(store)
     assert report is not None
     assert not doomed & left.keys()
@@ -263,7 +278,7 @@ def test_the_sound_beginning_of_a_lost_version_becomes_the_next_one(store: Store
         assert reader.manifest.environment[SALVAGED_FROM] == lost.bundle_id.hex()
         assert [entry.kind for entry in reader.entries] == ["span", "span"]
         assert reader.manifest.session["model"] == "demo"
-    assert store.verify(deep=True).ok
+    require_told_for_good(store, report)
 
 
 def test_a_version_that_only_lost_its_state_record_keeps_all_its_tokens(store: Store, store_path: Path) -> None:
@@ -343,8 +358,7 @@ def test_a_version_whose_frames_and_manifest_are_good_is_whole_again_under_its_o
 def require_repaired_open(store: Store, path: Path, damaged: bytes) -> MaintenanceReport:
     report = store.repair()
     assert quarantined(path) == [damaged]
-    assert store.verify(deep=True).findings == ()
-    assert store.repair().actions == ()
+    require_told_for_good(store, report)
     return report
 
 
@@ -596,7 +610,7 @@ def test_a_file_that_somebody_has_open_waits_for_the_next_repair(store: Store, s
         assert contents(reader) == expected(600)
     report = store.repair()
     assert [problem.code for problem in report.problems] == [LOST]
-    assert store.verify(deep=True).ok
+    require_told_for_good(store, report)
     require_awake(store, 600, uri=OTHER_URI)
     assert second.version == 1
 
@@ -676,13 +690,133 @@ def test_a_session_is_whole_again_once_a_missing_file_is_put_back(
     assert kinds(report) == ["quarantine", "quarantine", "index"]
     assert str(file) in report.problems[0].message  # how it comes back
     assert store.versions(URI) == []
-    assert store.verify(deep=True).findings == ()
+    require_told_for_good(store, report)
     store.close()
     if new_index:
         (store_path / "index.sqlite").unlink()
+        with Store.open(store_path, writable=True) as again:  # which knows nothing of the first
+            told = [finding.message for finding in again.verify(deep=False).findings]
+        assert [str(file) in one for one in told] == [True] * 2
     away.rename(file)
     assert kinds(come_back(store_path, versions)) == ["restore", "restore"]
     assert list((store_path / "quarantine").iterdir()) == []
+
+
+def test_what_names_a_version_that_is_set_aside_is_told_so_and_what_to_do(store: Store, store_path: Path) -> None:
+    versions = chain(store, 600, 900)
+    sleep(store, 20, uri=OTHER_URI, seed=3)
+    file_of(store_path, versions[0].bundle_id).unlink()
+    store.repair()
+    store.close()
+    with Store.open(store_path, writable=False) as reader:
+        asked: list[Callable[[], object]] = [
+            lambda: reader.open_session(URI),
+            lambda: reader.open_session(URI, 2),
+            lambda: reader.resolve(URI.name),
+            lambda: reader.resolve(str(URI)),
+            lambda: reader.resolve_version(f"{URI.name}@2"),
+            lambda: reader.verify(URI, deep=False),
+        ]
+        for ask in asked:
+            with pytest.raises(SessionNotFound) as raised:
+                ask()
+            assert raised.value.details["set_aside"] == [1, 2]
+            assert "ersions 1 and 2 of torpor://default/agent are set aside" in raised.value.message
+            assert "torpor verify" in raised.value.message
+        with pytest.raises(SessionNotFound, match="There is no session"):
+            reader.resolve("nobody")
+    with Store.open(store_path, writable=True) as again:
+        again.empty_quarantine()
+        with pytest.raises(SessionNotFound, match="There is no session"):
+            again.resolve(URI.name)
+
+
+def test_an_earlier_version_that_is_set_aside_is_told_where_it_is_named(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 600)
+    sleep(store, 20, seed=3)
+    file_of(store_path, lost.bundle_id).unlink()
+    store.repair()
+    for ask in (lambda: store.open_session(URI, 1), lambda: store.resolve_version(f"{URI.name}@1")):
+        with pytest.raises(SessionNotFound, match=r"ersion 1 of .* is set aside"):
+            ask()
+    with pytest.raises(SessionNotFound, match="has no version 7; it has version 2"):
+        store.open_session(URI, 7)
+    (finding,) = store.verify(URI, deep=False).findings
+    assert finding.code == LOST
+
+
+def test_a_version_is_told_of_until_it_is_given_up(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 600)
+    sleep(store, 20, uri=OTHER_URI, seed=3)
+    file = file_of(store_path, lost.bundle_id)
+    damage_frame(store_path, lost.bundle_id, 0)
+    report = store.repair()
+    require_told_for_good(store, report)
+    assert f"until {file} is put back" in report.problems[0].message
+    assert store.verify(OTHER_URI, deep=False).ok
+    store.empty_quarantine()
+    assert store.verify(deep=True).ok
+    assert store.repair().problems == ()
+
+
+def test_a_version_whose_blocks_are_all_there_again_is_told_to_be_brought_back_by_a_repair(
+    store: Store, store_path: Path
+) -> None:
+    versions = chain(store, 600, 900)
+    file = file_of(store_path, versions[0].bundle_id)
+    away = store_path.parent / "not mounted"
+    file.rename(away)
+    store.repair()
+    store.close()
+    away.rename(file)
+    with Store.open(store_path, writable=True) as again:
+        (finding,) = again.verify(deep=True).findings
+        assert finding.message.startswith("Version 2 of torpor://default/agent is lost")
+        assert "until the store is repaired again" in finding.message
+    come_back(store_path, versions)
+
+
+@pytest.mark.parametrize("new_index", [False, True])
+def test_files_that_were_swapped_are_under_their_own_names_after_two_repairs(
+    store: Store, store_path: Path, new_index: bool
+) -> None:
+    one = sleep(store, 600)
+    two = sleep(store, 500, uri=OTHER_URI, seed=4)
+    first, second = file_of(store_path, one.bundle_id), file_of(store_path, two.bundle_id)
+    bytes_of = {first: first.read_bytes(), second: second.read_bytes()}
+    swapped = first.with_suffix(".swapped")
+    first.rename(swapped)
+    second.rename(first)
+    swapped.rename(second)
+    report = store.repair()
+    assert [problem.code for problem in report.problems] == [LOST] * 2
+    for problem in report.problems:
+        assert "backup" not in problem.message
+        assert "until the store is repaired again" in problem.message
+    assert sorted(finding.path for finding in store.verify(deep=True).findings) == sorted(map(str, bytes_of))
+    if new_index:
+        store.close()
+        (store_path / "index.sqlite").unlink()
+        store = Store.open(store_path, writable=True)
+    assert kinds(store.repair()) == ["restore", "restore"]
+    require_awake(store, 600)
+    require_awake(store, 500, uri=OTHER_URI, seed=4)
+    assert {file: file.read_bytes() for file in bytes_of} == bytes_of
+    assert store.verify(deep=True).ok
+    store.close()
+
+
+def test_a_version_that_only_marks_tell_of_is_told_by_a_repair_as_by_a_verify(store: Store, store_path: Path) -> None:
+    missed = sleep(store, 300)
+    store.tag(URI, 1, "kept")
+    store.close()
+    file_of(store_path, missed.bundle_id).unlink()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        findings = again.verify(deep=True).findings
+        assert [finding.code for finding in findings] == ["bundle_missing"]
+        for dry_run in (True, False):
+            assert again.repair(dry_run=dry_run).problems == findings
 
 
 def test_what_was_saved_of_a_version_gives_way_to_it_when_it_is_whole_again(store: Store, store_path: Path) -> None:
@@ -700,7 +834,9 @@ def test_what_was_saved_of_a_version_gives_way_to_it_when_it_is_whole_again(stor
         assert set(kinds(again.repair())) == {"restore", "quarantine"}
         assert [row.version for row in again.versions(URI)] == [2, 3]
         require_awake(again, 900)
-        assert (again.repair().actions, again.verify(deep=True).findings) == ((), ())
+        lost = tuple(problem for problem in report.problems if "ersion 1 of" in problem.message)
+        require_told_for_good(again, dataclasses.replace(report, problems=lost))
+        assert len(lost) == 1
         assert sleep(again, 20, seed=9).version == 5
 
 
@@ -919,7 +1055,7 @@ def test_what_is_saved_of_several_versions_is_written_once(store: Store, store_p
     assert report.bytes_written < 2 * base.bytes_written
     for uri in uris:
         assert [row.token_count for row in store.versions(uri)] == [2560]
-    assert store.verify(deep=True).ok
+    require_told_for_good(store, report)
 
 
 def test_a_repair_counts_for_the_day_and_is_refused_by_no_budget(store: Store, store_path: Path) -> None:
@@ -1205,7 +1341,9 @@ def test_threat_28_a_repair_killed_at_any_step_is_finished_by_the_next(
         intact = wakeable(store)
         store.repair()
         end = wakeable(store)
-        assert [one.code for one in store.verify(deep=True).findings] == ["marks_lost"]
+        told = told_of(store)
+        assert [code for _, code in told].count("marks_lost") == 1
+        assert {code for _, code in told} == {"marks_lost", LOST}
     wanted = quarantined(whole)
     point = 0
     while True:
@@ -1222,7 +1360,7 @@ def test_threat_28_a_repair_killed_at_any_step_is_finished_by_the_next(
         assert all(meanwhile.get(key) == blocks for key, blocks in intact.items()), point
         store.repair()
         assert wakeable(store) == end, point
-        assert [one.code for one in store.verify(deep=True).findings] == ["marks_lost"], point
+        assert told_of(store) == told, point
         assert store.repair().actions == (), point
         assert quarantined(work) == wanted, point
         store.close()
@@ -1231,6 +1369,10 @@ def test_threat_28_a_repair_killed_at_any_step_is_finished_by_the_next(
             break
     print(f"killed at {point - 1} points")
     assert point > 40
+
+
+def told_of(store: Store) -> list[tuple[str, str]]:
+    return [(os.path.relpath(one.path, store.path), one.code) for one in store.verify(deep=True).findings]
 
 
 def dies_at(point: int, patched: pytest.MonkeyPatch, store: Store) -> bool:

@@ -63,7 +63,8 @@ from torpor.memvid.errors import (
 )
 from torpor.memvid.index import Index
 from torpor.memvid.layout import aligned
-from torpor.memvid.records import Action, IndexRow, MaintenanceReport
+from torpor.memvid.records import Action, Finding, IndexRow, MaintenanceReport
+from torpor.memvid.repair import LOST
 from torpor.memvid.retention import EARLIEST_NS, Retention
 
 URIS = tuple(SessionUri("default", name) for name in ("agent", "fork", "other"))
@@ -300,6 +301,7 @@ class SoundStore(RuleBasedStateMachine):
         self.store = Store.open(self.path, writable=True)
         self.model = Model()
         self.given_up: dict[bytes, Version] = {}  # what a repair has set aside
+        self.forgotten: set[bytes] = set()  # those of them that an index made anew, or an old one, knows nothing of
         self.saved_from: dict[bytes, bytes] = {}  # by what a repair made of it
         self.readers: list[tuple[Version, BundleReader, bool]] = []
         self.beside: list[tuple[dict[bytes, Version], Store]] = []
@@ -346,6 +348,7 @@ class SoundStore(RuleBasedStateMachine):
             tuple(entry.held_by(None) for entry in receipt.entries),
         )
         self.model.versions[receipt.bundle_id] = version
+        self.given_up.pop(receipt.bundle_id, None)
         self.receipts = [*self.receipts[-20:], (version, receipt)]
         return version
 
@@ -440,6 +443,34 @@ class SoundStore(RuleBasedStateMachine):
         receipt = self.write(uri, version.content)
         assert receipt.blocks_new == sum(entry.id not in held for entry in version.blocks)
         self.slept(uri, version.content, receipt)
+
+    # --- what is set aside
+
+    def require_told(self, findings: Sequence[Finding]) -> None:
+        """What is wrong with the store is that versions are set aside, each of which is told of until it is back."""
+        assert {finding.code for finding in findings} <= {LOST}, findings
+        told = sorted(Path(finding.path).stem for finding in findings)
+        wanted = self.given_up.keys() - self.forgotten - self.gave_way()
+        assert told == sorted(bundle_id.hex() for bundle_id in wanted)
+
+    def gave_way(self) -> set[bytes]:
+        """What was saved of versions that are back."""
+        return {one for one, source in self.saved_from.items() if source in self.model.versions}
+
+    def let_go(self, uri: SessionUri) -> None:
+        """A session is deleted, and what is set aside of it."""
+        self.given_up = {bundle_id: one for bundle_id, one in self.given_up.items() if one.uri != uri}
+
+    def index_replaced(self) -> None:
+        """An index made anew reads in quarantine what it can; one that is older knows what it knows."""
+        known = self.store.index.given_up().keys()
+        if self.store.opening.index_rebuilt is not None:
+            for path in self.path.glob("quarantine/*.mvb.*"):
+                bundle_id = bytes.fromhex(path.name[:64])
+                with contextlib.suppress(StoreError):
+                    BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id).close()
+                    assert bundle_id in known or bundle_id not in self.given_up.keys() - self.forgotten
+        self.forgotten |= self.given_up.keys() - known
 
     # --- waking
 
@@ -602,6 +633,7 @@ class SoundStore(RuleBasedStateMachine):
             self.store.delete_session(one)
             self.lost(version.bundle_id for version in self.model.of(one))
             self.model.unmark(one)
+            self.let_go(one)
         if then == "sleep":
             self.sleep_new(uri, which % 6, 1, 1, which)
         elif then == "gc" and self.model.versions:
@@ -653,6 +685,7 @@ class SoundStore(RuleBasedStateMachine):
         self.store.delete_session(version.uri)
         self.lost(one.bundle_id for one in self.model.of(version.uri))
         self.model.unmark(version.uri)
+        self.let_go(version.uri)
         if not gone:
             for _ in range(version.number):
                 if self.has_room():
@@ -664,7 +697,8 @@ class SoundStore(RuleBasedStateMachine):
     @rule(which=any_number, there=st.booleans())
     def delete(self, which: int, there: bool) -> None:
         uri = self.session(which) if there else URIS[which % len(URIS)]
-        if not self.model.of(uri) and not any(row.uri == uri for row in self.store.index.given_up().values()):
+        waiting = {bundle_id for bundle_id, one in self.given_up.items() if one.uri == uri} - self.forgotten
+        if not self.model.of(uri) and not waiting:
             with pytest.raises(SessionNotFound):
                 self.store.delete_session(uri)
             return
@@ -673,7 +707,7 @@ class SoundStore(RuleBasedStateMachine):
         self.lost(one.bundle_id for one in self.model.of(uri))
         self.model.unmark(uri)
         assert not self.store.marks(uri), "marks of a session stayed that is gone"
-        self.given_up = {bundle_id: one for bundle_id, one in self.given_up.items() if one.uri != uri}
+        self.let_go(uri)
 
     def lost(self, bundle_ids: Iterable[bytes]) -> None:
         for bundle_id in list(bundle_ids):
@@ -712,8 +746,7 @@ class SoundStore(RuleBasedStateMachine):
         if any(row.uri != uri for row in self.store.index.given_up().values()):
             allowed.add("not_forgotten")  # and another session may need it
         assert codes <= allowed
-        for bundle_id in [one.bundle_id for one in self.given_up.values() if one.uri == uri]:
-            del self.given_up[bundle_id]
+        self.let_go(uri)
         if not codes:
             self.require_only_needed_frames()
 
@@ -816,11 +849,13 @@ class SoundStore(RuleBasedStateMachine):
     def repair(self, dry_run: bool) -> None:
         """There is nothing to repair, but that blocks which a version had lost may have been written again since."""
         report = self.store.repair(dry_run=dry_run)
-        assert report.ok
         assert all(action.kind == "restore" or self.gives_way(action) for action in report.actions), report.actions
         if report.actions and not dry_run:
             self.take_what_is_left(set(self.model.versions), {})
-            assert self.store.repair().actions == ()
+            report = self.store.repair()
+        if not report.actions:
+            self.require_told(report.problems)
+        assert dry_run or not report.actions
 
     def gives_way(self, action: Action) -> bool:
         """Whether it sets aside what was saved of a version that is back."""
@@ -842,8 +877,7 @@ class SoundStore(RuleBasedStateMachine):
     @precondition(lambda self: self.model.versions)
     @rule(deep=st.booleans())
     def verify(self, deep: bool) -> None:
-        report = self.store.verify(deep=deep)
-        assert report.findings == ()
+        self.require_told(self.store.verify(deep=deep).findings)
 
     @precondition(lambda self: self.model.versions)
     @rule()
@@ -965,6 +999,7 @@ class SoundStore(RuleBasedStateMachine):
                 self.store.unpin(row.uri, row.version)
             self.marks_as_they_are(row.uri)
         assert self.store.index.missed() == {}
+        self.index_replaced()
 
     @precondition(lambda self: self.model.versions)
     @rule(crash=st.booleans())
@@ -1146,6 +1181,9 @@ class SoundStore(RuleBasedStateMachine):
                 row.uri, row.version, row.bundle_id, row.parent, row.created_ns, cut.content, entries
             )
         self.lost(gone)
+        if set(cut.may_go) >= gone and cut.may_go:  # with its last version goes what is set aside of a session
+            known = self.store.index.given_up()
+            self.given_up = {key: one for key, one in self.given_up.items() if key in known or one.uri != cut.uri}
         self.marks_as_they_are(cut.uri)
 
     # --- what holds at every moment
@@ -1197,8 +1235,9 @@ class SoundStore(RuleBasedStateMachine):
         """Every byte of every version, and that the store finds nothing wrong with itself."""
         for version in self.model.versions.values():
             self.require_awake(version)
-        assert self.store.verify(deep=True).findings == ()
+        self.require_told(self.store.verify(deep=True).findings)
         with Store.open(self.path, writable=False) as beside:
+            self.require_told(beside.verify(deep=False).findings)
             for version in self.model.versions.values():
                 self.require_awake(version, beside)
         self.the_rows_are_the_versions()
@@ -1255,17 +1294,19 @@ class DamagedStore(SoundStore):
         mendable, beginnings = self.what_can_be_saved()
         found = self.store.verify(deep=True)
         if len(whole) < len(self.model.versions) or changed:
-            assert not found.ok, "the damage was not found"
+            assert any(finding.code != LOST for finding in found.findings), "the damage was not found"
         planned = self.store.repair(dry_run=True)
         report = self.store.repair()
         STEPS["repaired"] += bool(report.actions)
         assert bool(planned.actions) == bool(report.actions)
-        if not found.ok:
+        if any(finding.code != LOST for finding in found.findings):
             assert report.actions
         self.take_what_is_left(whole | mendable, beginnings)
-        assert self.store.verify(deep=True).findings == ()
+        findings = self.store.verify(deep=True).findings
+        self.require_told(findings)
         again = self.store.repair()
-        assert (again.actions, again.problems) == ((), ())
+        assert again.actions == ()
+        assert again.problems == findings, f"{again.problems}\n{findings}"
         if closed:
             self.reopen()
 
@@ -1343,6 +1384,7 @@ class DamagedStore(SoundStore):
         for row in rows.values():
             if row.bundle_id in self.given_up:
                 STEPS["brought back"] += 1
+                self.forgotten.discard(row.bundle_id)
                 self.model.versions[row.bundle_id] = self.given_up.pop(row.bundle_id)
                 self.marks_as_they_are(row.uri)
             elif row.bundle_id not in known:

@@ -218,6 +218,12 @@ def repair_again(store: Store) -> Iterator[Mark]:
         yield _TO_DO
         if actions := store.repair().actions:
             raise Broken(f"a repair has still to {actions[0].kind} {actions[0].path}: {actions[0].reason}")
+    known = {row.uri for row in store.index.given_up().values()}  # of zeros an index made anew can tell nothing
+    for told in (store.repair().problems, store.verify(deep=False).findings):
+        lost = [finding.message for finding in told if finding.code == LOST]
+        for one in (_CUT, _LOST):
+            if (one is _CUT or one.uri in known) and not any(f"ersion 1 of {one.uri} is lost" in each for each in lost):
+                raise Broken(f"it is not told that {one.uri} is lost: {lost}")
 
 
 REPAIRED: Final = Sees(files=damaged_bytes, finish=repair_again, finished=frozenset({_SALVAGED}))

@@ -1,0 +1,208 @@
+"""Versions that repair has set aside and that are not back: which they are, what each lacks, and how that is told.
+
+Owns the sentence about a lost version, and what in quarantine is which bundle: by its content where it is whole, for a
+file may have come under another one's name. Changes nothing.
+
+How it scales: nothing is read while no version is set aside. Otherwise the manifests of these and of their sessions'
+versions, the directories of the files that they look into, and of what only quarantine holds every byte, for nothing
+else tells whether it is sound. Memory grows with the blocks of one session's versions that are set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from . import quarantine, twins
+from .blocks import BlockEntry
+from .bundle import BundleFile, FrameFile
+from .errors import StoreError
+from .folder import LIVE_SUFFIX, StoreFolder
+from .index import Index
+from .manifest import Manifest
+from .records import Finding, IndexRow
+from .salvage import DamagedFile, NamedFile
+from .uri import SessionUri
+
+LOST: Final = "version_lost"
+"""The code of a finding about a version that is lost, or set aside."""
+
+SALVAGED_FROM: Final = "salvaged_from"
+"""The entry of a salvaged version's environment that names the bundle it was saved from."""
+
+_NAMED: Final = 3
+"""How many files a loss names that would make up for it."""
+
+
+def loss_message(
+    uri: SessionUri, version: int, token_count: int, missing: Collection[str], held: int | None, where: str = ""
+) -> str:
+    """What of a version is gone, and what would bring it back.
+
+    missing: the paths of the files whose blocks are nowhere; none where a repair finds all of them.
+    held: how many of its tokens another version begins with, `where`; None where nobody can tell. Nor can anybody tell
+    the tokens of a version that only its marks tell of: 0.
+    """
+    if held is None:
+        tokens = f" with its {token_count} tokens" if token_count else ""
+        gone = f"is lost{tokens}, but for what other versions of it hold,"
+    else:
+        rest = f"the first {held} are in {where}" if held else "no other version has any"
+        gone = f"is lost: of its {token_count} tokens {rest}, {token_count - held} are gone"
+    paths = list(missing)
+    more = f" and {len(paths) - _NAMED} other files" if len(paths) > _NAMED else ""
+    files = f"{', '.join(paths[:_NAMED])}{more} {'is' if len(paths) == 1 else 'are'} put back from a backup and "
+    return (
+        f"Version {version} of {uri} {gone} until {files if paths else ''}the store is repaired again (`torpor "
+        "repair`). `torpor gc --quarantine` gives up what is set aside."
+    )
+
+
+def tokens_in_common(chain: Iterable[BlockEntry], spans: Iterable[BlockEntry]) -> int:
+    """How many tokens two chains of spans begin with together."""
+    same = 0
+    for one, two in zip(chain, spans, strict=False):
+        if one.id != two.id:
+            break
+        same = one.end
+    return same
+
+
+def spans_of(manifest: Manifest) -> list[BlockEntry]:
+    return [entry for entry in manifest.blocks if entry.kind == "span"]
+
+
+def salvaged_from(manifest: Manifest | None) -> bytes | None:
+    """The bundle that a version was saved from; None for any other version."""
+    try:
+        return bytes.fromhex(manifest.environment[SALVAGED_FROM]) if manifest else None
+    except (KeyError, ValueError):
+        return None
+
+
+def list_waiting(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
+    """As `quarantine.list_bundles`, but a whole bundle that lies under another one's name by its own id."""
+    return [
+        (_content_id(folder, bundle_id, name) if suffix == LIVE_SUFFIX else bundle_id, suffix, name)
+        for bundle_id, suffix, name in quarantine.list_bundles(folder)
+    ]
+
+
+def _content_id(folder: StoreFolder, bundle_id: bytes, name: str) -> bytes:
+    with contextlib.suppress(StoreError):
+        fd, path = quarantine.open_name(folder, name)
+        with contextlib.closing(BundleFile(fd, path, None)) as file:
+            return file.bundle_id if file.manifest is not None else bundle_id
+    return bundle_id
+
+
+def find_losses(folder: StoreFolder, index: Index, uri: SessionUri | None = None) -> Iterator[Finding]:
+    """The versions, of one session or of all, that are set aside, and what would bring each back. One that gave way to
+    what it was saved from is none, nor one whose file is back."""
+    rows = [row for row in index.given_up().values() if uri in (None, row.uri)]
+    if not rows:
+        return
+    waiting: dict[bytes, list[str]] = {}
+    for bundle_id, _, name in list_waiting(folder):
+        waiting.setdefault(bundle_id, []).append(name)
+    rows.sort(key=lambda row: (row.uri, row.version))
+    for _, its in itertools.groupby(rows, lambda row: row.uri):
+        search = _Search(folder, index, waiting)
+        for row in its:
+            if folder.suffix_of(row.bundle_id) != LIVE_SUFFIX:
+                yield from search.find(row)
+
+
+class _Search:
+    """What the versions of one session lack that are set aside."""
+
+    def __init__(self, folder: StoreFolder, index: Index, waiting: Mapping[bytes, Sequence[str]]) -> None:
+        self._folder = folder
+        self._index = index
+        self._waiting = waiting
+        self._sound: set[bytes] = set()
+        self._nowhere: set[tuple[bytes, bytes]] = set()
+
+    def find(self, row: IndexRow) -> Iterator[Finding]:
+        path = self._folder.bundle_path(row.bundle_id)
+        manifest, places = self._read(row.bundle_id)
+        if manifest is None:
+            message = loss_message(row.uri, row.version, row.token_count, [path], None)
+        elif (source := salvaged_from(manifest)) is not None and self._index.rows_of([source]):
+            return
+        else:
+            lacking = self._lacking(row.bundle_id, manifest, places)
+            held = self._held(row.uri, spans_of(manifest))
+            missing = [self._folder.bundle_path(place) for place in lacking]
+            message = loss_message(row.uri, row.version, row.token_count, missing, held, "another version")
+        yield Finding(path, LOST, message)
+
+    def _read(self, bundle_id: bytes) -> tuple[Manifest | None, Mapping[bytes, bytes]]:
+        """A version's manifest and where it looks for blocks, of the file in quarantine that tells most of it."""
+        found: Manifest | None = None
+        for name in self._waiting.get(bundle_id, ()):
+            with contextlib.suppress(StoreError):
+                with contextlib.closing(BundleFile(*quarantine.open_name(self._folder, name), bundle_id)) as file:
+                    if file.manifest is not None:
+                        return file.manifest, {entry.id: entry.bundle_id or bundle_id for entry in file.entries}
+                continue
+            with contextlib.suppress(StoreError):
+                opened = quarantine.open_name(self._folder, name)
+                with contextlib.closing(NamedFile(*opened, bundle_id)) as damaged:
+                    found = found or damaged.manifest
+        return found, {}
+
+    def _lacking(self, bundle_id: bytes, manifest: Manifest, places: Mapping[bytes, bytes]) -> list[bytes]:
+        """The bundles whose files a version needs, and whose blocks are nowhere; in the order of first use."""
+        wanted: dict[bytes, set[bytes]] = {}
+        for entry in manifest.blocks:
+            wanted.setdefault(places.get(entry.id, bundle_id), set()).add(entry.id)
+        return [place for place, blocks in wanted.items() if not self._all_there(place, blocks)]
+
+    def _all_there(self, place: bytes, blocks: set[bytes]) -> bool:
+        left = blocks - self._sound
+        if any((place, block) in self._nowhere for block in left):
+            return False
+        with contextlib.suppress(StoreError), contextlib.closing(twins.open_frames(self._folder, place)) as file:
+            left -= file.frames.keys()
+        for name in self._waiting.get(place, ()):
+            if left:
+                left -= self._sound_in(name, place, left)
+        left = {block for block in left if not any(self._holds(one, block) for one in self._index.holders_of(block))}
+        self._sound |= blocks - left
+        self._nowhere |= {(place, block) for block in left}
+        return not left
+
+    def _sound_in(self, name: str, place: bytes, blocks: set[bytes]) -> set[bytes]:
+        """Those of the blocks whose frames in a file in quarantine are good."""
+        found: set[bytes] = set()
+        with contextlib.suppress(StoreError), contextlib.closing(self._open_waiting(name, place)) as file:
+            for block in blocks & file.frames.keys():
+                with contextlib.suppress(StoreError):
+                    file.check_payloads(block)
+                    found.add(block)
+        return found
+
+    def _open_waiting(self, name: str, bundle_id: bytes) -> FrameFile:
+        try:
+            return FrameFile(*quarantine.open_name(self._folder, name), bundle_id)
+        except StoreError:
+            return DamagedFile(*quarantine.open_name(self._folder, name), bundle_id)
+
+    def _holds(self, bundle_id: bytes, block: bytes) -> bool:
+        with contextlib.suppress(StoreError), contextlib.closing(twins.open_frames(self._folder, bundle_id)) as file:
+            return block in file.frames
+        return False
+
+    def _held(self, uri: SessionUri, spans: Sequence[BlockEntry]) -> int:
+        """How many of a version's tokens another version of its session begins with."""
+        most = 0
+        for row in self._index.versions(uri):
+            with contextlib.suppress(StoreError):
+                fd, path = self._folder.open_bundle(row.bundle_id)
+                with contextlib.closing(BundleFile(fd, path, row.bundle_id)) as file:
+                    if file.manifest is not None:
+                        most = max(most, tokens_in_common(spans_of(file.manifest), spans))
+        return most
