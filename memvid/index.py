@@ -447,6 +447,7 @@ class Index:
         dropped: Iterable[bytes],
         *,
         shadowed: Iterable[bytes] = (),
+        aside: Iterable[bytes] = (),
         settled: Iterable[IndexedBundle] = (),
         unsettled: Iterable[bytes] = (),
     ) -> None:
@@ -458,6 +459,8 @@ class Index:
                         self._delete(bundle_id)
                     for bundle_id in shadowed:
                         self._set(bundle_id, "status", SHADOWED)
+                    for bundle_id in aside:
+                        self._set(bundle_id, "status", ASIDE)
                     for bundle in added:
                         self._insert(bundle)
                         self._note_not_in_file(bundle)

@@ -4,7 +4,8 @@ Owns the decision whether an index can be used, mended or must be made anew, and
 
 Rules:
 - A row whose file is missing stays: a wake then says so, instead of quietly giving the version before, and its version
-  number is not given again. Only a row whose file is retired goes: its session was deleted.
+  number is not given again. Only a row whose file is retired goes: its session was deleted. But where the file lies in
+  quarantine as a version, repair has set that aside, and what is retired is what others need of it.
 - A bundle that cannot be read is read again at each opening, and reported at each. Its number is given to no other:
   it is learnt from its manifest, wherever in the file that stands, or from its marks.
 - An index made anew has no rows of missing files, but marks name bundles: one that is nowhere is missed, and reported
@@ -63,11 +64,12 @@ class _Changes:
     added: list[IndexedBundle]
     dropped: set[bytes]
     shadowed: set[bytes]
+    aside: set[bytes]
     settled: list[IndexedBundle]
     unsettled: set[bytes]
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.dropped or self.shadowed or self.settled or self.unsettled)
+        return bool(self.added or self.dropped or self.shadowed or self.aside or self.settled or self.unsettled)
 
 
 def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenReport]:
@@ -117,7 +119,11 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         known -= aside | missed.keys()
         absent = index.rows_of(known - files.keys())
         retired = known & files.keys() - live
-        rows = index.rows_of(retired).values()
+        rows_of_retired = index.rows_of(retired)
+    set_aside = quarantine.set_aside_among(folder, rows_of_retired)
+    retired -= set_aside
+    with _believed():
+        rows = _but_for(set_aside, rows_of_retired)
         retired |= _deleted(index, absent.values(), rows)
         absent_aside = {one: row for one, row in given_up.items() if one not in live}
         deleted_aside = _deleted(index, absent_aside.values(), rows)
@@ -134,7 +140,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     again = _read_bundles(folder, live & unsettled)
     with _believed():
         rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
-    rivals = [rival for rival in rivals if rival.bundle_id not in retired]
+    rivals = [rival for rival in rivals if rival.bundle_id not in retired | set_aside]
     missing = absent.keys() - retired
     found = _no_more_missed(folder, missed, files)
     changes = _changes(
@@ -142,6 +148,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         rivals,
         [*unreadable, *vanished],
         dropped=retired | gone | unread | back | found | deleted_aside,
+        aside=set_aside,
         settled=again.bundles,
         unsettled=missing - unsettled,
     )
@@ -150,6 +157,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
             changes.added,
             changes.dropped,
             shadowed=changes.shadowed,
+            aside=changes.aside,
             settled=changes.settled,
             unsettled=changes.unsettled,
         )
@@ -174,6 +182,7 @@ def _changes(
     others: Iterable[IndexedBundle],
     *,
     dropped: set[bytes],
+    aside: set[bytes],
     settled: list[IndexedBundle],
     unsettled: set[bytes],
 ) -> _Changes:
@@ -187,11 +196,15 @@ def _changes(
         elif bundle.status == SHADOWED:
             shadowed.add(bundle.bundle_id)
     added += others
-    return _Changes(added, dropped, shadowed, settled, unsettled)
+    return _Changes(added, dropped, shadowed, aside, settled, unsettled)
 
 
 def _live(files: Mapping[bytes, str]) -> set[bytes]:
     return {bundle_id for bundle_id, suffix in files.items() if suffix == LIVE_SUFFIX}
+
+
+def _but_for(bundle_ids: Container[bytes], rows: Mapping[bytes, IndexRow]) -> list[IndexRow]:
+    return [row for bundle_id, row in rows.items() if bundle_id not in bundle_ids]
 
 
 def _deleted(index: Index, absent: Iterable[IndexRow], retired: Iterable[IndexRow]) -> set[bytes]:
@@ -410,8 +423,11 @@ def _taken_over(folder: StoreFolder, index: Index, files: Mapping[bytes, str], s
     if aside is None:
         kept |= {one.bundle_id: one for one in _set_aside(folder, read)}
     retired = _answer(lambda: index.rows_of(known & files.keys() - _live(files))) or {}
+    left = quarantine.set_aside_among(folder, retired)
+    for one in filter(None, (_stored(index, bundle_id)[0] for bundle_id in left)):
+        kept.setdefault(one.bundle_id, dataclasses.replace(one, status=ASIDE))
     absent = _rows_without_files(kept.values(), files)
-    deleted = _answer(lambda: _deleted(index, absent, retired.values())) or set()
+    deleted = _answer(lambda: _deleted(index, absent, _but_for(left, retired))) or set()
     scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in kept]
     return [bundle for bundle in kept.values() if bundle.bundle_id not in deleted]
 

@@ -86,9 +86,17 @@ def open_foreign_file(path: str) -> int:
 
 
 def list_names(folder_fd: int, path: str) -> list[str]:
-    """The names in a folder, sorted. Raises StoreIoError."""
+    """The names in a folder, sorted. Raises StoreIoError.
+
+    By a descriptor of its own: copies of one share their place in the folder, so that of two threads which list it at
+    once one would miss names.
+    """
     try:
-        return sorted(os.listdir(folder_fd))
+        own_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder_fd)
+        try:
+            return sorted(os.listdir(own_fd))
+        finally:
+            os.close(own_fd)
     except OSError as error:
         raise io_error(error, "list", path) from error
 

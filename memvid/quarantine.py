@@ -100,6 +100,17 @@ def _is_own(folder: StoreFolder, name: str) -> bool:
     return False
 
 
+def set_aside_among(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> set[bytes]:
+    """Those of the bundles that lie here as versions: set aside, and not deleted, for a delete takes that ending away
+    before it retires a bundle's file. All of them where the quarantine cannot be looked into. Raises StoreIoError."""
+    asked = set(bundle_ids)
+    try:
+        found = list_versions(folder) if asked else {}
+    except UnsafePath:
+        return asked
+    return {one for one in asked if any(_is_own(folder, name) for name in found.get(one, ()))}
+
+
 def list_bundles(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
     """What lies here under the name of a bundle: its id, the ending, and the whole name; the newest of each first.
     Raises UnsafePath, StoreIoError."""

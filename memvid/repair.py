@@ -16,9 +16,11 @@ Rules:
 - What takes a damaged file's place is written, flushed and read back before the damaged one leaves its name, and the
   damaged bytes are in quarantine before anything takes their name.
 - A sound version is never written to, and keeps every block that it looks for elsewhere.
-- A version that is set aside or given up keeps its number, its marks and what it needs: the index goes on saying so.
+- A version that is set aside or given up keeps its number, its marks and what it needs: the index goes on saying so, in
+  its file, before the version's file moves. An index that cannot have its file again stops a repair.
 - Each step asks again, under the lock, for what its plan rests on: the file as it was looked at, the version's row, the
-  version that it yields to, the blocks that were nowhere. Somebody may have deleted, slept or imported meanwhile.
+  version that it yields to, the blocks that were nowhere, and who needs what leaves. Somebody may have deleted, slept,
+  imported or compacted meanwhile.
 - No budget refuses what a repair writes, for it is what keeps sessions from being lost; it counts for the day.
 - A second run finishes what was begun; after that there is nothing to do.
 """
@@ -74,7 +76,8 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     """Make a store sound again from what is left of it, or say what that would do.
 
     Raises:
-        NoSpace, StoreIoError: what was done so far is whole; run it again.
+        NoSpace, StoreIoError: what was done so far is whole; run it again. Nothing was, where the index went on in
+            memory and cannot have its file again.
         DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
     """
     if dry_run:
@@ -82,6 +85,8 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     else:
         core.require_writable()
     run = _Run(core, dry_run)
+    if not dry_run:
+        run.require_index_file()
     run.mend_store_file()
     if not _is_readable(core.index):
         run.mend_index(set())
@@ -143,8 +148,8 @@ class _Run:
     """A repair under way, or only thought through.
 
     `later` are bundles whose files are put right after others are led to them; `_held` those that a step which failed
-    still needs; `_stamps` what the files of those that were changed by a
-    step are since.
+    still needs; `_stamps` what the files of those that were changed by a step are since; `_shelved` the blocks that the
+    retired files hold which a step has written.
     """
 
     core: StoreCore
@@ -157,6 +162,7 @@ class _Run:
     later: set[bytes] = field(default_factory=set)
     _held: set[bytes] = field(default_factory=set)
     _stamps: dict[tuple[bytes, str], Stamp | None] = field(default_factory=dict)
+    _shelved: dict[bytes, frozenset[bytes]] = field(default_factory=dict)
 
     def report(self) -> MaintenanceReport:
         return MaintenanceReport(
@@ -178,10 +184,12 @@ class _Run:
         layout: Layout | None = None,
         copied: FileState | None = None,
         needs: Iterable[bytes] = (),
+        of: bytes | None = None,
         loss: str = "",
     ) -> bool:
         """Do a step, or note what it would do: that it writes a file of this layout, and a copy of a damaged one. One
-        that fails stops none but those that would take away what it needs.
+        that fails stops none but those that would take away what it needs. A bundle `of` which it is, and which is no
+        more, has no problem.
 
         Raises:
             NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
@@ -189,26 +197,35 @@ class _Run:
         if self.dry_run:
             self.bytes_written += layout.size_bytes if layout else 0
             self.bytes_written += copied.file_bytes if copied is not None and copied.damage else 0
-        elif not self._succeeds(path, work, needs):
+        elif not self._succeeds(path, work, needs, of):
             return False
         self.actions += actions
         if loss:
             self._report(path, LOST, loss)
         return True
 
-    def _succeeds(self, path: str, work: Callable[[], None], needs: Iterable[bytes]) -> bool:
+    def _succeeds(
+        self, path: str, work: Callable[[], None], needs: Iterable[bytes] = (), of: bytes | None = None
+    ) -> bool:
         try:
             work()
             return True
         except _Changed:
             message = f"{path} is in use or has changed since it was looked at; it was left. Run it again."
-            self._report(path, CHANGED, message)
+            if of is None or not self._went(of):
+                self._report(path, CHANGED, message)
         except Corruption as error:
             self._report(path, error.code, f"{path} was left as it is: {error.message}")
         except IndexUnusable as error:
             self._report(path, CHANGED, f"{path} was left as it is: {error}. Run it again.")
         self._held.update(needs)
         return False
+
+    def _went(self, bundle_id: bytes) -> bool:
+        """Whether a version was deleted since, or a file that was none is gone."""
+        core = self.core
+        was_version = bundle_id in self.survey.rows or bundle_id in self.survey.given_up
+        return not core.index.knows(bundle_id) and (was_version or core.folder.is_gone(bundle_id))
 
     def _report(self, path: str, code: str, message: str) -> None:
         self.problems.append(Finding(path, code, message))
@@ -220,7 +237,14 @@ class _Run:
         actions = []
         if not file.is_live:
             actions.append(_action("quarantine", file, f"{file.damage} What is sound in it stays for others."))
-        self._do(file.path, actions, lambda: self._shelve(step), layout=step.layout, needs=[file.bundle_id])
+        self._do(
+            file.path,
+            actions,
+            lambda: self._shelve(step),
+            layout=step.layout,
+            needs=[file.bundle_id],
+            of=file.bundle_id,
+        )
 
     def _shelve(self, step: Shelve) -> None:
         file, core = step.file, self.core
@@ -228,11 +252,17 @@ class _Run:
         with contextlib.ExitStack() as stack:
             copy = stack.enter_context(self._copied(beside)) if beside is not None else None
             temp, _ = stack.enter_context(self._written(step.layout, b"", None, file.bundle_id, pinning=False))
-            stack.enter_context(core.committing())
+            stack.enter_context(self._committing())
             self._require_free(file)
+            kept = frozenset(block_id for block_id, _ in step.layout.frames)
+            if not file.is_live:
+                self._require_unneeded(file, kept)
+            elif self.survey.judge(file) == "lost":
+                self._require_still_lost(file)
             if copy is not None:
                 copy.publish()
             core.folder.put_beside(temp, file.bundle_id)
+            self._shelved[file.bundle_id] = kept
             self._note(file.bundle_id)
 
     def mend(self, step: Mend) -> None:
@@ -241,7 +271,15 @@ class _Run:
         actions = [_action("rewrite", file, reason, step.layout.size_bytes)]
         if file.damage:
             actions.insert(0, _action("quarantine", file, "A copy of the damaged file, as it is."))
-        self._do(file.path, actions, lambda: self._mend(step), layout=step.layout, copied=file, needs=self._needs(step))
+        self._do(
+            file.path,
+            actions,
+            lambda: self._mend(step),
+            layout=step.layout,
+            copied=file,
+            needs=self._needs(step),
+            of=file.bundle_id,
+        )
 
     def _mend(self, step: Mend) -> None:
         file, manifest = step.file, step.file.manifest
@@ -249,7 +287,7 @@ class _Run:
         with (
             self._written(step.layout, manifest.encode(), manifest, file.bundle_id) as (temp, bundle),
             self._copied(file) as copy,
-            self.core.committing(),
+            self._committing(),
         ):
             self._require_standing(file)
             self._require_number(manifest, file)
@@ -275,6 +313,7 @@ class _Run:
             lambda: self._restore(step),
             layout=step.layout,
             needs=self._needs(step),
+            of=row.bundle_id,
         )
 
     def _restore(self, step: Restore) -> None:
@@ -282,7 +321,7 @@ class _Run:
         assert manifest is not None
         if step.layout is not None:
             encoded = manifest.encode()
-            with self._written(step.layout, encoded, manifest, file.bundle_id) as (temp, bundle), core.committing():
+            with self._written(step.layout, encoded, manifest, file.bundle_id) as (temp, bundle), self._committing():
                 self._require_still_aside(step)
                 _require_held(core, manifest, bundle, but_for=self.later)
                 core.index.set_aside({file.bundle_id} & self.survey.rows.keys())
@@ -290,7 +329,7 @@ class _Run:
                 self._drop_twin(file.bundle_id)
             return
         name = os.path.basename(file.path)
-        with core.committing():
+        with self._committing():
             self._require_still_aside(step)
             if quarantine.stamp_of_name(core.folder, name) != file.stamp:
                 raise _Changed
@@ -312,11 +351,8 @@ class _Run:
         used = index.find(row.uri, row.version)
         if present.get(row.bundle_id) != row or (used is not None and used.bundle_id != row.bundle_id):
             raise _Changed  # its session was deleted, or it is back already
-        if self._stamp(row.bundle_id, LIVE_SUFFIX) is not None:
+        if self._stamp(row.bundle_id, LIVE_SUFFIX) is not None or self._is_changed(row.bundle_id):
             raise _Changed
-        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-            if self.core.folder.stamp_of(row.bundle_id, suffix) != self._stamp(row.bundle_id, suffix):
-                raise _Changed
 
     def salvage(self, step: Salvage) -> None:
         file = step.file
@@ -324,7 +360,14 @@ class _Run:
         tokens = f"{step.token_count} of its {file.manifest.token_count} tokens"
         reason = f"The first {tokens} are sound and become a new version."
         action = _action("salvage", file, reason, step.layout.size_bytes)
-        self._do(file.path, [action], lambda: self._salvage(step), layout=step.layout, needs=self._needs(step))
+        self._do(
+            file.path,
+            [action],
+            lambda: self._salvage(step),
+            layout=step.layout,
+            needs=self._needs(step),
+            of=file.bundle_id,
+        )
 
     def _salvage(self, step: Salvage) -> None:
         lost = step.file.manifest
@@ -334,9 +377,10 @@ class _Run:
             encoded = manifest.encode()
             with (
                 self._written(step.layout, encoded, manifest, bundle_id_of(encoded)) as (temp, bundle),
-                self.core.committing(),
+                self._committing(),
             ):
                 self._require_standing(step.file)
+                self._require_still_lost(step.file)
                 self._require_newest(lost.uri, version)
                 _require_held(self.core, manifest, bundle)
                 publish(self.core, temp, bundle)
@@ -344,21 +388,30 @@ class _Run:
     def set_aside(self, step: SetAside) -> None:
         file = step.file
         if file.bundle_id in self._held:
-            if all(problem.path != file.path for problem in self.problems):
+            if all(problem.path != file.path for problem in self.problems) and not self._went(file.bundle_id):
                 message = f"{file.path} stays where it is, because what was to be saved from it could not be saved."
                 self._report(file.path, CHANGED, message)
             return
         if step.role == "twin" and not file.damage:
             action = _action("remove", file, step.reason)
-            if self._do(file.path, [action], lambda: self._remove_twin(step)):
+            if self._do(file.path, [action], lambda: self._remove_twin(step), of=file.bundle_id):
                 self.bytes_freed += file.file_bytes
             return
         kept = " What is sound in it stays for others." if step.kept else ""
         action = _action("quarantine", file, f"{step.reason}{kept}")
-        self._do(file.path, [action], lambda: self._set_aside(step), loss=step.loss)
+        is_done = self._do(file.path, [action], lambda: self._set_aside(step), of=file.bundle_id, loss=step.loss)
+        if not is_done and file.is_live:
+            self._unshelve(file.bundle_id)
+
+    def _unshelve(self, bundle_id: bytes) -> None:
+        """What was written beside a file that stays after all is not needed."""
+        if bundle_id in self._shelved:
+            with self._committing():
+                twins.remove_redundant(self.core.folder, [bundle_id])
+                self._note(bundle_id)
 
     def _remove_twin(self, step: SetAside) -> None:
-        with self.core.committing():
+        with self._committing():
             self._require_still_so(step)
             if not twins.remove_redundant(self.core.folder, [step.file.bundle_id]):
                 raise _Changed
@@ -366,11 +419,12 @@ class _Run:
 
     def _set_aside(self, step: SetAside) -> None:
         file, core = step.file, self.core
-        with core.committing():
+        with self._committing():
             if step.role == "twin":
                 self._require_still_so(step)
             else:
-                self._require_free(file, and_unneeded=not step.kept)
+                self._require_free(file)
+                self._require_unneeded(file, self._stays_of(file))
                 self._require_still_so(step)
             # What others need lies in the retired file beside it, which is found from the moment that this one leaves.
             # Until then a row that was given up is read again with its file, if this ends here.
@@ -404,13 +458,19 @@ class _Run:
         reason = f"Its file is {places[-1]} now." if places else "Its file is missing."
 
         def work() -> None:
-            with core.committing():
+            with self._committing():
                 self._require_row(row.bundle_id)
                 if core.folder.stamp_of(row.bundle_id, LIVE_SUFFIX) is not None:
                     raise _Changed
                 core.index.set_aside([row.bundle_id])
 
-        self._do(step.path, [Action("index", step.path, row.uri, row.version, 0, reason)], work, loss=step.loss)
+        self._do(
+            step.path,
+            [Action("index", step.path, row.uri, row.version, 0, reason)],
+            work,
+            of=row.bundle_id,
+            loss=step.loss,
+        )
 
     def mend_store_file(self) -> None:
         """See to a store.json that was lost or damaged since the store was opened: without it none opens again."""
@@ -447,7 +507,7 @@ class _Run:
             self._report(path, error.code, error.message)
 
     def _set_marks_aside(self) -> None:
-        with self.core.committing():
+        with self._committing():
             try:
                 Marks.load(self.core.folder)
             except CorruptMarks:
@@ -460,17 +520,40 @@ class _Run:
         core = self.core
         ahead = opening.read_ahead(core.folder)
         actions, _ = opening.plan_rebuild(core.folder, core.index, ahead)
-        if self.dry_run:
+        if actions and not self.dry_run:
+            self._succeeds(core.index.path, lambda: self._rebuild_index(ahead))
+        elif actions:
+            with core.committing() if core.writable else contextlib.nullcontext():
+                actions, _ = opening.plan_rebuild(core.folder, core.index, ahead)
             paths = {core.folder.bundle_path(one, suffix) for one in done for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX)}
-            actions = [action for action in actions if action.path not in paths]
-        if actions:
-            self._do(core.index.path, actions, lambda: self._rebuild_index(ahead))
+            self.actions += [action for action in actions if action.path not in paths]
 
     def _rebuild_index(self, ahead: opening.Readings) -> None:
-        with self.core.committing():
-            opening.rebuild(self.core.folder, self.core.index, ahead)
+        """Under the lock folder and index are of one moment: what others slept and deleted meanwhile is no fault."""
+        with self._committing():
+            actions, _ = opening.plan_rebuild(self.core.folder, self.core.index, ahead)
+            if actions:
+                opening.rebuild(self.core.folder, self.core.index, ahead)
+        self.actions += actions
 
     # --- how a step is done
+
+    def require_index_file(self) -> None:
+        """Give an index that went on in memory its file again: what a repair sets aside, and what it moves away under
+        the eyes of rows that still stand in the file, must not depend on the store being closed in peace.
+
+        Raises:
+            NoSpace, StoreIoError, DurabilityLost: it cannot be written.
+        """
+        with self._committing():
+            pass
+
+    @contextlib.contextmanager
+    def _committing(self) -> Iterator[None]:
+        """As the core's, with an index that is in its file: a delete beside this repair may have left that behind."""
+        with self.core.committing():
+            self.core.index.return_to_file()
+            yield
 
     @contextlib.contextmanager
     def _written(
@@ -515,10 +598,12 @@ class _Run:
             self.bytes_written += copy.bytes_written
             yield copy
 
-    def _require_unchanged(self, file: FileState) -> None:
-        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-            if self.core.folder.stamp_of(file.bundle_id, suffix) != self._stamp(file.bundle_id, suffix):
-                raise _Changed
+    def _is_changed(self, bundle_id: bytes) -> bool:
+        """Whether a bundle's files are others than they were when they were looked at, but for what steps have done."""
+        stamp_of = self.core.folder.stamp_of
+        return any(
+            stamp_of(bundle_id, suffix) != self._stamp(bundle_id, suffix) for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX)
+        )
 
     def _stamp(self, bundle_id: bytes, suffix: str) -> Stamp | None:
         """What a bundle's file of this ending was when it was looked at, or became by a step; None for no file."""
@@ -537,7 +622,8 @@ class _Run:
 
     def _require_standing(self, file: FileState) -> None:
         """Raise unless a version is as it was looked at: its session may have been deleted or forgotten since."""
-        self._require_unchanged(file)
+        if self._is_changed(file.bundle_id):
+            raise _Changed
         self._require_row(file.bundle_id)
 
     def _require_number(self, manifest: Manifest, file: FileState) -> None:
@@ -574,30 +660,56 @@ class _Run:
             row = index.find(manifest.uri, manifest.version)
             if row is None or row.bundle_id == file.bundle_id:
                 raise _Changed
-        elif step.role == "lost" and manifest is not None:
-            for entry in manifest.blocks:
-                if not self.survey.is_sound(entry.id) and any(map(self._is_new, index.holders_of(entry.id))):
-                    raise _Changed
+        elif step.role == "lost":
+            self._require_still_lost(file)
 
-    def _is_new(self, bundle_id: bytes) -> bool:
-        return bundle_id not in self.survey.files and self.core.folder.has_bundle(bundle_id)
+    def _require_still_lost(self, file: FileState) -> None:
+        if not self._is_still_lost(file):
+            raise _Changed
 
-    def _require_free(self, file: FileState, *, and_unneeded: bool = False) -> None:
-        """Raise unless the file is as it was, nobody has it open, and, if asked for, no version looks into it."""
+    def _is_still_lost(self, file: FileState) -> bool:
+        """Whether the blocks that a version lacks are still nowhere: no file that may hold one of them, by its own
+        directory or by the index, has come or was written anew since it was looked at."""
+        if file.manifest is None:
+            return True
+        missing = [entry.id for entry in file.manifest.blocks if not self.survey.is_sound(entry.id)]
+        if file.places is None:
+            holders = set(self.survey.refs.get(file.bundle_id, ()))
+        else:
+            holders = {file.places[block_id] for block_id in missing}
+        holders.update(holder for block_id in missing for holder in self.core.index.holders_of(block_id))
+        return not any(map(self._is_changed, holders))
+
+    def _require_free(self, file: FileState) -> None:
+        """Raise unless the file is as it was, and nobody has it open: no sleep is about to refer to what is in it."""
         self._require_standing(file)
         if self.core.pins.count(file.bundle_id):
             raise _Changed
-        if and_unneeded and any(self._looks_into(user, file) for user in self.core.index.users_of(file.bundle_id)):
+
+    def _stays_of(self, file: FileState) -> frozenset[bytes]:
+        """The sound blocks that a bundle still holds once this file of it is gone."""
+        twin = self.survey.twins.get(file.bundle_id)
+        if not file.is_live:
+            return frozenset()
+        return self._shelved.get(file.bundle_id, frozenset(twin.sound if twin is not None else ()))
+
+    def _require_unneeded(self, file: FileState, stays: frozenset[bytes]) -> None:
+        """Raise where a version looks into a file for a block that leaves with it: a sleep may have ended since what
+        is needed of it was counted."""
+        leaving = set(file.sound) - stays
+        users = self.core.index.users_of(file.bundle_id) if leaving else []
+        if any(self._looks_for(user, file.bundle_id, leaving) for user in users):
             raise _Changed
 
-    def _looks_into(self, user: bytes, file: FileState) -> bool:
-        """Whether a version that is to stay needs a file; what a lost one needs is lost with it."""
+    def _looks_for(self, user: bytes, holder: bytes, blocks: Container[bytes]) -> bool:
+        """Whether a version that is to stay needs one of these blocks there; what a lost one needs is lost with it."""
         known = self.survey.files.get(user)
-        if known is not None and self.survey.judge(known) == "lost":
+        is_lost = known is not None and self.survey.judge(known) == "lost"
+        if known is not None and is_lost and not self._is_changed(user) and self._is_still_lost(known):
             return False
         try:
             with contextlib.closing(self.core.open_bundle(user)) as opened:
-                return any(entry.bundle_id == file.bundle_id for entry in opened.entries)
+                return any(entry.bundle_id == holder and entry.id in blocks for entry in opened.entries)
         except BundleMissing:
             return False
 

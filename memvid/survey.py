@@ -8,6 +8,10 @@ Rules:
   is not zero damages the file and not the block, which a wake reads as ever.
 - What the system refuses to read, what is of a later version, or is no plain file of ours, is not judged, and no
   version that may need it is taken for lost.
+- All files are judged as of one moment: what was written anew while others were read, and so may have got or lost what
+  those were read for, is read again, and so on until nothing has changed; after LOOKS times once more under the lock.
+  Who acts on it asks again all the same, for it may change right after.
+- What a delete has emptied for want of room, and no version needs, is no file at all.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from . import quarantine
 from .bundle import BundleFile, FrameFile
 from .core import StoreCore
 from .errors import BundleMismatch, BundleMissing, StoreError, StoreIoError, UnsafePath, UnsupportedFormat
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
+from .folder import LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
 from .index import SHADOWED
 from .manifest import Manifest
 from .marks import Marks
@@ -33,6 +37,10 @@ from .salvage import DamagedFile
 from .waiting import list_waiting
 
 Judgement = Literal["intact", "mendable", "unjudged", "lost"]
+
+LOOKS: Final = 4
+"""How often the files are looked at, each time at those that changed during the time before, until the few that still
+change are read under the lock."""
 
 _NOT_DAMAGE: Final = (StoreIoError, UnsafePath, UnsupportedFormat)
 
@@ -160,20 +168,13 @@ def take_survey(core: StoreCore) -> Survey:
     Raises:
         StoreIoError: the folder, or the index, cannot be read.
     """
-    rows = {row.bundle_id: row for row in core.index.all_rows()}
-    survey = Survey(rows, frozenset(core.index.with_status(SHADOWED)), given_up=core.index.given_up())
-    files, twins = core.folder.list_with_twins()
-    for bundle_id, suffix in sorted([*files.items(), *((twin, RETIRED_SUFFIX) for twin in twins)]):
-        try:
-            survey.take(_found(core, Target(bundle_id, suffix)))
-        except BundleMissing:
-            continue  # deleted since the folder was listed
-        except StoreError as error:
-            path = core.folder.bundle_path(bundle_id, suffix)
-            survey.unjudged[bundle_id] = Finding(path, error.code, error.message)
-    for bundle_id, suffix, name in list_waiting(core.folder):
-        with contextlib.suppress(StoreError, FileNotFoundError):  # what is not to be read there is of no help
-            survey.take(_examine(core, Target(bundle_id, suffix, name)))
+    survey, seen = _looked_at(core)
+    for target, file in seen.items():
+        if isinstance(file, FileState):
+            survey.take(file)
+        elif target.name is None and file.code != BundleMissing.code:  # one that is missing was deleted meanwhile
+            survey.unjudged[target.bundle_id] = file
+    rows = survey.rows
     for bundle_id in rows.keys() & survey.files.keys():
         file = survey.files[bundle_id]
         if file.manifest is None:  # then any other file of the bundle may tell what the version is
@@ -197,10 +198,76 @@ class Target:
     suffix: str
     name: str | None = None
 
+    def path(self, core: StoreCore) -> str:
+        if self.name is None:
+            return core.folder.bundle_path(self.bundle_id, self.suffix)
+        return f"{core.path}/{QUARANTINE}/{self.name}"
+
+    def stamp(self, core: StoreCore) -> Stamp | None:
+        """What tells it from a file that takes its place, now; None for no file."""
+        if self.name is None:
+            return core.folder.stamp_of(self.bundle_id, self.suffix)
+        return quarantine.stamp_of_name(core.folder, self.name)
+
     def open(self, core: StoreCore) -> tuple[int, str]:
         if self.name is None:
             return core.folder.open_as(self.bundle_id, self.suffix)
         return quarantine.open_name(core.folder, self.name)
+
+
+def _looked_at(core: StoreCore) -> tuple[Survey, dict[Target, FileState | Finding]]:
+    """What the index says, and what each file is, as of one moment."""
+    seen: dict[Target, FileState | Finding] = {}
+    before: tuple[Survey, list[Target]] | None = None
+    for _ in range(LOOKS):
+        survey, targets = _known(core), _targets(core)
+        if (survey, targets) == before and all(_is_as_seen(core, target, seen[target]) for target in targets):
+            return survey, seen
+        before = survey, targets
+        seen = {target: _seen(core, target, seen.get(target)) for target in targets}
+    with core.committing() if core.writable else contextlib.nullcontext():
+        survey, targets = _known(core), _targets(core)
+        return survey, {target: _seen(core, target, seen.get(target)) for target in targets}
+
+
+def _known(core: StoreCore) -> Survey:
+    """What the index says."""
+    rows = {row.bundle_id: row for row in core.index.all_rows()}
+    return Survey(rows, frozenset(core.index.with_status(SHADOWED)), given_up=core.index.given_up())
+
+
+def _targets(core: StoreCore) -> list[Target]:
+    """The files that are there, in the order of their names; those in quarantine last, the newest of each first."""
+    files, twins = core.folder.list_with_twins()
+    named = sorted([*files.items(), *((twin, RETIRED_SUFFIX) for twin in twins)])
+    return [
+        *(Target(*one) for one in named if one[1] == LIVE_SUFFIX or not _is_leftover(core, one[0])),
+        *(Target(*one) for one in list_waiting(core.folder)),
+    ]
+
+
+def _is_leftover(core: StoreCore, bundle_id: bytes) -> bool:
+    return core.folder.is_emptied(bundle_id) and not core.index.users_of(bundle_id)
+
+
+def _seen(core: StoreCore, target: Target, before: FileState | Finding | None) -> FileState | Finding:
+    """What a file is, which is not read again if it is still the one that it was; or why that cannot be told."""
+    if before is not None and _is_as_seen(core, target, before):
+        return before
+    try:
+        return _examine(core, target)
+    except StoreError as error:
+        return Finding(target.path(core), error.code, error.message)
+
+
+def _is_as_seen(core: StoreCore, target: Target, seen: FileState | Finding) -> bool:
+    try:
+        stamp = target.stamp(core)
+    except UnsafePath:
+        stamp = None
+    if isinstance(seen, Finding):
+        return seen.code != BundleMissing.code or stamp is None
+    return stamp == seen.stamp
 
 
 def open_source(core: StoreCore, file: FileState) -> FrameFile:
@@ -208,15 +275,6 @@ def open_source(core: StoreCore, file: FileState) -> FrameFile:
     name = os.path.basename(file.path) if file.is_aside else None
     fd, path = Target(file.bundle_id, file.suffix, name).open(core)
     return (FrameFile if file.places is not None else DamagedFile)(fd, path, file.bundle_id)
-
-
-def _found(core: StoreCore, target: Target) -> FileState:
-    try:
-        return _examine(core, target)
-    except BundleMissing:
-        if target.suffix == RETIRED_SUFFIX:
-            raise
-    return _examine(core, Target(target.bundle_id, RETIRED_SUFFIX))  # it was retired since the folder was listed
 
 
 def _examine(core: StoreCore, target: Target) -> FileState:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
+from store_making import OTHER_URI, URI, bundle_path, frame_of, require_awake, sleep
 from test_index_image import one_frame_log
 from torpor.memvid import Receipt, Store, deletion
 from torpor.memvid.errors import (
@@ -26,7 +26,7 @@ from torpor.memvid.errors import (
     UnsafePath,
 )
 from torpor.memvid.folder import StoreFolder
-from torpor.memvid.index import Index
+from torpor.memvid.index import LIVE, Index
 from torpor.memvid.limits import MAX_INDEX_BYTES
 from torpor.memvid.marks import Marks
 from torpor.memvid.retention import Retention
@@ -561,6 +561,84 @@ def test_a_delete_takes_the_marks_away_before_the_retired_files_that_tell_of_it(
 
 
 # --- missing
+
+
+def set_aside_with_a_rest(store: Store) -> tuple[Receipt, Path]:
+    """A lost, tagged version that others need some frames of, before a repair; and its file."""
+    lost = sleep(store, 900, before=sleep(store, 300))
+    sleep(store, 600, uri=OTHER_URI)
+    store.tag(URI, 2, "release")
+    file = bundle_path(store, lost.bundle_id)
+    frame = frame_of(store, lost.entries[2])
+    data = bytearray(file.read_bytes())
+    data[frame.offset + frame.head_bytes] ^= 1
+    file.write_bytes(data)
+    return lost, file
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_index_of_before_a_repair_takes_what_that_has_set_aside_for_no_deleted_version(
+    store: Store, store_path: Path, tmp_path: Path, writable: bool, in_order: bool
+) -> None:
+    lost, file = set_aside_with_a_rest(store)
+    store.close()
+    names = ("index.sqlite", "index.sqlite-sums")
+    for name in names:
+        shutil.copy(store_path / name, tmp_path / name)
+    with Store.open(store_path, writable=True) as again:
+        again.repair()
+        needs = again.index.refs_of(lost.bundle_id)
+    assert [path.suffix for path in file.parent.glob(f"{file.stem}.*")] == [".mvr"]
+    for name in names:
+        shutil.copy(tmp_path / name, store_path / name)
+    if not in_order:
+        (store_path / "quarantine").chmod(0o770)
+    with Store.open(store_path, writable=writable) as again:
+        assert set(again.index.given_up()) == {lost.bundle_id}
+        assert again.index.refs_of(lost.bundle_id) == needs
+        assert (again.opening.unreadable, again.index.last_number(URI)) == ((), 3)
+        assert lost.bundle_id not in {row.bundle_id for row in again.index.all_rows()}
+        if writable:
+            again.gc()
+            assert again.marks(URI).tags == {"release": lost.bundle_id}
+
+
+def test_an_index_made_anew_takes_over_what_was_set_aside_beside_a_rest_of_it(store: Store, store_path: Path) -> None:
+    lost, _ = set_aside_with_a_rest(store)
+    store.repair()
+    index = store.index
+    with index._transaction():
+        index._set(lost.bundle_id, "status", LIVE)  # as in one of before the repair
+    needs = index.refs_of(lost.bundle_id)
+    store.rebuild_index()
+    assert set(store.index.given_up()) == {lost.bundle_id}
+    assert store.index.refs_of(lost.bundle_id) == needs
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_delete_cut_off_of_a_version_that_left_a_copy_in_quarantine_is_a_delete(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    first = sleep(store, 600)
+    sleep(store, 900, uri=OTHER_URI)  # keeps the retired file
+    damage(bundle_path(store, first.bundle_id))
+    assert [action.kind for action in store.repair().actions] == ["quarantine", "rewrite"]
+
+    def killed(index: Index, bundle_ids: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Index, "drop", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.delete_session(URI)
+    if anew:
+        store.rebuild_index()
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert (again.versions(URI), again.index.given_up()) == ([], {})
+        assert again.repair().actions == ()
+        require_awake(again, 900, uri=OTHER_URI)
 
 
 @pytest.mark.parametrize("writable", [True, False])

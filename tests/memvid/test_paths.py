@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
 from torpor.memvid import Store
 from torpor.memvid.errors import StoreError, UnsafePath
-from torpor.memvid.paths import require_own_regular
+from torpor.memvid.paths import list_names, require_own_regular
 
 
 def as_symlink(path: Path, aside: Path) -> None:
@@ -115,3 +116,16 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     for writable in (True, False):
         with pytest.raises(StoreError):
             Store.open(tmp_path / "file", writable=writable)
+
+
+def test_threads_that_list_one_folder_at_once_each_get_every_name(tmp_path: Path) -> None:
+    names = sorted(f"{number:05}" for number in range(3000))
+    for name in names:
+        (tmp_path / name).touch()
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            listed = list(pool.map(lambda _: list_names(fd, str(tmp_path)), range(40)))
+    finally:
+        os.close(fd)
+    assert all(found == names for found in listed)
