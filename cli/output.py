@@ -23,7 +23,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from ..errors import TorporError
-from .exit_codes import exit_status_of
+from ..memvid.folder import BUNDLES
+from .exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
 
 SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
@@ -95,8 +96,21 @@ class Output:
 def report_error(error: TorporError, *, as_json: bool) -> int:
     """Write an expected failure as one line (or one JSON object) on stderr, and give its exit status."""
     status = exit_status_of(error.code)
-    write_failure(error.code, error.message, status, error.details, as_json=as_json)
+    write_failure(error.code, error.message + _way_out(error), status, error.details, as_json=as_json)
     return status
+
+
+def _way_out(error: TorporError) -> str:
+    """What to do about a damaged file of the store, where the error only says which one it is."""
+    path = error.details.get("path")
+    if exit_status_of(error.code) != INTEGRITY.number or "torpor repair" in error.message:
+        return ""
+    if not isinstance(path, str) or f"/{BUNDLES}/" not in path:
+        return ""  # an export, say: no repair of a store mends it
+    return (
+        " Put the file back from a backup; without one, torpor repair mends it from sound copies of its blocks, or "
+        "saves the longest beginning that is sound."
+    )
 
 
 def write_failure(code: str, message: str, status: int, details: Mapping[str, Any], *, as_json: bool) -> None:

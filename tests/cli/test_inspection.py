@@ -265,6 +265,22 @@ def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(torpor:
     assert "torpor wake torpor://default/agent --version 1" in ran.error["error"]["message"]
 
 
+def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(
+    torpor: Torpor, made_store: MadeStore, tmp_path: Path
+) -> None:
+    for bundle in made_store.bundles:
+        data = bytearray(bundle.read_bytes())
+        data[bundle.stat().st_size // 3] ^= 1
+        bundle.write_bytes(data)
+    ran = torpor("export", "agent", str(tmp_path / "out.mvb"), "--store", made_store.path)
+    assert ran.status == 6
+    assert "from a backup; without one, torpor repair" in ran.err
+    shutil.copy(made_store.bundles[0], tmp_path / "foreign.mvb")
+    ran = torpor("import", str(tmp_path / "foreign.mvb"), "--store", made_store.path)
+    assert ran.status == 6
+    assert "torpor repair" not in ran.err
+
+
 def test_what_a_repair_has_set_aside_is_told_until_it_is_given_up(torpor: Torpor, made_store: MadeStore) -> None:
     where = ("--store", made_store.path)
     made_store.bundles[0].unlink()
