@@ -104,9 +104,9 @@ def find_losses(folder: StoreFolder, index: Index, uri: SessionUri | None = None
     rows = [row for row in index.given_up().values() if uri in (None, row.uri)]
     if not rows:
         return
-    waiting: dict[bytes, list[str]] = {}
-    for bundle_id, _, name in list_waiting(folder):
-        waiting.setdefault(bundle_id, []).append(name)
+    waiting: dict[bytes, list[tuple[str, str]]] = {}
+    for bundle_id, suffix, name in list_waiting(folder):
+        waiting.setdefault(bundle_id, []).append((suffix, name))
     rows.sort(key=lambda row: (row.uri, row.version))
     for _, its in itertools.groupby(rows, lambda row: row.uri):
         search = _Search(folder, index, waiting)
@@ -118,7 +118,7 @@ def find_losses(folder: StoreFolder, index: Index, uri: SessionUri | None = None
 class _Search:
     """What the versions of one session lack that are set aside."""
 
-    def __init__(self, folder: StoreFolder, index: Index, waiting: Mapping[bytes, Sequence[str]]) -> None:
+    def __init__(self, folder: StoreFolder, index: Index, waiting: Mapping[bytes, Sequence[tuple[str, str]]]) -> None:
         self._folder = folder
         self._index = index
         self._waiting = waiting
@@ -140,9 +140,10 @@ class _Search:
         yield Finding(path, LOST, message)
 
     def _read(self, bundle_id: bytes) -> tuple[Manifest | None, Mapping[bytes, bytes]]:
-        """A version's manifest and where it looks for blocks, of the file in quarantine that tells most of it."""
+        """A version's manifest and where it looks for blocks, of the file in quarantine that tells most of it. As for
+        a repair: what lies there as retired is no version, and only has blocks."""
         found: Manifest | None = None
-        for name in self._waiting.get(bundle_id, ()):
+        for name in [name for suffix, name in self._waiting.get(bundle_id, ()) if suffix == LIVE_SUFFIX]:
             with contextlib.suppress(StoreError):
                 with contextlib.closing(BundleFile(*quarantine.open_name(self._folder, name), bundle_id)) as file:
                     if file.manifest is not None:
@@ -167,7 +168,7 @@ class _Search:
             return False
         with contextlib.suppress(StoreError), contextlib.closing(twins.open_frames(self._folder, place)) as file:
             left -= file.frames.keys()
-        for name in self._waiting.get(place, ()):
+        for _, name in self._waiting.get(place, ()):
             if left:
                 left -= self._sound_in(name, place, left)
         left = {block for block in left if not any(self._holds(one, block) for one in self._index.holders_of(block))}

@@ -82,7 +82,8 @@ def test_forget_needs_yes_where_nobody_can_be_asked_but_a_plan_does_not(torpor: 
     assert "notes" in slept.service.sessions
     assert torpor("forget", "notes", "--yes").status == 0
     assert slept.service.sessions == {}
-    assert torpor("forget", "notes", "--yes").status == 4
+    again = torpor("forget", "notes", "--yes")
+    assert (again.status, again.out) == (0, "nothing of notes is in the store\n")
 
 
 def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) -> None:

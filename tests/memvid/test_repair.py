@@ -970,6 +970,21 @@ def test_a_version_in_quarantine_of_a_session_deleted_since_does_not_come_back(
         assert again.versions(URI) == []
 
 
+def test_a_retired_file_in_quarantine_is_no_version_for_who_tells_of_losses_either(
+    store: Store, store_path: Path
+) -> None:
+    alone = sleep(store, 300)
+    file = file_of(store_path, alone.bundle_id)
+    good = file.read_bytes()
+    file.write_bytes(bytes(len(good)))
+    told = store.repair().problems
+    assert [one.code for one in told] == [LOST]
+    (store_path / "quarantine" / f"{alone.bundle_id.hex()}.mvr.1").write_bytes(good)
+    again = store.repair()
+    assert again.actions == ()
+    assert again.problems == store.verify(deep=True).findings == told
+
+
 @pytest.mark.parametrize("new_index", [False, True])
 def test_the_number_of_a_version_that_was_set_aside_is_given_to_no_other(
     store: Store, store_path: Path, new_index: bool
