@@ -1156,7 +1156,8 @@ class SoundStore(RuleBasedStateMachine):
 
     def let_go_of_lock(self) -> None:
         """What the end of the process does to the descriptors that it has open in the store."""
-        beside = {fd for _, store in self.beside for fd in vars(store._core.folder).values() if isinstance(fd, int)}
+        folders = [store._core.folder for _, store in self.beside]
+        beside = {fd for folder in folders for fd in (folder.root_fd, folder.bundles_fd)}
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{name}").startswith(f"{self.path}/lock") and int(name) not in beside:
