@@ -406,6 +406,8 @@ class _Forget:
                     durable.remove(core.folder.bundles_fd, name, folder_path)
                 path = f"{folder_path}/{name}"
                 self._did(Action("remove", path, None, None, size_bytes, "an unfinished write left it"))
+            if not self._dry_run:  # also what the opening removed, or an unfinished write itself, and nobody flushed
+                durable.sync_folder(core.folder.bundles_fd, folder_path)
 
     def _unlink(self, remain: Remain) -> None:
         core = self._core

@@ -28,6 +28,7 @@ from store_making import (
     sleep,
     token_ids,
 )
+from torpor.memvid import durable
 from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import NoSpace, ReadOnlyStore, SessionNotFound
 from torpor.memvid.folder import StoreFolder
@@ -317,6 +318,25 @@ def test_leftovers_handed_over_and_quarantined_files_of_it_go(store: Store, stor
     assert store.forget(SECRET).ok
     assert found_in(store_path, *traces(tokens=300)) == []
     assert len(list(store_path.rglob(f"{other.bundle_id.hex()}*"))) == 3
+
+
+def test_a_temporary_file_that_went_at_the_opening_is_gone_for_good_once_its_session_is_forgotten(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = sleep_secret(store, 300)
+    shutil.copy(bundle_path(store, secret.bundle_id), store_path / "bundles" / "0123456789abcdef.tmp")
+    store.close()
+    flush, flushed = durable.sync_folder, []
+
+    def note(fd: int, path: str) -> None:
+        flushed.append(path)
+        flush(fd, path)
+
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.leftovers_removed == 1
+        monkeypatch.setattr(durable, "sync_folder", note)
+        assert again.forget(SECRET).ok
+    assert str(store_path / "bundles") in flushed
 
 
 def test_what_cannot_be_told_is_reported_and_left(store: Store, store_path: Path) -> None:
