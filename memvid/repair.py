@@ -4,7 +4,8 @@ Owns the order of a repair's steps, and what each asks again before it counts. W
 
 What is done, in this order; each step is durable before the next begins, and each may be the last:
 1. shelve: of a file that is to leave, the sound frames that others look for become a retired file of the same bundle.
-2. bring back: a version in quarantine all of whose blocks are sound somewhere again becomes a version again.
+2. bring back: a version in quarantine all of whose blocks are sound somewhere again becomes a version again, those that
+   others look into first.
 3. mend: a version all of whose blocks are sound somewhere gets a new file under its own bundle id.
 4. salvage: of the newest version that is lost, the longest beginning that is sound becomes a new version.
 5. set aside: damaged retired files, those that only lost versions need, retired files beside live ones that have all
@@ -307,7 +308,7 @@ class _Run:
         row, size_bytes = step.row, step.layout.size_bytes if step.layout else 0
         path = self.core.folder.bundle_path(row.bundle_id)
         reason = "All its blocks are there again, so it is a version again."
-        self._do(
+        is_back = self._do(
             path,
             [Action("restore", path, row.uri, row.version, size_bytes, reason)],
             lambda: self._restore(step),
@@ -315,6 +316,8 @@ class _Run:
             needs=self._needs(step),
             of=row.bundle_id,
         )
+        if not is_back:
+            self.later.discard(row.bundle_id)  # nobody else may come back to look into it
 
     def _restore(self, step: Restore) -> None:
         file, manifest, core = step.file, step.file.manifest, self.core

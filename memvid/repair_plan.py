@@ -12,9 +12,11 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
 from .blocks import BlockEntry
@@ -59,6 +61,11 @@ class Restore:
     row: IndexRow
     file: FileState
     layout: Layout | None
+
+    def holders(self) -> set[bytes]:
+        """The bundles that it looks into once it is back."""
+        places = self.layout.holders if self.layout is not None else self.file.places or {}
+        return set(places.values()) - {self.file.bundle_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +324,9 @@ class _Plan:
         sources = {*whole, *(one.bundle_id for one in self.standing if self.judged[one.bundle_id] != "unjudged")}
         chosen = [step for step in whole.values() if salvaged_from(step[1].manifest) not in sources]
         self.back = {row.bundle_id: file for row, file, _ in chosen}
-        return [Restore(row, file, self._restored_layout(file, manifest)) for row, file, manifest in chosen]
+        return _holders_first(
+            [Restore(row, file, self._restored_layout(file, manifest)) for row, file, manifest in chosen]
+        )
 
     def _will_hold(self, bundle_id: bytes, block_id: bytes) -> bool:
         back = self.back.get(bundle_id)
@@ -506,6 +515,20 @@ def _loss_of_row(survey: Survey, row: IndexRow, path_of: Callable[[bytes], str])
     """What to tell of a version of which no file tells more than that it is lost."""
     missing = [] if row.bundle_id in survey.misnamed else [path_of(row.bundle_id)]
     return loss_message(row.uri, row.version, row.token_count, missing, None)
+
+
+def _holders_first(restores: Iterable[Restore]) -> list[Restore]:
+    """Each after those that it looks into, where they do not look into each other: what stays away, because the system
+    refuses it or the repair is cut off, then keeps the others from coming back without it."""
+    steps = {step.file.bundle_id: step for step in restores}
+    sorter = TopologicalSorter({one: step.holders() & steps.keys() for one, step in steps.items()})
+    with contextlib.suppress(CycleError):
+        sorter.prepare()
+    ordered: list[bytes] = []
+    while ready := sorter.get_ready():
+        ordered += ready
+        sorter.done(*ready)
+    return [steps[one] for one in dict.fromkeys((*ordered, *steps))]
 
 
 def _unjudged(file: FileState) -> Finding:

@@ -834,6 +834,35 @@ def test_a_version_that_only_marks_tell_of_is_told_by_a_repair_as_by_a_verify(st
             assert again.repair(dry_run=dry_run).problems == findings
 
 
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_version_does_not_come_back_before_one_that_it_looks_into(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, is_reversed: bool
+) -> None:
+    versions = chain(store, 600, 900, 1200)
+    file = file_of(store_path, versions[0].bundle_id)
+    away = store_path.parent / "not mounted"
+    file.rename(away)
+    store.repair()
+    store.close()
+    away.rename(file)
+    stamp_of_name, given_up = quarantine.stamp_of_name, Index.given_up
+
+    def changed(folder: StoreFolder, name: str) -> object:
+        return None if name.startswith(versions[1].bundle_id.hex()) else stamp_of_name(folder, name)
+
+    def turned(index: Index) -> dict[bytes, Any]:
+        return dict(reversed(given_up(index).items())) if is_reversed else given_up(index)
+
+    with Store.open(store_path, writable=True) as again, monkeypatch.context() as patched:
+        patched.setattr(quarantine, "stamp_of_name", changed)
+        patched.setattr(Index, "given_up", turned)
+        report = again.repair()
+        assert {problem.code for problem in report.problems} == {CHANGED}
+        assert kinds(report) == []
+        assert [row.version for row in again.versions(URI)] == [1]
+    assert kinds(come_back(store_path, versions)) == ["restore", "restore"]
+
+
 def test_what_was_saved_of_a_version_gives_way_to_it_when_it_is_whole_again(store: Store, store_path: Path) -> None:
     versions = chain(store, 300, 600, 900)
     file = file_of(store_path, versions[1].bundle_id)  # has the blocks from token 256 on
