@@ -104,11 +104,16 @@ EQUIVALENT: Final[dict[str, str]] = {
     "durable._sync without `fcntl.fcntl(fd, fcntl.F_FULLFSYNC)`": "runs on macOS only; the line beside it is the same",
     "durable.TempFile.publish without `sync_folder(self._folder_fd, self._folder_path)`": (
         "a rename is one stroke and certain by its new folder; what else this flush covers, the name of a bundle's "
-        "folder, make_folder has flushed (without both: a swap of its own, which is caught)"
+        "folder, make_folder has flushed (without both: a swap of its own, which is caught), and that temporary files "
+        "of a session are gone, its forget flushes"
     ),
     "quarantine._move without `durable.sync_folder(from_fd, from_path)`": (
         "a rename is one stroke and certain by its new folder, which is flushed first; the flush is for filesystems on "
         "which it is two, where the file would have two names"
+    ),
+    "quarantine.move_back without `durable.sync_folder(fd, _path(folder))`": (
+        "a rename is one stroke and certain by its new folder, which is flushed first; the flush is for filesystems on "
+        "which it is two, where the file would have a second name in quarantine"
     ),
     "index.Index.return_to_file without `sync_file(fd, self.path)`": (
         "SQLite flushes the file once more when it makes its journal a WAL, before any row or file goes on the word of "

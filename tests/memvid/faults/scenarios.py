@@ -14,7 +14,7 @@ from typing import Final
 from faults import upkeep
 from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
 from faults.shim import by_hand
-from faults.worlds import Mark, Sees, Tape, Version, World, sleep
+from faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
 from store_making import OTHER_URI, URI
 from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.compaction_plan import CompactionPolicy
@@ -145,6 +145,29 @@ def compact(path: Path, tape: Tape) -> None:
             store.compact(URI, policy=CompactionPolicy(max_holders=1, min_dead_ratio=0.0, cold_after_seconds=0))
 
 
+def a_backup_of_the_index(path: Path) -> World:
+    """Four versions in four files, and beside the store its index as it is now."""
+    world = many_versions(path) - {FORK}
+    with Store.open(path, writable=True) as store:
+        store.delete_session(FORK.uri)
+    shutil.copy(path / "index.sqlite", path.parent / "index.backup")
+    return world
+
+
+def put_index_back(path: Path) -> None:
+    """The index of before, which says of each file where its blocks lay then."""
+    for name in ("index.sqlite-wal", "index.sqlite-shm"):
+        (path / name).unlink(missing_ok=True)
+    shutil.copy(path.parent / "index.backup", path / "index.sqlite")
+
+
+def fold(path: Path, tape: Tape) -> None:
+    with Store.open(path, writable=True) as store, tape.step(store):
+        report = store.compact(URI, policy=CompactionPolicy(max_holders=1, min_dead_ratio=0.0))
+        if not report.problems and not report.actions:
+            raise Broken("no file was written anew, and nothing says why")
+
+
 def prune(path: Path, tape: Tape) -> None:
     removed = [fact for fact in tape.world if isinstance(fact, Version) and fact.uri == URI and fact.number < 4]
     with Store.open(path, writable=True) as store, tape.step(store, removes=removed):
@@ -211,6 +234,7 @@ SCENARIOS: Final = {
         Scenario("recover", leftovers, recover),
         Scenario("rebuild_on_a_full_disk", two_versions_and_a_fork, rebuild_on_a_full_disk),
         Scenario("compact", many_versions, compact),
+        Scenario("fold_and_put_the_index_back", a_backup_of_the_index, fold, Sees(meanwhile=put_index_back)),
         Scenario("prune", many_versions, prune),
         Scenario("forget", two_versions_and_a_fork, forget),
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),

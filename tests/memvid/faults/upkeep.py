@@ -21,7 +21,7 @@ from store_making import OTHER_URI, URI
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.bundle import BundleFile
 from torpor.memvid.compaction_plan import CompactionPolicy
-from torpor.memvid.errors import NoSpace, SessionNotFound
+from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.incoming import hand_over
 from torpor.memvid.repair import LOST
 
@@ -146,9 +146,18 @@ def a_secret_everywhere(path: Path) -> World:
     return frozenset({*_SECRETS, _HEIR, *(Mark("trace", kind) for kind in _TRACES)})
 
 
+def a_secret_alone(path: Path) -> World:
+    """A session that shares nothing, and a temporary file with bytes of it, which the opening removes."""
+    secret = Version(SECRET, 1, 516, seed=7)
+    with Store.open(path, writable=True) as store:
+        file = making.bundle_path(store, sleep(store, secret).bundle_id)
+    shutil.copy(file, path / "bundles" / f"{'0' * 15}f.tmp")
+    return frozenset({secret, *(Mark("trace", kind) for kind in _TRACES)})
+
+
 def forget(path: Path, tape: Tape) -> None:
     """Everything of it goes, from every place; once it is acknowledged no power cut brings a byte of it back."""
-    gone = [*_SECRETS, *(Mark("trace", kind) for kind in _TRACES)]
+    gone = [fact for fact in tape.world if isinstance(fact, Mark) or fact.uri == SECRET]
     with Store.open(path, writable=True) as store, tape.step(store, removes=gone) as unsure:
         if store.forget(SECRET).problems:
             unsure.update(fact for fact in gone if isinstance(fact, Mark))
@@ -234,6 +243,24 @@ REPAIRED: Final = Sees(files=damaged_bytes, finish=repair_again, finished=frozen
 _BROKEN: Final = (Version(URI, 1, 30, seed=6), Version(OTHER_URI, 1, 30, seed=5))
 
 
+def set_aside_without_an_index(path: Path) -> Iterator[Mark]:
+    """The versions that come back as set aside where the index is lost: they are learnt from the quarantine."""
+    index, hidden = path / "index.sqlite", path.parent / "index.hidden"
+    if index.exists():
+        index.rename(hidden)
+    try:
+        with Store.open(path, writable=False) as store:
+            for row in store.index.given_up().values():
+                yield Mark("set aside without an index", str(row.uri))
+    finally:
+        if hidden.exists():
+            hidden.rename(index)
+
+
+def _aside(uri: SessionUri) -> list[Mark]:
+    return [Mark("set aside", str(uri)), Mark("set aside without an index", str(uri))]
+
+
 def sessions_with_versions_set_aside(path: Path) -> World:
     """A session of a version that stands and one that is set aside, and a session of which that is all."""
     with Store.open(path, writable=True) as store:
@@ -243,7 +270,7 @@ def sessions_with_versions_set_aside(path: Path) -> World:
         sleep(store, SECOND)
         sleep(store, ALONE)
         store.repair()
-    return frozenset({SECOND, ALONE, *(Mark("set aside", str(version.uri)) for version in _BROKEN)})
+    return frozenset({SECOND, ALONE, *(mark for version in _BROKEN for mark in _aside(version.uri))})
 
 
 def set_aside(store: Store) -> Iterator[Mark]:
@@ -258,16 +285,67 @@ def set_aside(store: Store) -> Iterator[Mark]:
 
 def delete_what_is_set_aside(path: Path, tape: Tape) -> None:
     with Store.open(path, writable=True) as store:
-        with tape.step(store, removes=[SECOND, Mark("set aside", str(URI))]):
-            store.delete_session(URI)
-        with tape.step(store, removes=[Mark("set aside", str(OTHER_URI))]):
-            store.delete_session(OTHER_URI)
+        for uri, versions in ((URI, [SECOND]), (OTHER_URI, [])):
+            with tape.step(store, removes=[*versions, *_aside(uri)]) as unsure:
+                if store.delete_session(uri).problems:
+                    unsure.update(_aside(uri)[1:])
 
 
 def empty_quarantine(path: Path, tape: Tape) -> None:
-    gone = [Mark("set aside", str(version.uri)) for version in _BROKEN]
+    gone = [mark for version in _BROKEN for mark in _aside(version.uri)]
     with Store.open(path, writable=True) as store, tape.step(store, removes=gone):
         store.empty_quarantine()
+
+
+SET_ASIDE: Final = Sees(marks=set_aside, files=set_aside_without_an_index)
+
+
+_NEWEST: Final = Version(URI, 3, 30, seed=3)
+_WAITING: Final = (SECOND, FORK)
+_GONE: Final = Version(SessionUri("work", "gone"), 1, 30, seed=4)
+_GIVEN_UP: Final = frozenset(Mark(kind, f"{_GONE.uri}@{_GONE.number}") for kind in ("waiting", "known"))
+
+
+def _named(version: Version, kind: str) -> Mark:
+    return Mark(kind, f"{version.uri}@{version.number}")
+
+
+def told_of(store: Store) -> Iterator[Mark]:
+    """Of the versions that are, or were, set aside: which are so, and of which the store knows at all."""
+    aside = {(row.uri, row.version) for row in store.index.given_up().values()}
+    for version in (FIRST, *_WAITING, _GONE):
+        if (version.uri, version.number) in aside:
+            yield _named(version, "waiting")
+        if (version.uri, version.number) in aside or store.find_session(version.uri, version.number):
+            yield _named(version, "known")
+
+
+def waiting_for_a_file(path: Path) -> World:
+    """A version whose file is gone, the two in quarantine that need its blocks, and a newer one of its session."""
+    with Store.open(path, writable=True) as store:
+        first = sleep(store, FIRST)
+        sleep(store, FORK, sleep(store, SECOND, first))
+        sleep(store, _NEWEST)
+        file = making.bundle_path(store, first.bundle_id)
+        file.rename(path.parent / file.name)
+        store.repair()
+        return frozenset({_NEWEST, *told_of(store)})
+
+
+def found_again(path: Path) -> World:
+    """The missing file is put back: what was set aside for want of it can come back."""
+    world = waiting_for_a_file(path)
+    (file,) = path.parent.glob("*.mvb")
+    file.rename(path / "bundles" / file.name[:2] / file.name)
+    return (world | {FIRST}) - {_named(FIRST, "waiting")}
+
+
+def bring_back(path: Path, tape: Tape) -> None:
+    """All of it is a version again, and stays one."""
+    adds, removes = _WAITING, [_named(version, "waiting") for version in _WAITING]
+    with Store.open(path, writable=True) as store, tape.step(store, adds=adds, removes=removes):
+        for problem in store.repair().problems:
+            raise StoreIoError(problem.message)  # it says that it could not
 
 
 # --- gc, recompression, a new index
@@ -302,10 +380,13 @@ _PLAIN: Final = tuple(Version(SessionUri("work", "plain"), *each, period=16) for
 
 
 def compressible(path: Path) -> World:
+    """Beside a version that was given up, its file being nowhere: that there was one, only the index knows."""
     with Store.open(path, writable=True) as store:
         sleep(store, _PLAIN[1], sleep(store, _PLAIN[0]))
         sleep(store, ALONE)
-    return frozenset({*_PLAIN, ALONE})
+        making.bundle_path(store, sleep(store, _GONE).bundle_id).unlink()
+        store.repair()
+        return frozenset({*_PLAIN, ALONE, *_GIVEN_UP})
 
 
 def recompress(path: Path, tape: Tape) -> None:
@@ -369,11 +450,13 @@ SCENARIOS: Final = (
     Scenario("import", a_file_from_elsewhere, import_files),
     Scenario("adopt", a_file_from_elsewhere, adopt, Sees(files=handed_over)),
     Scenario("forget_everywhere", a_secret_everywhere, forget, Sees(files=traces, again=forget_again)),
+    Scenario("forget_alone", a_secret_alone, forget, Sees(files=traces, again=forget_again)),
     Scenario("repair", damaged, repair, REPAIRED),
-    Scenario("delete_set_aside", sessions_with_versions_set_aside, delete_what_is_set_aside, Sees(marks=set_aside)),
-    Scenario("empty_quarantine", sessions_with_versions_set_aside, empty_quarantine, Sees(marks=set_aside)),
+    Scenario("delete_set_aside", sessions_with_versions_set_aside, delete_what_is_set_aside, SET_ASIDE),
+    Scenario("empty_quarantine", sessions_with_versions_set_aside, empty_quarantine, SET_ASIDE),
+    Scenario("bring_back", found_again, bring_back, Sees(marks=told_of)),
     Scenario("gc", old_leftovers, gc),
-    Scenario("recompress", compressible, recompress),
+    Scenario("recompress", compressible, recompress, Sees(marks=told_of, in_index_alone=_GIVEN_UP)),
     Scenario("return_to_file", two_versions_and_a_fork, return_to_file),
     Scenario("rebuild_asked_on_a_full_disk", two_versions_and_a_fork, rebuild_asked_on_a_full_disk),
 )

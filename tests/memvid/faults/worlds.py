@@ -53,14 +53,18 @@ World = frozenset[Version | Mark]
 class Sees:
     """How a scenario's other facts are found: `files` in the folder as a fault left it, before anybody opens the store;
     `marks` in the open store; `finish` does what its owner does next (repairs once more) and says what it found then,
-    and whatever the fault did, `finished` stands after it.
+    and whatever the fault did, `finished` stands after it. `meanwhile` is what somebody does to the folder after that
+    (puts an older file back), before the store is opened.
+    What is `in_index_alone` is known no more where a refusal of the system made the store make its index anew.
     `again` asks for the operation once more, at the very end, and raises Broken if that does not finish it.
     """
 
     marks: Callable[[Store], Iterable[Mark]] | None = None
     files: Callable[[Path], Iterable[Mark]] | None = None
+    meanwhile: Callable[[Path], None] | None = None
     finish: Callable[[Store], Iterable[Mark]] | None = None
     finished: World = frozenset()
+    in_index_alone: World = frozenset()
     again: Callable[[Store], None] | None = None
 
 
@@ -202,6 +206,8 @@ def require_allowed(found: World, allowed: Allowed) -> None:
 def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_ELSE) -> None:
     """Open a store after a fault, as a daemon would, and require all that it promises. Raises Broken, StoreError."""
     once = set(sees.files(path)) if sees.files else set()
+    if sees.meanwhile is not None:
+        sees.meanwhile(path)
     with Store.open(path, writable=True) as store:
         if sees.finish is not None:
             once.update(sees.finish(store))
