@@ -152,6 +152,10 @@ class IndexUnusable(Exception):
     """The index cannot be believed; the message says why. Never leaves memvid: the store builds a new one."""
 
 
+class IndexContradicted(IndexUnusable):
+    """What a whole index says cannot be brought into agreement with the bundles."""
+
+
 @dataclass(frozen=True, slots=True)
 class IndexedBundle:
     """What goes into the index for one bundle file; `row` is None for one of which nobody can tell whose version it is.
@@ -268,6 +272,22 @@ class Index:
             memory.close()
             raise
         return cls(memory, path, None)
+
+    @classmethod
+    def copy_of_current(cls, store_path: str, root_fd: int, store_uuid: str) -> Index | None:
+        """A private copy of an index that could not be opened; None for one that is missing, foreign, damaged or older
+        than the last rewrite of a bundle. Raises UnsafePath."""
+        try:
+            index = cls.copy_to_memory(store_path, root_fd, store_uuid)
+        except (IndexUnusable, StoreIoError):
+            return None
+        try:
+            if _count_of(index._connection) >= _rewrites_begun(root_fd, store_path):
+                return index
+        except (*_FAILURES, IndexUnusable, StoreIoError):
+            pass
+        index.close()
+        return None
 
     @classmethod
     def uuid_in(cls, root_fd: int, store_path: str) -> str | None:
@@ -469,7 +489,7 @@ class Index:
                     self._mark(unsettled)
                 self._checkpoint()  # as in `drop`
         except (*_FAILURES, BrokenSeal) as error:
-            raise IndexUnusable(f"it contradicts the bundles ({error})") from error
+            raise IndexContradicted(f"it contradicts the bundles ({error})") from error
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
         """Durably remove rows, references and blocks of these bundles, all or none."""

@@ -32,7 +32,19 @@ from .bundle import BundleFile
 from .deletion import let_go, remove_unneeded
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
-from .index import ASIDE, LIVE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable, indexed, row_of
+from .index import (
+    ASIDE,
+    LIVE,
+    MISSED,
+    SHADOWED,
+    UNREADABLE,
+    Index,
+    IndexContradicted,
+    IndexedBundle,
+    IndexUnusable,
+    indexed,
+    row_of,
+)
 from .marks import Marks
 from .paths import Stamp
 from .pins import Pins
@@ -85,7 +97,7 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
     try:
         index, report = _open_and_reconcile(folder, files, writable)
     except IndexUnusable as reason:
-        index, report = _make_anew(folder, files, writable, str(reason))
+        index, report = _make_anew(folder, files, writable, reason)
     if writable:
         try:
             remove_unneeded(folder, index, Pins(), files)
@@ -449,20 +461,33 @@ def _answer(ask: Callable[[], _T]) -> _T | None:
 
 
 def _make_anew(
-    folder: StoreFolder, files: Mapping[bytes, str], writable: bool, reason: str
+    folder: StoreFolder, files: Mapping[bytes, str], writable: bool, why: IndexUnusable
 ) -> tuple[Index, OpenReport]:
+    """An index from the bundles, and from what the one that could not be used says for all that: the system may have
+    refused a call, and no bundle tells of versions without a file."""
     live = _live(files)
     scan = _read_bundles(folder, live)
-    bundles = _as_entered(folder, scan, _set_aside(folder, live))
-    bundles += _missed(folder, files, bundles)
+    kept: list[IndexedBundle] = []
+    written: dict[int, int] = {}
+    is_believed = not isinstance(why, IndexContradicted)
+    old = Index.copy_of_current(folder.path, folder.root_fd, folder.uuid) if is_believed else None
+    if old is None:
+        bundles = _as_entered(folder, scan, _set_aside(folder, live))
+        bundles += _missed(folder, files, bundles)
+    else:
+        with contextlib.closing(old):
+            kept = _taken_over(folder, old, files, scan)
+            bundles = _entered_anew(folder, old, files, scan, kept)
+            written = _answer(old.written) or {}
+    unsettled = [one.bundle_id for one in kept]
+    reason = str(why)
     if writable:
-        index, why = _made(folder, bundles, (), {})
-        reason += why
+        index, where = _made(folder, bundles, unsettled, written)
+        reason += where
     else:
         index = Index.create_in_memory(folder.path, folder.uuid, bundles)
-    return index, OpenReport(
-        reason, len(live), 0, 0, (*scan.findings, *_missed_findings(folder, _rows_missed(bundles)))
-    )
+    missing = [*_missing(folder, _rows_without_files(kept, files)), *_missed_findings(folder, _rows_missed(bundles))]
+    return index, OpenReport(reason, len(live), 0, 0, (*scan.findings, *missing))
 
 
 def _made(

@@ -16,6 +16,7 @@ import pytest
 from store_making import OTHER_URI, URI, bundle_path, frame_of, require_awake, sleep
 from test_index_image import one_frame_log
 from torpor.memvid import Receipt, Store, deletion
+from torpor.memvid import index as index_module
 from torpor.memvid.errors import (
     BundleMissing,
     DurabilityLost,
@@ -680,6 +681,39 @@ def test_threat_25_the_number_of_a_missing_version_is_not_given_again(
     with Store.open(store_path, writable=True) as again:
         assert [row.bundle_id for row in again.versions(URI)][1:] == [second.bundle_id, later.bundle_id]
         assert again.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("call", ["_configure", "_require_ours"])
+def test_what_only_the_index_knows_outlives_a_system_that_refuses_to_open_it(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    second = sleep(store, 600, before=sleep(store, 300))
+    written = store.index.written()
+    store.close()
+    bundle_path(store, second.bundle_id).unlink()
+    asked = 0
+
+    def refused(*args: object, **kwargs: object) -> object:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise sqlite3.OperationalError("disk I/O error")
+        return real(*args, **kwargs)
+
+    real = getattr(index_module, call)
+    monkeypatch.setattr(index_module, call, refused)
+    with Store.open(store_path, writable=True) as again:
+        assert asked
+        assert "disk I/O error" in (again.opening.index_rebuilt or "")
+        assert [one.code for one in again.opening.unreadable] == ["bundle_missing"]
+        assert again.index.written() == written
+        assert [row.version for row in again.versions(URI)] == [1, 2]
+        with pytest.raises(BundleMissing):
+            again.open_session(URI)
+        assert sleep(again, 20).version == 3
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt is None
+        assert [row.version for row in again.versions(URI)] == [1, 2, 3]
 
 
 def test_a_missing_version_can_be_deleted_and_stays_deleted(store: Store, store_path: Path) -> None:

@@ -194,7 +194,9 @@ class _Run:
         after = last.after
         if self.error is not None and not isinstance(self.error, _POISONS) and last.before <= last.after:
             after = last.before
-        return Allowed(last.before | self.added, (after - self.scenario.sees.in_index_alone) | self.added)
+        if isinstance(self.handler, _SizeLimit):
+            after -= self.scenario.sees.in_index_alone
+        return Allowed(last.before | self.added, after | self.added)
 
 
 def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 1) -> Refused:

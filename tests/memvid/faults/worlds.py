@@ -55,7 +55,8 @@ class Sees:
     `marks` in the open store; `finish` does what its owner does next (repairs once more) and says what it found then,
     and whatever the fault did, `finished` stands after it. `meanwhile` is what somebody does to the folder after that
     (puts an older file back), before the store is opened.
-    What is `in_index_alone` is known no more where a refusal of the system made the store make its index anew.
+    What is `in_index_alone` is known no more where the system has no room for the index's file, however often it is
+    asked, and a bundle was rewritten meanwhile.
     `again` asks for the operation once more, at the very end, and raises Broken if that does not finish it.
     """
 
