@@ -38,10 +38,7 @@ from .waiting import find_losses
 _LOOKS = 64
 """How often a block is looked for anew that is not where its bundle said: each look follows one rewrite of the file."""
 
-_REMEDY = (
-    "Stop the daemon and remove index.sqlite: it is made anew from the bundles. If the refusal stays, the bundle "
-    "file was replaced: put it back from a backup."
-)
+_REMEDY = "Run `torpor rebuild-index`: it takes what the bundles say, and keeps what the index alone knows."
 
 
 def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path: str) -> None:

@@ -19,7 +19,7 @@ from . import quarantine, twins
 from .blocks import BlockEntry
 from .bundle import BundleFile, FrameFile
 from .errors import StoreError
-from .folder import LIVE_SUFFIX, StoreFolder
+from .folder import LIVE_SUFFIX, QUARANTINE, StoreFolder
 from .index import Index
 from .manifest import Manifest
 from .records import Finding, IndexRow
@@ -100,19 +100,31 @@ def _content_id(folder: StoreFolder, bundle_id: bytes, name: str) -> bytes:
 
 def find_losses(folder: StoreFolder, index: Index, uri: SessionUri | None = None) -> Iterator[Finding]:
     """The versions, of one session or of all, that are set aside, and what would bring each back. One that gave way to
-    what it was saved from is none, nor one whose file is back."""
-    rows = [row for row in index.given_up().values() if uri in (None, row.uri)]
+    what it was saved from is none, nor one whose file is back. Where nobody can look into quarantine, that alone."""
+    rows = [
+        row
+        for row in index.given_up().values()
+        if uri in (None, row.uri) and folder.suffix_of(row.bundle_id) != LIVE_SUFFIX
+    ]
     if not rows:
         return
     waiting: dict[bytes, list[tuple[str, str]]] = {}
-    for bundle_id, suffix, name in list_waiting(folder):
-        waiting.setdefault(bundle_id, []).append((suffix, name))
+    try:
+        for bundle_id, suffix, name in list_waiting(folder):
+            waiting.setdefault(bundle_id, []).append((suffix, name))
+    except StoreError as error:
+        yield _untold(folder, len(rows), error)
+        return
     rows.sort(key=lambda row: (row.uri, row.version))
     for _, its in itertools.groupby(rows, lambda row: row.uri):
         search = _Search(folder, index, waiting)
         for row in its:
-            if folder.suffix_of(row.bundle_id) != LIVE_SUFFIX:
-                yield from search.find(row)
+            yield from search.find(row)
+
+
+def _untold(folder: StoreFolder, count: int, error: StoreError) -> Finding:
+    message = f"What is lost of the versions that repair has set aside ({count}) cannot be told. {error.message}"
+    return Finding(f"{folder.path}/{QUARANTINE}", error.code, message)
 
 
 class _Search:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from store_making import FORK_URI, OTHER_URI, URI, bundle_path, frame_of, sleep
+from store_making import FORK_URI, OTHER_URI, URI, bundle_path, frame_of, require_awake, sleep
 from torpor.memvid import BlockEntry, IndexRow, Receipt, SessionUri, Store, verify
 from torpor.memvid.bundle import BundleFile, FrameFile
 from torpor.memvid.directory import digest_of
-from torpor.memvid.errors import BundleMissing, NoSpace, SessionNotFound
+from torpor.memvid.errors import BundleMissing, IndexMismatch, NoSpace, SessionNotFound
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index, IndexedBundle
 from torpor.memvid.layout import HEADER_BYTES, Trailer, encode_header
@@ -507,3 +507,57 @@ def test_a_version_that_describes_a_block_in_another_file_wrongly_is_reported_an
     store.rebuild_index()
     found = store.verify(deep=True).findings
     assert {finding.path for finding in found if finding.code in ("corrupt_bundle", "block_missing")} == {str(lie)}
+
+
+# --- versions that repair has set aside
+
+
+def test_what_verify_advises_lists_a_version_that_is_back_and_forgets_no_other(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    """An index that is removed has nothing to make it anew from of a version whose file is nowhere."""
+    away, back = sleep(store, 300), sleep(store, 300, uri=OTHER_URI, seed=1)
+    for receipt in (away, back):
+        bundle_path(store, receipt.bundle_id).rename(tmp_path / receipt.bundle_id.hex())
+    store.repair()
+    (tmp_path / back.bundle_id.hex()).rename(bundle_path(store, back.bundle_id))
+    (found,) = [finding for finding in store.verify(deep=True).findings if finding.code == "index_mismatch"]
+    assert "`torpor rebuild-index`" in found.message
+    assert "index.sqlite" not in found.message
+    store.rebuild_index()
+    require_awake(store, 300, uri=OTHER_URI, seed=1)
+    assert list(store.index.given_up()) == [away.bundle_id]
+    assert codes(store) == ["version_lost"]
+
+
+def test_what_a_refusal_advises_lets_the_version_be_woken(store: Store) -> None:
+    receipt = sleep(store, 300)
+    kept = store.index.stored(receipt.bundle_id)
+    assert kept is not None
+    assert kept.row is not None
+    store.index.drop([receipt.bundle_id])
+    store.index.add(dataclasses.replace(kept, row=dataclasses.replace(kept.row, token_count=299)))
+    with pytest.raises(IndexMismatch, match="torpor rebuild-index") as refused:
+        require_awake(store, 300)
+    assert "index.sqlite" not in refused.value.message
+    store.rebuild_index()
+    require_awake(store, 300)
+
+
+@pytest.mark.parametrize("uri", [None, URI])
+def test_a_quarantine_that_cannot_be_looked_into_is_reported(
+    store: Store, store_path: Path, uri: SessionUri | None
+) -> None:
+    receipt = sleep(store, 300)
+    sleep(store, 600, seed=1)
+    sleep(store, 300, uri=OTHER_URI, seed=2)
+    bundle_path(store, receipt.bundle_id).unlink()
+    store.repair()
+    assert codes(store) == ["version_lost"]
+    quarantine = store_path / "quarantine"
+    quarantine.mkdir(mode=0o700, exist_ok=True)
+    quarantine.chmod(0o770)
+    report = store.verify(uri, deep=True)
+    assert [(finding.path, finding.code) for finding in report.findings] == [(str(quarantine), "unsafe_path")]
+    assert "set aside (1)" in report.findings[0].message
+    assert store.verify(OTHER_URI, deep=True).ok
