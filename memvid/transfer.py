@@ -236,21 +236,28 @@ def _import(
 def _require_kin(core: StoreCore, bundle_id: bytes, imported: Manifest, uri: SessionUri) -> None:
     """Refuse to put a version before another session's newest: it has to come from that one, or from what that one was
     made from, as far as the store knows."""
-    newest = core.index.find(uri)
+    newest = core.index.find(uri) or _newest_unlisted(core, uri)
     if newest is None:
         return
     line, parent = {bundle_id}, imported.parent
     while parent is not None and parent not in line:
         line.add(parent)
-        row = core.index.rows_of([parent]).get(parent)
-        parent = row.parent if row else None
+        stored = core.index.stored(parent)
+        parent = stored.row.parent if stored is not None and stored.row is not None else None
     if line.isdisjoint({newest.bundle_id, newest.parent}):
         raise NameTaken(
             f"{uri} is another session, and would wake as {imported.uri} from then on. Import under a name that is "
-            f"free, or remove that session first (`torpor rm {uri.name}`).",
+            f"free, or remove that session first (`torpor rm {uri}`).",
             session=str(uri),
             imported=str(imported.uri),
         )
+
+
+def _newest_unlisted(core: StoreCore, uri: SessionUri) -> IndexRow | None:
+    """The newest version of a session that has none but such as are set aside, missed or unreadable: they may be back
+    any day."""
+    stored = map(core.index.stored, reversed(core.index.bundles_of(uri)))
+    return next((one.row for one in stored if one is not None and one.row is not None), None)
 
 
 def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
@@ -309,13 +316,17 @@ def _require_unknown(core: StoreCore, bundle_id: bytes) -> None:
     """Refuse a bundle that the index has, but not as the version that it is: one that cannot be read at present, or
     that another bundle has taken the number of. One that is missed, or that repair has set aside, comes back so."""
     if core.index.knows(bundle_id) and bundle_id not in {*core.index.missed(), *core.index.given_up()}:
-        path = core.folder.bundle_path(bundle_id)
-        raise CorruptBundle(
-            f"The store has {path} already, but cannot use it as it is. Import the file under another name, or run "
-            "`torpor repair` first.",
-            path=path,
-            part="file",
-        )
+        raise _unusable(core, bundle_id)
+
+
+def _unusable(core: StoreCore, bundle_id: bytes) -> CorruptBundle:
+    path = core.folder.bundle_path(bundle_id)
+    return CorruptBundle(
+        f"The store has {path} already, but cannot use it as it is. Import the file under another name, or run "
+        "`torpor repair` first.",
+        path=path,
+        part="file",
+    )
 
 
 class _Intake:
@@ -424,6 +435,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
 
     Raises:
         IndexMismatch: a live file of the bundle lies in the store, and the index does not know it.
+        CorruptBundle: one does of a version that was set aside, or missed.
         StoreBusy: the retired file was written anew each time.
     """
     for attempt in range(1, _TRIES + 1):
@@ -446,8 +458,10 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
 
 
 def _require_no_stranger(core: StoreCore, bundle_id: bytes) -> None:
-    """Refuse to take the place of a live file that the index does not know: somebody copied it in."""
+    """Refuse to take the place of a live file that the index does not know, or knows as missing: somebody put it there."""
     if core.folder.suffix_of(bundle_id) == LIVE_SUFFIX:
+        if core.index.knows(bundle_id):  # back, and perhaps damaged: a repair sees to either
+            raise _unusable(core, bundle_id)
         path = core.folder.bundle_path(bundle_id)
         raise IndexMismatch(
             f"{path} lies in the store already, but its index does not know it: the file was put there past Torpor. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import signal
 import struct
@@ -612,6 +613,40 @@ def test_only_kin_takes_the_place_of_another_sessions_newest_version(
     assert taken(target).parent == second.bundle_id, "it goes on from what was copied"
 
 
+def test_only_kin_takes_the_place_of_a_session_of_which_all_is_set_aside(
+    store: Store, other: Store, target: Path, tmp_path: Path
+) -> None:
+    """Else it is another session's once its file is back."""
+    first = sleep(other, 600, uri=OTHER_URI, seed=7)
+    kin = tmp_path / "kin.mvb"
+    sleep(other, 900, uri=THIRD_URI, before=first, seed=7)
+    other.export_session(THIRD_URI, 1, kin)
+    file = making.bundle_path(other, first.bundle_id)
+    file.rename(tmp_path / "away")
+    other.repair()
+    assert other.find_session(OTHER_URI) is None
+    sleep(store, 600)
+    exported(store, target)
+    with pytest.raises(NameTaken, match="is another session"):
+        other.import_file(target, as_uri=OTHER_URI, only_kin=True)
+    assert other.import_file(kin, as_uri=OTHER_URI, only_kin=True).version == 2
+    (tmp_path / "away").rename(file)
+    other.repair()
+    assert [row.version for row in other.versions(OTHER_URI)] == [1, 2]
+
+
+def test_a_taken_name_is_told_with_what_removes_that_very_session(store: Store, other: Store, target: Path) -> None:
+    work = SessionUri("work", OTHER_URI.name)
+    sleep(other, 300, uri=work)
+    sleep(other, 300, uri=OTHER_URI, seed=1)
+    sleep(store, 600, seed=2)
+    exported(store, target)
+    with pytest.raises(NameTaken) as refused:
+        other.import_file(target, as_uri=work, only_kin=True)
+    (advised,) = re.findall("`torpor rm ([^`]+)`", refused.value.message)
+    assert other.resolve(advised) == work
+
+
 def test_an_import_whose_earlier_version_is_damaged_is_done_again(store: Store, other: Store, target: Path) -> None:
     sleep(store, 600)
     first = other.import_file(exported(store, target), as_uri=OTHER_URI)
@@ -734,6 +769,25 @@ def test_a_live_file_that_the_index_does_not_know_ends_an_import_and_says_what_h
     other.rebuild_index()
     assert other.import_file(target).bytes_written == 0, "as the message says"
     require_awake(other, 600)
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_file_of_a_version_set_aside_that_is_back_ends_an_import_and_says_what_helps(
+    store: Store, target: Path, damaged: bool
+) -> None:
+    receipt = sleep(store, 600)
+    exported(store, target)
+    file = making.bundle_path(store, receipt.bundle_id)
+    data = bytearray(file.read_bytes())
+    file.unlink()
+    store.repair()
+    data[-10] ^= damaged
+    file.write_bytes(data)
+    file.chmod(0o600)
+    assert "`torpor repair`" in refused(store, target, CorruptBundle).message
+    store.repair()
+    assert store.import_file(target).version == 1, "as the message says"
+    require_awake(store, 600)
 
 
 @pytest.mark.parametrize("how", ["as it is", "another name"])
