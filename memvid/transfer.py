@@ -458,7 +458,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
 
 
 def _require_no_stranger(core: StoreCore, bundle_id: bytes) -> None:
-    """Refuse to take the place of a live file that the index does not know, or knows as missing: somebody put it there."""
+    """Refuse to take the place of a live file that the index does not know, or knows as gone: somebody put it there."""
     if core.folder.suffix_of(bundle_id) == LIVE_SUFFIX:
         if core.index.knows(bundle_id):  # back, and perhaps damaged: a repair sees to either
             raise _unusable(core, bundle_id)

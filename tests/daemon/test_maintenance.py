@@ -397,7 +397,7 @@ async def test_an_import_under_the_name_of_another_session_is_refused(open_rig: 
         bundle_id = handed_over(store)
         await rig.read("b", tokens_of(2, 300))
         slept = await rig.sleep("b")
-        with pytest.raises(NameTaken, match="torpor rm b"):
+        with pytest.raises(NameTaken, match="torpor rm torpor://default/b"):
             await rig.service.import_bundle(bundle_id=bundle_id, session="b")
         assert (await rig.service.show(session="b")).info.bundle_id == slept.bundle_id
 
