@@ -25,7 +25,7 @@ from typing import Final
 
 from . import deletion, durable, quarantine
 from .core import StoreCore
-from .errors import CorruptMarks, MarksLost, StoreError, UnsafePath
+from .errors import CorruptMarks, CorruptStoreFile, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
 from .incoming import INCOMING
 from .index import UNREADABLE
@@ -80,7 +80,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
         collection.remove_retired(garbage.retired[at : at + BATCH])
     collection.remove_temps(garbage.temps)
     collection.remove_incoming(garbage.incoming)
-    collection.unmark(garbage.dangling)
+    collection.unmark(garbage.dangling, problems)
     return MaintenanceReport(
         "gc", dry_run, tuple(collection.actions), collection.bytes_freed, collection.bytes_written, tuple(problems)
     )
@@ -302,16 +302,24 @@ class _Collection:
         self.actions.append(Action("remove", path, None, None, size_bytes, reason))
         self.bytes_freed += size_bytes
 
-    def unmark(self, dangling: Sequence[tuple[SessionUri, bytes]]) -> None:
+    def unmark(self, dangling: Sequence[tuple[SessionUri, bytes]], problems: list[Finding]) -> None:
         core = self._core
         if not dangling:
             return
-        if not self._dry_run:
-            with core.committing(), contextlib.suppress(CorruptMarks, MarksLost):
-                marks = Marks.load(core.folder)
-                gone = [bundle_id for _, bundle_id in marks.dangling(core.index.bundle_ids())]
-                self.bytes_written += marks.without_bundles(gone).save(core.folder)
+        try:
+            if not self._dry_run:
+                self._unmark()
+        except (CorruptMarks, MarksLost, CorruptStoreFile, UnsupportedFormat, UnsafePath) as error:
+            problems.append(Finding(str(error.details.get("path", core.path)), error.code, error.message))
+            return
         path = f"{core.path}/{MARKS_FILE}"
         for uri, bundle_id in dangling:
             reason = f"The version that it marked ({bundle_id.hex()[:12]}) is gone."
             self.actions.append(Action("unmark", path, uri, None, 0, reason))
+
+    def _unmark(self) -> None:
+        core = self._core
+        with core.committing():
+            marks = Marks.load(core.folder)
+            gone = [bundle_id for _, bundle_id in marks.dangling(core.index.bundle_ids())]
+            self.bytes_written += marks.without_bundles(gone).save(core.folder)

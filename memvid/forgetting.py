@@ -33,13 +33,22 @@ from . import deletion, durable, quarantine
 from .budget import utc_day
 from .bundle import BundleFile, FrameFile
 from .core import StoreCore
-from .errors import BundleMissing, DurabilityLost, LockLost, MarksLost, SessionNotFound, StoreError, Truncated
-from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
+from .errors import (
+    BundleMissing,
+    CorruptStoreFile,
+    DurabilityLost,
+    LockLost,
+    MarksLost,
+    SessionNotFound,
+    StoreError,
+    Truncated,
+)
+from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, STORE_FILE
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
 from .needs import read_needs
 from .paths import Stamp, open_folder
-from .records import Action, Finding, MaintenanceReport
+from .records import Action, Finding, IndexRow, MaintenanceReport
 from .remains import Remain, find_remains
 from .rewriting import Contents, prepared
 from .uri import SessionUri, not_found
@@ -96,7 +105,7 @@ def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: boo
     run.clear_other_places()
     look = run.strip() if not dry_run else _look(core, uri, blocks, promised, bundle_ids)
     if dry_run:
-        run.plan(look)
+        run.plan(look, bundle_ids)
     else:
         run.erase_index()
     run.find_newcomers(look)
@@ -218,10 +227,12 @@ class _Forget:
         core = self._core
         rows = core.index.rows_of(bundle_ids)
         with core.committing():
+            unfiled, marked = self._unfiled(bundle_ids), self._marked()
             # What this could not do in quarantine is told, or put right, where that is looked through.
             room = deletion.retire(core.folder, core.index, core.pins, bundle_ids).freed if bundle_ids else 0
             removed = deletion.remove_unneeded(core.folder, core.index, core.pins)
             deletion.unmark(core.folder, self._uri)
+            self._tell_rows(unfiled, marked=marked and not self._marked())
         self._freed += room
         for bundle_id, size_bytes in removed.items():
             row = rows.get(bundle_id)
@@ -247,7 +258,28 @@ class _Forget:
         look.problems += [Finding(step.path, NOT_FORGOTTEN, "It kept changing. Forget it again.") for step in left]
         return look
 
-    def plan(self, look: Look) -> None:
+    def _unfiled(self, bundle_ids: Iterable[bytes]) -> list[IndexRow]:
+        """The versions that leave no file behind under bundles/: they are missing, or set aside."""
+        core = self._core
+        absent = [one for one in bundle_ids if not core.folder.has_bundle(one)]
+        return [stored.row for stored in map(core.index.stored, absent) if stored is not None and stored.row]
+
+    def _marked(self) -> bool:
+        """Whether the session has marks; not where nobody can read them, which is told at the end."""
+        with contextlib.suppress(StoreError):
+            return bool(Marks.load(self._core.folder).session(self._uri))
+        return False
+
+    def _tell_rows(self, unfiled: Iterable[IndexRow], *, marked: bool) -> None:
+        for row in unfiled:
+            path = self._core.folder.bundle_path(row.bundle_id)
+            self._did(Action("index", path, row.uri, row.version, 0, "it has no file there, and its row goes"))
+        if marked:
+            path = f"{self._core.path}/{MARKS_FILE}"
+            self._did(Action("unmark", path, self._uri, None, 0, "its tags and pins go"))
+
+    def plan(self, look: Look, bundle_ids: Iterable[bytes]) -> None:
+        self._tell_rows(self._unfiled(bundle_ids), marked=self._marked())
         for step in look.steps:
             self._did(step.action(step.size_bytes))
 
@@ -436,10 +468,14 @@ class _Forget:
         path = f"{core.path}/{MARKS_FILE}"
         try:
             if Marks.load(core.folder).session(self._uri):
+                core.folder.require_store_file()  # without it no marks are written
                 message = f"{path} still has tags or pins of {self._uri}. Forget it again."
                 self._problems.append(Finding(path, NOT_FORGOTTEN, message))
         except MarksLost:
             pass  # nor are those of this session there
+        except CorruptStoreFile as error:
+            message = f"Tags and pins of {self._uri} may be left: {error.message} Then {_AGAIN}."
+            self._problems.append(Finding(f"{core.path}/{STORE_FILE}", error.code, message))
         except StoreError as error:
             self._problems.append(Finding(path, error.code, error.message))
 

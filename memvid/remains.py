@@ -33,7 +33,7 @@ from .uri import SessionUri
 
 _OWN_FOLDERS: Final = (BUNDLES, INCOMING, QUARANTINE)
 _OWN_FILES: Final = frozenset({STORE_FILE, LOCK_NAME, MARKS_FILE, SUMS_FILE, *INDEX_FILES})
-_SET_ASIDE_MARKS: Final = re.compile(re.escape(MARKS_FILE) + r"\.[0-9]+", re.ASCII)
+_SET_ASIDE_TEXT: Final = re.compile(rf"({re.escape(MARKS_FILE)}|{re.escape(STORE_FILE)})\.[0-9]+", re.ASCII)
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -129,7 +129,7 @@ def _judged(folder_fd: int, name: str, path: str, folder: str, uri: SessionUri) 
     if not size_bytes:
         os.close(fd)
         return
-    holds, why = _mentions(fd, uri) if folder and _SET_ASIDE_MARKS.fullmatch(name) else _verdict(fd, path, uri)
+    holds, why = _mentions(fd, uri) if folder and _SET_ASIDE_TEXT.fullmatch(name) else _verdict(fd, path, uri)
     if holds or why:
         yield Remain(path, folder, name, size_bytes, None if holds else why)
 
@@ -149,12 +149,13 @@ def _verdict(fd: int, path: str, uri: SessionUri) -> tuple[bool, str]:
 
 
 def _mentions(fd: int, uri: SessionUri) -> tuple[bool, str]:
-    """As `_verdict`, of marks that were set aside: text that names sessions, and that nobody can take apart."""
+    """As `_verdict`, of marks, or a store.json, that were set aside: text that may name sessions, and that nobody can
+    take apart."""
     name, tail = uri.name.encode(), b""
     try:
         while chunk := os.read(fd, _CHUNK_BYTES):
             if name in tail + chunk:
-                return False, f"these damaged marks have the text {uri.name} in them"
+                return False, f"it is damaged, and has the text {uri.name} in it"
             tail = chunk[-len(name) :]
         return False, ""
     except OSError as error:

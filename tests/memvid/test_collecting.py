@@ -197,6 +197,24 @@ def test_damaged_marks_are_left_and_told(store: Store, store_path: Path) -> None
     assert (store_path / "marks.json").read_text() == "{}"
 
 
+def test_what_a_gc_has_done_is_told_where_marks_cannot_be_written(store: Store, store_path: Path) -> None:
+    receipt = sleep(store, 300)
+    store.tag(receipt.uri, 1, "t")
+    file = store_path / "store.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    store.delete_session(receipt.uri)
+    leftover = store_path / "bundles" / f"{'0' * 16}.tmp"
+    leftover.write_bytes(bytes(8))
+    leftover.chmod(0o600)
+    report = store.gc()
+    assert (str(leftover), "remove") in [(action.path, action.kind) for action in report.actions]
+    assert not [action for action in report.actions if action.kind == "unmark"]
+    assert [(problem.path, problem.code) for problem in report.problems] == [(str(file), "corrupt_store_file")]
+    file.write_bytes(whole)
+    assert [action.kind for action in store.gc().actions if action.session] == ["unmark"]
+
+
 def test_the_quarantine_is_never_emptied(store: Store, store_path: Path) -> None:
     inside = store_path / "quarantine" / ("a" * 64 + ".mvb.1")
     inside.write_bytes(b"old")

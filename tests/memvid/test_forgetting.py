@@ -815,3 +815,63 @@ def test_a_session_of_which_all_is_set_aside_can_be_forgotten(store: Store, stor
     assert [problem.code for problem in report.problems] == ["cannot_be_told"] * len(report.problems)
     assert store.index.bundles_of(SECRET) == []
     assert not store.marks(SECRET)
+
+
+# --- what has no file, and what marks and store.json keep
+
+
+@pytest.mark.parametrize("missed", [True, False])
+def test_a_version_without_a_file_and_its_marks_are_told(store_path: Path, missed: bool) -> None:
+    with Store.open(store_path, writable=True) as store:
+        gone = sleep_secret(store, 300)
+        sleep(store, 300, uri=OTHER_URI, seed=1)
+        store.tag(SECRET, 1, "hush")
+        bundle_path(store, gone.bundle_id).unlink()
+    if missed:
+        for file in store_path.glob("index.sqlite*"):
+            file.unlink()
+    with Store.open(store_path, writable=True) as store:
+        assert list(store.index.missed()) == [gone.bundle_id] * missed
+        reports = [store.forget(SECRET, dry_run=dry_run) for dry_run in (True, False)]
+        for report in reports:
+            assert [(one.kind, one.session, one.version) for one in report.actions] == [
+                ("index", SECRET, 1),
+                ("unmark", SECRET, None),
+            ]
+            assert report.bytes_freed == 0
+        assert not store.marks(SECRET)
+        assert store.verify(deep=True).ok
+
+
+def test_a_store_file_that_repair_has_set_aside_hides_no_session(store: Store, store_path: Path) -> None:
+    sleep_secret(store, 300)
+    sleep(store, 300, uri=OTHER_URI, seed=1)
+    file = store_path / "store.json"
+    data = bytearray(file.read_bytes())
+    data[60] ^= 1
+    file.write_bytes(data)
+    store.repair()
+    aside = store_path / "quarantine" / "store.json.1"
+    assert aside.exists()
+    assert store.forget(SECRET).ok
+    aside.write_text(f"what the disk made of it: {OTHER_URI}")
+    (problem,) = store.forget(OTHER_URI).problems
+    assert (problem.path, problem.code) == (str(aside), "cannot_be_told")
+
+
+def test_marks_that_cannot_be_written_for_store_json_are_told_with_that_as_the_cause(
+    store: Store, store_path: Path
+) -> None:
+    sleep_secret(store, 300)
+    sleep(store, 300, uri=OTHER_URI, seed=1)
+    store.tag(SECRET, 1, "hush")
+    file = store_path / "store.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    report = store.forget(SECRET)
+    (problem,) = report.problems
+    assert (problem.path, problem.code) == (str(file), "corrupt_store_file")
+    assert "unmark" not in {action.kind for action in report.actions}
+    file.write_bytes(whole)
+    assert store.forget(SECRET).ok, "as the message says"
+    assert found_in(store_path, SECRET.name.encode()) == []
