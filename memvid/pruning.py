@@ -11,6 +11,9 @@ Rules:
   the same: a version that is tagged meanwhile stays.
 - A step retires the versions of some sessions, oldest first, and drops their rows at once. A crash leaves each version
   there or gone; what is gone is only what the retention did not keep. A second prune does the rest.
+- What a repair had saved from a version, and set aside once that was whole again, goes with it, and before it: else the
+  next repair would take it for lost, and bring back what the rule takes away. Not where it has a mark, nor of a version
+  that cannot be woken.
 - Files go last, all at once, for one listing of the folder serves them all.
 """
 
@@ -31,6 +34,7 @@ from .records import Action, Finding, IndexRow, MaintenanceReport
 from .retention import Kept, Retention, RetentionPlan, plan_retention
 from .uri import SessionUri
 from .verify import Promised, require_same_as_row
+from .waiting import gave_way_to
 
 _STEP_VERSIONS: Final = 256
 """Versions dropped in one commit, or those of one session: a sleep waits no longer than for so many renames."""
@@ -173,10 +177,24 @@ def _drop(
         planned = {row.bundle_id for row in step}
         again = _plan(core, dict.fromkeys(row.uri for row in step), retention, now_ns, unsound)
         rows = [row for row in again.drop if row.bundle_id in planned]
-        retirement = deletion.retire(core.folder, core.index, core.pins, _with_rivals(core, rows))
+        replaced = _replaced(core, rows)
+        left = deletion.let_go(core.folder, replaced) if replaced else []
+        retirement = deletion.retire(core.folder, core.index, core.pins, [*replaced, *_with_rivals(core, rows)])
         if retirement.freed:
             freed[rows[-1].bundle_id] = retirement.freed
-        return rows, retirement.problems
+        return rows, tuple(dict.fromkeys((*left, *retirement.problems)))
+
+
+def _replaced(core: StoreCore, rows: Iterable[IndexRow]) -> list[bytes]:
+    """The versions set aside that gave way to those of these that can be woken."""
+    leaving = {row.bundle_id: row for row in rows}
+    found = gave_way_to(core.folder, core.index, leaving)
+    marks = Marks.load(core.folder) if found else None
+    return [
+        one
+        for one, source in found.items()
+        if marks is not None and not marks.of(one) and _problem(core, leaving[source]) is None
+    ]
 
 
 def _with_rivals(core: StoreCore, rows: Sequence[IndexRow]) -> list[bytes]:
@@ -201,7 +219,7 @@ def _expected(core: StoreCore, plan: RetentionPlan, problems: Sequence[Finding])
     if leaving and not core.index.needs_unknown():
         retired = [one for one, suffix in core.folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
         asked = [*leaving, *(one for one in retired if one not in leaving)]
-        for bundle_id in deletion.unneeded(core.index, asked, but_for=leaving):
+        for bundle_id in deletion.unneeded(core.index, asked, but_for=[*leaving, *_replaced(core, plan.drop)]):
             if not core.pins.count(bundle_id):
                 freed[bundle_id] = core.folder.size_of(bundle_id)
     return _report(core, plan, plan.drop, freed, problems, dry_run=True)

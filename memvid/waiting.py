@@ -127,6 +127,24 @@ def _untold(folder: StoreFolder, count: int, error: StoreError) -> Finding:
     return Finding(f"{folder.path}/{QUARANTINE}", error.code, message)
 
 
+def gave_way_to(folder: StoreFolder, index: Index, bundle_ids: Collection[bytes]) -> dict[bytes, bytes]:
+    """The versions set aside that were saved from one of these bundles, with that one; none where nobody can look into
+    quarantine."""
+    uris = {row.uri for row in index.rows_of(bundle_ids).values()}
+    given_up = {one for one, row in index.given_up().items() if row.uri in uris}
+    found: dict[bytes, bytes] = {}
+    with contextlib.suppress(StoreError):
+        for bundle_id, suffix, name in list_waiting(folder) if given_up else ():
+            if suffix != LIVE_SUFFIX or bundle_id not in given_up or bundle_id in found:
+                continue
+            with contextlib.suppress(StoreError):
+                with contextlib.closing(NamedFile(*quarantine.open_name(folder, name), bundle_id)) as file:
+                    source = salvaged_from(file.manifest)
+                if source is not None and source in bundle_ids and folder.suffix_of(bundle_id) != LIVE_SUFFIX:
+                    found[bundle_id] = source
+    return found
+
+
 class _Search:
     """What the versions of one session lack that are set aside."""
 

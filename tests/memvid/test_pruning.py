@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, frame_of, require_awake, sleep
 from torpor.memvid import BundleReader, Finding, IndexRow, Receipt, SessionUri, Store
 from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import CorruptMarks, InvalidPolicy, NoSpace, ReadOnlyStore, SessionNotFound, StoreIoError
@@ -519,3 +520,58 @@ def test_a_failure_of_the_system_is_no_reason_to_keep_or_drop_anything(
         with pytest.raises(StoreIoError):
             store.prune(LAST, URI, dry_run=dry_run)
     assert versions(store) == [1, 2]
+
+
+# --- what a repair had saved
+
+
+def saved_and_replaced(store: Store, tmp_path: Path) -> Receipt:
+    """A version that is whole again, and in quarantine the second one, which a repair had saved from it."""
+    first = sleep(store, 900)
+    file, copy = bundle_path(store, first.bundle_id), tmp_path / "copy"
+    shutil.copy(file, copy)
+    frame = frame_of(store, [entry for entry in first.entries if entry.kind == "span"][2])
+    data = bytearray(file.read_bytes())
+    data[frame.offset + frame.head_bytes + 5] ^= 1
+    file.write_bytes(data)
+    store.repair()
+    assert versions(store) == [2]
+    shutil.copy(copy, file)
+    file.chmod(0o600)
+    for _ in range(2):  # the first takes the file in
+        store.repair()
+    assert (versions(store), [row.version for row in store.index.given_up().values()]) == ([1], [2])
+    return first
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_what_a_repair_had_saved_does_not_come_back_once_what_it_gave_way_to_is_pruned(
+    store_path: Path, tmp_path: Path, anew: bool
+) -> None:
+    with Store.open(store_path, writable=True) as store:
+        saved_and_replaced(store, tmp_path)
+        sleep(store, 500, seed=3)
+        planned = store.prune(LAST, dry_run=True)
+        done = store.prune(LAST)
+        assert [one.kind for one in planned.actions] == [one.kind for one in done.actions]
+        assert (planned.bytes_freed, done.problems) == (done.bytes_freed, ())
+    if anew:
+        for file in store_path.glob("index.sqlite*"):
+            file.unlink()
+    with Store.open(store_path, writable=True) as store:
+        assert store.verify(deep=True).ok
+        assert store.repair().actions == ()
+        assert versions(store) == [3]
+        assert suffixes(store).count(".mvb") == 1
+
+
+def test_what_a_repair_had_saved_stays_where_what_it_gave_way_to_is_damaged_again(store: Store, tmp_path: Path) -> None:
+    first = saved_and_replaced(store, tmp_path)
+    sleep(store, 500, seed=3)
+    file = bundle_path(store, first.bundle_id)
+    data = bytearray(file.read_bytes())
+    data[-10] ^= 1
+    file.write_bytes(data)
+    store.prune(LAST)
+    assert versions(store) == [3]
+    assert [row.version for row in store.index.given_up().values()] == [2]
