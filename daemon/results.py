@@ -162,7 +162,8 @@ class MaintenanceProblem:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """What a delete removed, and what it could not mark as deleted; `problems_left_out` counts what that was cut by."""
+    """What a delete removed, and what it could not mark as deleted or not remove; `problems_left_out` counts what that
+    was cut by."""
 
     session: str
     versions_deleted: int

@@ -6,8 +6,8 @@ and has them no more. Those of a version that it was made anew without stay. Wha
 it needs and its marks, until the user has the quarantine emptied: that gives it up for good.
 
 Rules:
-- While a bundle cannot be read, or is missed, nothing is removed: what it needs is unknown, and so are the versions
-  that marks mean.
+- While a bundle cannot be read, is missed, or is set aside with unknown needs, nothing is removed: what it needs is
+  unknown, and so are the versions that marks mean. Emptying the quarantine gives the last kind up.
 - A version is given up only while it is set aside: not one that is back, or whose file is under bundles/ again.
 - What is to go is asked again under the lock right before it goes, in steps of BATCH, so that no sleep waits long.
 """
@@ -28,11 +28,10 @@ from .core import StoreCore
 from .errors import CorruptMarks, CorruptStoreFile, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
 from .incoming import INCOMING
-from .index import UNREADABLE
 from .marks import MARKS_FILE, Marks
-from .opening import missed_finding
 from .paths import list_names, open_folder, stat_name
 from .records import Action, Finding, IndexRow, MaintenanceReport
+from .unknown_needs import find_unknown_needs
 from .uri import SessionUri
 
 BATCH: Final = 32
@@ -41,8 +40,6 @@ BATCH: Final = 32
 INCOMING_HOURS: Final = 24
 """How long what a client handed over may lie in `incoming`. A client that asks takes seconds; one that died never
 comes back. By the files' times, so it is long enough for no clock's small errors to matter."""
-
-UNREADABLE_CODE: Final = "unreadable_bundle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     else:
         core.require_writable()
         core.mend_index_file()  # beside one that is behind no file may go
-    problems = _beside_which_nothing_goes(core)
+    problems = find_unknown_needs(core.folder, core.index)
     if problems:
         return MaintenanceReport("gc", dry_run, (), 0, 0, tuple(problems))
     garbage = _find(core, problems)
@@ -84,21 +81,6 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     return MaintenanceReport(
         "gc", dry_run, tuple(collection.actions), collection.bytes_freed, collection.bytes_written, tuple(problems)
     )
-
-
-def _beside_which_nothing_goes(core: StoreCore) -> list[Finding]:
-    """The bundles that cannot be read or are missed: `Index.needs_unknown`."""
-    path_of = core.folder.bundle_path
-    return [
-        *(Finding(path_of(one), UNREADABLE_CODE, _UNREADABLE_MESSAGE) for one in core.index.with_status(UNREADABLE)),
-        *(missed_finding(path_of(one), row) for one, row in core.index.missed().items()),
-    ]
-
-
-_UNREADABLE_MESSAGE: Final = (
-    "This bundle cannot be read, so nobody knows what it needs, and nothing is removed while that is so. Put the file "
-    "back from a backup, or let `torpor repair` see to it."
-)
 
 
 def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
@@ -141,9 +123,17 @@ class _Emptying:
         wanted = [*self._names, *sorted(self._asked - self._names.keys())]
         for at in range(0, len(wanted), BATCH):
             with self._core.committing() if not self._dry_run else contextlib.nullcontext():
-                if self._core.index.needs_unknown():
+                if self._may_need_what_goes():
                     return
                 self._give_up(wanted[at : at + BATCH])
+
+    def _may_need_what_goes(self) -> bool:
+        """Whether there is a bundle of which nobody knows what it needs, and which is not given up here."""
+        rows, suffix_of = self._core.index.given_up(), self._core.folder.suffix_of
+        return any(
+            one not in self._asked or one not in rows or suffix_of(one) == LIVE_SUFFIX
+            for one in self._core.index.needs_unknown()
+        )
 
     def _give_up(self, bundle_ids: Sequence[bytes | None]) -> None:
         core = self._core

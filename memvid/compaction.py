@@ -39,10 +39,10 @@ from .errors import (
 )
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import UNREADABLE
-from .opening import missed_finding
 from .paths import Stamp
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .rewriting import Contents, prepared
+from .unknown_needs import find_told
 from .uri import SessionUri
 
 _FATAL = (DurabilityLost, LockLost, StoreClosed, ReadOnlyStore)
@@ -66,8 +66,7 @@ def compact(
     for bundle_id in core.index.with_status(UNREADABLE):
         path = core.folder.bundle_path(bundle_id)
         run.report(path, "corrupt_bundle", f"{path} cannot be read: nothing is compacted while it is there.")
-    for bundle_id, row in core.index.missed().items():
-        finding = missed_finding(core.folder.bundle_path(bundle_id), row)
+    for finding in find_told(core.folder, core.index):
         run.report(finding.path, finding.code, finding.message)
     if core.index.needs_unknown():
         return run.result()

@@ -11,7 +11,8 @@ Rules:
 - What repair has set aside of a session goes after that, so a delete that fails before has not touched it; where one is
   cut off the next opening lets it go. What lies in quarantine of a version that stands is retired just before its file,
   for a retired file beside a version in quarantine says that repair has set it aside.
-- Whatever a bundle that cannot be read, or is missed, might need stays: while there is one, no file is removed.
+- Whatever a bundle might need of which nobody knows what it needs stays: while there is one, no file is removed, and a
+  delete says so.
 - A delete considers the files of its session and of the bundles that held blocks for it: no other one can have lost
   its last user by it. What an earlier one left behind is found at the next open or gc, which consider all files.
 """
@@ -39,6 +40,7 @@ from .index import ASIDE, UNREADABLE, Index
 from .marks import Marks
 from .pins import Pins
 from .records import DeleteReport, Finding
+from .unknown_needs import find_unknown_needs
 from .uri import SessionUri
 
 
@@ -68,7 +70,15 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
     )
-    return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, retirement.problems)
+    problems = (*retirement.problems, *(find_unknown_needs(folder, index) if _waits(folder, index, asked) else ()))
+    return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, problems)
+
+
+def _waits(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> bool:
+    """Whether one of the bundles is a file that only stays because somebody unknown may need it."""
+    if not index.needs_unknown():
+        return False
+    return any(folder.suffix_of(one) == RETIRED_SUFFIX for one in unneeded(index, bundle_ids))
 
 
 def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> Retirement:
@@ -205,13 +215,13 @@ def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> d
     are those of which marks are left."""
     if not bundle_ids:
         return {}
-    named = set(bundle_ids) if index.file_is_behind else _left_marked(folder, index, bundle_ids)
+    named = set(bundle_ids) if index.file_is_behind else unmark_deleted(folder, index, bundle_ids)
     return {
         one: folder.empty_retired(one) if one in named else folder.remove(one, RETIRED_SUFFIX) for one in bundle_ids
     }
 
 
-def _left_marked(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> set[bytes]:
+def unmark_deleted(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> set[bytes]:
     """Take the marks of deleted versions away before their files go, and say of which they are left, for want of room.
 
     Once no file of a version is there, an index that is made anew takes its marks for those of a loss.
@@ -243,7 +253,7 @@ def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequen
 
 def unmark(folder: StoreFolder, uri: SessionUri) -> None:
     """No marks of a session that is gone. Neither a full disk nor damaged marks may stop a delete: where marks stay
-    because this fails, so do the names of the retired files (`_left_marked`)."""
+    because this fails, so do the names of the retired files (`unmark_deleted`)."""
     try:
         marks = Marks.load(folder)
         if marks.session(uri):

@@ -41,7 +41,8 @@ def write_error(error: OSError, action: str, path: str) -> StoreError:
     if error.errno in NO_SPACE_ERRNOS:
         return NoSpace(
             f"No room to {action} {path}: {os.strerror(error.errno or 0)}. Free some space (`torpor rm` works on a "
-            "full disk) and try again; the store is as it was.",
+            "full disk, and says so where a damaged or missing version keeps it from freeing any) and try again; the "
+            "store is as it was.",
             path=path,
             action=action,
             errno=error.errno,

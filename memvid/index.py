@@ -936,9 +936,19 @@ class Index:
         return int(count)
 
     def needs_unknown(self) -> list[bytes]:
-        """The bundles of which nobody knows what they need: they cannot be read, or are missed. While there is one, no
-        file is removed for not being needed."""
-        return [*self.with_status(UNREADABLE), *self.with_status(MISSED)]
+        """The bundles of which nobody knows what they need: they cannot be read, are missed, or were set aside so.
+        While there is one, no file is removed for not being needed."""
+        return [*self.with_status(UNREADABLE), *self.with_status(MISSED), *self.aside_untold()]
+
+    def aside_untold(self) -> list[bytes]:
+        """The versions that were set aside of which nobody knows what they need: only a manifest or a mark told of
+        them, for every version that was read holds blocks or needs others."""
+        return self._ids(
+            f"SELECT bundle_id FROM bundles WHERE status <> '{LIVE}' AND status = ? "
+            "AND NOT EXISTS (SELECT 1 FROM refs WHERE refs.number = bundles.number) "
+            "AND NOT EXISTS (SELECT 1 FROM blocks WHERE blocks.number = bundles.number)",
+            (ASIDE,),
+        )
 
     def stored(self, bundle_id: bytes) -> IndexedBundle | None:
         """What the index says of a bundle, of its blocks only the first 8 bytes of each id, in order."""

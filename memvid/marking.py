@@ -21,7 +21,9 @@ def tag(core: StoreCore, uri: SessionUri, version: int | None, name: str, *, mov
     with core.committing():
         row = _require_version(core, uri, version)
         marks = _marks_to_change(core, lost_is_none=move)
-        marks.tag(uri, row.bundle_id, row.version, name, move=move).save(core.folder)
+        marks = marks.tag(uri, row.bundle_id, row.version, name, move=move)
+        marks.save(core.folder)
+        _end_missing(core, marks)
         return row
 
 

@@ -16,7 +16,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from .bundle import BundleFile
 from .core import StoreCore
@@ -24,11 +23,9 @@ from .errors import BundleMissing, StoreError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import UNREADABLE
 from .manifest import Manifest
-from .opening import missed_finding
 from .records import Finding
+from .unknown_needs import UNREADABLE_CODE, missed_finding, untold_finding
 from .uri import SessionUri
-
-UNREADABLE_CODE: Final = "unreadable_bundle"
 
 
 @dataclass(slots=True)
@@ -71,6 +68,12 @@ def read_needs(core: StoreCore, on_file: LiveFile, but_for: Iterable[bytes] = ()
     needs.unread.update(
         (one, missed_finding(core.folder.bundle_path(one), row))
         for one, row in core.index.missed().items()
+        if one not in leaving
+    )
+    rows = core.index.given_up()
+    needs.unread.update(
+        (one, untold_finding(core.folder.bundle_path(one), rows[one]))
+        for one in core.index.aside_untold()
         if one not in leaving
     )
     return needs

@@ -7,7 +7,8 @@ Rules:
   number is not given again. Only a row whose file is retired goes: its session was deleted. But where the file lies in
   quarantine as a version, repair has set that aside, and what is retired is what others need of it.
 - A bundle that cannot be read is read again at each opening, and reported at each. Its number is given to no other:
-  it is learnt from its manifest, wherever in the file that stands, or from its marks.
+  it is learnt from its manifest, wherever in the file that stands, or from its marks. Where its file is gone it is set
+  aside or missed; it is reported, and what it needs stays unknown, until it is back or given up.
 - An index made anew has no rows of missing files, but marks name bundles: one that is nowhere is missed, and reported
   at each opening until its file is back, its session is deleted, or no mark names it any more. One whose file lies in
   quarantine was set aside.
@@ -23,13 +24,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from . import quarantine, twins
 from .bundle import BundleFile
-from .deletion import let_go, remove_unneeded
+from .deletion import let_go, remove_unneeded, unmark_deleted
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import (
@@ -50,6 +51,7 @@ from .paths import Stamp
 from .pins import Pins
 from .records import Action, Finding, IndexRow, OpenReport
 from .salvage import NamedFile
+from .unknown_needs import find_told, missed_finding, untold_finding
 from .uri import SessionUri
 from .waiting import list_waiting
 
@@ -139,6 +141,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         retired |= _deleted(index, absent.values(), rows)
         absent_aside = {one: row for one, row in given_up.items() if one not in live}
         deleted_aside = _deleted(index, absent_aside.values(), rows)
+        deleted_missed = _deleted(index, missed.values(), rows)
     if absent_aside:
         with contextlib.suppress(UnsafePath, StoreIoError):  # then nobody knows, and they stay
             deleted_aside |= absent_aside.keys() & quarantine.list_retired(folder)
@@ -149,12 +152,12 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     scan = _read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
     unreadable = _unreadable(folder, [bundle_id for bundle_id in scan.unread if bundle_id not in aside], index)
     back = aside.intersection(bundle.bundle_id for bundle in scan.bundles)
-    again = _read_bundles(folder, live & unsettled)
+    again = _read_bundles(folder, live & unsettled & known - unread)
     with _believed():
         rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
     rivals = [rival for rival in rivals if rival.bundle_id not in retired | set_aside]
     missing = absent.keys() - retired
-    found = _no_more_missed(folder, missed, files)
+    found = _no_more_missed(folder, missed, files) | deleted_missed
     changes = _changes(
         scan,
         rivals,
@@ -173,9 +176,13 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
             settled=changes.settled,
             unsettled=changes.unsettled,
         )
+    if writable and deleted_missed:
+        unmark_deleted(folder, index, deleted_missed)  # no file of theirs is there to say so to an index made anew
     findings = [*left, *scan.findings, *again.findings, *_missing(folder, [absent[one] for one in sorted(missing)])]
-    missed |= {bundle.row.bundle_id: bundle.row for bundle in vanished if bundle.row and bundle.status == MISSED}
-    findings += _missed_findings(folder, [row for bundle_id, row in sorted(missed.items()) if bundle_id not in found])
+    with _believed():
+        told = find_told(folder, index)
+    paths = {finding.path for finding in findings}
+    findings += [finding for finding in told if finding.path not in paths]
     return OpenReport(None, len(live - known - aside) + len(back), len(gone), 0, tuple(findings))
 
 
@@ -247,12 +254,17 @@ def missing_finding(folder: StoreFolder, row: IndexRow) -> Finding:
 def _vanished(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> list[IndexedBundle]:
     """What becomes of bundles that could not be read and have no file any more, where it is known whose versions they
     are, for their numbers stay their own: one that has a mark is missed, any other is set aside."""
-    marks = _marks(folder) if bundle_ids else None
     with _believed():
         known = [one for one in map(index.stored, bundle_ids) if one is not None and one.row is not None]
+    return _without_files(folder, known)
+
+
+def _without_files(folder: StoreFolder, unreadable: Sequence[IndexedBundle]) -> list[IndexedBundle]:
+    """What `_vanished` makes of the bundles. What they need stays unknown."""
+    marks = _marks(folder) if unreadable else None
     return [
         dataclasses.replace(one, status=MISSED if marks is not None and marks.of(one.bundle_id) else ASIDE)
-        for one in known
+        for one in unreadable
     ]
 
 
@@ -261,22 +273,6 @@ def _no_more_missed(folder: StoreFolder, missed: Mapping[bytes, IndexRow], files
     marks = _marks(folder) if missed else None
     marked = set(missed) if marks is None else {bundle_id for _, bundle_id in marks.dangling(())}
     return {bundle_id for bundle_id in missed if bundle_id in files or bundle_id not in marked}
-
-
-def _missed_findings(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
-    return [missed_finding(folder.bundle_path(row.bundle_id), row) for row in rows]
-
-
-def missed_finding(path: str, row: IndexRow) -> Finding:
-    """What to tell of a version that only its marks tell of."""
-    message = (
-        f"{path} is missing: version {row.version} of {row.uri}, which has a tag or a pin, cannot be woken, and the "
-        "index was made anew without it. Nobody knows what it needs, so no file is removed. Put the file back from a "
-        f"backup and start the daemon again, or import it; or give it up: take its tags (`torpor untag`) and its pin "
-        f"(`torpor unpin {row.uri}@{row.version}`) away, or remove the session (`torpor rm`; `torpor forget` where "
-        "nothing else is left of it)."
-    )
-    return Finding(path, BundleMissing.code, message)
 
 
 def _marks(folder: StoreFolder) -> Marks | None:
@@ -337,6 +333,7 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     written = _answer(index.written) or {}
     bundles = _entered_anew(folder, index, files, scan, kept)
     unsettled = [one.bundle_id for one in kept]
+    missed = set(_answer(index.missed) or ())
     with index.replaced() as go_on_with:
         try:
             fresh, why = _made(folder, bundles, unsettled, written)
@@ -344,7 +341,9 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
             go_on_with(_in_memory(folder, bundles, unsettled, written))
             raise
         go_on_with(fresh)
-    missing = [*_missing(folder, _rows_without_files(kept, files)), *_missed_findings(folder, _rows_missed(bundles))]
+    if ended := missed - {bundle.bundle_id for bundle in bundles}:
+        unmark_deleted(folder, index, ended)
+    missing = [*_missing(folder, _rows_without_files(kept, files)), *_told(folder, bundles, scan)]
     reason = f"it was asked for{why}"
     return OpenReport(reason, len(scan.bundles) + len(scan.unread), 0, 0, (*scan.findings, *missing))
 
@@ -374,25 +373,36 @@ def plan_rebuild(
                     reason=reason,
                 )
             )
-    missing = [*_missing(folder, _rows_without_files(kept, files)), *_missed_findings(folder, _rows_missed(entered))]
+    missing = [*_missing(folder, _rows_without_files(kept, files)), *_told(folder, entered, scan)]
     return actions, [*scan.findings, *missing]
 
 
 def _entered_anew(
-    folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: _Scan, kept: Iterable[IndexedBundle]
+    folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: _Scan, kept: Collection[IndexedBundle]
 ) -> list[IndexedBundle]:
     """What takes the place of an index that is there: it knows which versions are missed, for what it has no row of was
     deleted. Only where it cannot say are the marks asked."""
-    entered = _as_entered(folder, scan, kept)
+    entered = _as_entered(folder, scan, kept, index)
     missed = _answer(index.missed)
     if missed is None:
         return [*entered, *_missed(folder, files, entered)]
-    found = _no_more_missed(folder, missed, files)
+    retired = _answer(lambda: index.rows_of(files.keys() - _live(files))) or {}
+    rows = _but_for(quarantine.set_aside_among(folder, retired), retired)
+    found = _no_more_missed(folder, missed, files) | (_answer(lambda: _deleted(index, missed.values(), rows)) or set())
     return [*entered, *(IndexedBundle(one, MISSED, row, (), ()) for one, row in missed.items() if one not in found)]
 
 
-def _rows_missed(bundles: Iterable[IndexedBundle]) -> list[IndexRow]:
-    return [bundle.row for bundle in bundles if bundle.row is not None and bundle.status == MISSED]
+def _told(folder: StoreFolder, bundles: Iterable[IndexedBundle], scan: _Scan) -> list[Finding]:
+    """As `find_told`, of an index that holds these bundles; what the scan could not read has been told."""
+    read = {finding.path for finding in scan.findings}
+    found = []
+    for bundle in bundles:
+        path = folder.bundle_path(bundle.bundle_id)
+        if bundle.row is not None and bundle.status == MISSED:
+            found.append(missed_finding(path, bundle.row))
+        elif bundle.row is not None and bundle.status == ASIDE and not (bundle.refs or bundle.blocks or path in read):
+            found.append(untold_finding(path, bundle.row))
+    return found
 
 
 def _stored(index: Index, bundle_id: bytes) -> tuple[IndexedBundle | None, str]:
@@ -431,14 +441,17 @@ def _taken_over(folder: StoreFolder, index: Index, files: Mapping[bytes, str], s
     read = {bundle.bundle_id for bundle in scan.bundles}
     asked = known - files.keys() | known.intersection(scan.unread) | set(aside or ()) - read
     found = (_stored(index, bundle_id)[0] for bundle_id in sorted(asked))
-    kept = {one.bundle_id: one for one in found if one is not None and one.status in (LIVE, ASIDE) and one.row}
+    told = [one for one in found if one is not None and one.row is not None]
+    kept = {one.bundle_id: one for one in told if one.status in (LIVE, ASIDE)}
+    vanished = [one for one in told if one.status == UNREADABLE and one.bundle_id not in files]
+    kept |= {one.bundle_id: one for one in _without_files(folder, vanished)}
     if aside is None:
         kept |= {one.bundle_id: one for one in _set_aside(folder, read)}
     retired = _answer(lambda: index.rows_of(known & files.keys() - _live(files))) or {}
     left = quarantine.set_aside_among(folder, retired)
     for one in filter(None, (_stored(index, bundle_id)[0] for bundle_id in left)):
         kept.setdefault(one.bundle_id, dataclasses.replace(one, status=ASIDE))
-    absent = _rows_without_files(kept.values(), files)
+    absent = [*_rows_without_files(kept.values(), files), *(one.row for one in vanished if one.row is not None)]
     deleted = _answer(lambda: _deleted(index, absent, _but_for(left, retired))) or set()
     scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in kept]
     return [bundle for bundle in kept.values() if bundle.bundle_id not in deleted]
@@ -486,7 +499,7 @@ def _make_anew(
         reason += where
     else:
         index = Index.create_in_memory(folder.path, folder.uuid, bundles)
-    missing = [*_missing(folder, _rows_without_files(kept, files)), *_missed_findings(folder, _rows_missed(bundles))]
+    missing = [*_missing(folder, _rows_without_files(kept, files)), *_told(folder, bundles, scan)]
     return index, OpenReport(reason, len(live), 0, 0, (*scan.findings, *missing))
 
 
@@ -596,13 +609,15 @@ def _row_in_file(bundle_id: bytes, open_file: Callable[[], tuple[int, str]]) -> 
     return None
 
 
-def _as_entered(folder: StoreFolder, scan: _Scan, kept: Iterable[IndexedBundle]) -> list[IndexedBundle]:
+def _as_entered(
+    folder: StoreFolder, scan: _Scan, kept: Collection[IndexedBundle], index: Index | None = None
+) -> list[IndexedBundle]:
     """What a new index holds of the bundles that were read, and of those that only the old one knew."""
-    aside = [bundle for bundle in kept if bundle.status == ASIDE]
+    waiting = [bundle for bundle in kept if bundle.status in (ASIDE, MISSED)]
     return [
-        *_without_rivals([*scan.bundles, *(bundle for bundle in kept if bundle.status != ASIDE)]),
-        *aside,
-        *_unreadable(folder, scan.unread),
+        *_without_rivals([*scan.bundles, *(bundle for bundle in kept if bundle.status not in (ASIDE, MISSED))]),
+        *waiting,
+        *_unreadable(folder, scan.unread, index),
     ]
 
 

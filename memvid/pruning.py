@@ -29,9 +29,9 @@ from .errors import StoreClosed, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import SHADOWED, UNREADABLE
 from .marks import Marks
-from .opening import missed_finding
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .retention import Kept, Retention, RetentionPlan, plan_retention
+from .unknown_needs import find_told
 from .uri import SessionUri
 from .verify import Promised, require_same_as_row
 from .waiting import gave_way_to
@@ -243,8 +243,7 @@ def _report(
             actions.append(Action("remove", path, None, None, size_bytes, "nothing needs its blocks any more"))
     actions += [_kept(core, kept) for kept in plan.keep if _only_marked(kept)]
     unread = [_unread(core, bundle_id) for bundle_id in core.index.with_status(UNREADABLE)] if dropped else []
-    missed = core.index.missed() if dropped else {}
-    unread += [missed_finding(core.folder.bundle_path(bundle_id), row) for bundle_id, row in missed.items()]
+    unread += find_told(core.folder, core.index) if dropped else []
     return MaintenanceReport("prune", dry_run, tuple(actions), sum(freed.values()), 0, (*problems, *unread))
 
 

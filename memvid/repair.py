@@ -60,6 +60,7 @@ from .repair_plan import (
 )
 from .sleeping import publish
 from .survey import FileState, Survey, open_source, take_survey
+from .unknown_needs import missed_finding
 from .uri import SessionUri
 from .waiting import LOST, SALVAGED_FROM
 from .writer import BundleWriter
@@ -111,7 +112,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
         run.give_up(row)
     run.mend_marks()
     run.mend_index(plan.bundle_ids)
-    run.problems += [opening.missed_finding(core.folder.bundle_path(one), row) for one, row in _missed(core.index)]
+    run.problems += [missed_finding(core.folder.bundle_path(one), row) for one, row in _missed(core.index)]
     run.problems += _strangers(core)
     if not dry_run:
         core.folder.recount()  # files have moved past it

@@ -426,8 +426,8 @@ class Store:
 
     def gc(self, *, dry_run: bool = False) -> MaintenanceReport:
         """Remove what nothing needs: retired files without a user, leftovers of unfinished writes, marks of versions
-        that are gone. While a bundle cannot be read it removes nothing and says so in `problems`. Never touches the
-        quarantine. A dry run says what would go, also in a store that was opened for reading.
+        that are gone. While nobody knows what some bundle needs it removes nothing and says so in `problems`. Never
+        touches the quarantine. A dry run says what would go, also in a store that was opened for reading.
 
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace

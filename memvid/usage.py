@@ -29,10 +29,11 @@ from .folder import BUNDLES, QUARANTINE, RETIRED_SUFFIX
 from .incoming import INCOMING
 from .index import INDEX_FILE, SHADOWED, row_of
 from .manifest import Manifest
-from .needs import UNREADABLE_CODE, Needs, read_needs
+from .needs import Needs, read_needs
 from .opening import missing_finding
 from .paths import list_names, open_folder
 from .records import Finding, IndexRow, SessionUsage, UsageReport
+from .unknown_needs import UNREADABLE_CODE
 from .uri import SessionUri
 from .verify import Promised
 

@@ -29,9 +29,9 @@ from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, STORE_FILE, StoreFolder
 from .index import SHADOWED, Index, row_of
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
-from .opening import missed_finding
 from .paths import Stamp
 from .records import Finding, IndexRow, VerifyReport
+from .unknown_needs import missed_finding
 from .uri import SessionUri
 from .waiting import find_losses
 

@@ -209,8 +209,8 @@ class MaintenanceProblem(Reply):
 
 
 class DeleteResult(Reply):
-    """What a delete removed. `problems` are files in quarantine that it could not mark as deleted, and what to do;
-    `problems_left_out` counts what was cut off at their end."""
+    """What a delete removed. `problems` are files in quarantine that it could not mark as deleted, and bundles
+    beside which nothing could be removed, and what to do; `problems_left_out` counts what was cut off at their end."""
 
     session: str
     versions_deleted: Count

@@ -171,6 +171,8 @@ def test_a_delete_removes_nothing_that_an_unreadable_bundle_may_need(store: Stor
         with again.open_session(URI):
             report = again.delete_session(URI)
         assert (report.bundles_kept, report.bytes_freed, report.unreadable) == (1, 0, (str(file),))
+        assert [problem.path for problem in report.problems] == [str(file)]
+        assert f"torpor rm {OTHER_URI}" in report.problems[0].message, "what frees space"
         assert files(again) == [".mvb", ".mvr"]  # also not when the reader closed
     file.write_bytes(good)
     with Store.open(store_path, writable=True) as again:

@@ -250,6 +250,24 @@ def test_a_missed_version_that_loses_its_last_mark_is_missed_no_more(
         assert again.opening.unreadable == ()
 
 
+def test_a_missed_version_whose_marks_a_moved_tag_took_the_place_of_is_missed_no_more(
+    three: Store, store_path: Path
+) -> None:
+    """As after a restart: of its marks nothing is left that could be taken away."""
+    three.tag(URI, 3, "good")
+    bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
+    three.close()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.missed()
+        (store_path / "marks.json").write_bytes(b"{")
+        again.repair()
+        assert again.index.missed(), "the marks may be put back"
+        again.tag(URI, 2, "good", move=True)
+        assert again.index.missed() == {}
+        assert again.gc().problems == ()
+
+
 def test_a_missed_version_gets_no_mark_and_is_no_version(three: Store, store_path: Path) -> None:
     three.tag(URI, 3, "good")
     bundle_path(three, three.versions(URI)[2].bundle_id).unlink()

@@ -598,7 +598,7 @@ def test_only_kin_takes_the_place_of_another_sessions_newest_version(
             return other.import_file(file, as_uri=OTHER_URI, only_kin=True)
         return other.adopt_incoming(hand_over(other.path, str(file)), as_uri=OTHER_URI, only_kin=True)
 
-    with pytest.raises(NameTaken, match="Import under a name that is free") as refused:
+    with pytest.raises(NameTaken, match=f"a name that is free, .*`torpor rm {OTHER_URI}`") as refused:
         taken(target)
     assert refused.value.details == {"session": str(OTHER_URI), "imported": str(URI)}
     if how == "file":
