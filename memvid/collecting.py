@@ -33,6 +33,7 @@ from .paths import list_names, open_folder, stat_name
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .unknown_needs import find_unknown_needs
 from .uri import SessionUri
+from .waiting import list_waiting
 
 BATCH: Final = 32
 """Files that are removed under the lock at a time."""
@@ -115,8 +116,9 @@ class _Emptying:
         self._dry_run = dry_run
         self._asked = core.index.given_up().keys()
         self._names: dict[bytes | None, list[str]] = {}
+        content = {name: bundle_id for bundle_id, _, name in list_waiting(core.folder)}
         for name, _ in quarantine.list_ours(core.folder):
-            self._names.setdefault(quarantine.bundle_of(name), []).append(name)
+            self._names.setdefault(content.get(name, quarantine.bundle_of(name)), []).append(name)
         self.actions: list[Action] = []
 
     def run(self) -> None:

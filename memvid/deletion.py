@@ -9,8 +9,11 @@ Rules:
 - Oldest versions first. A session whose newest version is retired is deleted; one whose newest version stands has lost
   those versions whose files are retired, and no other one.
 - What repair has set aside of a session goes after that, so a delete that fails before has not touched it; where one is
-  cut off the next opening lets it go. What lies in quarantine of a version that stands is retired just before its file,
-  for a retired file beside a version in quarantine says that repair has set it aside.
+  cut off the next opening lets it go. It has an ending of its own (.mvd) until its rows are gone, for of a session of
+  which nothing stands nothing else says that it was deleted. What is whose in quarantine is asked by content.
+- What lies in quarantine of a version that stands is retired just before its file, for a retired file beside a version
+  in quarantine says that repair has set it aside.
+- A file that holds another version than its name says, which has no other one, goes to quarantine instead.
 - Whatever a bundle might need of which nobody knows what it needs stays: while there is one, no file is removed, and a
   delete says so.
 - A delete considers the files of its session and of the bundles that held blocks for it: no other one can have lost
@@ -23,8 +26,9 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from . import quarantine, twins
+from . import quarantine, twins, waiting
 from .errors import (
+    BundleMismatch,
     CorruptMarks,
     CorruptStoreFile,
     DurabilityLost,
@@ -62,6 +66,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     bundle_ids = index.bundles_of(uri)
     holders = {holder for bundle_id in bundle_ids for holder in index.refs_of(bundle_id)}
     retirement = retire(folder, index, pins, bundle_ids)
+    misnamed = _misnamed(folder, index, bundle_ids)
     unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
     asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
     freed = retirement.freed + sum(remove_unneeded(folder, index, pins, asked).values())
@@ -70,7 +75,11 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
     )
-    problems = (*retirement.problems, *(find_unknown_needs(folder, index) if _waits(folder, index, asked) else ()))
+    problems = (
+        *retirement.problems,
+        *misnamed,
+        *(find_unknown_needs(folder, index) if _waits(folder, index, asked) else ()),
+    )
     return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, problems)
 
 
@@ -79,6 +88,26 @@ def _waits(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> bo
     if not index.needs_unknown():
         return False
     return any(folder.suffix_of(one) == RETIRED_SUFFIX for one in unneeded(index, bundle_ids))
+
+
+def _misnamed(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> list[Finding]:
+    found = []
+    for bundle_id in bundle_ids:
+        other = _version_in(folder, index, bundle_id)
+        if other is not None:
+            path = folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+            message = (
+                f"{path} has the name of a version that was deleted, but it is another one ({other.hex()[:12]}), "
+                "which has no other file: it is kept, in quarantine. `torpor repair` brings that one back."
+            )
+            found.append(Finding(path, BundleMismatch.code, message))
+    return found
+
+
+def _version_in(folder: StoreFolder, index: Index, bundle_id: bytes) -> bytes | None:
+    """The version that only a retired file of another one's name holds (two files were swapped); None for any other."""
+    other = waiting.content_of_retired(folder, bundle_id)
+    return other if other is not None and index.knows(other) else None
 
 
 def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> Retirement:
@@ -96,31 +125,53 @@ def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[b
     retired: list[bytes] = []
     try:
         for bundle_id in standing:
-            failed |= quarantine.retire(folder, copies.get(bundle_id, ()))
+            failed |= quarantine.give_ending(folder, copies.get(bundle_id, ()), RETIRED_SUFFIX)
             twins.retire(folder, bundle_id)
             retired.append(bundle_id)
     except (StoreIoError, NoSpace):
         _drop(folder, index, pins, retired)
+        _settle(folder, index)
         raise
     set_aside = [one for one in bundle_ids if one in aside and one not in retired]
-    failed |= quarantine.retire(folder, [name for bundle_id in set_aside for name in copies.get(bundle_id, ())])
+    failed |= quarantine.give_ending(folder, _names(copies, set_aside), quarantine.LEAVING_SUFFIX)
     if set_aside and failed and not standing:
+        _settle(folder, index)
         raise next(iter(failed.values()))  # nothing else says that they were deleted
     freed = _drop(folder, index, pins, [*retired, *set_aside])
+    if aside:
+        _settle(folder, index)
     return Retirement(freed, tuple(_not_let_go(folder, path, error) for path, error in failed.items()))
+
+
+def _names(copies: Mapping[bytes, Sequence[str]], bundle_ids: Iterable[bytes]) -> list[str]:
+    return [name for bundle_id in bundle_ids for name in copies.get(bundle_id, ())]
+
+
+def _settle(folder: StoreFolder, index: Index) -> None:
+    """What fails here the next opening, or repair, does."""
+    with contextlib.suppress(UnsafePath, StoreIoError):
+        waiting.settle_leaving(folder, index)
+
+
+def begin_to_let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
+    """Let versions that are set aside be gone for the next opening, before `retire` takes them away among others, or
+    gives them back where it fails; what could not be told so. Raises DurabilityLost."""
+    copies, failed = _in_quarantine(folder)
+    failed |= quarantine.give_ending(folder, _names(copies, bundle_ids), quarantine.LEAVING_SUFFIX)
+    return [_not_let_go(folder, path, error) for path, error in failed.items()]
 
 
 def let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
     """Let what lies in quarantine of deleted versions be none any more; what could not be. Raises DurabilityLost."""
     copies, failed = _in_quarantine(folder)
-    failed |= quarantine.retire(folder, [name for bundle_id in bundle_ids for name in copies.get(bundle_id, ())])
+    failed |= quarantine.give_ending(folder, _names(copies, bundle_ids), RETIRED_SUFFIX)
     return [_not_let_go(folder, path, error) for path, error in failed.items()]
 
 
 def _in_quarantine(folder: StoreFolder) -> tuple[dict[bytes, list[str]], dict[str, StoreError]]:
     """What lies there as a version, by bundle, or why nobody can say: that must not stop a delete."""
     try:
-        return quarantine.list_versions(folder), {}
+        return waiting.names_of_versions(folder), {}
     except (UnsafePath, StoreIoError) as error:
         return {}, {f"{folder.path}/{QUARANTINE}": error}
 
@@ -216,9 +267,20 @@ def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> d
     if not bundle_ids:
         return {}
     named = set(bundle_ids) if index.file_is_behind else unmark_deleted(folder, index, bundle_ids)
-    return {
-        one: folder.empty_retired(one) if one in named else folder.remove(one, RETIRED_SUFFIX) for one in bundle_ids
-    }
+    return {one: freed for one in bundle_ids if (freed := _freed(folder, index, one, one in named)) is not None}
+
+
+def _freed(folder: StoreFolder, index: Index, bundle_id: bytes, is_named: bool) -> int | None:
+    """The bytes that taking a retired file away frees, or emptying one that is to keep its name; None where it holds
+    another version: that goes to quarantine, or stays."""
+    other = _version_in(folder, index, bundle_id)
+    if other is None:
+        return folder.empty_retired(bundle_id) if is_named else folder.remove(bundle_id, RETIRED_SUFFIX)
+    if not is_named:
+        with contextlib.suppress(NoSpace, StoreIoError, UnsafePath):
+            quarantine.move_bundle(folder, bundle_id, RETIRED_SUFFIX, as_version=other)
+            folder.recount()
+    return None
 
 
 def unmark_deleted(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> set[bytes]:
@@ -248,7 +310,7 @@ def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequen
         return 0
     leaving = set(bundle_ids)
     free = leaving.intersection(pins.wait_or_free(unneeded(index, bundle_ids, but_for=leaving)))
-    return sum(map(folder.empty_retired, free))
+    return sum(folder.empty_retired(one) for one in free if _version_in(folder, index, one) is None)
 
 
 def unmark(folder: StoreFolder, uri: SessionUri) -> None:

@@ -53,6 +53,7 @@ from .remains import Remain, find_remains
 from .rewriting import Contents, prepared
 from .uri import SessionUri, not_found
 from .verify import Promised
+from .waiting import names_of_versions
 
 STILL_OPEN: Final = "still_open"
 NOT_FORGOTTEN: Final = "not_forgotten"
@@ -410,16 +411,15 @@ class _Forget:
         """Whether a version of another session that repair has set aside may need a block of a file in quarantine: by
         its own file, or where that does not say, by what the index has of it. Raises what reading the file raises."""
         core = self._core
-        bundle_id = quarantine.bundle_of(name)
         others = {one for one, row in core.index.given_up().items() if row.uri != self._uri}
-        if bundle_id is None or not others:
+        if quarantine.bundle_of(name) is None or not others:
             return False
-        if not others.isdisjoint(core.index.users_of(bundle_id)):
-            return True
         fd, path = quarantine.open_name(core.folder, name)
         with contextlib.closing(FrameFile(fd, path, None)) as file:
-            frames = frozenset(file.frames)
-        lying = quarantine.list_versions(core.folder)
+            bundle_id, frames = file.bundle_id, frozenset(file.frames)
+        if not others.isdisjoint(core.index.users_of(bundle_id)):
+            return True
+        lying = names_of_versions(core.folder)
         return any(
             not frames.isdisjoint(_blocks_in_quarantine(core, other, inside))
             for other in others

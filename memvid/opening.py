@@ -53,7 +53,7 @@ from .records import Action, Finding, IndexRow, OpenReport
 from .salvage import NamedFile
 from .unknown_needs import find_told, missed_finding, untold_finding
 from .uri import SessionUri
-from .waiting import list_waiting
+from .waiting import list_leaving, list_waiting, set_aside_among, settle_leaving
 
 _T = TypeVar("_T")
 
@@ -102,6 +102,8 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
         index, report = _make_anew(folder, files, writable, reason)
     if writable:
         try:
+            with contextlib.suppress(UnsafePath, StoreIoError):  # the next opening, or a repair, tries again
+                settle_leaving(folder, index)
             remove_unneeded(folder, index, Pins(), files)
         except BaseException:
             index.close()
@@ -134,7 +136,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         absent = index.rows_of(known - files.keys())
         retired = known & files.keys() - live
         rows_of_retired = index.rows_of(retired)
-    set_aside = quarantine.set_aside_among(folder, rows_of_retired)
+    set_aside = set_aside_among(folder, rows_of_retired)
     retired -= set_aside
     with _believed():
         rows = _but_for(set_aside, rows_of_retired)
@@ -144,7 +146,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         deleted_missed = _deleted(index, missed.values(), rows)
     if absent_aside:
         with contextlib.suppress(UnsafePath, StoreIoError):  # then nobody knows, and they stay
-            deleted_aside |= absent_aside.keys() & quarantine.list_retired(folder)
+            deleted_aside |= absent_aside.keys() & list_leaving(folder)
     left = let_go(folder, deleted_aside) if writable and deleted_aside else []
     gone = known - files.keys() - absent.keys()
     vanished = _vanished(folder, index, sorted(gone & unread))
@@ -387,7 +389,7 @@ def _entered_anew(
     if missed is None:
         return [*entered, *_missed(folder, files, entered)]
     retired = _answer(lambda: index.rows_of(files.keys() - _live(files))) or {}
-    rows = _but_for(quarantine.set_aside_among(folder, retired), retired)
+    rows = _but_for(set_aside_among(folder, retired), retired)
     found = _no_more_missed(folder, missed, files) | (_answer(lambda: _deleted(index, missed.values(), rows)) or set())
     return [*entered, *(IndexedBundle(one, MISSED, row, (), ()) for one, row in missed.items() if one not in found)]
 
@@ -448,7 +450,7 @@ def _taken_over(folder: StoreFolder, index: Index, files: Mapping[bytes, str], s
     if aside is None:
         kept |= {one.bundle_id: one for one in _set_aside(folder, read)}
     retired = _answer(lambda: index.rows_of(known & files.keys() - _live(files))) or {}
-    left = quarantine.set_aside_among(folder, retired)
+    left = set_aside_among(folder, retired)
     for one in filter(None, (_stored(index, bundle_id)[0] for bundle_id in left)):
         kept.setdefault(one.bundle_id, dataclasses.replace(one, status=ASIDE))
     absent = [*_rows_without_files(kept.values(), files), *(one.row for one in vanished if one.row is not None)]

@@ -178,7 +178,7 @@ def _drop(
         again = _plan(core, dict.fromkeys(row.uri for row in step), retention, now_ns, unsound)
         rows = [row for row in again.drop if row.bundle_id in planned]
         replaced = _replaced(core, rows)
-        left = deletion.let_go(core.folder, replaced) if replaced else []
+        left = deletion.begin_to_let_go(core.folder, replaced) if replaced else []
         retirement = deletion.retire(core.folder, core.index, core.pins, [*replaced, *_with_rivals(core, rows)])
         if retirement.freed:
             freed[rows[-1].bundle_id] = retirement.freed

@@ -1,7 +1,8 @@
 """STORE/quarantine: where repair puts what it sets aside, as it was, and from where a version may come back.
 
 Owns the names in it: the file's own, a dot, and a number that is free. The ending says what it was: a version (.mvb),
-which comes back once its blocks are all there again, or none (.mvr). Knows nothing of what the files hold.
+which comes back once its blocks are all there again, one that a delete is just taking away (.mvd), or none (.mvr).
+Knows nothing of what the files hold.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 
 from . import durable
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
-from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, StoreFolder
+from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, StoreFolder
 from .limits import CHUNK_BYTES
 from .paths import (
     FOLDER_MODE,
@@ -32,19 +33,25 @@ from .paths import (
 _MAX_NUMBER: Final = 10**9 - 1
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _JSON_NAME: Final = re.compile(r"(marks|store)\.json\.[1-9][0-9]{0,8}", re.ASCII)
-_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)\.([1-9][0-9]{0,8})", re.ASCII)
+_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvd|\.mvr)\.([1-9][0-9]{0,8})", re.ASCII)
+
+LEAVING_SUFFIX: Final = ".mvd"
+"""Of a version that was set aside and is being deleted: nothing but a delete gives this ending, and none keeps it."""
 
 
-def move_bundle(folder: StoreFolder, bundle_id: bytes, suffix: str, *, as_suffix: str | None = None) -> str | None:
-    """Durably move a bundle's file into quarantine, there with another ending if one is given; its path there, None if
-    there was no such file."""
+def move_bundle(
+    folder: StoreFolder, bundle_id: bytes, suffix: str, *, as_suffix: str | None = None, as_version: bytes | None = None
+) -> str | None:
+    """Durably move a bundle's file into quarantine, there with another ending if one is given, or as a version of the
+    bundle that it is by its content; its path there, None if there was no such file."""
     name = bundle_id.hex()
+    stem = as_version.hex() + LIVE_SUFFIX if as_version is not None else name + (as_suffix or suffix)
     try:
         fd = open_folder(folder.bundles_fd, name[:2], f"{folder.path}/{BUNDLES}/{name[:2]}")
     except FileNotFoundError:
         return None
     try:
-        return _move(folder, fd, f"{folder.path}/{BUNDLES}/{name[:2]}", name + suffix, name + (as_suffix or suffix))
+        return _move(folder, fd, f"{folder.path}/{BUNDLES}/{name[:2]}", name + suffix, stem)
     finally:
         os.close(fd)
 
@@ -56,34 +63,19 @@ def move_back(folder: StoreFolder, name: str, bundle_id: bytes) -> None:
         durable.sync_folder(fd, _path(folder))
 
 
-def list_versions(folder: StoreFolder) -> dict[bytes, list[str]]:
-    """The names here of each bundle that lies here as a version. Raises UnsafePath, StoreIoError."""
-    found: dict[bytes, list[str]] = {}
-    for bundle_id, suffix, name in list_bundles(folder):
-        if suffix == LIVE_SUFFIX:
-            found.setdefault(bundle_id, []).append(name)
-    return found
-
-
-def list_retired(folder: StoreFolder) -> set[bytes]:
-    """The bundles of which all that lies here was marked as deleted. Raises UnsafePath, StoreIoError."""
-    found = list_bundles(folder)
-    return {one for one, _, _ in found} - {one for one, suffix, _ in found if suffix == LIVE_SUFFIX}
-
-
-def retire(folder: StoreFolder, names: Iterable[str]) -> dict[str, StoreError]:
-    """Durably mark files of versions here, which are deleted, as retired: a repair must not bring them back. Needs no
-    space. Those that could not be, by path, and why; somebody else's files, which no repair takes, are left."""
+def give_ending(folder: StoreFolder, names: Iterable[str], suffix: str) -> dict[str, StoreError]:
+    """Durably give files here another ending. Needs no space. Those that it could not be given, by path, and why;
+    somebody else's files, which no repair takes, are left."""
     failed: dict[str, StoreError] = {}
     path = _path(folder)
     with contextlib.ExitStack() as stack:
         fd = None
         for name in names:
             try:
-                if not _is_own(folder, name):
+                if not is_own(folder, name):
                     continue
                 fd = stack.enter_context(_found(folder)) if fd is None else fd
-                durable.rename(fd, name, _free_name(fd, path, name.partition(".")[0] + RETIRED_SUFFIX), path)
+                durable.rename(fd, name, _free_name(fd, path, name.partition(".")[0] + suffix), path)
             except FileNotFoundError:
                 continue
             except (NoSpace, StoreIoError, UnsafePath) as error:
@@ -93,22 +85,11 @@ def retire(folder: StoreFolder, names: Iterable[str]) -> dict[str, StoreError]:
     return failed
 
 
-def _is_own(folder: StoreFolder, name: str) -> bool:
+def is_own(folder: StoreFolder, name: str) -> bool:
     """Whether it is a plain file of our own; anything else no repair takes for a version."""
     with contextlib.suppress(BundleMissing, UnsafePath):
         return stamp_of_name(folder, name) is not None
     return False
-
-
-def set_aside_among(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> set[bytes]:
-    """Those of the bundles that lie here as versions: set aside, and not deleted, for a delete takes that ending away
-    before it retires a bundle's file. All of them where the quarantine cannot be looked into. Raises StoreIoError."""
-    asked = set(bundle_ids)
-    try:
-        found = list_versions(folder) if asked else {}
-    except UnsafePath:
-        return asked
-    return {one for one in asked if any(_is_own(folder, name) for name in found.get(one, ()))}
 
 
 def list_bundles(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
@@ -206,13 +187,13 @@ def places_of(folder: StoreFolder, name: str) -> list[str]:
 class QuarantineCopy:
     """A copy of a bundle's file that is written and flushed, and has no name in quarantine yet. Close it when done."""
 
-    def __init__(self, folder: StoreFolder, bundle_id: bytes, suffix: str) -> None:
+    def __init__(self, folder: StoreFolder, bundle_id: bytes, suffix: str, as_suffix: str) -> None:
         self._folder = folder
-        self._name = bundle_id.hex() + suffix
+        self._name = bundle_id.hex() + as_suffix
         path = folder.bundle_path(bundle_id, suffix)
         prefix = open_folder(folder.bundles_fd, self._name[:2], os.path.dirname(path))
         try:
-            source = open_file(prefix, self._name, os.O_RDONLY, path)
+            source = open_file(prefix, bundle_id.hex() + suffix, os.O_RDONLY, path)
         finally:
             os.close(prefix)
         try:

@@ -55,8 +55,9 @@ class DeleteReport:
     """What a delete did. Bundles that others still need, or that are open, are `bundles_kept`.
 
     `unreadable` are the paths of bundles that nobody can tell the owner of: a version of this session may be in one.
-    `problems` tell what lies in quarantine and could not be marked as deleted, so that it may come back from there, and
-    beside which bundles no file was removed, for nobody knows what they need.
+    `problems` tell what lies in quarantine and could not be marked as deleted, so that it may come back from there,
+    which files were kept because they are another session's, whatever their names say, and beside which bundles no
+    file was removed, for nobody knows what they need.
     """
 
     uri: SessionUri

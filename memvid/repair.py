@@ -35,7 +35,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from . import opening, quarantine, restoring, twins
+from . import opening, quarantine, restoring, twins, waiting
 from .blocks import span_parents
 from .budget import utc_day
 from .bundle import FilePool, FrameFile, require_promised
@@ -94,6 +94,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
         run.mend_index(set())
         if dry_run:  # whose the bundles are is not known before that
             return run.report()
+    run.settle_leaving()
     run.survey = take_survey(core)
     plan = plan_repair(run.survey, core.folder.bundle_path)
     run.problems += plan.problems
@@ -437,10 +438,18 @@ class _Run:
                 core.index.drop([file.bundle_id])
             elif file.is_live:
                 self._give_up(file.bundle_id, file.manifest)
-            quarantine.move_bundle(
-                core.folder, file.bundle_id, file.suffix, as_suffix=RETIRED_SUFFIX if rival else file.suffix
-            )
+            if not file.is_live and file.content is not None and core.index.knows(file.content):
+                quarantine.move_bundle(core.folder, file.bundle_id, file.suffix, as_version=file.content)
+            else:
+                ending = RETIRED_SUFFIX if rival else self._ending(file)
+                quarantine.move_bundle(core.folder, file.bundle_id, file.suffix, as_suffix=ending)
             self._note(file.bundle_id)
+
+    def _ending(self, file: FileState) -> str:
+        """With which ending it is to lie in quarantine: a version that no row tells of, under another one's name, was
+        deleted, and must not come back."""
+        is_gone = file.content is not None and not self.core.index.knows(file.content)
+        return RETIRED_SUFFIX if is_gone else file.suffix
 
     def _give_up(self, bundle_id: bytes, manifest: Manifest | None) -> None:
         """No version at present: its number stays its own, and what it needs stays needed."""
@@ -552,6 +561,18 @@ class _Run:
         with self._committing():
             pass
 
+    def settle_leaving(self) -> None:
+        """End what a delete has begun in quarantine: a version that is set aside after it would look deleted.
+
+        Raises:
+            UnsafePath, NoSpace, StoreIoError, DurabilityLost: it cannot be ended.
+        """
+        if self.dry_run:
+            return
+        with self._committing():
+            for error in waiting.settle_leaving(self.core.folder, self.core.index).values():
+                raise error
+
     @contextlib.contextmanager
     def _committing(self) -> Iterator[None]:
         """As the core's, with an index that is in its file: a delete beside this repair may have left that behind."""
@@ -597,7 +618,7 @@ class _Run:
             yield None
             return
         with self.core.poisoning():
-            copy = quarantine.QuarantineCopy(self.core.folder, file.bundle_id, file.suffix)
+            copy = quarantine.QuarantineCopy(self.core.folder, file.bundle_id, file.suffix, self._ending(file))
         with contextlib.closing(copy):
             self.bytes_written += copy.bytes_written
             yield copy

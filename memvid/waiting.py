@@ -18,8 +18,8 @@ from typing import Final
 from . import quarantine, twins
 from .blocks import BlockEntry
 from .bundle import BundleFile, FrameFile
-from .errors import StoreError
-from .folder import LIVE_SUFFIX, QUARANTINE, StoreFolder
+from .errors import StoreError, UnsafePath
+from .folder import LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, StoreFolder
 from .index import Index
 from .manifest import Manifest
 from .records import Finding, IndexRow
@@ -85,9 +85,71 @@ def salvaged_from(manifest: Manifest | None) -> bytes | None:
 def list_waiting(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
     """As `quarantine.list_bundles`, but a whole bundle that lies under another one's name by its own id."""
     return [
-        (_content_id(folder, bundle_id, name) if suffix == LIVE_SUFFIX else bundle_id, suffix, name)
+        (_content_id(folder, bundle_id, name) if suffix != RETIRED_SUFFIX else bundle_id, suffix, name)
         for bundle_id, suffix, name in quarantine.list_bundles(folder)
     ]
+
+
+def names_of_versions(folder: StoreFolder) -> dict[bytes, list[str]]:
+    """The names in quarantine of each bundle that lies there as a version. Raises UnsafePath, StoreIoError."""
+    found: dict[bytes, list[str]] = {}
+    for bundle_id, suffix, name in list_waiting(folder):
+        if suffix == LIVE_SUFFIX:
+            found.setdefault(bundle_id, []).append(name)
+    return found
+
+
+def set_aside_among(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> set[bytes]:
+    """Those of the bundles that lie in quarantine as versions: set aside, and not deleted, for a delete takes that
+    ending away before it retires a bundle's file. All of them where nobody can look. Raises StoreIoError."""
+    asked = set(bundle_ids)
+    try:
+        found = names_of_versions(folder) if asked else {}
+    except UnsafePath:
+        return asked
+    return {one for one in asked if any(quarantine.is_own(folder, name) for name in found.get(one, ()))}
+
+
+def content_of_retired(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
+    """The bundle that a retired file is as a whole, where its name says another, which is not sound under its own; None
+    for any other file."""
+    with contextlib.suppress(StoreError):
+        with contextlib.closing(BundleFile(*folder.open_as(bundle_id, RETIRED_SUFFIX), None)) as file:
+            other = file.bundle_id
+            if other == bundle_id or file.manifest is None:
+                return None
+        with contextlib.suppress(StoreError), contextlib.closing(BundleFile(*folder.open_bundle(other), other)):
+            return None
+        return other
+    return None
+
+
+def list_leaving(folder: StoreFolder) -> set[bytes]:
+    """The bundles that a delete has taken out of what is set aside, with every file of theirs: where their rows stand
+    it was cut off. Raises UnsafePath, StoreIoError."""
+    found = list_waiting(folder)
+    left = {one for one, suffix, _ in found if suffix == LIVE_SUFFIX}
+    return {one for one, suffix, _ in found if suffix == quarantine.LEAVING_SUFFIX} - left
+
+
+def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
+    """End what a delete has begun with what was set aside: files of versions that are gone become retired, those of a
+    version that is set aside still are its own again. Those that could not be renamed, by path, and why.
+
+    Raises:
+        UnsafePath, StoreIoError: the quarantine cannot be looked into.
+        DurabilityLost
+    """
+    found = quarantine.list_bundles(folder)
+    leaving = [(one, name) for one, suffix, name in found if suffix == quarantine.LEAVING_SUFFIX]
+    if not leaving:
+        return {}
+    given_up = index.given_up().keys()
+    back = [name for one, name in leaving if _content_id(folder, one, name) in given_up]
+    # Where the index's file is behind, rows stand in it of which nothing else says that they are gone.
+    gone = [name for _, name in leaving if name not in back and not index.file_is_behind]
+    failed = quarantine.give_ending(folder, back, LIVE_SUFFIX)
+    return failed | quarantine.give_ending(folder, gone, RETIRED_SUFFIX)
 
 
 def _content_id(folder: StoreFolder, bundle_id: bytes, name: str) -> bytes:

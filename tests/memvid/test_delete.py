@@ -568,15 +568,15 @@ def test_a_delete_cut_off_before_what_is_set_aside_is_finished_by_the_next_openi
     class Killed(BaseException):
         pass
 
-    retire = quarantine.retire
+    give_ending = quarantine.give_ending
 
-    def die(folder: StoreFolder, names: Iterable[str]) -> dict[str, StoreError]:
+    def die(folder: StoreFolder, names: Iterable[str], suffix: str) -> dict[str, StoreError]:
         if names := list(names):
             raise Killed
-        return retire(folder, names)
+        return give_ending(folder, names, suffix)
 
     with monkeypatch.context() as patched:
-        patched.setattr(quarantine, "retire", die)
+        patched.setattr(quarantine, "give_ending", die)
         with pytest.raises(Killed):
             store.delete_session(URI)
     store.close()
@@ -714,3 +714,163 @@ def test_a_delete_on_a_full_disk_makes_no_folder(
         assert store.delete_session(URI).problems == ()
     with make_new_index(store) as anew:
         assert come_back(anew, set_aside[1]) == []
+
+
+# --- what else lies in quarantine
+
+
+def endings(store_path: Path) -> list[str]:
+    return sorted(file.suffixes[0] for file in (store_path / "quarantine").iterdir())
+
+
+def set_aside_alone(store: Store) -> tuple[Receipt, Receipt]:
+    """A session of two versions that are both set aside, the second with two files in quarantine."""
+    first = sleep(store, 300)
+    second = sleep(store, 600, seed=1)
+    for receipt in (first, second):
+        spoil(store, receipt, 0)
+    store.repair()
+    file = Path(store.path, "quarantine", f"{second.bundle_id.hex()}.mvb.1")
+    shutil.copy(file, file.with_suffix(".2"))
+    file.with_suffix(".2").chmod(0o600)
+    assert (store.versions(URI), len(store.index.given_up())) == ([], 2)
+    return first, second
+
+
+@pytest.mark.parametrize("renames", range(6))
+def test_a_delete_of_what_is_set_aside_is_finished_or_undone_wherever_it_is_cut_off(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    """No version is left that has lost one of its files, and none that is gone can come back."""
+    first, second = set_aside_alone(store)
+    before = {one: len(list((store_path / "quarantine").glob(f"{one.bundle_id.hex()}.*"))) for one in (first, second)}
+    rename, left = durable.rename, [None] * renames
+
+    def cut_off(*args: Any) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        rename(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "rename", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            store.delete_session(URI)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        standing = set(again.index.given_up())
+        for one, count in before.items():
+            files = list((store_path / "quarantine").glob(f"{one.bundle_id.hex()}.*"))
+            assert len(files) == count
+            wanted = ".mvb" if one.bundle_id in standing else ".mvr"
+            assert {file.suffixes[0] for file in files} == {wanted}
+        if renames >= 3:  # each file has left
+            assert standing == set()
+    with make_new_index(again) as anew:
+        assert set(anew.index.given_up()) == standing
+
+
+def test_a_delete_that_cannot_take_all_that_is_set_aside_takes_none(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = set_aside_alone(store)
+    rename, calls = durable.rename, []
+
+    def refuse_the_second(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise StoreIoError("refused")
+        rename(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "rename", refuse_the_second)
+        with pytest.raises(StoreIoError):
+            store.delete_session(URI)
+    store.close()
+    assert set(endings(store_path)) == {".mvb"}
+    with Store.open(store_path, writable=True) as again:
+        assert set(again.index.given_up()) == {first.bundle_id, second.bundle_id}
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_version_is_not_deleted_because_of_what_an_earlier_one_of_the_same_bundle_left(
+    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
+) -> None:
+    receipt, export = sleep(store, 900), tmp_path / "export.mvb"
+    store.export_session(URI, 1, export)
+    file = bundle_path(store, receipt.bundle_id)
+    if marked:  # a delete of what was set aside, whose last step failed
+        spoil(store, receipt, 0)
+        store.repair()
+        give_ending = quarantine.give_ending
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                quarantine,
+                "give_ending",
+                lambda folder, names, suffix: {} if suffix == ".mvr" else give_ending(folder, names, suffix),
+            )
+            store.delete_session(URI)
+        assert endings(store_path) == [".mvd"]
+    else:
+        data = bytearray(file.read_bytes())
+        data[-10] ^= 1
+        file.write_bytes(data)
+        store.repair()
+        store.delete_session(URI)
+        assert endings(store_path) == [".mvr"]
+    store.import_file(export)
+    store.tag(URI, 1, "release")
+    backup = file.read_bytes()
+    file.unlink()
+    store.repair()
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert set(again.index.given_up()) == {receipt.bundle_id}
+        again.gc()
+        assert again.marks(URI).tags == {"release": receipt.bundle_id}
+        assert sleep(again, 20).version == 2
+    file.write_bytes(backup)
+    with Store.open(store_path, writable=True) as again:
+        assert [row.version for row in again.versions(URI)] == [1, 2]
+
+
+def swapped(store: Store) -> tuple[Receipt, Receipt]:
+    """Two sessions of one version each, whose files have each other's name."""
+    mine, other = sleep(store, 300), sleep(store, 400, uri=OTHER_URI, seed=2)
+    files = [bundle_path(store, receipt.bundle_id) for receipt in (mine, other)]
+    contents = [file.read_bytes() for file in files]
+    for file, data in zip(files, reversed(contents), strict=True):
+        file.write_bytes(data)
+    return mine, other
+
+
+@pytest.mark.parametrize("how", ["delete", "forget"])
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_session_whose_file_was_swapped_with_a_deleted_one_comes_back_and_the_deleted_one_does_not(
+    store: Store, how: str, repaired: bool
+) -> None:
+    swapped(store)
+    if repaired:
+        store.repair()
+    if how == "delete":
+        problems = store.delete_session(URI).problems
+        assert [problem.code for problem in problems] == ([] if repaired else ["bundle_mismatch"])
+    else:
+        assert store.forget(URI).ok is repaired
+    store.repair()
+    require_awake(store, 400, uri=OTHER_URI, seed=2)
+    with make_new_index(store) as anew:
+        anew.repair()
+        assert [row.uri for row in anew.iter_sessions()] == [OTHER_URI]
+        require_awake(anew, 400, uri=OTHER_URI, seed=2)
+
+
+def test_a_full_disk_does_not_empty_the_file_of_another_session(store: Store) -> None:
+    swapped(store)
+    make_failing(store, sqlite3.SQLITE_FULL)
+    store.delete_session(URI)
+    path = store.path
+    store.close()
+    with Store.open(path, writable=True) as again:
+        again.repair()
+        require_awake(again, 400, uri=OTHER_URI, seed=2)

@@ -575,3 +575,25 @@ def test_what_a_repair_had_saved_stays_where_what_it_gave_way_to_is_damaged_agai
     store.prune(LAST)
     assert versions(store) == [3]
     assert [row.version for row in store.index.given_up().values()] == [2]
+
+
+@pytest.mark.parametrize("how", ["cut off", "refused"])
+def test_what_a_repair_had_saved_is_no_loss_where_a_prune_ends_before_what_it_gave_way_to(
+    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    saved_and_replaced(store, tmp_path)
+    sleep(store, 500, seed=3)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt if how == "cut off" else StoreIoError("refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreFolder, "retire", fail)
+        with pytest.raises(KeyboardInterrupt if how == "cut off" else StoreIoError):
+            store.prune(LAST)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert len(again.index.given_up()) == (how == "refused")
+        assert again.verify(deep=True).ok
+        assert again.repair().actions == ()
+        assert versions(again) == [1, 3]
