@@ -8,6 +8,7 @@ it needs and its marks, until the user has the quarantine emptied: that gives it
 Rules:
 - While a bundle cannot be read, is missed, or is set aside with unknown needs, nothing is removed: what it needs is
   unknown, and so are the versions that marks mean. Emptying the quarantine gives the last kind up.
+- What lies in quarantine stays while a listed version needs blocks that are sound nowhere else.
 - A version is given up only while it is set aside: not one that is back, or whose file is under bundles/ again.
 - What is to go is asked again under the lock right before it goes, in steps of BATCH, so that no sleep waits long.
 """
@@ -28,6 +29,7 @@ from .core import StoreCore
 from .errors import CorruptMarks, CorruptStoreFile, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
 from .incoming import INCOMING
+from .last_copies import find_last_copies
 from .marks import MARKS_FILE, Marks
 from .paths import list_names, open_folder, stat_name
 from .records import Action, Finding, IndexRow, MaintenanceReport
@@ -87,8 +89,9 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
 def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     """Remove what repair has set aside, and let go of what was kept for it; or say what that would be.
 
-    What somebody else has put into quarantine stays, and so does what is set aside while this works, or has its file
-    under bundles/ again. A crash leaves some of it; asking again finishes.
+    What somebody else has put into quarantine stays, and so does what is set aside while this works, has its file under
+    bundles/ again, or has blocks that a listed version needs and that are sound nowhere else. A crash leaves some of
+    it; asking again finishes.
 
     Raises:
         NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed, UnsafePath
@@ -116,6 +119,7 @@ class _Emptying:
         self._dry_run = dry_run
         self._asked = core.index.given_up().keys()
         self._names: dict[bytes | None, list[str]] = {}
+        self._last_copies = find_last_copies(core)
         content = {name: bundle_id for bundle_id, _, name in list_waiting(core.folder)}
         for name, _ in quarantine.list_ours(core.folder):
             self._names.setdefault(content.get(name, quarantine.bundle_of(name)), []).append(name)
@@ -149,10 +153,24 @@ class _Emptying:
                 path = core.folder.bundle_path(row.bundle_id)
                 self.actions.append(Action("keep", path, row.uri, row.version, 0, _PUT_BACK))
                 continue
-            self._remove(self._names.get(bundle_id, ()), row)
+            names = self._names.get(bundle_id, ())
+            if any(name in self._last_copies for name in names):
+                self._keep(names)
+                continue
+            self._remove(names, row)
             gone += [row.bundle_id] if row is not None else []
         if gone and not self._dry_run:
             core.index.drop(gone)
+
+    def _keep(self, names: Sequence[str]) -> None:
+        needed = next(self._last_copies[name] for name in names if name in self._last_copies)
+        reason = (
+            f"Version {needed.version} of {needed.uri} needs blocks that may be sound nowhere else: let `torpor "
+            "repair` see to it, and empty the quarantine then."
+        )
+        for name in names:
+            path = f"{self._core.path}/{QUARANTINE}/{name}"
+            self.actions.append(Action("keep", path, needed.uri, needed.version, 0, reason))
 
     def _remove(self, names: Sequence[str], row: IndexRow | None) -> None:
         core = self._core

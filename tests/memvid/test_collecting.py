@@ -294,6 +294,90 @@ def test_what_a_version_needs_whose_file_was_put_back_stays(store: Store, store_
         assert again.verify(deep=True).ok
 
 
+def cut_trailer(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-10] ^= 1
+    file.write_bytes(data)
+
+
+def require_kept_until_a_repair(store: Store, token_count: int, uri: SessionUri) -> None:
+    """Emptying the quarantine takes nothing away that the session's version needs, and all of it after a repair."""
+    held = {file.name for file in Path(store.path, "quarantine").iterdir()}
+    assert held
+    for dry_run in (True, False):
+        report = store.empty_quarantine(dry_run=dry_run)
+        assert [(action.kind, action.session) for action in report.actions] == [("keep", uri)] * len(held)
+        assert "torpor repair" in report.actions[0].reason
+    assert {file.name for file in Path(store.path, "quarantine").iterdir()} == held
+    store.repair()
+    require_awake(store, token_count, uri=uri)
+    store.empty_quarantine()
+    assert not list(Path(store.path, "quarantine").iterdir())
+    require_awake(store, token_count, uri=uri)
+    assert store.verify(deep=True).ok
+
+
+def test_blocks_of_a_version_that_was_put_back_stay_in_quarantine_until_a_repair(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    sleep(store, 600, uri=OTHER_URI)
+    heir = sleep(store, 900)
+    store.delete_session(OTHER_URI)
+    sleep(store, 300, uri=URI, seed=9)
+    file = bundle_path(store, heir.bundle_id)
+    shutil.copy(file, tmp_path / "backup")
+    spoil(store, heir, 2)
+    cut_trailer(file)
+    store.repair()  # nothing says any more what the version needs
+    shutil.copy(tmp_path / "backup", file)
+    file.chmod(0o600)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert 1 in [row.version for row in again.versions(URI)]
+        held = sorted(os.listdir(store_path / "quarantine"))
+        report = again.empty_quarantine()
+        kept = [os.path.basename(action.path) for action in report.actions if action.kind == "keep"]
+        assert [name for name in held if ".mvr" in name] == [name for name in kept if ".mvr" in name] != []
+        again.repair()
+        again.empty_quarantine()
+        with again.open_session(URI, 1) as reader:
+            assert contents(reader) == expected(900)
+        assert again.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("how", ["holder removed", "own block", "own file missing", "own manifest"])
+def test_what_a_listed_version_needs_and_only_the_quarantine_holds_stays_until_a_repair(store: Store, how: str) -> None:
+    if how == "holder removed":
+        first = sleep(store, 600)
+        sleep(store, 900, uri=OTHER_URI)
+        store.delete_session(URI)
+        holder = bundle_path(store, first.bundle_id).with_suffix(".mvr")
+        cut_trailer(holder)
+        store.repair()
+        holder.unlink()
+        require_kept_until_a_repair(store, 900, OTHER_URI)
+        return
+    receipt = sleep(store, 900)
+    file = bundle_path(store, receipt.bundle_id)
+    cut_trailer(file)
+    store.repair()
+    if how == "own block":
+        spoil(store, receipt, 1)
+    elif how == "own file missing":
+        file.unlink()
+    else:
+        file.write_bytes(bytes(file.stat().st_size))
+    require_kept_until_a_repair(store, 900, URI)
+
+
+def test_blocks_that_are_sound_under_bundles_keep_nothing_in_quarantine(store: Store) -> None:
+    receipt = sleep(store, 900)
+    cut_trailer(bundle_path(store, receipt.bundle_id))
+    store.repair()
+    assert [kind for kind, _ in done(store.empty_quarantine())] == ["remove"]
+    require_awake(store, 900)
+
+
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_beside_a_bundle_that_cannot_be_read_nothing_is_given_up(
     store: Store, store_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
