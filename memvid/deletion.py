@@ -130,16 +130,16 @@ def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[b
             retired.append(bundle_id)
     except (StoreIoError, NoSpace):
         _drop(folder, index, pins, retired)
-        _settle(folder, index)
+        _end_leaving(folder, index)
         raise
     set_aside = [one for one in bundle_ids if one in aside and one not in retired]
     failed |= quarantine.give_ending(folder, _names(copies, set_aside), quarantine.LEAVING_SUFFIX)
     if set_aside and failed and not standing:
-        _settle(folder, index)
+        _end_leaving(folder, index)
         raise next(iter(failed.values()))  # nothing else says that they were deleted
     freed = _drop(folder, index, pins, [*retired, *set_aside])
     if aside:
-        _settle(folder, index)
+        _end_leaving(folder, index)
     return Retirement(freed, tuple(_not_let_go(folder, path, error) for path, error in failed.items()))
 
 
@@ -147,7 +147,7 @@ def _names(copies: Mapping[bytes, Sequence[str]], bundle_ids: Iterable[bytes]) -
     return [name for bundle_id in bundle_ids for name in copies.get(bundle_id, ())]
 
 
-def _settle(folder: StoreFolder, index: Index) -> None:
+def _end_leaving(folder: StoreFolder, index: Index) -> None:
     """What fails here the next opening, or repair, does."""
     with contextlib.suppress(UnsafePath, StoreIoError):
         waiting.settle_leaving(folder, index)
