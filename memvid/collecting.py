@@ -70,7 +70,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     else:
         core.require_writable()
         core.mend_index_file()  # beside one that is behind no file may go
-    problems = find_unknown_needs(core.folder, core.index)
+    problems = [*find_unknown_needs(core.folder, core.index), *_unasked_marks(core)]
     if problems:
         return MaintenanceReport("gc", dry_run, (), 0, 0, tuple(problems))
     garbage = _find(core, problems)
@@ -84,6 +84,23 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     return MaintenanceReport(
         "gc", dry_run, tuple(collection.actions), collection.bytes_freed, collection.bytes_written, tuple(problems)
     )
+
+
+def _unasked_marks(core: StoreCore) -> list[Finding]:
+    """That marks name versions which an index that was made without them may lack: nobody can tell whether those were
+    deleted, or are missed and need files."""
+    if not core.index.marks_unseen():
+        return []
+    try:
+        named = Marks.load(core.folder).dangling(core.index.bundle_ids())
+    except StoreError:
+        return []
+    path = f"{core.path}/{MARKS_FILE}"
+    message = (
+        f"{path} could not be read when the index was made anew, and names versions that the index does not know. Run "
+        "`torpor rebuild-index`, or start the daemon again: until then nothing is removed."
+    )
+    return [Finding(path, MarksLost.code, message)] if named else []
 
 
 def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:

@@ -95,6 +95,8 @@ _COUNT_NAME: Final = re.compile(r"rewrites\.([0-9]{1,15})", re.ASCII)
 _MAX_COUNT: Final = 10**15 - 1
 """Rewrites that a name can count. No store comes near it: a thousand a second take thirty thousand years."""
 _BLOCK_KEY: Final = struct.Struct(">q")
+_UNSEEN_KEY: Final = "marks_unseen"
+_UNSEEN: Final = "yes"
 _META: Final = "SELECT value FROM meta WHERE key = ?"
 _SCHEMA: Final = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -316,10 +318,12 @@ class Index:
         *,
         unsettled: Iterable[bytes] = (),
         written: Mapping[int, int] | None = None,
+        marks_unseen: bool = False,
     ) -> Index:
         """Make the index file anew. One transaction: a crash leaves a file that is not ours, so it is made again.
 
-        `unsettled` are those of the bundles whose files are to be read again, `written` the bytes written each day.
+        `unsettled` are those of the bundles whose files are to be read again, `written` the bytes written each day;
+        for `marks_unseen` see there.
         Raises NoSpace, StoreIoError, DurabilityLost.
         """
         path = f"{store_path}/{INDEX_FILE}"
@@ -329,7 +333,7 @@ class Index:
             try:
                 _configure(connection)
                 index = cls(connection, path, root_fd)
-                index._fill(store_path, store_uuid, bundles, unsettled, written)
+                index._fill(store_path, store_uuid, bundles, unsettled, written, marks_unseen)
                 index._checkpoint()  # so that read-only stores find the schema
                 index._sums = PageSums.taken(root_fd, store_path, INDEX_FILE)
                 return index
@@ -347,6 +351,7 @@ class Index:
         root_fd: int | None = None,
         unsettled: Iterable[bytes] = (),
         written: Mapping[int, int] | None = None,
+        marks_unseen: bool = False,
     ) -> Index:
         """An index without a file; `root_fd` is the store's folder where rewrites are counted all the same.
 
@@ -354,7 +359,7 @@ class Index:
         """
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         index = cls(connection, f"{store_path}/{INDEX_FILE}", root_fd)
-        index._fill(store_path, store_uuid, bundles, unsettled, written)
+        index._fill(store_path, store_uuid, bundles, unsettled, written, marks_unseen)
         index.file_is_behind = root_fd is not None and INDEX_FILE in list_names(root_fd, store_path)
         return index
 
@@ -365,6 +370,7 @@ class Index:
         bundles: Iterable[IndexedBundle],
         unsettled: Iterable[bytes],
         written: Mapping[int, int] | None,
+        marks_unseen: bool,
     ) -> None:
         begun = 0 if self._root_fd is None else _rewrites_begun(self._root_fd, store_path)
         with self._transaction():
@@ -379,7 +385,8 @@ class Index:
             self._mark(unsettled)
             self._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
             self._entered += [seal_of(("written", day, size_bytes)) for day, size_bytes in (written or {}).items()]
-            for key, value in (("rewrites", str(begun)), ("store_uuid", store_uuid)):
+            unseen = ((_UNSEEN_KEY, _UNSEEN),) if marks_unseen else ()
+            for key, value in (("rewrites", str(begun)), ("store_uuid", store_uuid), *unseen):
                 self._connection.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
                 self._entered.append(seal_of(("meta", key, value)))
 
@@ -470,6 +477,7 @@ class Index:
         aside: Iterable[bytes] = (),
         settled: Iterable[IndexedBundle] = (),
         unsettled: Iterable[bytes] = (),
+        marks_seen: bool = False,
     ) -> None:
         """Bring the index in line with the bundle files. Raises IndexUnusable where rows contradict each other."""
         try:
@@ -487,6 +495,9 @@ class Index:
                     for bundle in settled:
                         self._replace_storage(bundle)
                     self._mark(unsettled)
+                    if marks_seen and self.marks_unseen():
+                        self._connection.execute("DELETE FROM meta WHERE key = ?", (_UNSEEN_KEY,))
+                        self._left.append(seal_of(("meta", _UNSEEN_KEY, _UNSEEN)))
                 self._checkpoint()  # as in `drop`
         except (*_FAILURES, BrokenSeal) as error:
             raise IndexContradicted(f"it contradicts the bundles ({error})") from error
@@ -869,6 +880,11 @@ class Index:
     def bundle_ids(self) -> set[bytes]:
         """Every bundle that the index knows of, readable or not."""
         return set(self._ids("SELECT bundle_id FROM bundles", ()))
+
+    def marks_unseen(self) -> bool:
+        """Whether this index was made while nobody could read the marks, and they have not been asked since: they may
+        name versions that it lacks."""
+        return bool(self._select("SELECT 1 FROM meta WHERE key = ?", (_UNSEEN_KEY,)))
 
     def bundles_of(self, uri: SessionUri) -> list[bytes]:
         """Every bundle of a session whatever its status, oldest version first, a version's rivals before it."""

@@ -11,7 +11,8 @@ Rules:
   aside or missed; it is reported, and what it needs stays unknown, until it is back or given up.
 - An index made anew has no rows of missing files, but marks name bundles: one that is nowhere is missed, and reported
   at each opening until its file is back, its session is deleted, or no mark names it any more. One whose file lies in
-  quarantine was set aside.
+  quarantine was set aside. Where the marks could not be read then, the index says so, and the first opening that can
+  read them asks them.
 - A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed. Until
   that succeeds the index covers what the file needed before and after.
 - A failure of the system (too many open files, an input/output error) says nothing about a bundle: it is tried again,
@@ -158,18 +159,19 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     with _believed():
         rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
     rivals = [rival for rival in rivals if rival.bundle_id not in retired | set_aside]
+    late = _told_late(folder, index, files, scan)
     missing = absent.keys() - retired
     found = _no_more_missed(folder, missed, files) | deleted_missed
     changes = _changes(
         scan,
         rivals,
-        [*unreadable, *vanished],
+        [*unreadable, *vanished, *(late or ())],
         dropped=retired | gone | unread | back | found | deleted_aside,
         aside=set_aside,
         settled=again.bundles,
         unsettled=missing - unsettled,
     )
-    if changes:
+    if changes or late is not None:
         index.reconcile(
             changes.added,
             changes.dropped,
@@ -177,6 +179,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
             aside=changes.aside,
             settled=changes.settled,
             unsettled=changes.unsettled,
+            marks_seen=late is not None,
         )
     if writable and deleted_missed:
         unmark_deleted(folder, index, deleted_missed)  # no file of theirs is there to say so to an index made anew
@@ -285,12 +288,30 @@ def _marks(folder: StoreFolder) -> Marks | None:
         return None
 
 
-def _missed(folder: StoreFolder, files: Mapping[bytes, str], entered: Sequence[IndexedBundle]) -> list[IndexedBundle]:
+def _told_late(
+    folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: _Scan
+) -> list[IndexedBundle] | None:
+    """What marks tell of that could not be read when the index was made; None where that is not to be asked now."""
+    with _believed():
+        if not index.marks_unseen() or _marks(folder) is None:
+            return None
+        known = index.bundle_ids()
+    return _named_by_marks(folder, files, known | _ids_of(scan.bundles))
+
+
+def _named_by_marks(folder: StoreFolder, files: Mapping[bytes, str], known: set[bytes]) -> list[IndexedBundle]:
+    """The versions that marks name and that are not known: set aside, or missed. What was deleted while the marks could
+    not be read is among them, for nothing else tells of it any more."""
+    marks = _marks(folder)
+    waiting = [one for one in _set_aside(folder, known | _live(files)) if marks is not None and marks.of(one.bundle_id)]
+    return [*waiting, *_missed(folder, files, known | _ids_of(waiting))]
+
+
+def _missed(folder: StoreFolder, files: Mapping[bytes, str], entered: Iterable[bytes]) -> list[IndexedBundle]:
     """The versions that marks name and that are nowhere, neither as a file nor among what is entered already. A retired
     file says that its version was deleted."""
     marks = _marks(folder)
-    known = {*files, *(bundle.bundle_id for bundle in entered)}
-    found = marks.dangling(known) if marks is not None else ()
+    found = marks.dangling({*files, *entered}) if marks is not None else ()
     return [IndexedBundle(bundle_id, MISSED, _row_in_marks(marks, bundle_id), (), ()) for _, bundle_id in found]
 
 
@@ -335,15 +356,15 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     written = _answer(index.written) or {}
     bundles = _entered_anew(folder, index, files, scan, kept)
     unsettled = [one.bundle_id for one in kept]
-    missed = set(_answer(index.missed) or ())
+    missed, unseen = set(_answer(index.missed) or ()), _leaves_marks_unseen(folder, index)
     with index.replaced() as go_on_with:
         try:
-            fresh, why = _made(folder, bundles, unsettled, written)
+            fresh, why = _made(folder, bundles, unsettled, written, unseen)
         except BaseException:  # a flush failed: nothing more is written, but reads go on
-            go_on_with(_in_memory(folder, bundles, unsettled, written))
+            go_on_with(_in_memory(folder, bundles, unsettled, written, unseen))
             raise
         go_on_with(fresh)
-    if ended := missed - {bundle.bundle_id for bundle in bundles}:
+    if ended := missed - _ids_of(bundles):
         unmark_deleted(folder, index, ended)
     missing = [*_missing(folder, _rows_without_files(kept, files)), *_told(folder, bundles, scan)]
     reason = f"it was asked for{why}"
@@ -387,11 +408,24 @@ def _entered_anew(
     entered = _as_entered(folder, scan, kept, index)
     missed = _answer(index.missed)
     if missed is None:
-        return [*entered, *_missed(folder, files, entered)]
+        return [*entered, *_missed(folder, files, _ids_of(entered))]
     retired = _answer(lambda: index.rows_of(files.keys() - _live(files))) or {}
     rows = _but_for(set_aside_among(folder, retired), retired)
     found = _no_more_missed(folder, missed, files) | (_answer(lambda: _deleted(index, missed.values(), rows)) or set())
-    return [*entered, *(IndexedBundle(one, MISSED, row, (), ()) for one, row in missed.items() if one not in found)]
+    entered += [IndexedBundle(one, MISSED, row, (), ()) for one, row in missed.items() if one not in found]
+    if _answer(index.marks_unseen):
+        entered += _named_by_marks(folder, files, _ids_of(entered))
+    return entered
+
+
+def _ids_of(bundles: Iterable[IndexedBundle]) -> set[bytes]:
+    return {bundle.bundle_id for bundle in bundles}
+
+
+def _leaves_marks_unseen(folder: StoreFolder, index: Index | None) -> bool:
+    """Whether an index that takes the place of this one, or of none, lacks what marks tell that cannot be read now."""
+    knows = index is not None and _answer(index.missed) is not None and _answer(index.marks_unseen) is False
+    return not knows and _marks(folder) is None
 
 
 def _told(folder: StoreFolder, bundles: Iterable[IndexedBundle], scan: _Scan) -> list[Finding]:
@@ -488,16 +522,18 @@ def _make_anew(
     old = Index.copy_of_current(folder.path, folder.root_fd, folder.uuid) if is_believed else None
     if old is None:
         bundles = _as_entered(folder, scan, _set_aside(folder, live))
-        bundles += _missed(folder, files, bundles)
+        bundles += _missed(folder, files, _ids_of(bundles))
+        unseen = _leaves_marks_unseen(folder, None)
     else:
         with contextlib.closing(old):
             kept = _taken_over(folder, old, files, scan)
             bundles = _entered_anew(folder, old, files, scan, kept)
             written = _answer(old.written) or {}
+            unseen = _leaves_marks_unseen(folder, old)
     unsettled = [one.bundle_id for one in kept]
     reason = str(why)
     if writable:
-        index, where = _made(folder, bundles, unsettled, written)
+        index, where = _made(folder, bundles, unsettled, written, unseen)
         reason += where
     else:
         index = Index.create_in_memory(folder.path, folder.uuid, bundles)
@@ -506,22 +542,46 @@ def _make_anew(
 
 
 def _made(
-    folder: StoreFolder, bundles: list[IndexedBundle], unsettled: Iterable[bytes], written: Mapping[int, int]
+    folder: StoreFolder,
+    bundles: list[IndexedBundle],
+    unsettled: Iterable[bytes],
+    written: Mapping[int, int],
+    marks_unseen: bool,
 ) -> tuple[Index, str]:
     """A new index file; on a full disk one in memory, and why: a store must still open, for a delete is the way out.
     The next open makes the file."""
     try:
-        fresh = Index.create(folder.path, folder.root_fd, folder.uuid, bundles, unsettled=unsettled, written=written)
+        fresh = Index.create(
+            folder.path,
+            folder.root_fd,
+            folder.uuid,
+            bundles,
+            unsettled=unsettled,
+            written=written,
+            marks_unseen=marks_unseen,
+        )
     except (NoSpace, StoreIoError) as error:
-        return _in_memory(folder, bundles, unsettled, written), f"; it is kept in memory because {error.message}"
+        return _in_memory(
+            folder, bundles, unsettled, written, marks_unseen
+        ), f"; it is kept in memory because {error.message}"
     return fresh, ""
 
 
 def _in_memory(
-    folder: StoreFolder, bundles: list[IndexedBundle], unsettled: Iterable[bytes], written: Mapping[int, int]
+    folder: StoreFolder,
+    bundles: list[IndexedBundle],
+    unsettled: Iterable[bytes],
+    written: Mapping[int, int],
+    marks_unseen: bool,
 ) -> Index:
     return Index.create_in_memory(
-        folder.path, folder.uuid, bundles, root_fd=folder.root_fd, unsettled=unsettled, written=written
+        folder.path,
+        folder.uuid,
+        bundles,
+        root_fd=folder.root_fd,
+        unsettled=unsettled,
+        written=written,
+        marks_unseen=marks_unseen,
     )
 
 

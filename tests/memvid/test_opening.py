@@ -542,6 +542,72 @@ def test_a_missed_version_is_imported_under_its_own_number_and_another_is_not(
         assert [row.version for row in again.versions(URI)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("asked_by", ["opening", "reader", "rebuild", "repair"])
+def test_marks_that_could_not_be_read_when_the_index_was_made_are_asked_once_they_are_back(
+    store: Store, store_path: Path, asked_by: str
+) -> None:
+    needed = bundle_path(store, sleep(store, 600, uri=OTHER_URI).bundle_id).with_suffix(".mvr")
+    first = sleep(store, 900)
+    sleep(store, 310, uri=FORK_URI, seed=3)
+    store.tag(URI, 1, "keep")
+    with store.open_bundle(store.versions(OTHER_URI)[0].bundle_id):
+        store.delete_session(OTHER_URI)
+    store.close()
+    file, marks = bundle_path(store, first.bundle_id), store_path / "marks.json"
+    good, told = file.read_bytes(), marks.read_bytes()
+    file.unlink()
+    kept = needed.read_bytes()
+    marks.write_bytes(b"{")
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.marks_unseen()
+        again.rebuild_index()
+        assert again.index.marks_unseen(), "they cannot be read yet"
+        marks.write_bytes(told)
+        assert [found.code for found in again.gc().problems] == ["marks_lost"]
+        assert again.marks(URI).tags == {"keep": first.bundle_id}
+        if asked_by == "rebuild":
+            again.rebuild_index()
+        elif asked_by == "repair":
+            again.repair()
+        if asked_by in ("rebuild", "repair"):
+            assert not again.index.marks_unseen()
+            assert list(again.index.missed()) == [first.bundle_id]
+    if asked_by == "reader":
+        with Store.open(store_path, writable=False) as reader:
+            assert list(reader.index.missed()) == [first.bundle_id]
+    for _ in range(2):
+        with Store.open(store_path, writable=True) as again:
+            assert not again.index.marks_unseen()
+            assert [found.path for found in again.opening.unreadable] == [str(file)]
+            assert again.gc().actions == ()
+            assert sleep(again, 310, seed=7).version > 1
+    file.write_bytes(good)
+    needed.write_bytes(kept)  # the opening without marks could not know of it
+    for path in (file, needed):
+        path.chmod(0o600)
+    with Store.open(store_path, writable=True) as again, again.open_session(URI, 1) as opened:
+        assert contents(opened) == expected(900)
+
+
+def test_a_version_in_quarantine_that_only_a_mark_tells_of_is_set_aside_once_the_marks_are_back(
+    store: Store, store_path: Path
+) -> None:
+    fifth, file = one_of_five(store)
+    harm(file, "manifest")
+    file.rename(store_path / "quarantine" / f"{file.name}.1")
+    marks = store_path / "marks.json"
+    told = marks.read_bytes()
+    marks.write_bytes(b"{")
+    (store_path / "index.sqlite").unlink()
+    Store.open(store_path, writable=True).close()
+    marks.write_bytes(told)
+    with Store.open(store_path, writable=True) as again:
+        assert list(again.index.given_up()) == [fifth.bundle_id]
+        assert again.index.missed() == {}
+        assert again.index.last_number(URI) == 5
+
+
 def test_a_missed_version_keeps_its_own_number(store: Store, store_path: Path, tmp_path: Path) -> None:
     """Its marks tell it: of the versions before it nothing may be left."""
     fifth, file = one_of_five(store)
