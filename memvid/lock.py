@@ -81,6 +81,8 @@ class StoreLock:
     def close(self) -> None:
         """Let go. The file stays: unlinking a lock file is how two owners come about."""
         if self._fd >= 0:
+            with contextlib.suppress(OSError):  # a child that is being forked holds the file, and would hold the lock
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 

@@ -79,6 +79,8 @@ def test_t3_the_order_of_a_delete_is_retire_flush_rows_unlink_flush(store: Store
     del steps[:]
     store.delete_session(URI)
     steps.remove("unlink sums")  # of the index file, which was changed; nothing depends on them
+    while "read" in steps:  # what a retired file is, by its content, before it goes
+        steps.remove("read")
     assert steps == ["retire", "fsync folder", "drop rows", "unlink", "fsync folder"]
 
 

@@ -45,6 +45,24 @@ def test_threat_34_a_second_writer_is_refused_and_told_who_has_it(
         assert list(reader.iter_sessions()) == []
 
 
+def test_a_closed_store_s_lock_is_free_although_a_child_that_is_being_forked_has_its_file(store_path: Path) -> None:
+    store = Store.open(store_path, writable=True)
+    (held,) = [fd for fd in os.listdir("/dev/fd") if _is_lock(int(fd), store_path)]
+    inherited = os.dup(int(held))
+    try:
+        store.close()
+        Store.open(store_path, writable=True).close()
+    finally:
+        os.close(inherited)
+
+
+def _is_lock(fd: int, store_path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(store_path / "lock"))
+    except OSError:
+        return False
+
+
 def test_threat_35_the_lock_of_a_killed_writer_is_free(store_path: Path, holder: subprocess.Popen[str]) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait()

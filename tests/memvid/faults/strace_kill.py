@@ -86,6 +86,7 @@ def _await_end(lock: Path) -> None:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_UN)  # a process that another thread begins meanwhile has this file too
                 return
             except BlockingIOError:
                 if time.monotonic() > deadline:
