@@ -57,9 +57,10 @@ def version_or_missed(core: StoreCore, uri: SessionUri, version: int | None) -> 
 
 
 def _end_missing(core: StoreCore, marks: Marks) -> None:
-    """Let versions be missed no more that no mark tells of; where the index takes no change the next opening does."""
-    ended = [bundle_id for bundle_id in core.index.missed() if not marks.of(bundle_id)]
+    """Let versions be missed no more that no mark tells of; where the index takes no change the next opening does. The
+    marks are on disk by now, so nothing here may say that the change was refused."""
     with contextlib.suppress(NoSpace, StoreIoError):
+        ended = [bundle_id for bundle_id in core.index.missed() if not marks.of(bundle_id)]
         if ended:
             core.index.drop(ended)
 

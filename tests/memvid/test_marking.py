@@ -14,8 +14,10 @@ from torpor.memvid.errors import (
     NoSpace,
     ReadOnlyStore,
     SessionNotFound,
+    StoreIoError,
     TagTaken,
 )
+from torpor.memvid.index import Index
 from torpor.memvid.marks import Marks
 from torpor.memvid.orders import set_mark
 from torpor.memvid.retention import Retention
@@ -38,6 +40,16 @@ def test_a_tag_names_a_version_until_it_is_taken_away(three: Store, store_path: 
         assert not again.marks(URI)
         with pytest.raises(SessionNotFound):
             again.resolve_version("agent@before-refactor")
+
+
+def test_a_mark_that_is_on_disk_is_never_said_to_be_refused(three: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Index) -> None:
+        raise StoreIoError("Cannot read the index: Input/output error.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Index, "missed", refused)
+        three.tag(URI, 1, "kept")
+    assert three.resolve_version("agent@kept").version == 1
 
 
 def test_a_tag_moves_only_on_purpose(three: Store) -> None:
