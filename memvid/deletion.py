@@ -156,15 +156,17 @@ def _end_leaving(folder: StoreFolder, index: Index) -> None:
 def begin_to_let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
     """Let versions that are set aside be gone for the next opening, before `retire` takes them away among others, or
     gives them back where it fails; what could not be told so. Raises DurabilityLost."""
-    copies, failed = _in_quarantine(folder)
-    failed |= quarantine.give_ending(folder, _names(copies, bundle_ids), quarantine.LEAVING_SUFFIX)
-    return [_not_let_go(folder, path, error) for path, error in failed.items()]
+    return _give_ending(folder, bundle_ids, quarantine.LEAVING_SUFFIX)
 
 
 def let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
     """Let what lies in quarantine of deleted versions be none any more; what could not be. Raises DurabilityLost."""
+    return _give_ending(folder, bundle_ids, RETIRED_SUFFIX)
+
+
+def _give_ending(folder: StoreFolder, bundle_ids: Iterable[bytes], suffix: str) -> list[Finding]:
     copies, failed = _in_quarantine(folder)
-    failed |= quarantine.give_ending(folder, _names(copies, bundle_ids), RETIRED_SUFFIX)
+    failed |= quarantine.give_ending(folder, _names(copies, bundle_ids), suffix)
     return [_not_let_go(folder, path, error) for path, error in failed.items()]
 
 

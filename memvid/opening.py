@@ -87,6 +87,21 @@ class _Changes:
         return bool(self.added or self.dropped or self.shadowed or self.aside or self.settled or self.unsettled)
 
 
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What an index that is made anew holds. `kept` are those of the bundles that only the old one told of: they are
+    read again at the next opening. `marks_unseen`: what marks tell is not among them, for they could not be read."""
+
+    bundles: list[IndexedBundle]
+    kept: list[IndexedBundle]
+    written: Mapping[int, int]
+    marks_unseen: bool
+
+    @property
+    def unsettled(self) -> list[bytes]:
+        return [bundle.bundle_id for bundle in self.kept]
+
+
 def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenReport]:
     """Open the store's index, in agreement with its bundle files; a read-only one lives in memory.
 
@@ -352,23 +367,20 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     """
     files = folder.list_bundles()
     scan = _read_bundles(folder, _live(files), ahead)
-    kept = _taken_over(folder, index, files, scan)
-    written = _answer(index.written) or {}
-    bundles = _entered_anew(folder, index, files, scan, kept)
-    unsettled = [one.bundle_id for one in kept]
-    missed, unseen = set(_answer(index.missed) or ()), _leaves_marks_unseen(folder, index)
+    contents = _going_on(folder, index, files, scan)
+    missed = set(_answer(index.missed) or ())
     with index.replaced() as go_on_with:
         try:
-            fresh, why = _made(folder, bundles, unsettled, written, unseen)
+            fresh, why = _made(folder, contents)
         except BaseException:  # a flush failed: nothing more is written, but reads go on
-            go_on_with(_in_memory(folder, bundles, unsettled, written, unseen))
+            go_on_with(_in_memory(folder, contents))
             raise
         go_on_with(fresh)
-    if ended := missed - _ids_of(bundles):
+    if ended := missed - _ids_of(contents.bundles):
         unmark_deleted(folder, index, ended)
-    missing = [*_missing(folder, _rows_without_files(kept, files)), *_told(folder, bundles, scan)]
     reason = f"it was asked for{why}"
-    return OpenReport(reason, len(scan.bundles) + len(scan.unread), 0, 0, (*scan.findings, *missing))
+    findings = (*scan.findings, *_lacking(folder, files, scan, contents))
+    return OpenReport(reason, len(scan.bundles) + len(scan.unread), 0, 0, findings)
 
 
 def plan_rebuild(
@@ -377,9 +389,8 @@ def plan_rebuild(
     """What `rebuild` would change, and what it could not read. Changes nothing."""
     files = folder.list_bundles()
     scan = _read_bundles(folder, _live(files), ahead)
-    kept = _taken_over(folder, index, files, scan)
-    entered = _entered_anew(folder, index, files, scan, kept)
-    wanted = {bundle.bundle_id: bundle for bundle in entered}
+    contents = _going_on(folder, index, files, scan)
+    wanted = {bundle.bundle_id: bundle for bundle in contents.bundles}
     actions = []
     for bundle_id in sorted(wanted.keys() | (_answer(index.bundle_ids) or set())):
         present, problem = _stored(index, bundle_id)
@@ -396,8 +407,20 @@ def plan_rebuild(
                     reason=reason,
                 )
             )
-    missing = [*_missing(folder, _rows_without_files(kept, files)), *_told(folder, entered, scan)]
-    return actions, [*scan.findings, *missing]
+    return actions, [*scan.findings, *_lacking(folder, files, scan, contents)]
+
+
+def _going_on(folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: _Scan) -> _Contents:
+    """What an index holds that takes the place of one that is there."""
+    kept = _taken_over(folder, index, files, scan)
+    bundles = _entered_anew(folder, index, files, scan, kept)
+    return _Contents(bundles, kept, _answer(index.written) or {}, _leaves_marks_unseen(folder, index))
+
+
+def _lacking(folder: StoreFolder, files: Mapping[bytes, str], scan: _Scan, contents: _Contents) -> list[Finding]:
+    """The versions without a file, and those of which nobody knows what they need."""
+    missing = _missing(folder, _rows_without_files(contents.kept, files))
+    return [*missing, *_told(folder, contents.bundles, scan)]
 
 
 def _entered_anew(
@@ -516,38 +539,26 @@ def _make_anew(
     refused a call, and no bundle tells of versions without a file."""
     live = _live(files)
     scan = _read_bundles(folder, live)
-    kept: list[IndexedBundle] = []
-    written: dict[int, int] = {}
     is_believed = not isinstance(why, IndexContradicted)
     old = Index.copy_of_current(folder.path, folder.root_fd, folder.uuid) if is_believed else None
     if old is None:
         bundles = _as_entered(folder, scan, _set_aside(folder, live))
         bundles += _missed(folder, files, _ids_of(bundles))
-        unseen = _leaves_marks_unseen(folder, None)
+        contents = _Contents(bundles, [], {}, _leaves_marks_unseen(folder, None))
     else:
         with contextlib.closing(old):
-            kept = _taken_over(folder, old, files, scan)
-            bundles = _entered_anew(folder, old, files, scan, kept)
-            written = _answer(old.written) or {}
-            unseen = _leaves_marks_unseen(folder, old)
-    unsettled = [one.bundle_id for one in kept]
+            contents = _going_on(folder, old, files, scan)
     reason = str(why)
     if writable:
-        index, where = _made(folder, bundles, unsettled, written, unseen)
+        index, where = _made(folder, contents)
         reason += where
     else:
-        index = Index.create_in_memory(folder.path, folder.uuid, bundles)
-    missing = [*_missing(folder, _rows_without_files(kept, files)), *_told(folder, bundles, scan)]
-    return index, OpenReport(reason, len(live), 0, 0, (*scan.findings, *missing))
+        index = Index.create_in_memory(folder.path, folder.uuid, contents.bundles)
+    findings = (*scan.findings, *_lacking(folder, files, scan, contents))
+    return index, OpenReport(reason, len(live), 0, 0, findings)
 
 
-def _made(
-    folder: StoreFolder,
-    bundles: list[IndexedBundle],
-    unsettled: Iterable[bytes],
-    written: Mapping[int, int],
-    marks_unseen: bool,
-) -> tuple[Index, str]:
+def _made(folder: StoreFolder, contents: _Contents) -> tuple[Index, str]:
     """A new index file; on a full disk one in memory, and why: a store must still open, for a delete is the way out.
     The next open makes the file."""
     try:
@@ -555,33 +566,25 @@ def _made(
             folder.path,
             folder.root_fd,
             folder.uuid,
-            bundles,
-            unsettled=unsettled,
-            written=written,
-            marks_unseen=marks_unseen,
+            contents.bundles,
+            unsettled=contents.unsettled,
+            written=contents.written,
+            marks_unseen=contents.marks_unseen,
         )
     except (NoSpace, StoreIoError) as error:
-        return _in_memory(
-            folder, bundles, unsettled, written, marks_unseen
-        ), f"; it is kept in memory because {error.message}"
+        return _in_memory(folder, contents), f"; it is kept in memory because {error.message}"
     return fresh, ""
 
 
-def _in_memory(
-    folder: StoreFolder,
-    bundles: list[IndexedBundle],
-    unsettled: Iterable[bytes],
-    written: Mapping[int, int],
-    marks_unseen: bool,
-) -> Index:
+def _in_memory(folder: StoreFolder, contents: _Contents) -> Index:
     return Index.create_in_memory(
         folder.path,
         folder.uuid,
-        bundles,
+        contents.bundles,
         root_fd=folder.root_fd,
-        unsettled=unsettled,
-        written=written,
-        marks_unseen=marks_unseen,
+        unsettled=contents.unsettled,
+        written=contents.written,
+        marks_unseen=contents.marks_unseen,
     )
 
 

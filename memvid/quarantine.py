@@ -95,30 +95,15 @@ def is_own(folder: StoreFolder, name: str) -> bool:
 def list_bundles(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
     """What lies here under the name of a bundle: its id, the ending, and the whole name; the newest of each first.
     Raises UnsafePath, StoreIoError."""
-    try:
-        fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
-    except FileNotFoundError:
-        return []
-    try:
-        names = list_names(fd, _path(folder))
-    finally:
-        os.close(fd)
-    found = [(match[1], match[2], int(match[3]), name) for name in names if (match := _NAME.fullmatch(name))]
+    matches = filter(None, map(_NAME.fullmatch, _list(folder)))
+    found = [(match[1], match[2], int(match[3]), match[0]) for match in matches]
     return [(bytes.fromhex(one), suffix, name) for one, suffix, _, name in sorted(found, key=lambda one: -one[2])]
 
 
 def list_ours(folder: StoreFolder) -> list[tuple[str, str]]:
     """The names here that we have given, each with its path. Raises UnsafePath, StoreIoError."""
-    path = _path(folder)
-    try:
-        fd = open_folder(folder.root_fd, QUARANTINE, path)
-    except FileNotFoundError:
-        return []
-    try:
-        names = list_names(fd, path)
-    finally:
-        os.close(fd)
-    return [(name, f"{path}/{name}") for name in names if _NAME.fullmatch(name) or _JSON_NAME.fullmatch(name)]
+    ours = (name for name in _list(folder) if _NAME.fullmatch(name) or _JSON_NAME.fullmatch(name))
+    return [(name, f"{_path(folder)}/{name}") for name in ours]
 
 
 def bundle_of(name: str) -> bytes | None:
@@ -145,11 +130,8 @@ def open_name(folder: StoreFolder, name: str) -> tuple[int, str]:
     """Open a file here to read it: descriptor and path. Raises BundleMissing, UnsafePath, StoreIoError."""
     path = f"{_path(folder)}/{name}"
     try:
-        fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
-        try:
+        with _found(folder) as fd:
             return open_file(fd, name, os.O_RDONLY, path), path
-        finally:
-            os.close(fd)
     except FileNotFoundError as error:
         raise BundleMissing(f"{path} is missing.", path=path) from error
 
@@ -174,14 +156,9 @@ def move_file(folder: StoreFolder, name: str) -> str | None:
 def places_of(folder: StoreFolder, name: str) -> list[str]:
     """The paths in quarantine of files that once had this name, oldest first. Raises UnsafePath, StoreIoError."""
     path = _path(folder)
-    try:
-        fd = open_folder(folder.root_fd, QUARANTINE, path)
-    except FileNotFoundError:
-        return []
-    try:
+    with contextlib.suppress(FileNotFoundError), _found(folder) as fd:
         return [f"{path}/{name}.{number}" for number in sorted(_numbers(fd, path, name))]
-    finally:
-        os.close(fd)
+    return []
 
 
 class QuarantineCopy:
@@ -294,9 +271,16 @@ def _numbers(fd: int, path: str, name: str) -> list[int]:
     return [int(number) for stem, _, number in found if stem == name and _NUMBER.fullmatch(number)]
 
 
+def _list(folder: StoreFolder) -> list[str]:
+    """The names here; none where there is no such folder. Raises UnsafePath, StoreIoError."""
+    with contextlib.suppress(FileNotFoundError), _found(folder) as fd:
+        return list_names(fd, _path(folder))
+    return []
+
+
 @contextlib.contextmanager
 def _found(folder: StoreFolder) -> Iterator[int]:
-    """The folder as it is there, for what must work on a full disk. Raises FileNotFoundError."""
+    """The folder as it is there, for what reads, and for what must work on a full disk. Raises FileNotFoundError."""
     fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
     try:
         yield fd

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from .marks import Marks
 from .paths import Stamp
 from .records import Finding, IndexRow
 from .salvage import DamagedFile
-from .waiting import list_waiting
+from .waiting import list_waiting, version_in
 
 Judgement = Literal["intact", "mendable", "unjudged", "lost"]
 
@@ -294,14 +295,9 @@ def _examine_damaged(core: StoreCore, target: Target, error: StoreError) -> File
     fd, path = target.open(core)
     with contextlib.closing(DamagedFile(fd, path, target.bundle_id)) as file:
         state = _state_of(file, file.manifest, None, error.message, target)
-    return dataclasses.replace(state, content=_content_of(core, target)) if isinstance(error, BundleMismatch) else state
-
-
-def _content_of(core: StoreCore, target: Target) -> bytes | None:
-    """The bundle that a file is as a whole, whatever its name says."""
-    with contextlib.suppress(StoreError), contextlib.closing(BundleFile(*target.open(core), None)) as file:
-        return file.bundle_id if file.manifest is not None else None
-    return None
+    if not isinstance(error, BundleMismatch):
+        return state
+    return dataclasses.replace(state, content=version_in(functools.partial(target.open, core)))
 
 
 def _state_of(

@@ -1,7 +1,8 @@
 """Versions that repair has set aside and that are not back: which they are, what each lacks, and how that is told.
 
 Owns the sentence about a lost version, and what in quarantine is which bundle: by its content where it is whole, for a
-file may have come under another one's name. Changes nothing.
+file may have come under another one's name. Changes nothing but the endings that a delete has left there
+(`settle_leaving`).
 
 How it scales: nothing is read while no version is set aside. Otherwise the manifests of these and of their sessions'
 versions, the directories of the files that they look into, and of what only quarantine holds every byte, for nothing
@@ -11,8 +12,9 @@ else tells whether it is sound. Memory grows with the blocks of one session's ve
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from . import quarantine, twins
@@ -113,15 +115,12 @@ def set_aside_among(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> set[byt
 def content_of_retired(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
     """The bundle that a retired file is as a whole, where its name says another, which is not sound under its own; None
     for any other file."""
-    with contextlib.suppress(StoreError):
-        with contextlib.closing(BundleFile(*folder.open_as(bundle_id, RETIRED_SUFFIX), None)) as file:
-            other = file.bundle_id
-            if other == bundle_id or file.manifest is None:
-                return None
-        with contextlib.suppress(StoreError), contextlib.closing(BundleFile(*folder.open_bundle(other), other)):
-            return None
-        return other
-    return None
+    other = version_in(functools.partial(folder.open_as, bundle_id, RETIRED_SUFFIX))
+    if other is None or other == bundle_id:
+        return None
+    with contextlib.suppress(StoreError), contextlib.closing(BundleFile(*folder.open_bundle(other), other)):
+        return None
+    return other
 
 
 def list_leaving(folder: StoreFolder) -> set[bytes]:
@@ -152,12 +151,15 @@ def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
     return failed | quarantine.give_ending(folder, gone, RETIRED_SUFFIX)
 
 
+def version_in(open_file: Callable[[], tuple[int, str]]) -> bytes | None:
+    """The version that a file is as a whole, whatever its name says; None for any other file."""
+    with contextlib.suppress(StoreError), contextlib.closing(BundleFile(*open_file(), None)) as file:
+        return file.bundle_id if file.manifest is not None else None
+    return None
+
+
 def _content_id(folder: StoreFolder, bundle_id: bytes, name: str) -> bytes:
-    with contextlib.suppress(StoreError):
-        fd, path = quarantine.open_name(folder, name)
-        with contextlib.closing(BundleFile(fd, path, None)) as file:
-            return file.bundle_id if file.manifest is not None else bundle_id
-    return bundle_id
+    return version_in(functools.partial(quarantine.open_name, folder, name)) or bundle_id
 
 
 def find_losses(folder: StoreFolder, index: Index, uri: SessionUri | None = None) -> Iterator[Finding]:

@@ -157,6 +157,15 @@ def frame_of(store: Store, entry: BlockEntry) -> Frame:
         return file.frame_of(entry.id)
 
 
+def spoil(store: Store, receipt: Receipt, number: int) -> None:
+    """Damage a block of a version's file."""
+    frame = frame_of(store, receipt.entries[number])
+    path = bundle_path(store, receipt.bundle_id)
+    data = bytearray(path.read_bytes())
+    data[frame.offset + frame.head_bytes + 5] ^= 1
+    path.write_bytes(data)
+
+
 def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:
     """A small session whose slots do shrink, so that they are stored as zstd frames."""
     spec = SlotSpec("0.k", "kv.k/1", "uint8", (2, 4, 30))

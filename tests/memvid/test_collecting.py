@@ -19,11 +19,11 @@ from store_making import (
     contents,
     drafts,
     expected,
-    frame_of,
     require_awake,
     sleep,
+    spoil,
 )
-from torpor.memvid import Receipt, SessionUri, Store, quarantine
+from torpor.memvid import SessionUri, Store, quarantine
 from torpor.memvid.collecting import INCOMING_HOURS
 from torpor.memvid.errors import ReadOnlyStore, StoreIoError
 from torpor.memvid.folder import StoreFolder
@@ -38,15 +38,6 @@ def done(report: MaintenanceReport) -> list[tuple[str, str]]:
 
 def names(path: Path) -> set[str]:
     return {file.name for file in path.rglob("*") if file.is_file() and not file.name.startswith(("index.", "lock"))}
-
-
-def spoil(store: Store, receipt: Receipt, number: int) -> None:
-    """Damage a block of a version's file."""
-    frame = frame_of(store, receipt.entries[number])
-    path = bundle_path(store, receipt.bundle_id)
-    data = bytearray(path.read_bytes())
-    data[frame.offset + frame.head_bytes + 5] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.fixture

@@ -507,20 +507,25 @@ def overtaking(store: Store, receipts: list[Receipt]) -> None:
     assert store.compact(policy=CompactionPolicy(max_holders=1, min_dead_ratio=0)).bytes_written
 
 
-def test_a_plan_that_another_compaction_has_overtaken_finds_no_damage(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes frames from files that have lost them since they were looked at."""
-    receipts = sleeps(store, 8)
+def after_the_plan(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
+    """Let something happen once a compaction has made its next plan, and before it carries that out."""
     original = compaction.plan_compaction
 
     def planned(*args: Any) -> tuple[Step, ...]:
         steps = original(*args)
         monkeypatch.setattr(compaction, "plan_compaction", original)
-        overtaking(store, receipts)
+        happens()
         return steps
 
     monkeypatch.setattr(compaction, "plan_compaction", planned)
+
+
+def test_a_plan_that_another_compaction_has_overtaken_finds_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes frames from files that have lost them since they were looked at."""
+    receipts = sleeps(store, 8)
+    after_the_plan(monkeypatch, lambda: overtaking(store, receipts))
     assert store.compact(policy=FEW).problems == ()
     require_exact(store, receipts)
 
@@ -800,16 +805,12 @@ def test_what_the_system_refuses_is_told_also_where_the_session_slept_meanwhile(
 ) -> None:
     """Then what is damaged says nothing: it may have moved. A refusal is no less one."""
     receipts = sleeps(store, 8)
-    original = compaction.plan_compaction
 
-    def planned(*args: Any) -> tuple[Step, ...]:
-        steps = original(*args)
-        monkeypatch.setattr(compaction, "plan_compaction", original)
+    def overtaken() -> None:
         overtaking(store, receipts)
         monkeypatch.setattr(compaction, "prepared", lambda *_: _raise(StoreIoError("read-only")))
-        return steps
 
-    monkeypatch.setattr(compaction, "plan_compaction", planned)
+    after_the_plan(monkeypatch, overtaken)
     assert {problem.code for problem in store.compact(policy=FEW).problems} == {"store_io"}
     require_exact(store, receipts)
 

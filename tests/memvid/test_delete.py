@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, frame_of, require_awake, sleep
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
 from torpor.memvid import Receipt, SessionUri, Store, durable, quarantine
 from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import (
@@ -511,15 +511,6 @@ def test_a_session_deleted_while_a_read_only_store_opens_is_not_listed(
 
 
 # --- what repair has set aside
-
-
-def spoil(store: Store, receipt: Receipt, number: int) -> None:
-    """Damage a block of a version's file."""
-    frame = frame_of(store, receipt.entries[number])
-    path = bundle_path(store, receipt.bundle_id)
-    data = bytearray(path.read_bytes())
-    data[frame.offset + frame.head_bytes + 5] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.fixture

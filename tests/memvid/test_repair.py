@@ -675,6 +675,18 @@ def chain(store: Store, *lengths: int) -> list[Receipt]:
     return made
 
 
+def set_aside_with_all_its_blocks_back(store: Store, store_path: Path) -> list[Receipt]:
+    """Two versions in a closed store, both set aside for want of a file that is back since."""
+    versions = chain(store, 600, 900)
+    file = file_of(store_path, versions[0].bundle_id)
+    away = store_path.parent / "not mounted"
+    file.rename(away)
+    store.repair()
+    store.close()
+    away.rename(file)
+    return versions
+
+
 def versions_of(store: Store) -> list[tuple[int, bytes]]:
     return [(row.version, row.bundle_id) for row in store.versions(URI)]
 
@@ -777,13 +789,7 @@ def test_a_version_is_told_of_until_it_is_given_up(store: Store, store_path: Pat
 def test_a_version_whose_blocks_are_all_there_again_is_told_to_be_brought_back_by_a_repair(
     store: Store, store_path: Path
 ) -> None:
-    versions = chain(store, 600, 900)
-    file = file_of(store_path, versions[0].bundle_id)
-    away = store_path.parent / "not mounted"
-    file.rename(away)
-    store.repair()
-    store.close()
-    away.rename(file)
+    versions = set_aside_with_all_its_blocks_back(store, store_path)
     with Store.open(store_path, writable=True) as again:
         (finding,) = again.verify(deep=True).findings
         assert finding.message.startswith("Version 2 of torpor://default/agent is lost")
@@ -1054,13 +1060,7 @@ def _exported_as(store: Store, version: int) -> Path:
 def test_an_index_that_missed_a_file_put_back_from_quarantine_finds_it(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    versions = chain(store, 600, 900)
-    file = file_of(store_path, versions[0].bundle_id)
-    away = store_path.parent / "not mounted"
-    file.rename(away)
-    store.repair()
-    store.close()
-    away.rename(file)
+    versions = set_aside_with_all_its_blocks_back(store, store_path)
     with Store.open(store_path, writable=True) as again, monkeypatch.context() as patched:
 
         def die(*_: object, **__: object) -> None:
