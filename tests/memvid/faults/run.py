@@ -66,10 +66,17 @@ def run_power(scenarios: list[Scenario], base: Path, full: bool) -> Report:
         settings: dict[str, Any] = {"effort": _FULL_EFFORT, "recoveries_every": 500}
         if not full:
             settings = {"effort": _SHARE_EFFORT, "one_in": 48}
-        found.append(
-            power.replay(scenario.name, recording, base / "work", workers=_workers(), sees=scenario.sees, **settings)
+        replayed = power.replay(
+            scenario.name, recording, base / "work", workers=_workers(), sees=scenario.sees, **settings
         )
+        found.append(replayed)
+        _tell_progress(f"power, {scenario.name}: {replayed.states} states, {len(replayed.failures)} wrong")
     return _report(found, ("states", "beyond_temps", "checks", "lost"))
+
+
+def _tell_progress(text: str) -> None:
+    """A full sweep takes an hour: what has been done is told at once, for one that is ended early."""
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def run_mutants(scenarios: list[Scenario], base: Path, full: bool) -> Report:
