@@ -59,8 +59,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         USAGE,
         (
             "context_overflow", "empty_context", "invalid_request", "invalid_sampling", "invalid_tokens",
-            "invalid_policy", "invalid_tag", "invalid_uri", "invalid_usage", "name_taken", "nothing_to_do",
-            "session_exists", "socket_path_too_long", "tag_taken", "target_exists", "unknown_method",
+            "invalid_policy", "invalid_tag", "invalid_uri", "invalid_usage", "name_taken", "no_target_folder",
+            "nothing_to_do", "session_exists", "socket_path_too_long", "tag_taken", "target_exists", "unknown_method",
             "unreadable_input",
         ),
     ),

@@ -1,5 +1,5 @@
-"""How figures are written for people, and read from them: bytes, seconds, counts, ids, ages. Pure functions; JSON
-never uses them."""
+"""How figures are written for people: seconds, counts, ids, ages (sizes: `memvid/sizes.py`); and how a size that a
+person wrote is read. Pure functions; JSON never uses them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ import re
 from datetime import datetime
 from decimal import Decimal
 
+from ..memvid.sizes import three_digits
+
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?:([KMGT])(i)?)?B?", re.ASCII | re.IGNORECASE)
 SHORT_ID_DIGITS = 12  # hex digits of an id that a table shows: 48 bits, enough to tell bundles of one store apart
-
-
-def format_bytes(size_bytes: int) -> str:
-    """Write a size with a binary unit and three significant digits: `41.2 MiB`."""
-    if size_bytes < 1024:
-        return f"{size_bytes} B"
-    size = float(size_bytes)
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        if size < 1000:
-            return f"{size:.{_decimals(size)}f} {unit}"
-    return f"{size / 1024:.1f} TiB"
 
 
 def parse_bytes(text: str) -> int:
@@ -45,10 +35,9 @@ def format_seconds(seconds: float) -> str:
     if seconds < 0.0009995:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.9995:
-        milliseconds = seconds * 1e3
-        return f"{milliseconds:.{_decimals(milliseconds)}f} ms"
+        return f"{three_digits(seconds * 1e3)} ms"
     if seconds < 120:
-        return f"{seconds:.{_decimals(seconds)}f} s"
+        return f"{three_digits(seconds)} s"
     whole = round(seconds)
     if whole < 7200:
         return f"{whole // 60} min {whole % 60:02d} s"
@@ -80,10 +69,3 @@ def format_time(instant_ns: int | None) -> str:
     if instant_ns is None:
         return "–"
     return datetime.fromtimestamp(instant_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
-def _decimals(figure: float) -> int:
-    """Give the decimals that leave three significant digits of a figure of at least one, none past 100."""
-    if figure < 9.995:
-        return 2
-    return 1 if figure < 99.95 else 0

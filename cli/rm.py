@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ..memvid.sizes import format_bytes
 from ..socket_api.results import DeleteResult
 from .batches import run_batch
 from .consent import YesOption, has_consent
 from .daemon_link import connect
 from .exit_codes import ERROR
-from .formatting import format_bytes, format_plural
+from .formatting import format_plural
 from .options import JsonOption, SessionsArgument, SocketOption
 from .output import Output, plain
 

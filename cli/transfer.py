@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from ..memvid.sizes import format_bytes
 from .errors import Interrupted, InvalidUsage, UnreadableInput
-from .formatting import format_bytes, format_id, format_plural
+from .formatting import format_id, format_plural
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption
 from .output import Output, plain

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from ..errors import TorporError
+from ..memvid.sizes import format_bytes
 from ..memvid.uri import VERSION_MARK
 from .daemon_link import connect, progress_of
 from .damage import add_suggestion
 from .errors import InvalidUsage
-from .formatting import format_bytes, format_plural, format_seconds
+from .formatting import format_plural, format_seconds
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, VersionArgument
 from .output import Output, plain

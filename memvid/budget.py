@@ -23,6 +23,7 @@ from typing import Final
 from .errors import BudgetExceeded, InvalidPolicy
 from .limits import MAX_BUNDLE_BYTES
 from .paths import io_error
+from .sizes import format_bytes
 
 STORE_BYTES: Final = "max_store_bytes"
 DAY_BYTES: Final = "max_bytes_per_day"
@@ -84,21 +85,24 @@ def require_room(budget: Budget, standing: Standing, size_bytes: int) -> None:
             limit=most,
             used=held,
             needed=size_bytes,
-            sentence=f"The store may hold {most} bytes and holds {held}; this needs {size_bytes} more. Delete sessions "
-            "(`torpor rm`), drop old versions (`torpor prune`), or serve with a larger `--store-budget`.",
+            standing=f"The store may hold {format_bytes(most)} and holds {format_bytes(held)}",
+            advice="Delete sessions (`torpor rm`), drop old versions (`torpor prune`), or serve with a larger "
+            "`--store-budget`.",
         )
     most, written = budget.max_bytes_per_day, standing.written_today
     if most is not None and standing.is_replacing:
         most //= 2
     if most is not None and written + size_bytes > most:
-        who = "A compaction may make that" if standing.is_replacing else "The store may write"
+        may = f"The store may write {format_bytes(most)} a day"
+        if standing.is_replacing:
+            may = f"A compaction may write until {format_bytes(most)} were written in a day"
         raise _exceeded(
             DAY_BYTES,
             limit=most,
             used=written,
             needed=size_bytes,
-            sentence=f"{who} {most} bytes a day and {written} were written since midnight UTC; this needs {size_bytes} "
-            "more. Try again tomorrow, or serve with a larger `--daily-write-budget`.",
+            standing=f"{may}, and {format_bytes(written)} were written since midnight UTC",
+            advice="Try again tomorrow, or serve with a larger `--daily-write-budget`.",
         )
     least, free = budget.min_free_bytes, standing.free_bytes
     if least and free - size_bytes < least:
@@ -107,13 +111,16 @@ def require_room(budget: Budget, standing: Standing, size_bytes: int) -> None:
             limit=least,
             used=free,
             needed=size_bytes,
-            sentence=f"The disk must keep {least} bytes free and has {free}; this needs {size_bytes}. Free some space "
-            "(`torpor rm` works), or serve with a smaller `--keep-free`.",
+            standing=f"The disk must keep {format_bytes(least)} free and has {format_bytes(free)}",
+            advice="Free some space (`torpor rm` works), or serve with a smaller `--keep-free`.",
         )
 
 
-def _exceeded(which: str, *, limit: int, used: int, needed: int, sentence: str) -> BudgetExceeded:
-    return BudgetExceeded(f"{sentence} The store is as it was.", which=which, limit=limit, used=used, needed=needed)
+def _exceeded(which: str, *, limit: int, used: int, needed: int, standing: str, advice: str) -> BudgetExceeded:
+    more = f"; this needs {format_bytes(needed)} more" if needed else ""  # asked ahead, before the size is known
+    return BudgetExceeded(
+        f"{standing}{more}. {advice} The store is as it was.", which=which, limit=limit, used=used, needed=needed
+    )
 
 
 class Account:

@@ -148,6 +148,12 @@ class TargetExists(StoreError):
     code: ClassVar[str] = "target_exists"
 
 
+class NoTargetFolder(StoreError):
+    """An export was to be written into a folder that is not there; none is made."""
+
+    code: ClassVar[str] = "no_target_folder"
+
+
 class NameTaken(StoreError):
     """A session was to be imported under the name of another one, which has nothing to do with it."""
 

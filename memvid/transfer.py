@@ -36,6 +36,8 @@ from .errors import (
     DurabilityLost,
     IndexMismatch,
     NameTaken,
+    NoSpace,
+    NoTargetFolder,
     ReadBackFailed,
     StoreBusy,
     StoreIoError,
@@ -84,6 +86,12 @@ def export_version(
             temp.publish_new(name)
         except FileExistsError as error:
             raise _taken(path) from error
+        except NoSpace as error:  # the advice for the store's own disk, to delete sessions, would not help here
+            raise NoSpace(
+                f"No room for {path}: {os.strerror(error.details['errno'])}. Free some space there, or export to "
+                "another disk. Nothing of the file is left, and the store is as it was.",
+                **error.details,
+            ) from error
         except DurabilityLost as error:
             raise DurabilityLost(
                 f"Flushing {path} to the disk failed: what the disk holds of it is unknown, so it was removed. The "
@@ -129,6 +137,11 @@ def _target_folder(core: StoreCore, folder_path: str, path: str) -> Iterator[int
     """The folder that an export goes to: any that the user names, links and all, but the store and what is in it."""
     try:
         folder_fd = os.open(folder_path, _FOLDER_FLAGS)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoTargetFolder(
+            f"{folder_path} is no folder, so nothing can be exported into it. Make it first, or name another file.",
+            path=path,
+        ) from error
     except OSError as error:
         raise io_error(error, "open", folder_path) from error
     try:

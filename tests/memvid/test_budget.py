@@ -79,7 +79,7 @@ def test_the_store_may_be_filled_to_the_last_byte_and_no_further() -> None:
     error = refusal.value
     assert (error.which, error.limit, error.used, error.needed) == ("max_store_bytes", 1000, 900, 101)
     assert error.code == "budget_exceeded"
-    for fact in ("1000", "900", "101", "torpor rm", "torpor prune", "--store-budget"):
+    for fact in ("1000 B", "900 B", "101 B", "torpor rm", "torpor prune", "--store-budget"):
         assert fact in error.message
 
 
@@ -90,7 +90,7 @@ def test_the_day_may_be_filled_to_the_last_byte_and_no_further() -> None:
         require_room(budget, standing(written_today=900), 101)
     error = refusal.value
     assert (error.which, error.limit, error.used, error.needed) == ("max_bytes_per_day", 1000, 900, 101)
-    for fact in ("1000", "900", "101", "UTC", "--daily-write-budget"):
+    for fact in ("1000 B", "900 B", "101 B", "UTC", "--daily-write-budget"):
         assert fact in error.message
 
 
@@ -101,7 +101,7 @@ def test_the_disk_keeps_the_room_that_it_must() -> None:
         require_room(budget, standing(free_bytes=1100), 101)
     error = refusal.value
     assert (error.which, error.limit, error.used, error.needed) == ("min_free_bytes", 1000, 1100, 101)
-    for fact in ("1000", "1100", "101", "torpor rm", "--keep-free"):
+    for fact in ("1000 B", "1.07 KiB", "101 B", "torpor rm", "--keep-free"):
         assert fact in error.message
 
 
@@ -111,8 +111,16 @@ def test_a_store_that_is_past_its_budget_already_takes_no_byte_more() -> None:
         (Budget(max_bytes_per_day=10), standing(written_today=11)),
         (Budget(min_free_bytes=10), standing(free_bytes=9)),
     ):
-        with pytest.raises(BudgetExceeded):
+        with pytest.raises(BudgetExceeded) as refusal:
             require_room(budget, now, 0)
+        assert refusal.value.needed == 0
+        assert "needs" not in refusal.value.message  # asked ahead: nobody knows yet how much it will be
+
+
+def test_a_refusal_writes_sizes_as_people_read_them() -> None:
+    with pytest.raises(BudgetExceeded) as refusal:
+        require_room(Budget(max_store_bytes=30 << 20), standing(store_bytes=59_767_154), 1 << 20)
+    assert refusal.value.message.startswith("The store may hold 30.0 MiB and holds 57.0 MiB; this needs 1.00 MiB more.")
 
 
 def test_what_replaces_bytes_of_the_store_is_not_held_against_its_size() -> None:
@@ -201,7 +209,7 @@ def test_a_compaction_leaves_half_of_a_day_to_sleeps() -> None:
     books = account(Budget(max_bytes_per_day=1000), written={TODAY: 100})
     compaction, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
     compaction(400)
-    with pytest.raises(BudgetExceeded, match="compaction may make that 500") as refusal:
+    with pytest.raises(BudgetExceeded, match="compaction may write until 500 B") as refusal:
         compaction(1)
     assert (refusal.value.which, refusal.value.limit, refusal.value.used) == ("max_bytes_per_day", 500, 500)
     sleep(500)

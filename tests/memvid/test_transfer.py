@@ -35,6 +35,7 @@ from torpor.memvid.errors import (
     LimitExceeded,
     NameTaken,
     NoSpace,
+    NoTargetFolder,
     ReadBackFailed,
     ReadOnlyStore,
     SessionNotFound,
@@ -213,6 +214,15 @@ def test_a_disk_without_links_gets_its_export_too(store: Store, target: Path, mo
         assert file.bundle_id == second.bundle_id
 
 
+def test_an_export_into_a_folder_that_is_not_there_is_refused_and_makes_none(store: Store, target: Path) -> None:
+    sleep(store, 5)
+    target.write_bytes(b"a file is no folder")
+    for folder in (target.parent / "gone", target):
+        with pytest.raises(NoTargetFolder, match=f"{folder} is no folder"):
+            store.export_session(URI, None, folder / "agent.mvb")
+    assert os.listdir(target.parent) == [target.name]
+
+
 def test_nothing_is_exported_into_the_store(store: Store, tmp_path: Path) -> None:
     sleep(store, 300)
     place = Path(store.path)
@@ -262,9 +272,12 @@ def test_a_failed_write_leaves_nothing_of_an_export(
         raise OSError(failure, "injected")
 
     monkeypatch.setattr(os, "writev", writev)
-    with pytest.raises(NoSpace if failure == errno.ENOSPC else StoreIoError):
+    with pytest.raises(NoSpace if failure == errno.ENOSPC else StoreIoError) as refusal:
         store.export_session(URI, None, target)
     monkeypatch.undo()
+    assert "torpor rm" not in refusal.value.message  # the file lies outside the store
+    if failure == errno.ENOSPC:
+        assert f"No room for {target}: No space left on device. Free some space there" in refusal.value.message
     assert os.listdir(target.parent) == []
     sleep(store, 600)
 
