@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from .blocks import ID_BYTES, BlockEntry
 from .errors import CorruptBundle, LimitExceeded, StoreError
-from .layout import ALIGNMENT, HEADER_BYTES, PREFIX_BYTES
+from .layout import ALIGNMENT, HEADER_BYTES, PREFIX_BYTES, TRAILER_BYTES
 from .limits import MAX_BLOCKS, MAX_DIRECTORY_BYTES, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HOLDERS
 from .packing import pack, unpack
 
@@ -81,6 +81,15 @@ class Directory:
             "places": b"".join(map(_PLACE.pack, self.places)),
         }
         return pack([_DOMAIN, document], "directory")
+
+
+def file_bytes_with(
+    frames: Iterable[Frame], blocks: Sequence[BlockEntry], holders: Mapping[bytes, bytes], manifest_bytes: int
+) -> int:
+    """The size of a bundle's file with these frames, in bytes, before it is written. Raises LimitExceeded."""
+    here = tuple(frames)
+    directory = Directory.of(here, blocks, holders).encode()
+    return HEADER_BYTES + sum(frame.frame_bytes for frame in here) + manifest_bytes + len(directory) + TRAILER_BYTES
 
 
 def digest_of(encoded: bytes) -> bytes:

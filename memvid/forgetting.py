@@ -33,6 +33,7 @@ from . import deletion, durable, quarantine
 from .budget import utc_day
 from .bundle import BundleFile, FrameFile
 from .core import StoreCore
+from .directory import file_bytes_with
 from .errors import (
     BundleMissing,
     CorruptStoreFile,
@@ -67,7 +68,8 @@ _AGAIN: Final = "forget the session again"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A bundle file that goes, or is written anew without what nobody needs."""
+    """A bundle file that goes, or is written anew without what nobody needs: `size_bytes` fewer on the disk, with
+    `bytes_after` left of it."""
 
     kind: str
     bundle_id: bytes
@@ -75,6 +77,7 @@ class Step:
     session: SessionUri | None
     version: int | None
     size_bytes: int
+    bytes_after: int
     reason: str
 
     def action(self, size_bytes: int) -> Action:
@@ -197,12 +200,34 @@ def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: boo
     session, version = (uri, manifest.version) if named and manifest is not None else (None, None)
     if retired and not needed:
         reason = "nobody needs a block of it"
-        return Step("remove", file.bundle_id, file.path, session, version, file.file_bytes, reason)
+        return Step("remove", file.bundle_id, file.path, session, version, file.file_bytes, 0, reason)
     if idle or (retired and named):
-        size_bytes = sum(frame.frame_bytes for frame in idle)
+        after = _bytes_after(file, _contents(file, needed, live=manifest is not None and not retired))
         reason = f"{len(file.frames) - len(idle)} of its {len(file.frames)} blocks are needed; they alone stay"
-        return Step("strip", file.bundle_id, file.path, session, version, size_bytes, reason)
+        return Step("strip", file.bundle_id, file.path, session, version, file.file_bytes - after, after, reason)
     return None
+
+
+def _contents(file: BundleFile, needed: set[bytes], *, live: bool) -> Contents:
+    """What stays in a file: what is `needed` from outside, and where it is `live` what its own version needs."""
+    entries = file.entries if live else ()
+    kept = needed | {entry.id for entry in entries}
+    return Contents(
+        frames=[(frame.id, file.bundle_id) for frame in file.directory.frames if frame.id in kept],
+        holders={
+            entry.id: entry.bundle_id
+            for entry in entries
+            if entry.bundle_id is not None and entry.bundle_id != file.bundle_id
+        },
+        with_manifest=live,
+    )
+
+
+def _bytes_after(file: BundleFile, contents: Contents) -> int:
+    blocks = file.manifest.blocks if file.manifest is not None and contents.with_manifest else ()
+    manifest_bytes = len(file.encoded_manifest()) if contents.with_manifest else 0
+    frames = [file.frame_of(block_id) for block_id, _ in contents.frames]
+    return file_bytes_with(frames, blocks, contents.holders, manifest_bytes)
 
 
 # --- doing
@@ -283,6 +308,8 @@ class _Forget:
         self._tell_rows(self._unfiled(bundle_ids), marked=self._marked())
         for step in look.steps:
             self._did(step.action(step.size_bytes))
+            self._freed += step.bytes_after  # all of the old file leaves the disk, and that much comes back
+            self._written += step.bytes_after
 
     def _do(self, step: Step) -> Finding | None:
         core = self._core
@@ -333,7 +360,9 @@ class _Forget:
             with contextlib.closing(file):
                 users[user] = file.stamp()
                 needed.update(entry.id for entry in file.entries if entry.bundle_id == step.bundle_id)
-        contents = self._contents(step, needed)
+        with contextlib.closing(core.open_bundle(step.bundle_id)) as file:
+            live = file.path.endswith(LIVE_SUFFIX) and file.manifest is not None
+            contents = _contents(file, needed, live=live)
         with prepared(core, step.bundle_id, contents) as fresh, core.committing():
             current = set(core.index.users_of(step.bundle_id)) == set(users) and all(
                 core.folder.is_current(user, stamp) for user, stamp in users.items()
@@ -343,21 +372,6 @@ class _Forget:
                 return None
             self._freed += fresh.bytes_after  # all of the old file left the disk; that much came back
             return fresh.bytes_before - fresh.bytes_after
-
-    def _contents(self, step: Step, needed: set[bytes]) -> Contents:
-        with contextlib.closing(self._core.open_bundle(step.bundle_id)) as file:
-            live = file.path.endswith(LIVE_SUFFIX) and file.manifest is not None
-            entries = file.entries if live else ()
-            kept = needed | {entry.id for entry in entries}
-            return Contents(
-                frames=[(frame.id, file.bundle_id) for frame in file.directory.frames if frame.id in kept],
-                holders={
-                    entry.id: entry.bundle_id
-                    for entry in entries
-                    if entry.bundle_id is not None and entry.bundle_id != file.bundle_id
-                },
-                with_manifest=live,
-            )
 
     def _count(self, size_bytes: int) -> None:
         """What a forget writes counts for the day, but no budget refuses it."""

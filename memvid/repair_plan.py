@@ -20,9 +20,8 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
 from .blocks import BlockEntry
-from .directory import Directory, Frame
+from .directory import Frame, file_bytes_with
 from .errors import BundleMissing
-from .layout import HEADER_BYTES, TRAILER_BYTES
 from .manifest import Manifest
 from .records import Finding, IndexRow
 from .sleeping import environment
@@ -269,9 +268,8 @@ class _Plan:
         self, frames: tuple[tuple[bytes, bytes], ...], holders: Mapping[bytes, bytes], manifest: Manifest | None
     ) -> Layout:
         lines = [Frame(block, 0, self.survey.by_key[key].frame_bytes[block], 0) for block, key in frames]
-        directory = Directory.of(lines, manifest.blocks if manifest else (), holders).encode()
-        size = HEADER_BYTES + sum(line.frame_bytes for line in lines) + len(directory) + TRAILER_BYTES
-        return Layout(frames, holders, size + (len(manifest.encode()) if manifest else 0))
+        blocks, manifest_bytes = (manifest.blocks, len(manifest.encode())) if manifest else ((), 0)
+        return Layout(frames, holders, file_bytes_with(lines, blocks, holders, manifest_bytes))
 
     def _mended_layout(self, file: FileState) -> Layout:
         assert file.manifest is not None
