@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .daemon_link import connect, progress_of, with_session
+from .damage import naming_the_intact
 from .formatting import format_count, format_plural, format_rate, format_seconds
 from .inputs import load_text
 from .interrupts import ignore_interrupts
@@ -40,9 +41,10 @@ def append(
     output = Output(as_json=as_json)
     content = load_text(text, file, what="text")
     with connect(socket) as client, progress_of(output, "prefill") as on_event:
-        result = with_session(
-            output, client, session, model, lambda: client.append(session, text=content, on_event=on_event)
-        )
+        with naming_the_intact(client, session):
+            result = with_session(
+                output, client, session, model, lambda: client.append(session, text=content, on_event=on_event)
+            )
         ignore_interrupts()
     if as_json:
         output.document("append", result.model_dump(mode="json"))

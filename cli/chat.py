@@ -11,6 +11,7 @@ from ..errors import TorporError
 from ..socket_api.client import Client, TextStream
 from ..socket_api.results import GenerateResult, Sampling
 from .daemon_link import OnEvent, connect, with_session
+from .damage import naming_the_intact
 from .errors import Interrupted, InvalidUsage
 from .exit_codes import INTERRUPTED, OK
 from .inputs import load_text
@@ -98,7 +99,8 @@ class _Turn:
         def act() -> GenerateResult:
             return stream_to_end(self._output, self._max_tokens, begin)
 
-        return with_session(self._output, self._client, self._session, self._model, act)
+        with naming_the_intact(self._client, self._session):
+            return with_session(self._output, self._client, self._session, self._model, act)
 
 
 def _dialogue(output: Output, turn: _Turn) -> int:

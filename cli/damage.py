@@ -5,7 +5,8 @@ Reads a store's index and manifests. Decides nothing about whether a byte is sou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from ..errors import TorporError
 from ..memvid.records import Finding, IndexRow
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri
+from ..socket_api.client import Client
 from .exit_codes import INTEGRITY, exit_status_of
+from .output import way_out
 
 OF_NO_VERSION = frozenset({"twin_file", "rival_version", "version_lost", "unknown_file"})
 """Codes of findings that say themselves what to do, of files that no version looks into."""
@@ -60,7 +63,8 @@ def find_intact_version(store: Store, uri: SessionUri, version: int | None = Non
 
 
 def add_suggestion(error: TorporError, store_path: Path, session: str, version: int | None = None) -> None:
-    """If an error says that a session's state is damaged, add to it the latest version that is not."""
+    """If an error says that a session's state is damaged, add to it the latest version that is not: after what might
+    bring the damaged one back, for what sleeps from an older version is the newest from then on."""
     if exit_status_of(error.code) != INTEGRITY.number:
         return
     try:
@@ -74,7 +78,18 @@ def add_suggestion(error: TorporError, store_path: Path, session: str, version: 
     if intact is None:
         return
     error.details["intact_version"] = intact
-    error.message += f" Version {intact} is intact: torpor wake {uri} --version {intact}"
+    error.message += f"{way_out(error)} {_older(uri, intact)}"
+
+
+@contextmanager
+def naming_the_intact(client: Client, session: str, version: int | None = None) -> Iterator[None]:
+    """Let damage that a daemon meets in a session's state be told with the latest version that has none."""
+    try:
+        yield
+    except TorporError as error:
+        if exit_status_of(error.code) == INTEGRITY.number:
+            add_suggestion(error, Path(client.status().store), session, version)
+        raise
 
 
 def _remedy(
@@ -84,17 +99,24 @@ def _remedy(
     newest = max(row.version for row in rows)
     if not sound:
         return (
-            f"No version of {uri} is intact. Put the file back from a backup; without one, torpor repair saves the "
+            f"No version of {uri} is intact. Put the file back from a backup; without one, `torpor repair` saves the "
             "longest beginning that is sound."
         )
     if newest in sound:
         return (
-            f"The newest version of {uri} is intact. Earlier ones are damaged: torpor repair mends those whose blocks "
-            "are sound in other files."
+            f"The newest version of {uri} is intact. Earlier ones are damaged: `torpor repair` mends those whose "
+            "blocks are sound in other files."
         )
     return (
-        f"Version {max(sound)} of {uri} is intact: torpor wake {uri} --version {max(sound)}. Of newer ones torpor "
-        "repair mends those whose blocks are sound in other files, or saves the longest beginning that is sound."
+        "`torpor repair` mends newer versions whose blocks are sound in other files, or saves the longest beginning "
+        f"that is sound. {_older(uri, max(sound))}"
+    )
+
+
+def _older(uri: SessionUri, version: int) -> str:
+    return (
+        f"Version {version} of {uri} is intact: `torpor wake {uri} --version {version}` goes on from there, and what "
+        "sleeps then is the newest."
     )
 
 

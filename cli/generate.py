@@ -10,6 +10,7 @@ from ..socket_api.client import TextStream
 from ..socket_api.limits import MAX_STOP_CHARS, MAX_STOPS
 from ..socket_api.results import GenerateResult
 from .daemon_link import OnEvent, connect, with_session
+from .damage import naming_the_intact
 from .errors import InvalidUsage
 from .options import (
     JsonOption,
@@ -95,5 +96,6 @@ def generate(
             return stream_to_end(output, max_tokens, begin)
 
         # Without a text a new session would have nothing to go on from, so it is not made.
-        result = with_session(output, client, session, model, act) if text else act()
+        with naming_the_intact(client, session):
+            result = with_session(output, client, session, model, act) if text else act()
     return finish_generation(output, "generate", result)

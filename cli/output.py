@@ -96,11 +96,11 @@ class Output:
 def report_error(error: TorporError, *, as_json: bool) -> int:
     """Write an expected failure as one line (or one JSON object) on stderr, and give its exit status."""
     status = exit_status_of(error.code)
-    write_failure(error.code, error.message + _way_out(error), status, error.details, as_json=as_json)
+    write_failure(error.code, error.message + way_out(error), status, error.details, as_json=as_json)
     return status
 
 
-def _way_out(error: TorporError) -> str:
+def way_out(error: TorporError) -> str:
     """What to do about a damaged file of the store, where the error only says which one it is."""
     path = error.details.get("path")
     if exit_status_of(error.code) != INTEGRITY.number or "torpor repair" in error.message:
@@ -108,8 +108,8 @@ def _way_out(error: TorporError) -> str:
     if not isinstance(path, str) or f"/{BUNDLES}/" not in path:
         return ""  # an export, say: no repair of a store mends it
     return (
-        " Put the file back from a backup; without one, torpor repair mends it from sound copies of its blocks, or "
-        "saves the longest beginning that is sound."
+        " Put the file back from a backup; without one, `torpor repair` mends it from sound copies of its blocks, "
+        "or saves the longest beginning that is sound."
     )
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import TorporError
 from ..memvid.sizes import format_bytes
 from ..memvid.uri import VERSION_MARK
 from .daemon_link import connect, progress_of
-from .damage import add_suggestion
+from .damage import naming_the_intact
 from .errors import InvalidUsage
 from .formatting import format_plural, format_seconds
 from .interrupts import ignore_interrupts
@@ -45,11 +43,8 @@ def wake(
     output = Output(as_json=as_json)
     session, number = _named(session, version)
     with connect(socket) as client, progress_of(output, "wake") as on_event:
-        try:
+        with naming_the_intact(client, session, number):
             result = client.wake(session, version=number, on_event=on_event)
-        except TorporError as error:
-            add_suggestion(error, Path(client.status().store), session, number)
-            raise
         ignore_interrupts()
     if as_json:
         output.document("wake", result.model_dump(mode="json"))

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor
+from torpor.memvid.errors import Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+
+WAKE_VERSION_1 = (
+    "Version 1 of torpor://default/agent is intact: `torpor wake torpor://default/agent --version 1` goes on"
+)
 
 
 def test_ls_with_no_daemon_reads_the_store(torpor: Torpor, made_store: MadeStore) -> None:
@@ -145,8 +150,7 @@ def test_a_finding_names_its_versions_and_the_remedy(torpor: Torpor, made_store:
     ran = torpor("verify", "--deep", "--store", made_store.path, "--json")
     finding = ran.document["findings"][0]
     assert finding["versions"] == [{"session": "torpor://default/agent", "version": 2}]
-    assert "torpor wake torpor://default/agent --version 1." in finding["remedy"]
-    assert "torpor repair" in finding["remedy"]
+    assert finding["remedy"].index("`torpor repair`") < finding["remedy"].index(WAKE_VERSION_1)
     text = torpor("verify", "--deep", "--store", made_store.path).out
     assert str(damaged) in text, "paths are never cut"
     assert "affected: torpor://default/agent version 2" in text
@@ -262,7 +266,25 @@ def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(torpor:
     ran = torpor("show", "agent", "--store", made_store.path, "--json")
     assert ran.status == 6
     assert ran.error["error"]["details"]["intact_version"] == 1
-    assert "torpor wake torpor://default/agent --version 1" in ran.error["error"]["message"]
+    message = ran.error["error"]["message"]
+    assert message.count("`torpor repair`") == 1
+    assert message.index("`torpor repair`") < message.index(WAKE_VERSION_1), "what sleeps from there is the newest"
+    assert message.endswith("is the newest.")
+
+
+@pytest.mark.parametrize("command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x")])
+def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
+    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, command: tuple[str, ...]
+) -> None:
+    damaged = made_store.bundles[1]
+    os.truncate(damaged, damaged.stat().st_size - 1)
+    torpor("append", "agent", "one")
+    torpor("sleep", "agent")
+    daemon.service.store = str(made_store.path)
+    daemon.service.fault = Truncated(f"{damaged} is truncated.", path=str(damaged))
+    ran = torpor(command[0], "agent", *command[1:], "--json")
+    assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
+    assert WAKE_VERSION_1 in ran.error["error"]["message"]
 
 
 def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(
@@ -274,7 +296,7 @@ def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(
         bundle.write_bytes(data)
     ran = torpor("export", "agent", str(tmp_path / "out.mvb"), "--store", made_store.path)
     assert ran.status == 6
-    assert "from a backup; without one, torpor repair" in ran.err
+    assert "from a backup; without one, `torpor repair`" in ran.err
     shutil.copy(made_store.bundles[0], tmp_path / "foreign.mvb")
     ran = torpor("import", str(tmp_path / "foreign.mvb"), "--store", made_store.path)
     assert ran.status == 6

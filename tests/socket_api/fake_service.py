@@ -183,6 +183,7 @@ class FakeService:
     async def wake(self, *, session: str, version: int | None = None, emit: Emit) -> WakeResult:
         self._record("wake", session=session, version=version)
         found = self._find(session)
+        await self._step()
         emit(Progress("wake", 1, 1))
         already = found.info.state == "awake"
         found.info = replace(found.info, state="awake")
