@@ -154,12 +154,16 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         rows_of_retired = index.rows_of(retired)
     set_aside = set_aside_among(folder, rows_of_retired)
     retired -= set_aside
+    scan = _read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
+    unreadable = _unreadable(folder, [bundle_id for bundle_id in scan.unread if bundle_id not in aside], index)
     with _believed():
-        rows = _but_for(set_aside, rows_of_retired)
-        retired |= _deleted(index, absent.values(), rows)
+        gone_with = _deleted_sessions(
+            folder, index, _but_for(set_aside, rows_of_retired), files, [*scan.bundles, *unreadable]
+        )
+        retired |= _of_sessions(gone_with, absent)
         absent_aside = {one: row for one, row in given_up.items() if one not in live}
-        deleted_aside = _deleted(index, absent_aside.values(), rows)
-        deleted_missed = _deleted(index, missed.values(), rows)
+        deleted_aside = _of_sessions(gone_with, absent_aside)
+        deleted_missed = _of_sessions(gone_with, missed)
     if absent_aside:
         with contextlib.suppress(UnsafePath, StoreIoError):  # then nobody knows, and they stay
             deleted_aside |= absent_aside.keys() & list_leaving(folder)
@@ -167,8 +171,6 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     gone = known - files.keys() - absent.keys()
     vanished = _vanished(folder, index, sorted(gone & unread))
     gone -= {bundle.bundle_id for bundle in vanished}
-    scan = _read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
-    unreadable = _unreadable(folder, [bundle_id for bundle_id in scan.unread if bundle_id not in aside], index)
     back = aside.intersection(bundle.bundle_id for bundle in scan.bundles)
     again = _read_bundles(folder, live & unsettled & known - unread)
     with _believed():
@@ -246,14 +248,40 @@ def _but_for(bundle_ids: Container[bytes], rows: Mapping[bytes, IndexRow]) -> li
     return [row for bundle_id, row in rows.items() if bundle_id not in bundle_ids]
 
 
-def _deleted(index: Index, absent: Iterable[IndexRow], retired: Iterable[IndexRow]) -> set[bytes]:
-    """Rows without files that a delete was cut off behind: the session's newest version is retired, and with it all."""
-    gone: set[SessionUri] = set()
+def _deleted_sessions(
+    folder: StoreFolder,
+    index: Index,
+    retired: Iterable[IndexRow],
+    files: Mapping[bytes, str],
+    found: Iterable[IndexedBundle],
+) -> set[SessionUri]:
+    """The sessions whose newest version is retired, so that a delete of all of it was cut off, if it was.
+
+    The index may be behind. So what it has no row of counts too: `found`, files under bundles/, be it that they cannot
+    be read, and what only quarantine or marks tell of. Beside a file that may be of any session nobody can tell.
+    """
+    newest: dict[SessionUri, int] = {}
     for row in retired:
-        newest = index.find(row.uri)
-        if newest is not None and newest.version <= row.version:
-            gone.add(row.uri)
-    return {row.bundle_id for row in absent if row.uri in gone}
+        listed = index.find(row.uri)
+        if listed is not None and listed.version <= row.version:
+            newest[row.uri] = row.version
+    if not newest:
+        return set()
+    known = index.bundle_ids()
+    others = [one for one in found if one.status != UNREADABLE or one.bundle_id not in known]
+    if any(one.row is None for one in others):
+        return set()
+    try:
+        others += _set_aside(folder, known | files.keys())
+    except (UnsafePath, StoreIoError):
+        return set()
+    others += _missed(folder, files, known | _ids_of(others))
+    standing = [one.row for one in others if one.row is not None]
+    return newest.keys() - {row.uri for row in standing if row.version > newest.get(row.uri, row.version)}
+
+
+def _of_sessions(uris: Container[SessionUri], rows: Mapping[bytes, IndexRow]) -> set[bytes]:
+    return {bundle_id for bundle_id, row in rows.items() if row.uri in uris}
 
 
 def _missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
@@ -434,7 +462,9 @@ def _entered_anew(
         return [*entered, *_missed(folder, files, _ids_of(entered))]
     retired = _answer(lambda: index.rows_of(files.keys() - _live(files))) or {}
     rows = _but_for(set_aside_among(folder, retired), retired)
-    found = _no_more_missed(folder, missed, files) | (_answer(lambda: _deleted(index, missed.values(), rows)) or set())
+    others = [one for one in entered if one.bundle_id in files]
+    deleted = _answer(lambda: _deleted_sessions(folder, index, rows, files, others)) or set()
+    found = _no_more_missed(folder, missed, files) | _of_sessions(deleted, missed)
     entered += [IndexedBundle(one, MISSED, row, (), ()) for one, row in missed.items() if one not in found]
     if _answer(index.marks_unseen):
         entered += _named_by_marks(folder, files, _ids_of(entered))
@@ -510,8 +540,10 @@ def _taken_over(folder: StoreFolder, index: Index, files: Mapping[bytes, str], s
     left = set_aside_among(folder, retired)
     for one in filter(None, (_stored(index, bundle_id)[0] for bundle_id in left)):
         kept.setdefault(one.bundle_id, dataclasses.replace(one, status=ASIDE))
+    others = [*scan.bundles, *_unreadable(folder, scan.unread, index)]
+    sessions = _answer(lambda: _deleted_sessions(folder, index, _but_for(left, retired), files, others)) or set()
     absent = [*_rows_without_files(kept.values(), files), *(one.row for one in vanished if one.row is not None)]
-    deleted = _answer(lambda: _deleted(index, absent, _but_for(left, retired))) or set()
+    deleted = {row.bundle_id for row in absent if row.uri in sessions}
     scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in kept]
     return [bundle for bundle in kept.values() if bundle.bundle_id not in deleted]
 

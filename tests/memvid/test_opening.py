@@ -9,7 +9,7 @@ import os
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from store_making import (
     frame_of,
     require_awake,
     sleep,
+    spoil,
 )
 from test_index_image import one_frame_log
 from torpor.memvid import Receipt, Store, deletion
@@ -37,7 +38,7 @@ from torpor.memvid.errors import (
     UnsafePath,
 )
 from torpor.memvid.folder import StoreFolder
-from torpor.memvid.index import LIVE, Index
+from torpor.memvid.index import LIVE, Index, IndexUnusable
 from torpor.memvid.limits import MAX_INDEX_BYTES
 from torpor.memvid.marks import Marks
 from torpor.memvid.retention import Retention
@@ -788,6 +789,88 @@ def test_a_delete_takes_the_marks_away_before_the_retired_files_that_tell_of_it(
     with pytest.raises(KeyboardInterrupt):
         store.delete_session(URI)
     assert not store.marks(URI)
+
+
+# --- an index that is behind: it went on in memory, or was put back from a backup
+
+
+@contextlib.contextmanager
+def index_left_behind(store_path: Path) -> Iterator[None]:
+    """After the block the index's files are again those of before it."""
+    files = {path: path.read_bytes() for path in store_path.glob("index.sqlite*")}
+    yield
+    for path in store_path.glob("index.sqlite*"):
+        path.unlink()
+    for path, data in files.items():
+        path.write_bytes(data)
+        path.chmod(0o600)
+
+
+def refuse_to_open(*_: object) -> Index:
+    raise IndexUnusable("the system refuses")
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("newest", ["live", "directory", "manifest", "aside", "marked"])
+@pytest.mark.parametrize("oldest", ["aside", "absent"])
+def test_a_session_whose_newest_version_an_index_behind_does_not_know_is_not_taken_for_deleted(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, oldest: str, newest: str, anew: bool
+) -> None:
+    first, second = sleep(store, 300), sleep(store, 900, seed=2)
+    store.tag(URI, 1, "kept")
+    file = bundle_path(store, first.bundle_id)
+    if oldest == "aside":
+        spoil(store, first, 0)
+        store.repair()
+    else:
+        file.unlink()
+    store.close()
+    with index_left_behind(store_path), Store.open(store_path, writable=True) as later:
+        third = sleep(later, 1200, seed=2, before=second)
+        later.prune(Retention(keep_last=1))
+        if newest == "marked":
+            later.tag(URI, 3, "release")
+        newest_file = bundle_path(later, third.bundle_id)
+    if newest == "aside":
+        (store_path / "quarantine").mkdir(mode=0o700, exist_ok=True)
+        newest_file.rename(store_path / "quarantine" / f"{newest_file.name}.1")
+    elif newest == "marked":
+        newest_file.unlink()
+    elif newest != "live":
+        harm(newest_file, newest)
+    if anew:
+        monkeypatch.setattr(Index, "open", refuse_to_open)
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.knows(first.bundle_id)
+        again.gc()
+        assert again.marks(URI).tags["kept"] == first.bundle_id
+        if oldest == "aside":
+            assert [path.suffixes for path in (store_path / "quarantine").glob(f"{file.name}.*")] == [[".mvb", ".1"]]
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_delete_cut_off_of_which_an_index_behind_knows_is_a_delete(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    first = sleep(store, 300)
+    sleep(store, 900, seed=2)
+    bundle_path(store, first.bundle_id).unlink()
+    sleep(store, 40, uri=OTHER_URI)
+    store.close()
+
+    def killed(index: Index, bundle_ids: object) -> None:
+        raise KeyboardInterrupt
+
+    with index_left_behind(store_path), Store.open(store_path, writable=True) as later:
+        sleep(later, 600, uri=OTHER_URI, seed=3)
+        with monkeypatch.context() as patched:
+            patched.setattr(Index, "drop", killed)
+            with pytest.raises(KeyboardInterrupt):
+                later.delete_session(URI)
+    if anew:
+        monkeypatch.setattr(Index, "open", refuse_to_open)
+    with Store.open(store_path, writable=True) as again:
+        assert (again.opening.unreadable, again.index.knows(first.bundle_id)) == ((), False)
 
 
 # --- missing
