@@ -32,11 +32,13 @@ _MAX_SPOKEN_BYTES = 1 << 20  # of what a starting daemon says; warnings of a dam
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A daemon that answers: where, which process, and where it writes what it has to say."""
+    """A daemon that answers: where, which process, where it writes what it has to say, and to how many warnings the
+    opening of its store gave cause, which stand there."""
 
     socket: str
     pid: int
     log: Path
+    warnings: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Start
         piece = os.read(pipe, 64 << 10)
         spoken = (spoken + piece)[-_MAX_SPOKEN_BYTES:]
         if (ready := _document_with(spoken, "event", "ready")) is not None:
-            return Started(str(ready["socket"]), process.pid, log)
+            return Started(str(ready["socket"]), process.pid, log, int(ready["warnings"]))
         if not piece:
             status = process.wait(END_TIMEOUT_S)
             return Refused(status if status > 0 else 1, *_last_words(spoken, log))

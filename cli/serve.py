@@ -12,7 +12,7 @@ from ..socket_api.address import default_socket_path
 from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
-from .formatting import parse_bytes
+from .formatting import format_plural, parse_bytes
 from .options import JsonOption, SocketOption
 from .output import Output, plain, write_failure
 
@@ -155,12 +155,19 @@ def _serve_in_background(
         write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
         return begun.status
     if as_json:
-        output.document("serve", {"socket": begun.socket, "pid": begun.pid, "log": str(begun.log)})
+        output.document(
+            "serve", {"socket": begun.socket, "pid": begun.pid, "log": str(begun.log), "warnings": begun.warnings}
+        )
     else:
         output.line(
             f"torpor serves {plain(str(store))} on {plain(begun.socket)} (pid {begun.pid}); end it with torpor stop"
         )
         output.line(f"it writes to {plain(begun.log)}")
+        if begun.warnings:
+            output.remark(
+                f"[yellow]{format_plural(begun.warnings, 'warning')}[/] of what lies in the store, in that log;"
+                " torpor verify tells what is wrong and what to do"
+            )
     return OK.number
 
 

@@ -42,7 +42,10 @@ def run(options: ServeOptions) -> None:
         TorporError: why it could not start, or that it stopped with sessions it could not put to sleep.
     """
 
+    warnings: tuple[str, ...] = ()
+
     async def open_service() -> Service:
+        nonlocal warnings
         service = await Service.open(
             store_path=options.store,
             models=options.models,
@@ -50,7 +53,8 @@ def run(options: ServeOptions) -> None:
             daily_write_budget=options.daily_write_budget,
             keep_free=options.keep_free,
         )
-        for warning in service.warnings:
+        warnings = service.warnings
+        for warning in warnings:
             print(f"torpor serve: warning: {warning}", file=sys.stderr, flush=True)
         return service
 
@@ -58,15 +62,21 @@ def run(options: ServeOptions) -> None:
         sentence = (
             f"torpor serves {options.store or 'the default store'} on {socket} (pid {os.getpid()}); stop it with Ctrl-C"
         )
-        _print(options, sentence, {"event": "ready", "socket": socket, "pid": os.getpid()})
+        _print(options, sentence, {"event": "ready", "socket": socket, "pid": os.getpid(), "warnings": len(warnings)})
 
     def on_stopped(report: CloseReport) -> None:
-        sentence = f"torpor stopped; {len(report.slept)} sessions were put to sleep"
-        if report.empty:
-            sentence += f"; {len(report.empty)} had read nothing and are gone"
-        _print(options, sentence, {"event": "stopped", **asdict(report)})
+        _print(options, describe_stop(report), {"event": "stopped", **asdict(report)})
 
     serve_until_signal(open_service, options.socket, on_ready=on_ready, on_stopped=on_stopped)
+
+
+def describe_stop(report: CloseReport) -> str:
+    """What became of the sessions, as a sentence."""
+    slept, empty = len(report.slept), len(report.empty)
+    sentence = f"torpor stopped; {slept} {'session was' if slept == 1 else 'sessions were'} put to sleep"
+    if empty:
+        sentence += f"; {empty} had read nothing and {'is' if empty == 1 else 'are'} gone"
+    return sentence
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:

@@ -216,6 +216,26 @@ def test_a_refused_start_leaves_the_log_and_a_start_that_won_sets_a_long_one_asi
     assert b"stopped" in log.read_bytes()
 
 
+def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_to(
+    made_store: MadeStore, short_path: Path, tiny_model: Path
+) -> None:
+    made_store.bundles[2].unlink()
+    log = short_path / "daemon.log"
+    where = ("--store", str(made_store.path), "--log", str(log), "--model", f"tiny={tiny_model}")
+    for as_json in (False, True):
+        done = run("serve", "--detach", *where, *(["--json"] if as_json else []), capture_output=True)
+        assert done.returncode == 0, done.stderr
+        try:
+            if as_json:
+                assert json.loads(done.stdout)["warnings"] == 1
+            else:
+                assert b"1 warning of what lies in the store, in that log" in done.stderr
+            assert f"{made_store.bundles[2]} is missing" in log.read_text()
+        finally:
+            stopped = run("stop", "--json", capture_output=True)
+            assert stopped.returncode == 0, stopped.stderr
+
+
 def test_what_an_earlier_daemon_said_is_not_taken_for_an_answer(torpor: Torpor, short_path: Path) -> None:
     """E6: the log may hold any line, also one that says ready."""
     log = short_path / "daemon.log"

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from torpor.daemon.results import CloseReport
 from torpor.daemon.service import Service
-from torpor.socket_api.main import parse_arguments
+from torpor.socket_api.main import describe_stop, parse_arguments
 
 
 def test_models_are_named_in_the_order_given() -> None:
@@ -44,6 +45,15 @@ def test_a_model_without_a_name_of_its_own_is_refused_with_status_2(
     assert "--model" in capsys.readouterr().err
 
 
+def test_the_end_is_told_in_a_sentence_that_counts_right() -> None:
+    assert describe_stop(CloseReport(("a",), {}, ("b",))) == (
+        "torpor stopped; 1 session was put to sleep; 1 had read nothing and is gone"
+    )
+    assert describe_stop(CloseReport((), {}, ("b", "c"))).endswith(
+        "0 sessions were put to sleep; 2 had read nothing and are gone"
+    )
+
+
 def test_a_bundle_that_cannot_be_read_is_named_before_the_daemon_serves(tiny_model: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
 
@@ -69,7 +79,8 @@ def test_a_bundle_that_cannot_be_read_is_named_before_the_daemon_serves(tiny_mod
     )
     try:
         assert daemon.stdout is not None
-        assert json.loads(daemon.stdout.readline())["event"] == "ready"
+        ready = json.loads(daemon.stdout.readline())
+        assert (ready["event"], ready["warnings"]) == ("ready", 2)
         daemon.send_signal(signal.SIGTERM)
         _, said = daemon.communicate(timeout=60)
     finally:
