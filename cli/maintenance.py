@@ -168,5 +168,6 @@ def rebuild_index(
     """
     output = Output(as_json=as_json)
     report = carry_out(Order("rebuild_index", dry_run=dry_run), socket, store)
-    nothing = "nothing would change" if dry_run else "[green]done[/]  it says what it said before"
+    made = "[green]done[/]  the index was made anew, and says what it said before"
+    nothing = "nothing would change" if dry_run else made
     return write_report(output, "rebuild-index", report, nothing=nothing)

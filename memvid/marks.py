@@ -342,18 +342,18 @@ def _id(text: Any) -> bytes:
     return bytes.fromhex(text)
 
 
-def marks_lost(folder: StoreFolder) -> MarksLost:
-    """The error for marks that are gone, with what to do."""
+def marks_lost(folder: StoreFolder, last_aside: str | None = None) -> MarksLost:
+    """The error for marks that are gone, with what to do; `last_aside` is where damaged ones are just being moved."""
     path = f"{folder.path}/{MARKS_FILE}"
     return MarksLost(
-        f"{path} is missing, and there were tags or pins in it. {_way_back(folder, path)} Where there is none, mark "
-        "anew what is to stay, first with `torpor tag SESSION@VERSION TAG --move`. Until then no version is removed by "
-        "a rule.",
+        f"{path} is missing, and there were tags or pins in it. {_way_back(folder, path, last_aside)} Where there is none, "
+        "mark anew what is to stay, first with `torpor tag SESSION@VERSION TAG --move`. Until then no version is "
+        "removed by a rule.",
         path=path,
     )
 
 
-def _way_back(folder: StoreFolder, path: str) -> str:
+def _way_back(folder: StoreFolder, path: str, last_aside: str | None) -> str:
     """What to do first about marks that are gone: those that were set aside may be whole."""
     aside = quarantine.places_of(folder, MARKS_FILE)
     for place in reversed(aside):
@@ -365,10 +365,10 @@ def _way_back(folder: StoreFolder, path: str) -> str:
                 os.close(fd)
             decode_marks(data, folder.uuid, place)
             return f"{place} is whole: move it back to {path}."
-    if aside:
+    if last_aside or aside:
         return (
-            f"Put it back from a backup. {aside[-1]} is what was set aside of it: damaged, but text, from which can be "
-            "read what was marked."
+            f"Put it back from a backup. {last_aside or aside[-1]} is what was set aside of it: damaged, but it may still "
+            "show what was marked."
         )
     return "Put it back from a backup."
 

@@ -153,6 +153,14 @@ def move_file(folder: StoreFolder, name: str) -> str | None:
     return _move(folder, folder.root_fd, folder.path, name, name)
 
 
+def next_place_of(folder: StoreFolder, name: str) -> str:
+    """The path to which `move_file` would move a file of this name now. Raises UnsafePath, StoreIoError."""
+    path = _path(folder)
+    with contextlib.suppress(FileNotFoundError), _found(folder) as fd:
+        return f"{path}/{_free_name(fd, path, name)}"
+    return f"{path}/{name}.1"
+
+
 def places_of(folder: StoreFolder, name: str) -> list[str]:
     """The paths in quarantine of files that once had this name, oldest first. Raises UnsafePath, StoreIoError."""
     path = _path(folder)

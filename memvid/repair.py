@@ -511,7 +511,8 @@ class _Run:
         try:
             Marks.load(core.folder)
         except CorruptMarks as error:
-            lost = marks_lost(core.folder).message  # as a dry run tells it
+            # As a dry run tells it.
+            lost = marks_lost(core.folder, quarantine.next_place_of(core.folder, MARKS_FILE)).message
             self._do(path, [Action("quarantine", path, None, None, 0, error.message)], self._set_marks_aside)
             self._report(path, MarksLost.code, lost)
         except CorruptStoreFile:

@@ -475,11 +475,13 @@ def test_damaged_marks_go_to_quarantine(store: Store, store_path: Path) -> None:
     store._core.folder.write_store_file(marked=False)  # as a store whose marks are older than that
     with pytest.raises(CorruptMarks):
         store.marks(URI)
-    report = store.repair()
+    planned, report = store.repair(dry_run=True), store.repair()
+    assert planned.problems == report.problems
     assert kinds(report) == ["quarantine"]
-    assert [problem.code for problem in report.problems] == ["marks_lost"]
-    assert quarantined(store_path) == [damaged]
     place = f"{store_path}/quarantine/marks.json.1"
+    (lost,) = report.problems
+    assert (lost.code, f"{place} is what was set aside of it: damaged" in lost.message) == ("marks_lost", True)
+    assert quarantined(store_path) == [damaged]
     with pytest.raises(MarksLost, match=f"{place} is what was set aside of it: damaged"):  # so no prune takes it
         store.marks(URI)
     again = store.repair()
