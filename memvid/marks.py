@@ -345,10 +345,10 @@ def _id(text: Any) -> bytes:
 def marks_lost(folder: StoreFolder, last_aside: str | None = None) -> MarksLost:
     """The error for marks that are gone, with what to do; `last_aside` is where damaged ones are just being moved."""
     path = f"{folder.path}/{MARKS_FILE}"
+    way_back = _way_back(folder, path, last_aside)
     return MarksLost(
-        f"{path} is missing, and there were tags or pins in it. {_way_back(folder, path, last_aside)} Where there is none, "
-        "mark anew what is to stay, first with `torpor tag SESSION@VERSION TAG --move`. Until then no version is "
-        "removed by a rule.",
+        f"{path} is missing, and there were tags or pins in it. {way_back} Where there is none, mark anew what is to "
+        "stay, first with `torpor tag SESSION@VERSION TAG --move`. Until then no version is removed by a rule.",
         path=path,
     )
 
@@ -367,8 +367,8 @@ def _way_back(folder: StoreFolder, path: str, last_aside: str | None) -> str:
             return f"{place} is whole: move it back to {path}."
     if last_aside or aside:
         return (
-            f"Put it back from a backup. {last_aside or aside[-1]} is what was set aside of it: damaged, but it may still "
-            "show what was marked."
+            f"Put it back from a backup. {last_aside or aside[-1]} is what was set aside of it: damaged, but it may "
+            "still show what was marked."
         )
     return "Put it back from a backup."
 
