@@ -186,6 +186,6 @@ def _report_usage(error: Any, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "torpor"
     problem = error.format_message().replace("Input should be", "it must be").partition(", unable to parse")[0]
-    message = f"{problem.rstrip('.')}. See {path} --help."
+    message = f"{problem if problem.endswith('?') else problem.rstrip('.') + '.'} See {path} --help."
     write_failure(InvalidUsage.code, message, USAGE.number, {}, as_json=as_json)
     return USAGE.number

@@ -20,4 +20,8 @@ def has_consent(question: str, verb: str, *, as_json: bool) -> bool:
     """
     if as_json or not sys.stdin.isatty():
         raise InvalidUsage(f"Nobody is there to ask whether to {verb}; add --yes if you mean it.")
-    return typer.confirm(question, err=True)
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        typer.echo(err=True)  # what is said next begins a line of its own, not behind the question
+        raise

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..memvid.sizes import format_bytes
+from ..socket_api.client import Client
+from ..socket_api.errors import DaemonUnreachable
 from ..socket_api.results import DeleteResult
 from .batches import run_batch
 from .consent import YesOption, has_consent
-from .daemon_link import connect
+from .daemon_link import connect, nobody_is_there
 from .exit_codes import ERROR
 from .formatting import format_plural
 from .options import JsonOption, SessionsArgument, SocketOption
@@ -26,7 +30,7 @@ def rm(
     [cyan]torpor rm notes review --yes --json[/]
     """
     output = Output(as_json=as_json)
-    with connect(socket) as client:
+    with _connect(socket) as client:
         if not (yes or has_consent(f"Delete {', '.join(sessions)} for good?", "delete", as_json=as_json)):
             output.remark("nothing deleted")
             return ERROR.number
@@ -38,6 +42,15 @@ def rm(
             return report
 
         return run_batch(output, "rm", sessions, delete, _line)
+
+
+def _connect(socket: Path | None) -> Client:
+    try:
+        return connect(socket)
+    except DaemonUnreachable as error:
+        if nobody_is_there(error):
+            error.message += " Without one, `torpor forget` deletes a session, and erases its bytes too."
+        raise
 
 
 def _line(report: DeleteResult) -> str:

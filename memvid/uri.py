@@ -31,6 +31,8 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,15}", re.ASCII)
 _ID_PREFIX: Final = re.compile(rf"[0-9A-Fa-f]{{{MIN_ID_DIGITS},{_ID_DIGITS}}}", re.ASCII)
 _LOOKS_LIKE_ID: Final = re.compile(rf"[0-9A-Fa-f]{{{MIN_ID_DIGITS},}}", re.ASCII)
 _TAG: Final = re.compile(rf"[A-Za-z][A-Za-z0-9._-]{{0,{MAX_TAG_CHARS - 1}}}", re.ASCII)
+_LIKENESS: Final = 0.75
+"""From 0 to 1: a name that is less like what was typed is another name, and no slip of the finger."""
 _TAG_RULE: Final = (
     f"1 to {MAX_TAG_CHARS} ASCII letters, digits, '.', '_' or '-', beginning with a letter, and not {MIN_ID_DIGITS} or "
     "more hex digits only"
@@ -169,7 +171,7 @@ def not_found(text: str, known: Iterable[SessionUri]) -> SessionNotFound:
     names: dict[str, list[str]] = {}
     for uri in sorted(known):
         names.setdefault(uri.name, []).append(str(uri))
-    hits = difflib.get_close_matches(text.rpartition("/")[2], names, n=3, cutoff=0.6)
+    hits = difflib.get_close_matches(text.rpartition("/")[2], names, n=3, cutoff=_LIKENESS)
     close = [uri for hit in hits for uri in names[hit]][:3]
     hint = f" Did you mean {' or '.join(close)}?" if close else " List what there is with `torpor ls`."
     return SessionNotFound(f"There is no session {text!r}.{hint}", session=text, suggestions=close)

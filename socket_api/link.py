@@ -265,7 +265,7 @@ def _connect(path: Path) -> socket.socket:
 def unreachable(path: str, error: OSError) -> DaemonUnreachable:
     """Why a connection could not be made, and what to do."""
     absent = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
-    advice = "Start a daemon with: torpor serve" if absent else "Check who may use the socket."
+    advice = "Start a daemon with `torpor serve`." if absent else "Check who may use the socket."
     return DaemonUnreachable(f"No daemon answers on {path} ({error.strerror or error}). {advice}", path=path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
@@ -86,7 +87,27 @@ def test_wrong_usage_ends_with_status_2_and_says_what_is_wrong(torpor: Torpor, a
 
 
 def test_a_mistyped_command_is_answered_with_the_right_one(torpor: Torpor) -> None:
-    assert "verify" in torpor("verfiy").err
+    assert "Did you mean 'verify'? See torpor --help." in torpor("verfiy").err
+
+
+def test_rm_without_a_daemon_names_what_needs_none(torpor: Torpor) -> None:
+    ran = torpor("rm", "notes", "--yes")
+    assert ran.status == 12
+    assert "Start a daemon with `torpor serve`. Without one, `torpor forget` deletes a session" in ran.err
+
+
+def test_a_ctrl_c_at_a_question_is_told_on_a_line_of_its_own(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self, *_: object) -> str:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Interrupted())
+    ran = torpor("forget", "notes")
+    assert ran.status == 130
+    assert "\nerror cancelled" in ran.err
 
 
 @pytest.mark.parametrize("arguments", NEEDING_A_DAEMON)

@@ -96,6 +96,12 @@ def test_an_unknown_name_is_refused_with_the_names_that_come_close() -> None:
     assert refusal.value.suggestions == ["torpor://work/writer"]
 
 
+def test_a_name_that_only_shares_letters_is_not_offered() -> None:
+    with pytest.raises(SessionNotFound) as refusal:
+        resolve("nope", [SessionUri("default", "notes")])
+    assert refusal.value.suggestions == []
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_a_name_or_a_typed_refusal(text: str) -> None:
     try:
