@@ -127,8 +127,8 @@ def wait_until_gone(pid: int, deadline: float, timeout_s: float) -> None:
 def still_running(pid: int | None, timeout_s: float) -> DaemonStillRunning:
     """The error of a daemon that takes longer to stop than it was given."""
     return DaemonStillRunning(
-        f"Process {pid} is still putting sessions to sleep after {timeout_s:g} s. It will end by itself; ask again, or"
-        " wait longer with --timeout.",
+        f"Process {pid} has not ended after {timeout_s:g} s. It does by itself once its sessions are asleep; ask again,"
+        " or wait longer with --timeout.",
         pid=pid,
         timeout_s=timeout_s,
     )

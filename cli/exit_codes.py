@@ -64,7 +64,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "unreadable_input",
         ),
     ),
-    (PARTIAL, ("stop_incomplete",)),
+    (PARTIAL, ("stop_incomplete", "stop_refused")),
     (
         NOT_FOUND,
         (

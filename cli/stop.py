@@ -1,4 +1,4 @@
-"""`torpor stop`: end the daemon; it puts every session to sleep first, and says how that went."""
+"""`torpor stop`: end the daemon, which puts every session to sleep first, and refuses where it cannot."""
 
 from __future__ import annotations
 
@@ -22,21 +22,32 @@ TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for sessions to be slept.")
 ]
 
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Stop also where that loses what sessions did since their last sleep.")
+]
 
-def stop(timeout: TimeoutOption = 300.0, socket: SocketOption = None, as_json: JsonOption = False) -> int:
+
+def stop(
+    force: ForceOption = False,
+    timeout: TimeoutOption = 300.0,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> int:
     """Stop the daemon, after it has put every awake session to sleep.
 
     Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
-    serve[/]. Says which sessions sleep now, which had read nothing and are gone, and which could not be put to sleep,
-    with the reason; exit status 3 if there are any of those.
+    serve[/]. Says which sessions sleep now, and which had read nothing and are gone. Where a session cannot be put to
+    sleep (a full disk, say), the daemon goes on with all of them and says why; exit status 3. With [cyan]--force[/] it
+    stops all the same, and what such a session did since its last sleep is lost; that is status 3, too.
 
     [bold]Examples[/]
 
     [cyan]torpor stop[/]
     [cyan]torpor stop --timeout 20 --json[/]
+    [cyan]torpor stop --force[/]
     """
     output = Output(as_json=as_json)
-    pid, report = _shut_down(socket, timeout)
+    pid, report = _shut_down(socket, timeout, force=force)
     ignore_interrupts()
     if as_json:
         body = {"pid": pid, "slept": report.slept, "failed": report.failed, "empty": report.empty}
@@ -46,13 +57,13 @@ def stop(timeout: TimeoutOption = 300.0, socket: SocketOption = None, as_json: J
     return PARTIAL.number if report.failed else OK.number
 
 
-def _shut_down(socket: Path | None, timeout_s: float) -> tuple[int | None, ShutdownResult]:
+def _shut_down(socket: Path | None, timeout_s: float, *, force: bool) -> tuple[int | None, ShutdownResult]:
     """Ask the daemon to stop and see its process end. Nothing is signalled: the daemon ends itself."""
     deadline = time.monotonic() + timeout_s
     with connect(socket, timeout_s=timeout_s) as client:
         pid = client.peer_pid
         try:
-            report = client.shutdown()
+            report = client.shutdown(force=force)
         except RequestTimeout:
             raise still_running(pid, timeout_s) from None
     if pid is not None:

@@ -72,6 +72,7 @@ class Service:
         self._turns = Turns()
         self._awake: dict[SessionUri, Session] = {}
         self._started = time.monotonic()
+        self._preparing: asyncio.Task[CloseReport] | None = None
         self._closing: asyncio.Task[CloseReport] | None = None
 
     @classmethod
@@ -124,6 +125,25 @@ class Service:
             )
         return tuple(found)
 
+    async def prepare_close(self) -> CloseReport:
+        """Put every changed session to sleep, by the rules of `close`; all of them stay in memory.
+
+        If each could be kept, no more work is taken, so that the `close` which is to follow loses nothing. If not, the
+        report says which and why, and the sessions are served as before. Meanwhile requests for a session are refused,
+        and those that have begun are waited for: callers cancel what is running first. Runs to its end, as `close`.
+        """
+        if self._closing is not None:
+            return await self.close()
+        if self._preparing is None:
+            self._preparing = asyncio.ensure_future(self._prepare_close())
+        return await to_the_end(self._preparing)
+
+    async def _prepare_close(self) -> CloseReport:
+        report = await self._keep_all()
+        if report.failed:
+            self._preparing = None
+        return report
+
     async def close(self) -> CloseReport:
         """Take no more work, put every changed session to sleep, and let the store go.
 
@@ -136,12 +156,27 @@ class Service:
         return await to_the_end(self._closing)
 
     async def _close(self) -> CloseReport:
+        prepared = await self._preparing if self._preparing is not None else CloseReport((), {})
+        report = await self._keep_all()
+        self._awake.clear()
+        await asyncio.to_thread(self._encoder.close)
+        await asyncio.to_thread(self._maintenance.close)
+        await asyncio.to_thread(self._hibernation.close)
+        await asyncio.to_thread(self._engine.stop)
+        self._store.close()
+        return CloseReport((*prepared.slept, *report.slept), report.failed, report.empty)
+
+    async def _keep_all(self) -> CloseReport:
+        """Put every changed session to sleep while no new work is taken; none of them leaves memory."""
         slept, failed, empty = [], {}, []
-        # Requests that had begun may wake sessions meanwhile: go on until nothing is awake and nobody has a turn.
-        while uris := self._awake.keys() | self._turns.in_use():
-            for uri in uris:
+        seen: set[SessionUri] = set()
+        # Requests that had begun may wake sessions meanwhile: go on until every session that is awake, or whose turn
+        # somebody had, has been seen. Those that still wait for a turn behind this one are refused when they get it.
+        while uris := (self._awake.keys() | self._turns.in_use()) - seen:
+            for uri in sorted(uris):
                 async with self._turns.take(uri, always=True):
-                    session = self._awake.pop(uri, None)
+                    seen.add(uri)
+                    session = self._awake.get(uri)
                     if session is None:
                         continue
                     if not session.state.tokens:
@@ -156,11 +191,6 @@ class Service:
                         failed[str(uri)] = f"{error.code}: {error.message}"
                     except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others theirs
                         failed[str(uri)] = f"{type(error).__name__}: {error}"
-        await asyncio.to_thread(self._encoder.close)
-        await asyncio.to_thread(self._maintenance.close)
-        await asyncio.to_thread(self._hibernation.close)
-        await asyncio.to_thread(self._engine.stop)
-        self._store.close()
         return CloseReport(tuple(slept), failed, tuple(empty))
 
     async def status(self) -> Status:
@@ -571,10 +601,15 @@ class Service:
 
     @asynccontextmanager
     async def _turn(self, uri: SessionUri) -> AsyncIterator[SessionUri]:
-        self._require_open()
+        self._require_working()
         async with self._turns.take(uri):
-            self._require_open()
+            self._require_working()
             yield uri
+
+    def _require_working(self) -> None:
+        self._require_open()
+        if self._preparing is not None:
+            raise ServiceClosed("The daemon was told to stop, and puts its sessions to sleep; try again in a moment.")
 
     def _require_open(self) -> None:
         if self._closing is not None:

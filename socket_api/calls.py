@@ -169,8 +169,8 @@ def import_bundle(bundle_id: str, *, session: str | None) -> Call[results.SleepR
     return _call("import_bundle", results.SleepResult, bundle_id=bundle_id, session=session)
 
 
-def shutdown() -> Call[results.ShutdownResult]:
-    return _call("shutdown", results.ShutdownResult)
+def shutdown(*, force: bool) -> Call[results.ShutdownResult]:
+    return _call("shutdown", results.ShutdownResult, force=force)
 
 
 def _call(method: str, result: type[R], **params: Any) -> Call[R]:

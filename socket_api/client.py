@@ -197,12 +197,14 @@ class Client:
         """Adopt a bundle that was put into the store's folder `incoming`, under its own name or another."""
         return self._run(calls.import_bundle(bundle_id, session=session))
 
-    def shutdown(self) -> results.ShutdownResult:
+    def shutdown(self, *, force: bool = False) -> results.ShutdownResult:
         """Stop the daemon. When this returns, it has put its sessions to sleep, and its process (`peer_pid`) ends.
 
-        `failed` of the result names sessions that could not be put to sleep.
+        Where a session cannot be put to sleep, this raises RemoteError with the code `stop_refused`, and the daemon
+        goes on. With `force` it stops all the same, and `failed` of the result names such sessions: what they did since
+        their last sleep is lost.
         """
-        return self._run(calls.shutdown())
+        return self._run(calls.shutdown(force=force))
 
     # --- life
 

@@ -98,9 +98,16 @@ class Backend(Protocol):
 
     async def import_bundle(self, *, bundle_id: str, session: str | None = None) -> daemon.SleepResult: ...
 
+    async def prepare_close(self) -> daemon.CloseReport: ...
 
-ShutDown = Callable[[], Awaitable[daemon.CloseReport]]
-"""Asks the process to stop, and returns what became of the sessions. Not the service's affair, so not a backend's."""
+
+class ShutDown(Protocol):
+    """Asks the process to stop, and returns what became of the sessions. Not the service's affair, so not a backend's.
+
+    Raises StopRefused where a session cannot be put to sleep, unless with `force`.
+    """
+
+    async def __call__(self, *, force: bool) -> daemon.CloseReport: ...
 
 
 async def call(
@@ -111,8 +118,8 @@ async def call(
     Raises:
         TorporError: whatever the service raises.
     """
-    if method.name == _SHUTDOWN:
-        result: object = await shut_down()
+    if isinstance(params, methods.ShutdownParams):
+        result: object = await shut_down(force=params.force)
     else:
         result = await _CALLS[method.name](backend, params, emit)
     fields = asdict(result) if is_dataclass(result) and not isinstance(result, type) else result

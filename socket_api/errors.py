@@ -165,6 +165,12 @@ class UnsafeSocketPath(ApiError):
     code = "unsafe_socket_path"
 
 
+class StopRefused(ApiError):
+    """The daemon goes on although it was told to stop: sessions cannot be put to sleep, and `failed` says why."""
+
+    code = "stop_refused"
+
+
 class StopIncomplete(ApiError):
     """The daemon stopped, but not every session could be put to sleep."""
 

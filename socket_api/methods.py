@@ -55,7 +55,9 @@ class StatusParams(Params):
 
 
 class ShutdownParams(Params):
-    """`shutdown` takes nothing."""
+    """Whether the daemon stops also where that loses what a session did since its last sleep."""
+
+    force: bool = False
 
 
 class CreateParams(Params):

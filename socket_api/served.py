@@ -81,6 +81,7 @@ class ServedConnection:
         self._budgets = (RequestBudget(limits.max_connection_request_bytes), budget)
         self._taken: Taken = []  # for the frame that is being read
         self._quiet = False
+        self._gave_way: set[int] = set()
         self._stopping = asyncio.Event()
         self._farewell: TorporError = _shutting_down()
         self._gone = False
@@ -117,6 +118,11 @@ class ServedConnection:
             _give_back(self._taken)
             if not reading.cancelled() and (fault := reading.exception()) is not None:
                 raise fault  # ours, not the client's: the server logs it
+
+    def give_way(self) -> None:
+        """Cancel what may be cancelled, for a stop that may yet be refused. What comes after is taken."""
+        self._gave_way.update(id for id, (request, _) in self._work.items() if request.method.cancellable)
+        self._cancel_work()
 
     def refuse_work(self) -> None:
         """Take no more requests but those of methods that are `always` taken; cancel what may be cancelled."""
@@ -269,6 +275,7 @@ class ServedConnection:
             self._outbox.put_reply(self._answer_frame(request, work, committed))
         elif not work.cancelled():
             work.exception()  # seen; nobody is left to tell
+        self._gave_way.discard(request.id)
 
     def _answer_frame(
         self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]], committed: list[Token]
@@ -276,9 +283,7 @@ class ServedConnection:
         try:
             return self._connection.send_result(request.id, work.result())
         except asyncio.CancelledError:
-            error: TorporError = (
-                _shutting_down() if self._quiet or self._stopping.is_set() else _cancelled(request, committed)
-            )
+            error: TorporError = self._why_cancelled(request, committed)
         except LocalProtocolError as unsendable:
             error = ReplyTooLarge(
                 f"{request.method.name} was carried out, but its result cannot be sent: {unsendable.message}"
@@ -292,6 +297,17 @@ class ServedConnection:
                 f"{request.method.name} failed by a fault of the daemon ({type(fault).__name__}). See its log."
             )
         return self._connection.send_error(request.id, error)
+
+    def _why_cancelled(self, request: AcceptedRequest, committed: list[Token]) -> TorporError:
+        if self._quiet or self._stopping.is_set():
+            return _shutting_down()
+        if request.id in self._gave_way:
+            return ShuttingDown(
+                f"The daemon was told to stop, so {request.method.name} was cancelled. Ask again: if it could not stop,"
+                " it goes on; if it could, when it is back.",
+                **_cancelled(request, committed).details,
+            )
+        return _cancelled(request, committed)
 
     def _cancel(self, request_id: int) -> None:
         # An unknown id is no fault: the result may have crossed the cancel on its way.

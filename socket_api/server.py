@@ -1,7 +1,7 @@
 """The daemon's front door: accepts connections on the Unix socket and hands each to a `ServedConnection`.
 
-Owns the listening socket, the check of who connects, the cap on connections, and the graceful stop. Does not know what
-the service does (it takes any `Backend`), and never closes it: who made it closes it.
+Owns the listening socket, the check of who connects, the cap on connections, and the graceful stop or its refusal. Does
+not know what the service does (it takes any `Backend`), and never closes it: who made it closes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..daemon.results import CloseReport
 from .budget import RequestBudget
 from .connection import ServerConnection
 from .dispatch import Backend
-from .errors import PeerRefused, ProtocolError, TooManyConnections
+from .errors import PeerRefused, ProtocolError, StopRefused, TooManyConnections
 from .limits import ServerLimits
 from .listener import Listener, open_listener
 from .peer import FindPeerUid, peer_uid
@@ -28,6 +28,8 @@ _LOG = logging.getLogger(__name__)
 _STREAM_BUFFER_BYTES = 64 * 1024
 _ACCEPTS_PER_TURN = 16
 """So that a crowd at the door does not keep the loop from those inside."""
+_SESSIONS_TOLD = 5
+"""In the sentence of a stop that was refused; its details have them all."""
 _ACCEPT_PAUSE_S = 0.5
 """After accept failed, as it does when the process has no file descriptors left."""
 
@@ -217,7 +219,14 @@ class ApiServer:
                     served.reserved = False
                     return
 
-    async def _shut_down(self) -> CloseReport:
+    async def _shut_down(self, *, force: bool) -> CloseReport:
+        if not force and not self._stopping:
+            for served in self._served:
+                served.give_way()
+            report = await self._backend.prepare_close()
+            if report.failed and not self._stopping:  # else somebody has ended the daemon meanwhile
+                _LOG.warning("a stop was refused: %d sessions cannot be put to sleep", len(report.failed))
+                raise _stop_refused(report)
         self._on_shutdown()
         return await asyncio.shield(self._reported())
 
@@ -233,3 +242,17 @@ class ApiServer:
             self._full = None
         if not done.cancelled() and (fault := done.exception()) is not None:
             _LOG.error("fault in a connection", exc_info=fault)
+
+
+def _stop_refused(report: CloseReport) -> StopRefused:
+    """What to do comes first: there may be more sessions than a message has room for."""
+    told = [f"{session}: {reason.rstrip('.')}" for session, reason in list(report.failed.items())[:_SESSIONS_TOLD]]
+    if (more := len(report.failed) - len(told)) > 0:
+        told.append(f"and {more} more")
+    count = len(report.failed)
+    return StopRefused(
+        f"{count} session{'' if count == 1 else 's'} cannot be put to sleep, so the daemon goes on. Do what is said"
+        " of each and stop it again, or give up what they did since their last sleep: torpor stop --force. "
+        + "; ".join(told),
+        failed=report.failed,
+    )

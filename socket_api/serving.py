@@ -2,9 +2,13 @@
 
 Owns the order of start and stop and the signals. Does not know how a service is made: `main.py` passes that in.
 
-Stop order, for a signal and for a client's `shutdown` alike: no new connections, socket removed → generations
-cancelled, work in flight answered → the service puts its sessions to sleep → those who asked for the stop are told how
-it went → connections closed. A second signal ends the process at once; the store is made for that.
+A client's `shutdown` is tried first, while connections are taken and everything but work on sessions is served:
+generations cancelled → the service puts its sessions to sleep. If one cannot be, the stop is refused, and all goes on.
+A signal, and a `shutdown` with `force`, skip this: the machine may be going down, and what cannot be kept is given up.
+
+Stop order then, for all alike: no new connections, socket removed → generations cancelled, work in flight answered →
+the service puts its sessions to sleep, those that it has not yet → those who asked for the stop are told how it went →
+connections closed. A second signal ends the process at once; the store is made for that.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Self
 
 import pytest
 from cli_rig import Torpor
-from torpor.socket_api.errors import RequestTimeout
+from torpor.socket_api.errors import RemoteError, RequestTimeout
 from torpor.socket_api.results import ShutdownResult
 
 
@@ -18,20 +18,26 @@ class StoppingClient:
     def __init__(self, report: ShutdownResult | Exception, pid: int | None = None) -> None:
         self.report = report
         self.peer_pid = pid
+        self.forced: list[bool] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def shutdown(self) -> ShutdownResult:
+    def shutdown(self, *, force: bool) -> ShutdownResult:
+        self.forced.append(force)
         if isinstance(self.report, Exception):
             raise self.report
         return self.report
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, report: ShutdownResult | Exception, pid: int | None = None) -> None:
-    monkeypatch.setattr("torpor.cli.stop.connect", lambda *_, **__: StoppingClient(report, pid))
+def answer(
+    monkeypatch: pytest.MonkeyPatch, report: ShutdownResult | Exception, pid: int | None = None
+) -> StoppingClient:
+    client = StoppingClient(report, pid)
+    monkeypatch.setattr("torpor.cli.stop.connect", lambda *_, **__: client)
+    return client
 
 
 def test_a_session_that_could_not_be_slept_is_told_and_status_3(
@@ -49,6 +55,24 @@ def test_a_session_that_could_not_be_slept_is_told_and_status_3(
     assert as_json.status == 3
     assert as_json.document["slept"] == ["torpor://default/a"]
     assert as_json.document["failed"] == {"torpor://default/b": "no [/] space"}
+
+
+def test_a_stop_that_is_refused_is_status_3_and_says_why(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = {"torpor://default/b": "no_space: full"}
+    answer(monkeypatch, RemoteError("stop_refused", "1 session cannot be put to sleep.", failed=failed), 1)
+    ran = torpor("stop")
+    assert (ran.status, ran.out) == (3, "")
+    assert "stop_refused" in ran.err
+    as_json = torpor("stop", "--json")
+    assert (as_json.status, as_json.out) == (3, "")
+    assert as_json.error["error"]["details"] == {"failed": failed}
+
+
+def test_only_force_is_told_to_the_daemon_as_force(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = answer(monkeypatch, ShutdownResult(slept=(), failed={}))
+    torpor("stop")
+    torpor("stop", "--force")
+    assert client.forced == [False, True]
 
 
 def test_an_empty_session_is_no_failure(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -32,10 +33,10 @@ def serving(torpor: Torpor, tiny_model: Path, store: Path) -> Iterator[int]:
     assert not left
 
 
-def serve_in_background(store: Path, model: Path) -> int:
+def serve_in_background(store: Path, model: Path, *options: str) -> int:
     """Run `torpor serve --detach` as a process of its own: its child must not become the tests'."""
     command = [sys.executable, "-m", "torpor.cli.main", "serve", "--detach", "--json"]
-    command += ["--store", str(store), "--model", f"tiny={model}"]
+    command += ["--store", str(store), "--model", f"tiny={model}", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout)["pid"])
@@ -102,6 +103,54 @@ def test_stop_puts_sessions_to_sleep_and_the_next_daemon_has_them(
     serve_in_background(store, tiny_model)
     again = torpor("chat", "helper", "again", "-n", "4", "--json").document
     assert again["token_count"] > tokens
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, to take a process its room")
+def test_a_stop_without_room_is_refused_and_loses_nothing(torpor: Torpor, serving: int, store: Path) -> None:
+    text = "a text that is read " * 60
+    for name in ("notes", "control"):
+        torpor("append", name, text)
+    limits = resource.prlimit(serving, resource.RLIMIT_FSIZE)
+    resource.prlimit(serving, resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    refused = torpor("stop", "--json")
+    assert (refused.status, refused.error["error"]["code"]) == (3, "stop_refused")
+    failed = refused.error["error"]["details"]["failed"]
+    assert sorted(failed) == ["torpor://default/control", "torpor://default/notes"]
+    assert all(reason.startswith("no_space: ") for reason in failed.values())
+    assert is_running(serving)
+    assert [info["state"] for info in torpor("ls", "--json").document["sessions"]] == ["awake", "awake"]
+    notes, control = (
+        torpor("generate", name, "-n", "5", "--prove", "--json").document for name in ("notes", "control")
+    )
+    assert notes["tokens"]
+    for proof in ("tokens", "logits_blake3", "final_logits_blake3"):
+        assert notes[proof] == control[proof]
+    resource.prlimit(serving, resource.RLIMIT_FSIZE, limits)
+    stopped = torpor("stop", "--json")
+    assert stopped.status == 0
+    assert sorted(stopped.document["slept"]) == sorted(failed)
+    assert not is_running(serving)
+    (kept,) = torpor("ls", "--store", store, "--json").document["sessions"][1:]
+    assert kept["token_count"] == notes["token_count"]
+
+
+def test_a_stop_with_force_gives_up_what_cannot_be_kept(torpor: Torpor, store: Path, tiny_model: Path) -> None:
+    pid = serve_in_background(store, tiny_model, "--keep-free", str(1 << 50))
+    try:
+        torpor("append", "notes", "a text to read")
+        refused = torpor("stop")
+        assert refused.status == 3
+        assert "budget_exceeded" in refused.err
+        assert "--keep-free" in refused.err
+        assert "torpor stop --force" in refused.err
+        assert is_running(pid)
+        forced = torpor("stop", "--force", "--json")
+        assert forced.status == 3
+        assert list(forced.document["failed"]) == ["torpor://default/notes"]
+        assert not is_running(pid)
+    finally:
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_second_daemon_is_refused_with_status_11(torpor: Torpor, serving: int, store: Path, short_path: Path) -> None:

@@ -42,9 +42,10 @@ async def test_a_sleep_past_a_budget_leaves_the_session_awake_and_as_it_was(
         assert (await rig.sleep("a")).version == 1
 
 
+@pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("budget", [{"store_budget": 60_000}, {"daily_write_budget": 60_000}])
 async def test_a_stop_puts_a_session_to_sleep_that_a_budget_has_refused(
-    open_rig: Any, store: Path, budget: dict[str, int]
+    open_rig: Any, store: Path, budget: dict[str, int], prepared: bool
 ) -> None:
     """Its state is nowhere else: a budget that the user may raise tomorrow must not cost it."""
     async with open_rig(close=False, **budget) as rig:
@@ -52,6 +53,8 @@ async def test_a_stop_puts_a_session_to_sleep_that_a_budget_has_refused(
         before = await rig.fingerprint("a")
         with pytest.raises(BudgetExceeded):
             await rig.sleep("a")
+        if prepared:
+            assert (await rig.service.prepare_close()).failed == {}
         report = await rig.service.close()
         assert (report.slept, report.failed) == (("torpor://default/a",), {})
     async with open_rig(close=False, **budget) as rig:

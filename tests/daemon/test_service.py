@@ -21,7 +21,7 @@ from torpor.daemon.results import Progress
 from torpor.daemon.sampling import Sampling
 from torpor.daemon.sessions import MAX_WAITING
 from torpor.errors import TorporError
-from torpor.memvid.errors import InvalidUri, SessionNotFound, StoreIoError
+from torpor.memvid.errors import InvalidUri, NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.index import Index
 from torpor.memvid.store import Store
 
@@ -903,6 +903,110 @@ async def test_a_stop_runs_to_its_end_when_whoever_asked_is_cancelled(open_rig: 
         assert report.failed == {}
     async with open_rig() as rig:
         assert (await rig.wake("a")).token_count == 302
+
+
+class FullDisk:
+    """A disk without room for the sessions of those names, until it is given some."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.names = set(names)
+        write = Store.write_bundle
+
+        def write_if_there_is_room(store: Store, *, uri: Any, **options: Any) -> Any:
+            if uri.name in self.names:
+                raise NoSpace("The disk is full.")
+            return write(store, uri=uri, **options)
+
+        monkeypatch.setattr(Store, "write_bundle", write_if_there_is_room)
+
+
+async def test_a_stop_that_would_lose_a_session_is_not_begun_and_all_go_on_bit_for_bit(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(monkeypatch, "a")
+    async with open_rig() as rig:
+        for name in ("a", "b", "control"):
+            await rig.read(name, tokens_of(1, 300), sampling=SAMPLED)
+        await rig.service.create(session="empty", system="Be brief.")
+        for _ in range(2):
+            before = [await rig.fingerprint(name) for name in ("a", "b")]
+            report = await rig.service.prepare_close()
+            assert report.failed == {"torpor://default/a": "no_space: The disk is full."}
+            assert report.empty == ("torpor://default/empty",)
+            assert [await rig.fingerprint(name) for name in ("a", "b")] == before
+            assert await rig.write("a", 5) == await rig.write("b", 5) == await rig.write("control", 5)
+        assert [rig.is_awake(name) for name in ("a", "b", "control", "empty")] == [True] * 4
+        before = [await rig.fingerprint("a")]
+        disk.names.clear()
+        report = await rig.service.prepare_close()
+        assert "torpor://default/a" in report.slept
+        assert report.failed == {}
+        assert sorted((await rig.service.close()).slept) == sorted(report.slept)
+    async with open_rig() as rig:
+        await rig.wake("a")
+        assert [await rig.fingerprint("a")] == before
+
+
+async def test_from_the_moment_that_all_are_kept_no_session_changes_any_more(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        assert (await rig.service.prepare_close()).slept == ("torpor://default/a",)
+        for work in (
+            rig.service.create(session="b"),
+            rig.write("a", 1),
+            rig.sleep("a"),
+            rig.service.delete(session="a"),
+        ):
+            with pytest.raises(ServiceClosed):
+                await work
+        assert [info.name for info in await rig.service.list_sessions()] == ["a"]
+        report = await rig.service.close()
+        assert (report.slept, report.failed) == (("torpor://default/a",), {}), "who asked hears of all that it took"
+        assert await rig.service.prepare_close() == report
+
+
+async def test_before_a_stop_what_runs_is_waited_for_and_what_comes_is_refused_until_the_verdict(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(monkeypatch, "a")
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        task, gate = await held(rig, "a", 5)
+        waiting = asyncio.ensure_future(rig.write("a", 1))
+        await asyncio.sleep(0)
+        preparing = [asyncio.ensure_future(rig.service.prepare_close()) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ServiceClosed):
+            await rig.service.create(session="late")
+        assert (await rig.service.status()).sessions_awake == 1
+        gate.open()
+        assert len((await task)[0]) == 5
+        with pytest.raises(ServiceClosed):
+            await waiting
+        for each in preparing:
+            assert list((await each).failed) == ["torpor://default/a"]
+        await rig.service.create(session="late")
+        assert len((await rig.write("a", 1))[0]) == 1
+        disk.names.clear()
+
+
+async def test_a_stop_that_overtakes_the_trying_waits_for_it_and_tells_of_what_it_put_to_sleep(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FullDisk(monkeypatch, "full")
+    async with open_rig() as rig:
+        for name in ("a", "full"):
+            await rig.read(name, tokens_of(1, 20))
+        task, gate = await held(rig, "full", 2)
+        preparing = asyncio.ensure_future(rig.service.prepare_close())
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(rig.service.close())
+        await asyncio.sleep(0)
+        gate.open()
+        await task
+        report = await closing
+        assert (report.slept, list(report.failed)) == (("torpor://default/a",), ["torpor://default/full"])
+        assert list((await preparing).failed) == ["torpor://default/full"]
 
 
 async def test_nothing_is_done_after_the_stop(open_rig: Any) -> None:

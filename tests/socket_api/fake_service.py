@@ -63,6 +63,8 @@ class FakeService:
         self.closed = False
         self.open_gate = asyncio.Event()
         self.open_gate.set()
+        self.prepare_gate = asyncio.Event()
+        self.prepare_gate.set()
         self.close_gate = asyncio.Event()
         self.close_gate.set()
         self.fault: BaseException | None = None
@@ -258,9 +260,17 @@ class FakeService:
         name = session or "imported"
         return SleepResult(f"torpor://default/{name}", 1, bundle_id, None, 3, 4096, 4096, 1, 0, 0.25)
 
+    async def prepare_close(self) -> CloseReport:
+        self._record("prepare_close")
+        await self.prepare_gate.wait()
+        return self._report()
+
     async def close(self) -> CloseReport:
         self.closed = True
         await self.close_gate.wait()
+        return self._report()
+
+    def _report(self) -> CloseReport:
         kept = [s for s in self.sessions.values() if s.info.name not in self.fail_sleep]
         slept = tuple(s.info.session for s in kept if s.tokens)
         return CloseReport(slept, dict(self.fail_sleep), tuple(s.info.session for s in kept if not s.tokens))

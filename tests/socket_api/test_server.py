@@ -314,10 +314,10 @@ def test_while_all_connections_work_one_in_reserve_may_look_and_stop_and_takes_a
         reserve.ask(3, "show", session="a")
         assert (await reserve.answer(3))["type"] == "result"
         asking = await state.connect()  # in place of the idle one
-        asking.ask(1, "shutdown")
+        asking.ask(1, "shutdown", force=True)
         await poll(lambda: all(served.idle_since is None for served in state.server._served))
         other = await state.connect()
-        other.ask(1, "shutdown")
+        other.ask(1, "shutdown", force=True)
         await poll(lambda: all(served.idle_since is None for served in state.server._served))
         refused = await state.connect(greet=False)
         assert await refused.error_code_then_end() == "too_many_connections"

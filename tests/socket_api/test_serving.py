@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from torpor.daemon.results import CloseReport
 from torpor.socket_api import AsyncClient, Client
-from torpor.socket_api.errors import ApiError, DaemonUnreachable, RemoteError, SocketInUse
+from torpor.socket_api.errors import ApiError, DaemonUnreachable, RemoteError, SocketInUse, StopIncomplete
 from torpor.socket_api.serving import _on_first_signal, _serve, harden_process, serve_until_signal
 
 from . import fake_service as fake
@@ -135,13 +135,39 @@ def test_a_client_stops_the_daemon_hears_how_it_went_and_the_process_ends_as_by_
     assert not socket.exists()
 
 
-def test_a_stop_by_a_client_says_what_failed_and_so_does_the_exit_status(
+def test_a_stop_that_would_lose_something_is_refused_and_the_daemon_goes_on(
+    daemons: list[Daemon], short_path: Path
+) -> None:
+    socket = short_path / "t.sock"
+    daemon = start(daemons, socket, s="no space")
+    daemon.line()
+    with Client(socket) as client:
+        client.create("s")
+        stream = client.stream_generate("s", max_tokens=1_000_000)
+        written = "".join(next(stream) for _ in range(3))
+        with Client(socket) as other, pytest.raises(RemoteError) as refused:
+            other.shutdown()
+        assert refused.value.code == "stop_refused"
+        assert refused.value.details == {"failed": {"s": "no space"}}
+        assert "s: no space" in refused.value.message
+        assert "torpor stop --force" in refused.value.message
+        with pytest.raises(RemoteError) as cancelled:
+            list(stream)
+        assert cancelled.value.code == "shutting_down"
+        tokens = cancelled.value.details["tokens"]
+        assert cancelled.value.details["text"].startswith(written)
+        assert client.generate("s", max_tokens=2).tokens == (len(tokens), len(tokens) + 1), "what was written stays"
+    assert socket.exists()
+    assert daemon.process.poll() is None
+
+
+def test_a_stop_with_force_says_what_it_cost_and_so_does_the_exit_status(
     daemons: list[Daemon], short_path: Path
 ) -> None:
     daemon = start(daemons, short_path / "t.sock", s="no space")
     daemon.line()
     with Client(short_path / "t.sock") as client:
-        assert client.shutdown().failed == {"s": "no space"}
+        assert client.shutdown(force=True).failed == {"s": "no space"}
     assert [daemon.line(), daemon.line()] == ["stopped", "stop_incomplete"]
     assert daemon.process.wait(timeout=20) == 1
 
@@ -206,6 +232,58 @@ def test_several_who_stop_the_daemon_at_once_all_hear_how_it_went(short_path: Pa
         assert {one.slept for one in heard} == {("torpor://default/s",)}
 
     assert [report.slept for report in served_here(path, story)] == [("torpor://default/s",)]
+
+
+def test_while_a_stop_is_tried_the_door_is_open_and_force_or_a_signal_ends_the_trying(short_path: Path) -> None:
+    path = short_path / "t.sock"
+
+    async def story(service: fake.FakeService, client: AsyncClient) -> None:
+        service.fail_sleep = {"s": "no space"}
+        service.prepare_gate.clear()
+        asking = asyncio.create_task(client.shutdown())
+        await poll(lambda: ("prepare_close", {}) in service.calls)
+        async with AsyncClient(path) as other:
+            assert (await other.list_sessions()) == ()
+            forcing = asyncio.create_task(other.shutdown(force=True))
+            await poll(lambda: service.closed)
+            assert not path.exists()
+            service.prepare_gate.set()
+            assert (await forcing).failed == {"s": "no space"}
+        assert (await asking).failed == {"s": "no space"}, "it was refused, but the daemon did not go on"
+        assert service.calls.count(("prepare_close", {})) == 1
+
+    with pytest.raises(StopIncomplete):
+        served_here(path, story)
+
+
+def test_a_stop_that_was_refused_is_granted_once_the_sessions_can_be_kept(short_path: Path) -> None:
+    async def story(service: fake.FakeService, client: AsyncClient) -> None:
+        await client.create("s")
+        await client.append("s", tokens=[1])
+        service.fail_sleep = {"s": "no space"}
+        for _ in range(2):
+            with pytest.raises(RemoteError, match="no space"):
+                await client.shutdown()
+        await client.append("s", tokens=[2])
+        service.fail_sleep = {}
+        assert (await client.shutdown()).slept == ("torpor://default/s",)
+
+    assert len(served_here(short_path / "t.sock", story)) == 1
+
+
+def test_of_many_sessions_that_cannot_be_kept_a_few_are_told_behind_what_to_do(short_path: Path) -> None:
+    async def story(service: fake.FakeService, client: AsyncClient) -> None:
+        service.fail_sleep = {f"s{number}": "no space" for number in range(100)}
+        with pytest.raises(RemoteError) as refused:
+            await client.shutdown()
+        assert refused.value.details["failed"] == service.fail_sleep
+        assert refused.value.message.startswith("100 sessions cannot be put to sleep")
+        assert refused.value.message.index("--force") < refused.value.message.index("s0: no space")
+        assert refused.value.message.endswith("s4: no space; and 95 more")
+        service.fail_sleep = {}
+        await client.shutdown()
+
+    served_here(short_path / "t.sock", story)
 
 
 def test_a_stop_waits_for_the_sleep_that_is_in_flight(short_path: Path) -> None:
