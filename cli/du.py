@@ -50,26 +50,27 @@ def du(
     with open_store(path) as opened:
         only = load_uri(opened, session) if session is not None else None
         report = opened.usage()
+        counted = opened.opening.index_rebuilt is None  # the index alone tells what was written, and here none did
     sessions = [usage for usage in report.sessions if only in (None, usage.uri)]
     if as_json:
-        output.document("du", document_of(report, sessions, path))
+        output.document("du", document_of(report, sessions, path, counted=counted))
         return
     if sessions:
         output.stdout.print(render_sessions(sessions))
     if only is None:
-        output.stdout.print(render_store(report, path))
+        output.stdout.print(render_store(report, path, counted=counted))
     for problem in report.problems:
         output.line(render_problem(asdict(problem)))
 
 
-def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path) -> dict[str, Any]:
-    """The figures as the JSON document has them."""
+def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path, *, counted: bool) -> dict[str, Any]:
+    """The figures as the JSON document has them; `counted`: whether what was written today is known."""
     listed = []
     for usage in sessions:
         figures = asdict(usage)
         del figures["uri"]
         listed.append({"session": str(usage.uri), **figures})
-    return {"store": str(path), **asdict(report), "sessions": listed}
+    return {"store": str(path), **asdict(report), "written_today_known": counted, "sessions": listed}
 
 
 def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
@@ -89,8 +90,8 @@ def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
     return table
 
 
-def render_store(report: UsageReport, path: Path) -> RenderableType:
-    """Draw what the store takes as a whole."""
+def render_store(report: UsageReport, path: Path, *, counted: bool) -> RenderableType:
+    """Draw what the store takes as a whole; `counted`: whether what was written today is known."""
     facts = facts_table()
     facts.add_row("\n  store", f"\n{plain(path)}")
     facts.add_row("  on disk", format_bytes(report.file_bytes))
@@ -100,6 +101,7 @@ def render_store(report: UsageReport, path: Path) -> RenderableType:
     facts.add_row("  shared", f"{format_bytes(report.shared_bytes)} that several sessions need, counted once")
     hint = ": torpor gc and compact give back what is worth it" if report.unneeded_bytes else ""
     facts.add_row("  unneeded", f"{format_bytes(report.unneeded_bytes)}{hint}")
-    facts.add_row("  written today", format_bytes(report.written_today_bytes))
+    unknown = "not known: the index counts it, and is missing or damaged"
+    facts.add_row("  written today", format_bytes(report.written_today_bytes) if counted else unknown)
     facts.add_row("  free on the disk", format_bytes(report.free_bytes))
     return Group(facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,18 @@ def test_du_tells_each_sessions_part_and_the_whole(torpor: Torpor, made_store: M
     only = torpor("du", "agent", "--store", made_store.path, "--json").document
     assert [each["session"] for each in only["sessions"]] == ["torpor://default/agent"]
     assert torpor("du", "nobody", "--store", made_store.path).status == 4
+
+
+@pytest.mark.parametrize("loss", [Path.unlink, lambda index: os.truncate(index, 100)])
+def test_du_does_not_make_up_what_was_written_today(
+    torpor: Torpor, made_store: MadeStore, loss: Callable[[Path], None]
+) -> None:
+    where = ("--store", made_store.path)
+    before = torpor("du", *where, "--json").document
+    assert (before["written_today_known"], before["written_today_bytes"] > 0) == (True, True)
+    loss(made_store.path / "index.sqlite")
+    assert torpor("du", *where, "--json").document["written_today_known"] is False
+    assert "not known: the index counts it" in torpor("du", *where).out
 
 
 def test_du_and_export_work_beside_the_stores_writer(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
