@@ -165,8 +165,8 @@ def _serve_in_background(
         output.line(f"it writes to {plain(begun.log)}")
         if begun.warnings:
             output.remark(
-                f"[yellow]{format_plural(begun.warnings, 'warning')}[/] of what lies in the store, in that log;"
-                " torpor verify tells what is wrong and what to do"
+                f"[yellow]{format_plural(begun.warnings, 'warning')}[/] about the store, in that log;"
+                " torpor verify tells what is still wrong, and what to do"
             )
     return OK.number
 
