@@ -20,7 +20,7 @@ import dataclasses
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,6 +125,7 @@ def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceRe
         operation="empty_quarantine",
         actions=(*emptying.actions, *rest.actions),
         bytes_freed=rest.bytes_freed + sum(action.size_bytes for action in emptying.actions),
+        bytes_written=rest.bytes_written + emptying.bytes_written,
     )
 
 
@@ -141,6 +142,7 @@ class _Emptying:
         for name, _ in quarantine.list_ours(core.folder):
             self._names.setdefault(content.get(name, quarantine.bundle_of(name)), []).append(name)
         self.actions: list[Action] = []
+        self.bytes_written = 0
 
     def run(self) -> None:
         wanted = [*self._names, *sorted(self._asked - self._names.keys())]
@@ -177,7 +179,13 @@ class _Emptying:
             self._remove(names, row)
             gone += [row.bundle_id] if row is not None else []
         if gone and not self._dry_run:
+            self._unmark(gone, rows)
             core.index.drop(gone)
+
+    def _unmark(self, bundle_ids: Sequence[bytes], rows: Mapping[bytes, IndexRow]) -> None:
+        unmarked, written = deletion.unmark_without_files(self._core.folder, bundle_ids)
+        self.actions += [_unmarked(self._core, rows[one].uri, one) for one in unmarked]
+        self.bytes_written += written
 
     def _keep(self, names: Sequence[str]) -> None:
         needed = next(self._last_copies[name] for name in names if name in self._last_copies)
@@ -206,6 +214,11 @@ class _Emptying:
 _PUT_BACK: Final = (
     "Its file is under bundles/ again: it is a version once `torpor repair` has looked, or the store is opened again."
 )
+
+
+def _unmarked(core: StoreCore, uri: SessionUri, bundle_id: bytes) -> Action:
+    reason = f"The version that it marked ({bundle_id.hex()[:12]}) is gone."
+    return Action("unmark", f"{core.path}/{MARKS_FILE}", uri, None, 0, reason)
 
 
 def _find(core: StoreCore, problems: list[Finding]) -> Garbage:
@@ -339,10 +352,7 @@ class _Collection:
         except (CorruptMarks, MarksLost, CorruptStoreFile, UnsupportedFormat, UnsafePath) as error:
             problems.append(Finding(str(error.details.get("path", core.path)), error.code, error.message))
             return
-        path = f"{core.path}/{MARKS_FILE}"
-        for uri, bundle_id in dangling:
-            reason = f"The version that it marked ({bundle_id.hex()[:12]}) is gone."
-            self.actions.append(Action("unmark", path, uri, None, 0, reason))
+        self.actions += [_unmarked(core, uri, bundle_id) for uri, bundle_id in dangling]
 
     def _unmark(self) -> None:
         core = self._core

@@ -5,7 +5,7 @@ holds it. Which versions are to leave, others decide.
 
 Rules:
 - A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss. Nor
-  marks that do: those go before the file is removed.
+  marks that do: those go before the file is removed, and of a version without a file before its row.
 - Oldest versions first. A session whose newest version is retired is deleted; one whose newest version stands has lost
   those versions whose files are retired, and no other one.
 - What repair has set aside of a session goes after that, so a delete that fails before has not touched it; where one is
@@ -23,8 +23,9 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from . import quarantine, twins, waiting
 from .errors import (
@@ -41,11 +42,14 @@ from .errors import (
 )
 from .folder import LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, StoreFolder
 from .index import ASIDE, UNREADABLE, Index
-from .marks import Marks
+from .marks import MARKS_FILE, Marks
 from .pins import Pins
 from .records import DeleteReport, Finding
 from .unknown_needs import find_unknown_needs
 from .uri import SessionUri
+
+_MARKS_STAY: Final = (NoSpace, CorruptMarks, CorruptStoreFile, MarksLost, UnsupportedFormat, UnsafePath, StoreIoError)
+"""What keeps marks from being changed, and stops no delete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
     asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
     freed = retirement.freed + sum(remove_unneeded(folder, index, pins, asked).values())
-    unmark(folder, uri)  # again, for now there may be room
+    stays = unmark(folder, uri)  # again, for now there may be room
     kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
@@ -78,9 +82,23 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     problems = (
         *retirement.problems,
         *misnamed,
+        *(_still_marked(folder, uri, bundle_ids, stays) if stays is not None else ()),
         *(find_unknown_needs(folder, index) if _waits(folder, index, asked) else ()),
     )
     return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, problems)
+
+
+def _still_marked(
+    folder: StoreFolder, uri: SessionUri, bundle_ids: Iterable[bytes], why: StoreError
+) -> Iterator[Finding]:
+    """What to tell where marks stay, and there is no file of what they may name that says that it was deleted."""
+    if any(folder.suffix_of(one) is None for one in bundle_ids):
+        path = f"{folder.path}/{MARKS_FILE}"
+        message = (
+            f"{path} could not be changed, and may name versions of {uri} that have no file. An opening would take "
+            f"them for missing ones: put that right, and run `torpor gc` before. {why.message}"
+        )
+        yield Finding(path, why.code, message)
 
 
 def _waits(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> bool:
@@ -203,6 +221,7 @@ def _drop(folder: StoreFolder, index: Index, pins: Pins, retired: Sequence[bytes
     version must not be listed and woken that the next opening has not.
     """
     freed = 0
+    unmark_without_files(folder, retired)
     try:
         index.drop(retired)
         return freed
@@ -315,12 +334,27 @@ def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequen
     return sum(folder.empty_retired(one) for one in free if _version_in(folder, index, one) is None)
 
 
-def unmark(folder: StoreFolder, uri: SessionUri) -> None:
-    """No marks of a session that is gone. Neither a full disk nor damaged marks may stop a delete: where marks stay
-    because this fails, so do the names of the retired files (`unmark_deleted`)."""
+def unmark(folder: StoreFolder, uri: SessionUri) -> StoreError | None:
+    """No marks of a session that is gone; why they stay, where they do. Neither a full disk nor damaged marks may stop
+    a delete: where marks stay, so do the names of the retired files (`unmark_deleted`)."""
     try:
         marks = Marks.load(folder)
         if marks.session(uri):
             marks.without(uri).save(folder)
-    except (NoSpace, CorruptMarks, CorruptStoreFile, MarksLost, UnsupportedFormat, UnsafePath, StoreIoError):
-        return
+    except _MARKS_STAY as error:
+        return error
+    return None
+
+
+def unmark_without_files(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> tuple[list[bytes], int]:
+    """No marks of those of these versions that have no file, before their rows go: with those gone nothing says that
+    they were deleted, and an opening takes their marks for those of a loss. So it does where they cannot be changed.
+
+    Returns whose marks went, and the bytes that this wrote. Raises DurabilityLost.
+    """
+    asked = [one for one in bundle_ids if folder.suffix_of(one) is None]
+    with contextlib.suppress(*_MARKS_STAY):
+        marks = Marks.load(folder) if asked else None
+        if marks is not None and (gone := [one for one in asked if marks.of(one)]):
+            return gone, marks.without_bundles(gone).save(folder)
+    return [], 0

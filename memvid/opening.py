@@ -9,10 +9,10 @@ Rules:
 - A bundle that cannot be read is read again at each opening, and reported at each. Its number is given to no other:
   it is learnt from its manifest, wherever in the file that stands, or from its marks. Where its file is gone it is set
   aside or missed; it is reported, and what it needs stays unknown, until it is back or given up.
-- An index made anew has no rows of missing files, but marks name bundles: one that is nowhere is missed, and reported
-  at each opening until its file is back, its session is deleted, or no mark names it any more. One whose file lies in
-  quarantine was set aside. Where the marks could not be read then, the index says so, and the first opening that can
-  read them asks them.
+- An index made anew has no rows of missing files, and one that is behind lacks versions, but marks name bundles: one
+  that is nowhere is missed, and reported at each opening until its file is back, its session is deleted, or no mark
+  names it any more. One whose file lies in quarantine was set aside. Each opening asks the marks. Where they could not
+  be read when the index was made anew, it says so until one has.
 - A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed. Until
   that succeeds the index covers what the file needed before and after.
 - A failure of the system (too many open files, an input/output error) says nothing about a bundle: it is tried again,
@@ -31,7 +31,7 @@ from typing import TypeVar
 
 from . import quarantine, twins
 from .bundle import BundleFile
-from .deletion import let_go, remove_unneeded, unmark_deleted
+from .deletion import let_go, remove_unneeded, unmark_deleted, unmark_without_files
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import (
@@ -145,10 +145,10 @@ def _open_and_reconcile(folder: StoreFolder, files: Mapping[bytes, str], writabl
 def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *, writable: bool) -> OpenReport:
     live = _live(files)
     with _believed():
-        known, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
+        entered, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
         missed, given_up = index.missed(), index.given_up()
         aside = set(given_up)
-        known -= aside | missed.keys()
+        known = entered - aside - missed.keys()
         absent = index.rows_of(known - files.keys())
         retired = known & files.keys() - live
         rows_of_retired = index.rows_of(retired)
@@ -160,13 +160,16 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         gone_with = _deleted_sessions(
             folder, index, _but_for(set_aside, rows_of_retired), files, [*scan.bundles, *unreadable]
         )
-        retired |= _of_sessions(gone_with, absent)
+        deleted_absent = _of_sessions(gone_with, absent)
         absent_aside = {one: row for one, row in given_up.items() if one not in live}
         deleted_aside = _of_sessions(gone_with, absent_aside)
         deleted_missed = _of_sessions(gone_with, missed)
+    retired |= deleted_absent
     if absent_aside:
         with contextlib.suppress(UnsafePath, StoreIoError):  # then nobody knows, and they stay
-            deleted_aside |= absent_aside.keys() & list_leaving(folder)
+            deleted_aside |= (absent_aside.keys() & list_leaving(folder)) - _marked(folder)
+    if writable:
+        unmark_without_files(folder, deleted_absent | deleted_aside | deleted_missed)
     left = let_go(folder, deleted_aside) if writable and deleted_aside else []
     gone = known - files.keys() - absent.keys()
     vanished = _vanished(folder, index, sorted(gone & unread))
@@ -176,19 +179,20 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     with _believed():
         rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
     rivals = [rival for rival in rivals if rival.bundle_id not in retired | set_aside]
-    late = _told_late(folder, index, files, scan)
+    told = _told_by_marks(folder, files, entered)
+    marks_seen = told is not None and index.marks_unseen()
     missing = absent.keys() - retired
     found = _no_more_missed(folder, missed, files) | deleted_missed
     changes = _changes(
         scan,
         rivals,
-        [*unreadable, *vanished, *(late or ())],
+        [*unreadable, *vanished, *(told or ())],
         dropped=retired | gone | unread | back | found | deleted_aside,
         aside=set_aside,
         settled=again.bundles,
         unsettled=missing - unsettled,
     )
-    if changes or late is not None:
+    if changes or marks_seen:
         index.reconcile(
             changes.added,
             changes.dropped,
@@ -196,15 +200,13 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
             aside=changes.aside,
             settled=changes.settled,
             unsettled=changes.unsettled,
-            marks_seen=late is not None,
+            marks_seen=marks_seen,
         )
-    if writable and deleted_missed:
-        unmark_deleted(folder, index, deleted_missed)  # no file of theirs is there to say so to an index made anew
     findings = [*left, *scan.findings, *again.findings, *_missing(folder, [absent[one] for one in sorted(missing)])]
     with _believed():
-        told = find_told(folder, index)
+        unknown = find_told(folder, index)
     paths = {finding.path for finding in findings}
-    findings += [finding for finding in told if finding.path not in paths]
+    findings += [finding for finding in unknown if finding.path not in paths]
     return OpenReport(None, len(live - known - aside) + len(back), len(gone), 0, tuple(findings))
 
 
@@ -331,15 +333,19 @@ def _marks(folder: StoreFolder) -> Marks | None:
         return None
 
 
-def _told_late(
-    folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: _Scan
-) -> list[IndexedBundle] | None:
-    """What marks tell of that could not be read when the index was made; None where that is not to be asked now."""
-    with _believed():
-        if not index.marks_unseen() or _marks(folder) is None:
-            return None
-        known = index.bundle_ids()
-    return _named_by_marks(folder, files, known | _ids_of(scan.bundles))
+def _marked(folder: StoreFolder) -> frozenset[bytes]:
+    marks = _marks(folder)
+    return marks.bundle_ids if marks is not None else frozenset()
+
+
+def _told_by_marks(folder: StoreFolder, files: Mapping[bytes, str], entered: set[bytes]) -> list[IndexedBundle] | None:
+    """What marks tell of and neither the index nor a file: it was made without them, or is behind. None where they
+    cannot be read."""
+    marks = _marks(folder)
+    if marks is None:
+        return None
+    unknown = [one for one in marks.bundle_ids if one not in files and one not in entered]
+    return _named_by_marks(folder, files, entered) if unknown else []
 
 
 def _named_by_marks(folder: StoreFolder, files: Mapping[bytes, str], known: set[bytes]) -> list[IndexedBundle]:
@@ -355,7 +361,11 @@ def _missed(folder: StoreFolder, files: Mapping[bytes, str], entered: Iterable[b
     file says that its version was deleted."""
     marks = _marks(folder)
     found = marks.dangling({*files, *entered}) if marks is not None else ()
-    return [IndexedBundle(bundle_id, MISSED, _row_in_marks(marks, bundle_id), (), ()) for _, bundle_id in found]
+    return [
+        IndexedBundle(bundle_id, MISSED, _row_in_marks(marks, bundle_id), (), ())
+        for _, bundle_id in found
+        if not folder.has_bundle(bundle_id)  # one may have been published, and marked, since the folder was listed
+    ]
 
 
 def _row_in_marks(marks: Marks | None, bundle_id: bytes) -> IndexRow | None:

@@ -873,6 +873,135 @@ def test_a_delete_cut_off_of_which_an_index_behind_knows_is_a_delete(
         assert (again.opening.unreadable, again.index.knows(first.bundle_id)) == ((), False)
 
 
+@pytest.mark.parametrize("writable_first", [True, False])
+@pytest.mark.parametrize("where", ["nowhere", "quarantine"])
+def test_a_marked_version_that_neither_an_index_behind_nor_a_file_knows_keeps_its_number_and_marks(
+    store: Store, store_path: Path, where: str, writable_first: bool
+) -> None:
+    first = sleep(store, 600)
+    store.close()
+    with index_left_behind(store_path), Store.open(store_path, writable=True) as later:
+        second = sleep(later, 900, before=first)
+        later.tag(URI, 2, "release")
+        file = bundle_path(later, second.bundle_id)
+    (store_path / "quarantine").mkdir(mode=0o700, exist_ok=True)
+    away = file.rename(
+        store_path / "quarantine" / f"{file.name}.1" if where == "quarantine" else store_path.parent / "x"
+    )
+    if not writable_first:
+        with Store.open(store_path, writable=False) as reader:
+            assert second.bundle_id in {**reader.index.missed(), **reader.index.given_up()}
+    for _ in range(2):
+        with Store.open(store_path, writable=True) as again:
+            said = [found.path for found in (*again.opening.unreadable, *again.verify(deep=False).findings)]
+            assert str(file) in said
+            again.gc()
+            assert again.marks(URI).tags == {"release": second.bundle_id}
+            assert again.index.last_number(URI) == 2
+    with Store.open(store_path, writable=True) as again:
+        assert sleep(again, 300, seed=7).version == 3
+    away.rename(file)
+    with Store.open(store_path, writable=True) as again:
+        assert [row.version for row in again.versions(URI)] == [1, 2, 3]
+        assert again.verify(deep=True).ok
+
+
+def test_a_version_that_is_marked_while_a_reader_opens_is_not_missed(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    load = Marks.load
+
+    def marked_meanwhile(folder: StoreFolder) -> Marks:
+        monkeypatch.setattr(Marks, "load", load)
+        sleep(store, 310, seed=3)
+        store.tag(URI, 2, "late")
+        return load(folder)
+
+    monkeypatch.setattr(Marks, "load", marked_meanwhile)
+    with Store.open(store_path, writable=False) as reader:
+        assert Marks.load is not marked_meanwhile
+        assert (reader.opening.unreadable, reader.index.missed()) == ((), {})
+
+
+@pytest.mark.parametrize("state", ["aside", "absent", "missed"])
+@pytest.mark.parametrize("killed_at", ["drop", "unmark", None])
+def test_the_marks_of_a_version_without_a_file_go_before_its_row(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, killed_at: str | None
+) -> None:
+    """Else nothing says that it was deleted, and the next opening takes its marks for those of a loss."""
+    first = sleep(store, 300)
+    sleep(store, 310, uri=OTHER_URI, seed=3)
+    store.tag(URI, 1, "release")
+    if state == "aside":
+        spoil(store, first, 0)
+        store.repair()
+    else:
+        bundle_path(store, first.bundle_id).unlink()
+    store.close()
+    if state == "missed":
+        (store_path / "index.sqlite").unlink()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Store.open(store_path, writable=True) as again:
+        with monkeypatch.context() as patched:
+            if killed_at is not None:
+                patched.setattr(*{"drop": (Index, "drop"), "unmark": (deletion, "unmark")}[killed_at], killed)
+            with pytest.raises(KeyboardInterrupt) if killed_at else contextlib.nullcontext():
+                again.delete_session(URI)
+        assert not again.marks(URI)
+    for _ in range(2):
+        with Store.open(store_path, writable=True) as again:
+            assert again.index.missed() == {}
+            if killed_at != "drop" or state != "absent":
+                assert (again.opening.unreadable, again.index.bundles_of(URI)) == ((), [])
+
+
+def test_a_delete_says_that_marks_stay_of_versions_that_have_no_file(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sleep(store, 300)
+    store.tag(URI, 1, "release")
+    spoil(store, first, 0)
+    store.repair()
+
+    def full(*_: object) -> int:
+        raise NoSpace("No space left.", path="marks.json")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Marks, "save", full)
+        (problem,) = store.delete_session(URI).problems
+    assert (problem.code, problem.path) == ("no_space", str(store_path / "marks.json"))
+    assert "torpor gc" in problem.message
+    assert [action.kind for action in store.gc().actions] == ["unmark"]
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert (again.opening.unreadable, again.index.missed()) == ((), {})
+
+
+def test_a_version_that_came_back_and_was_marked_beside_what_a_delete_has_let_go_is_not_deleted(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    first = sleep(store, 600, uri=OTHER_URI)
+    store.export_session(OTHER_URI, 1, tmp_path / "exported")
+    spoil(store, first, 0)
+    store.repair()
+    store.close()
+    with index_left_behind(store_path), Store.open(store_path, writable=True) as later:
+        later.index.file_is_behind = True  # so what is set aside keeps the ending of a delete
+        later.delete_session(OTHER_URI)
+        later.import_file(tmp_path / "exported")
+        later.tag(OTHER_URI, 1, "release")
+        bundle_path(later, first.bundle_id).unlink()
+    assert [path.suffixes for path in (store_path / "quarantine").iterdir()] == [[".mvd", ".1"]]
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.knows(first.bundle_id)
+        again.gc()
+        assert again.marks(OTHER_URI).tags == {"release": first.bundle_id}
+
+
 # --- missing
 
 
