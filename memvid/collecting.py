@@ -69,7 +69,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
         core.require_open()
     else:
         core.require_writable()
-        core.mend_index_file()  # beside one that is behind no file may go
+        core.mend_index_file()
     problems = [*find_unknown_needs(core.folder, core.index), *_unasked_marks(core)]
     if problems:
         return MaintenanceReport("gc", dry_run, (), 0, 0, tuple(problems))

@@ -62,6 +62,7 @@ def compact(
         core.require_open()
     else:
         core.require_writable()
+        core.mend_index_file()
     run = _Compaction(core, policy, dry_run, should_stop)
     for bundle_id in core.index.with_status(UNREADABLE):
         path = core.folder.bundle_path(bundle_id)

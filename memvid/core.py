@@ -86,6 +86,9 @@ class StoreCore:
         with self._writing:
             if self._closed:
                 return
+            if self.writable:
+                with contextlib.suppress(DurabilityLost, LockLost):
+                    self.mend_index_file()
             self._closed = True
             self.index.close()
             if self._lock is not None:
@@ -131,7 +134,10 @@ class StoreCore:
             raise
 
     def mend_index_file(self) -> None:
-        """Give an index that went on in memory its file again, if the disk takes it now."""
+        """Give an index that went on in memory its file again, if the disk takes it now: beside one that is behind no
+        file may go, and the next opening knows less. Asked before each piece of work, and at the end."""
+        if self.index.has_file:
+            return
         with contextlib.suppress(NoSpace, StoreIoError), self.committing():
             self.index.return_to_file()
 

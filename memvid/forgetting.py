@@ -100,7 +100,7 @@ def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: boo
         core.require_open()
     else:
         core.require_writable()
-        core.mend_index_file()  # one that is behind keeps names, and lets no file go
+        core.mend_index_file()  # one that is behind also keeps names
     bundle_ids = core.index.bundles_of(uri)
     blocks = _blocks_of(core, uri, bundle_ids)
     run = _Forget(core, uri, blocks, promised, dry_run=dry_run)

@@ -451,6 +451,11 @@ class Index:
             self._connection, self.file_is_behind = connection, False
             self._sums = PageSums.taken(self._root_fd, store_path, INDEX_FILE)
 
+    @property
+    def has_file(self) -> bool:
+        """Whether what is written goes into the index's file. False in a private copy, and while it goes on in memory."""
+        return self._sums is not None
+
     def close(self) -> None:
         with self._lock:
             if self._sums is not None:

@@ -48,6 +48,7 @@ def prune(
         core.require_open()
     else:
         core.require_writable()
+        core.mend_index_file()
     now_ns = time.time_ns()
     unsound: dict[bytes, Finding] = {}
     plan = _plan_soundly(core, None if uri is None else [uri], retention, now_ns, unsound)

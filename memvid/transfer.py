@@ -203,6 +203,7 @@ def import_file(
 ) -> Receipt:
     """Let an exported file become a version. See `Store.import_file`."""
     core.require_writable()
+    core.mend_index_file()
     path = os.path.abspath(os.fspath(source))
     with contextlib.closing(BundleFile(open_foreign_file(path), path, None)) as file:
         return _import(core, file, as_uri, on_progress, only_kin=only_kin)
@@ -218,6 +219,7 @@ def adopt_incoming(
 ) -> Receipt:
     """Let a bundle that was put into STORE/incoming become a version. See `Store.adopt_incoming`."""
     core.require_writable()
+    core.mend_index_file()
     fd, path = open_waiting(core.folder, bundle_id)
     with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
         receipt = _import(core, file, as_uri, on_progress, only_kin=only_kin)

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +346,48 @@ def test_once_the_disk_has_room_again_an_index_in_memory_has_its_file_again(stor
     with Store.open(store_path, writable=True) as again:
         assert again.opening == OpenReport(None, 0, 0, 0, ())
         assert [(row.uri, row.version) for row in again.iter_sessions()] == [(URI, 2)]
+
+
+@pytest.mark.parametrize("by", ["close", "sleep", "prune", "compact", "import"])
+def test_an_index_in_memory_has_its_file_again_before_the_next_work_and_at_the_end(
+    store: Store, store_path: Path, tmp_path: Path, by: str
+) -> None:
+    sleep(store, 40, uri=OTHER_URI, seed=3)
+    sleep(store, 600)
+    store.export_session(URI, 1, tmp_path / "exported")
+    make_failing(store, sqlite3.SQLITE_FULL)
+    store.delete_session(OTHER_URI)
+    assert store.index.file_is_behind
+    work: dict[str, Callable[[], object]] = {
+        "close": store.close,
+        "sleep": lambda: sleep(store, 300, seed=7),
+        "prune": lambda: store.prune(Retention(keep_last=1)),
+        "compact": store.compact,
+        "import": lambda: store.import_file(tmp_path / "exported"),
+    }
+    work[by]()
+    assert not store.index.file_is_behind
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening == OpenReport(None, 0, 0, int(by in ("close", "sleep", "import")), ())
+
+
+def test_a_store_whose_index_cannot_have_its_file_is_closed_all_the_same(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 600)
+    for error in (NoSpace("No room."), DurabilityLost("Not flushed.")):
+
+        def refuse(_index: Index, error: Exception = error) -> None:
+            raise error
+
+        again = Store.open(store_path, writable=True) if error.code != "no_space" else store
+        again.index.go_on_in_memory()
+        with monkeypatch.context() as patched:
+            patched.setattr(Index, "return_to_file", refuse)
+            again.close()
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 600)
 
 
 def make_failing(store: Store, code: int, *, also: str = "COMMIT") -> None:
