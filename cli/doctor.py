@@ -18,7 +18,7 @@ from .errors import DoctorFailed
 from .formatting import format_plural, format_seconds
 from .options import JsonOption, SocketOption, StoreOption
 from .output import Output, facts_table, plain
-from .store_view import open_store
+from .store_view import describe_holder, find_holder, open_store
 
 EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take seconds even on a slow machine
 MAX_STDERR_CHARS = 600  # of a failed examination's last words that are shown
@@ -85,12 +85,12 @@ def _examine_daemon(socket: Path | None) -> dict[str, Any]:
 
 
 def _examine_store(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"path": str(path), "locked_by": find_holder(path)}
     try:
         with open_store(path) as store:
-            sessions = sum(1 for _ in store.iter_sessions())
-            return {"path": str(path), "readable": True, "problem": None, "sessions": sessions}
+            return {**found, "readable": True, "problem": None, "sessions": sum(1 for _ in store.iter_sessions())}
     except TorporError as error:
-        return {"path": str(path), "readable": False, "problem": error.code, "sessions": 0}
+        return {**found, "readable": False, "problem": error.code, "sessions": 0}
 
 
 def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, Any], log: str) -> Any:
@@ -105,7 +105,7 @@ def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[s
     facts.add_row("BLAS", describe_blas(machine))
     if blas.get("reason"):
         facts.add_row("", f"[dim]{plain(str(blas['reason']))}[/]")
-    facts.add_row("daemon", _describe_daemon(daemon))
+    facts.add_row("daemon", _describe_daemon(daemon, files))
     facts.add_row("log", plain(log))
     facts.add_row("store", _describe_store(files))
     return facts
@@ -125,7 +125,10 @@ def describe_blas(machine: dict[str, Any]) -> str:
     return f"{verdict}  {plain(blas.get('gflops'))} GFLOP/s ({plain(blas.get('product'))}), {library}"
 
 
-def _describe_daemon(daemon: dict[str, Any]) -> str:
+def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
+    if not daemon["answers"] and files["locked_by"] is not None:
+        found = daemon["problem"] or f"none on {daemon['socket']}"
+        return f"[yellow]{plain(found)}; but {plain(describe_holder(files['locked_by'], Path(files['path'])))}[/]"
     if daemon["problem"]:
         return f"[yellow]{plain(daemon['problem'])}[/]"
     if not daemon["answers"]:

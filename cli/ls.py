@@ -13,7 +13,7 @@ from .daemon_link import find_daemon
 from .formatting import format_count, format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption
 from .output import Output, plain, render_problem, rows_table
-from .store_view import find_marks_problem, list_store, open_store
+from .store_view import describe_holder, find_holder, find_marks_problem, list_store, open_store
 
 WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
 
@@ -43,14 +43,18 @@ def ls(
     output = Output(as_json=as_json)
     source, place, sessions = _load_sessions(namespace, socket, store)
     problem = find_marks_problem(Path(place))
+    holder = find_holder(Path(place)) if source == "store" and store is None else None
     if as_json:
         problems = [problem] if problem else []
-        output.document("ls", {"source": source, "store": place, "sessions": sessions, "problems": problems})
+        body = {"source": source, "store": place, "sessions": sessions, "problems": problems, "locked_by": holder}
+        output.document("ls", body)
         return
     if problem:
         output.remark(render_problem(problem))
     if source == "store":
         output.remark(f"[dim]no daemon asked: these are the files of[/] {plain(place)}")
+    if holder is not None:
+        output.remark(f"[yellow]no daemon answers, but {plain(describe_holder(holder, Path(place)))}[/]")
     if sessions:
         output.stdout.print(render_sessions(sessions, wide=output.stdout.width >= WIDE_COLUMNS))
     elif namespace is not None:

@@ -8,15 +8,19 @@ from typing import Annotated
 
 import typer
 
-from ..socket_api.errors import RequestTimeout, StopIncomplete
+from ..memvid.location import default_store_path
+from ..socket_api.address import default_socket_path
+from ..socket_api.client import Client
+from ..socket_api.errors import DaemonUnreachable, RequestTimeout, StopIncomplete
 from ..socket_api.results import ShutdownResult
 from .background import still_running, wait_until_gone
-from .daemon_link import connect
+from .daemon_link import connect, nobody_is_there
 from .exit_codes import OK, PARTIAL
 from .formatting import format_plural
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption
 from .output import Output, plain, report_error
+from .store_view import describe_holder, find_holder
 
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for sessions to be slept.")
@@ -60,7 +64,7 @@ def stop(
 def _shut_down(socket: Path | None, timeout_s: float, *, force: bool) -> tuple[int | None, ShutdownResult]:
     """Ask the daemon to stop and see its process end. Nothing is signalled: the daemon ends itself."""
     deadline = time.monotonic() + timeout_s
-    with connect(socket, timeout_s=timeout_s) as client:
+    with _connect(socket, timeout_s) as client:
         pid = client.peer_pid
         try:
             report = client.shutdown(force=force)
@@ -69,6 +73,22 @@ def _shut_down(socket: Path | None, timeout_s: float, *, force: bool) -> tuple[i
     if pid is not None:
         wait_until_gone(pid, deadline, timeout_s)
     return pid, report
+
+
+def _connect(socket: Path | None, timeout_s: float) -> Client:
+    """Open a client. Where no daemon is on the default socket and a process has the default store, say that it does."""
+    try:
+        return connect(socket, timeout_s=timeout_s)
+    except DaemonUnreachable as error:
+        place = default_store_path()
+        holder = find_holder(place) if socket is None and nobody_is_there(error) else None
+        if holder is None:
+            raise
+        raise DaemonUnreachable(
+            f"No daemon answers on {default_socket_path()}, but {describe_holder(holder, place)}.",
+            **error.details,
+            holder_pid=holder,
+        ) from error
 
 
 def _tell(output: Output, pid: int | None, report: ShutdownResult) -> None:

@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..memvid import lock
 from ..memvid.blocks import SlotSpec
 from ..memvid.errors import CorruptMarks, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..memvid.folder import StoreFolder, load_store_uuid, open_existing_root
@@ -123,6 +124,26 @@ def find_marks_problem(place: Path) -> dict[str, str] | None:
     finally:
         folder.close()
     return None
+
+
+def find_holder(place: Path) -> int | None:
+    """The process that has a store for writing, for those whom no daemon answers; None if nobody is known to."""
+    try:
+        root_fd = open_existing_root(os.path.abspath(place))
+        try:
+            return lock.find_holder(root_fd, str(place))
+        finally:
+            os.close(root_fd)
+    except StoreError:
+        return None  # no store that can be looked at: that is told elsewhere
+
+
+def describe_holder(pid: int, place: Path) -> str:
+    """Say what a process may be that has a store while no daemon answers, and how it ends without a loss."""
+    return (
+        f"process {pid} has the store {place}: a daemon on another socket (--socket), one whose socket is gone"
+        f" (`kill {pid}` puts its sessions to sleep and ends it), or a command at work on it"
+    )
 
 
 def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) -> dict[str, Any]:

@@ -38,8 +38,10 @@ class StoreLock:
                 holder = _read_pid(fd)
                 os.close(fd)
                 who = f"process {holder}" if holder else "another process"
+                kill = f"kill {holder}" if holder else "kill PID"
                 raise StoreLocked(
-                    f"The store is in use by {who}: {self._path} is locked. Stop that daemon, or talk to it.",
+                    f"The store is in use by {who}: {self._path} is locked. Stop that daemon, or talk to it; if its "
+                    f"socket is gone, `{kill}` puts its sessions to sleep and ends it.",
                     path=self._path,
                     holder_pid=holder,
                 ) from error
@@ -87,6 +89,44 @@ class StoreLock:
             self._fd = -1
 
 
+def find_holder(root_fd: int, store_path: str) -> int | None:
+    """The pid of the process that has the store for writing; None if nobody has, or one that could not write its pid.
+
+    A lock is tried for only where that process is there: the trial would turn a writer away that opens the store in the
+    same instant.
+
+    Raises:
+        UnsafePath, StoreIoError: the lock file cannot be looked at.
+    """
+    path = f"{store_path}/{LOCK_NAME}"
+    try:
+        fd = open_file(root_fd, LOCK_NAME, os.O_RDONLY, path)
+    except FileNotFoundError:
+        return None
+    try:
+        holder = _read_pid(fd)
+        if holder is None or not _is_there(holder):
+            return None
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder
+    except OSError as error:
+        raise io_error(error, "look at", path) from error
+    finally:
+        os.close(fd)
+    return None
+
+
 def _read_pid(fd: int) -> int | None:
     text = os.pread(fd, _MAX_PID_BYTES, 0).strip()
     return int(text) if text.isdigit() else None
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return pid > 0

@@ -158,7 +158,7 @@ def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
         "sessions_asleep": 0,
         "models": [{"name": hostile if field == "model" else "m"}],
     }
-    files: dict[str, Any] = {"path": "f", "readable": True, "problem": None, "sessions": 0}
+    files: dict[str, Any] = {"path": "f", "locked_by": None, "readable": True, "problem": None, "sessions": 0}
     if field == "socket":
         daemon["socket"] = hostile
     elif field == "store":
@@ -169,6 +169,9 @@ def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
         machine["blas"][field] = hostile
     log = hostile if field == "log" else "log"
     assert shown(hostile) in drawn(render_doctor(machine, daemon, files, log))
+    if field in ("socket", "problem", "store"):
+        lost = {**daemon, "answers": False}
+        assert shown(hostile) in drawn(render_doctor(machine, lost, {**files, "locked_by": 7}, log))
 
 
 def test_plain_data_stays_on_its_line() -> None:

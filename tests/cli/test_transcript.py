@@ -8,12 +8,13 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_rig import Torpor
-from torpor.cli.background import is_running
+from torpor.cli.background import is_running, wait_until_gone
 
 
 @pytest.fixture
@@ -153,6 +154,27 @@ def test_a_stop_with_force_gives_up_what_cannot_be_kept(torpor: Torpor, store: P
             os.kill(pid, signal.SIGKILL)
 
 
+def test_a_daemon_whose_socket_is_gone_is_told_of_with_the_way_to_end_it(
+    torpor: Torpor, serving: int, store: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_STORE", str(store))
+    torpor("append", "notes", "a text to read")
+    (short_path / "run" / "t.sock").unlink()
+    way_out = f"`kill {serving}` puts its sessions to sleep and ends it"
+    for arguments, status in ((("stop",), 12), (("serve", "--detach"), 11), (("ls",), 0), (("doctor",), 0)):
+        ran = torpor(*arguments)
+        assert ran.status == status, arguments
+        assert way_out in " ".join((ran.out + ran.err).split()), arguments
+    assert torpor("ls", "--json").document["locked_by"] == serving
+    assert torpor("ls", "--store", store, "--json").document["locked_by"] is None, "a store that was named is no riddle"
+    assert "kill" not in torpor("stop", "--socket", short_path / "none.sock").err, "it may have another store"
+    os.kill(serving, signal.SIGTERM)
+    wait_until_gone(serving, time.monotonic() + 30, 30)
+    (kept,) = torpor("ls", "--json").document["sessions"]
+    assert (kept["name"], kept["token_count"]) == ("notes", len("a text to read"))
+    assert torpor("doctor", "--json").document["store"]["locked_by"] is None
+
+
 def test_a_second_daemon_is_refused_with_status_11(torpor: Torpor, serving: int, store: Path, short_path: Path) -> None:
     same_socket = torpor("serve", "--detach", "--store", short_path / "other")
     assert same_socket.status == 11
@@ -189,7 +211,13 @@ def test_doctor_tells_of_machine_daemon_and_store(torpor: Torpor, serving: int, 
     document = torpor("doctor", "--json").document
     assert document["machine"]["blas"]["gflops"] > 0
     assert document["daemon"]["pid"] == serving
-    assert document["store"] == {"path": str(store), "readable": True, "problem": None, "sessions": 0}
+    assert document["store"] == {
+        "path": str(store),
+        "locked_by": serving,
+        "readable": True,
+        "problem": None,
+        "sessions": 0,
+    }
     text = torpor("doctor").out
     assert "GFLOP/s" in text
     assert str(store) in text

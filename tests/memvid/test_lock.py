@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from store_making import URI, require_awake, sleep
 from torpor.memvid import Store
-from torpor.memvid.errors import LockLost, StoreIoError, StoreLocked
+from torpor.memvid.errors import LockLost, StoreIoError, StoreLocked, UnsafePath
+from torpor.memvid.lock import find_holder
 
 HOLDER = """
 import sys
@@ -41,6 +42,7 @@ def test_threat_34_a_second_writer_is_refused_and_told_who_has_it(
     with pytest.raises(StoreLocked, match=str(holder.pid)) as refusal:
         Store.open(store_path, writable=True)
     assert refusal.value.holder_pid == holder.pid
+    assert f"`kill {holder.pid}` puts its sessions to sleep" in refusal.value.message
     with Store.open(store_path, writable=False) as reader:
         assert list(reader.iter_sessions()) == []
 
@@ -68,6 +70,43 @@ def test_threat_35_the_lock_of_a_killed_writer_is_free(store_path: Path, holder:
     holder.wait()
     with Store.open(store_path, writable=True) as store:
         sleep(store, 10)
+
+
+def find_it(store_path: Path) -> int | None:
+    root_fd = os.open(store_path, os.O_RDONLY)
+    try:
+        return find_holder(root_fd, str(store_path))
+    finally:
+        os.close(root_fd)
+
+
+def test_who_has_the_store_is_found_without_taking_anything_from_him(
+    store_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    assert find_it(store_path) == holder.pid
+    assert find_it(store_path) == holder.pid
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert find_it(store_path) is None
+    with Store.open(store_path, writable=True):
+        assert find_it(store_path) == os.getpid()
+    assert find_it(store_path) is None, "the pid in the file is that of a process that runs, and has let go"
+
+
+@pytest.mark.parametrize("written", ["", "no number", "0", "-1", "9" * 30, None])
+def test_a_lock_file_that_names_nobody_has_no_holder(store: Store, store_path: Path, written: str | None) -> None:
+    if written is None:
+        (store_path / "lock").unlink()
+    else:
+        (store_path / "lock").write_text(written)
+    assert find_it(store_path) is None
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(store: Store, store_path: Path) -> None:
+    (store_path / "lock").rename(store_path / "elsewhere")
+    (store_path / "lock").symlink_to(store_path / "elsewhere")
+    with pytest.raises(UnsafePath):
+        find_it(store_path)
 
 
 def test_threat_35_a_pid_in_the_file_decides_nothing(store: Store, store_path: Path) -> None:
