@@ -453,7 +453,7 @@ class Index:
 
     @property
     def has_file(self) -> bool:
-        """Whether what is written goes into the index's file. False in a private copy, and while it goes on in memory."""
+        """Whether what is written goes into the index's file: not in a private copy, nor while it goes on in memory."""
         return self._sums is not None
 
     def close(self) -> None:
