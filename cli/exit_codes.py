@@ -48,6 +48,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "client_closed", "daemon_start_failed", "demo_daemon_failed", "demo_unfit", "doctor_failed",
             "duplicate_id", "durability_lost",
             "frame_timeout", "frame_too_large", "generation_failed", "hello_timeout", "inconsistent_state",
+            "index_failed",
             "internal_error", "invalid_draft", "limit_exceeded", "local_protocol_error", "lock_lost",
             "malformed_frame", "malformed_message", "not_enough_memory", "output_failed", "peer_refused",
             "protocol_error", "remote_error", "reply_too_large", "store_closed", "store_io", "store_read_only",

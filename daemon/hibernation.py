@@ -16,7 +16,7 @@ from ..memvid.blocks import BlockEntry
 from ..memvid.budget import FREE_BYTES
 from ..memvid.bundle import BundleReader
 from ..memvid.compaction_plan import CompactionPolicy
-from ..memvid.errors import BlockMissing, BudgetExceeded, Corruption, NoSpace, StoreError
+from ..memvid.errors import BlockMissing, BudgetExceeded, Corruption, IndexFailed, NoSpace, StoreError
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
@@ -86,7 +86,7 @@ class Hibernation:
             receipt.entries,
         )
         session.unchanged_tokens = receipt.token_count
-        session.dirty = session.rewound = False
+        session.dirty = session.completed = session.rewound = False
         return receipt
 
     async def is_kept(self, session: Session) -> bool:
@@ -125,12 +125,20 @@ class Hibernation:
         """Cut and write a snapshot, referring to the last one's blocks as far as they can be relied on."""
         entries = session.durable.entries if session.durable else ()
         try:
-            return await self._keep(session, entries, emit, last)
+            return await self._keep_indexed(session, entries, emit, last)
         except Corruption as error:
             if not entries and not isinstance(error, BlockMissing):
                 raise
             # What the snapshot would have referred to is damaged or gone, but all of it is in memory here.
-            return await self._keep(session, (), emit, last)
+            return await self._keep_indexed(session, (), emit, last)
+
+    async def _keep_indexed(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: bool) -> Receipt:
+        """As `_keep`; an index that fails is made anew from the bundles, for what is awake is nowhere else."""
+        try:
+            return await self._keep(session, durable, emit, last)
+        except IndexFailed:
+            await self.on_writer(self._store.rebuild_index)
+            return await self._keep(session, durable, emit, last)
 
     async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: bool) -> Receipt:
         """Cut and write a snapshot that refers to what it can of `durable`."""
@@ -155,7 +163,7 @@ class Hibernation:
     async def wake(self, uri: SessionUri, version: int | None, model_named: ModelNamed, emit: Emit) -> Woken:
         """Read a session back. All of it is verified before a session exists; nothing live is touched.
 
-        What a repair salvaged has no logits: then one token is computed, and the session counts as changed.
+        What a repair salvaged has no logits: then one token is computed, and the session counts as completed.
 
         Raises:
             StoreError: it is not in the store, or not what the index says, or damaged.
@@ -177,7 +185,7 @@ class Hibernation:
             key_from = None if plan.state else sampling_of(kept)
             state = await self._engine.call(lambda: _assembled(filling, model, key_from))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
-            session.dirty = plan.state is None  # the next sleep keeps the logits that had to be found
+            session.completed = plan.state is None  # the next sleep keeps the logits that had to be found
             return Woken(session, plan.read_bytes)
         finally:
             reader.close()

@@ -49,6 +49,7 @@ class Session:
     system: the text that will open its chat; None once it has been read, or if there is none.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
     dirty: whether anything has changed since the durable snapshot.
+    completed: whether it holds logits that had to be found and that the durable snapshot, which was salvaged, lacks.
     rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
         nothing has changed, so that what was woken is what the next wake gives.
     """
@@ -64,12 +65,18 @@ class Session:
     durable: Durable | None = None
     unchanged_tokens: int = 0
     dirty: bool = True
+    completed: bool = False
     rewound: bool = False
 
     @property
     def needs_sleep(self) -> bool:
         """Whether the last durable version is not what a wake should give back."""
-        return self.dirty or self.rewound
+        return self.dirty or self.completed or self.rewound
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it is what the last wake found as the newest version, and nothing has happened in it since."""
+        return self.durable is not None and not self.dirty and not self.rewound
 
     @property
     def resident_bytes(self) -> int:

@@ -139,6 +139,13 @@ class StoreIoError(StoreError):
     code: ClassVar[str] = "store_io"
 
 
+class IndexFailed(StoreIoError):
+    """The index does not answer, or takes no change; `reason` says why. The bundles hold all that it is made anew
+    from, so nothing is lost with it."""
+
+    code: ClassVar[str] = "index_failed"
+
+
 # --- what callers hand in
 
 

@@ -44,8 +44,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .bundle import BundleFile
-from .durable import rename, sync_file, sync_folder, write_error
-from .errors import CorruptBundle, LimitExceeded, NoSpace, StoreError, StoreIoError
+from .durable import TempFile, rename, sync_folder, write_error
+from .errors import CorruptBundle, IndexFailed, LimitExceeded, NoSpace, StoreError, StoreIoError
+from .folder import BUNDLES
 from .index_image import WAL_SUFFIX, IndexImage, read_image
 from .index_seals import (
     ALL_SEALS_KEY,
@@ -62,7 +63,7 @@ from .index_seals import (
 from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS, MAX_VERSION
 from .manifest import Manifest
 from .page_sums import PAGE_BYTES, PageSums
-from .paths import list_names, require_own_regular, stat_name
+from .paths import list_names, open_folder, require_own_regular, stat_name
 from .records import IndexRow
 from .uri import SessionUri
 
@@ -83,6 +84,8 @@ stays, so that it can come back."""
 _STATUSES: Final = ", ".join(f"'{status}'" for status in (LIVE, UNREADABLE, SHADOWED, MISSED, ASIDE))
 
 _SIDE_FILES: Final = ("", WAL_SUFFIX, "-shm", "-journal")
+_REFUSED: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+"""What SQLite says of a file that it cannot write, on a full disk for example: nothing of what is in the file."""
 _APPLICATION_ID: Final = 0x54505249  # "TPRI"
 _CHECKPOINT_BYTES: Final = 1000 * PAGE_BYTES
 _CACHE_KIB: Final = 64 * 1024
@@ -245,7 +248,8 @@ class Index:
                 sums = PageSums.taken(root_fd, store_path, INDEX_FILE)
         except _FAILURES as error:
             connection.close()
-            raise IndexUnusable(f"it is damaged ({error})") from error
+            refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED
+            raise IndexUnusable(f"it {'takes no change now' if refused else 'is damaged'} ({error})") from error
         except IndexUnusable:
             connection.close()
             raise
@@ -309,39 +313,6 @@ class Index:
         return found
 
     @classmethod
-    def create(
-        cls,
-        store_path: str,
-        root_fd: int,
-        store_uuid: str,
-        bundles: Iterable[IndexedBundle],
-        *,
-        unsettled: Iterable[bytes] = (),
-        written: Mapping[int, int] | None = None,
-        marks_unseen: bool = False,
-    ) -> Index:
-        """Make the index file anew. One transaction: a crash leaves a file that is not ours, so it is made again.
-
-        `unsettled` are those of the bundles whose files are to be read again, `written` the bytes written each day;
-        for `marks_unseen` see there.
-        Raises NoSpace, StoreIoError, DurabilityLost.
-        """
-        path = f"{store_path}/{INDEX_FILE}"
-        os.close(_make_file(root_fd, store_path))
-        with _translated(path):
-            connection = _connect(path)
-            try:
-                _configure(connection)
-                index = cls(connection, path, root_fd)
-                index._fill(store_path, store_uuid, bundles, unsettled, written, marks_unseen)
-                index._checkpoint()  # so that read-only stores find the schema
-                index._sums = PageSums.taken(root_fd, store_path, INDEX_FILE)
-                return index
-            except BaseException:
-                connection.close()
-                raise
-
-    @classmethod
     def create_in_memory(
         cls,
         store_path: str,
@@ -353,14 +324,19 @@ class Index:
         written: Mapping[int, int] | None = None,
         marks_unseen: bool = False,
     ) -> Index:
-        """An index without a file; `root_fd` is the store's folder where rewrites are counted all the same.
+        """An index without a file, until `return_to_file`; `root_fd` is the store's folder where it may get one, and
+        where rewrites are counted all the same. A file that is there is behind from now on.
 
-        A file that is there, the old one or a new one that did not come to its end, is behind from now on.
+        `unsettled` are those of the bundles whose files are to be read again, `written` the bytes written each day;
+        for `marks_unseen` see there. Raises StoreIoError, DurabilityLost.
         """
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         index = cls(connection, f"{store_path}/{INDEX_FILE}", root_fd)
         index._fill(store_path, store_uuid, bundles, unsettled, written, marks_unseen)
-        index.file_is_behind = root_fd is not None and INDEX_FILE in list_names(root_fd, store_path)
+        if root_fd is not None:
+            index.file_is_behind = INDEX_FILE in list_names(root_fd, store_path)
+            if not index.file_is_behind:
+                sync_folder(root_fd, store_path)  # one that was removed must not come back: it would be behind
         return index
 
     def _fill(
@@ -373,6 +349,7 @@ class Index:
         marks_unseen: bool,
     ) -> None:
         begun = 0 if self._root_fd is None else _rewrites_begun(self._root_fd, store_path)
+        self._connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         with self._transaction():
             for statement in _SCHEMA.split(";"):
                 self._connection.execute(statement)
@@ -431,15 +408,13 @@ class Index:
         with self._lock:
             if self._sums is not None or self._root_fd is None:
                 return
-            self.file_is_behind = True  # until it is certain that what is there now is whole
             store_path = os.path.dirname(self.path)
-            fd = _make_file(self._root_fd, store_path)
-            try:
+            with _new_file(self._root_fd, store_path) as temp:
                 with _translated(self.path):
-                    self._connection.execute("VACUUM INTO ?", (self.path,))  # which is not said to flush
-                sync_file(fd, self.path)
-            finally:
-                os.close(fd)
+                    self._connection.execute("VACUUM INTO ?", (temp.path,))  # which is not said to flush
+                temp.sync()
+                self.file_is_behind = True  # until it is certain what is there
+                _put_in_place(temp, self._root_fd, store_path)
             with _translated(self.path):
                 connection = _connect(self.path)
                 try:
@@ -984,7 +959,7 @@ class Index:
         with self._translated():
             _require_seal(tuple(columns), self.path)
             if columns[-2] != storage_of(refs, keys):
-                raise _bad_row(self.path, "its references or blocks are not what was written")
+                raise _failed(self.path, "its references or blocks are not what was written")
             row = None if columns[2] is None else _row(tuple(columns), self.path)
         return IndexedBundle(bundle_id, columns[0], row, refs, tuple(_BLOCK_KEY.pack(key) for key in keys))
 
@@ -1018,13 +993,13 @@ def _block_key(block_id: bytes) -> int:
 
 def _id(value: Any, path: str) -> bytes:
     if type(value) is not bytes or len(value) != 32:
-        raise _bad_row(path, "an id has the wrong form")
+        raise _failed(path, "it holds a row that is not valid: an id has the wrong form")
     return value
 
 
 def _require_seal(columns: tuple[Any, ...], path: str) -> None:
     if seal_of(columns[:-1]) != columns[-1]:
-        raise _bad_row(path, "it is not what was written")
+        raise _failed(path, "it holds a row that is not valid: it is not what was written")
 
 
 def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
@@ -1045,7 +1020,7 @@ def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
         names = () if labels == "[]" else _labels(labels)
         uri = SessionUri(namespace, name)
     except (StoreError, TypeError, ValueError, RecursionError) as error:
-        raise _bad_row(path, str(error)) from error
+        raise _failed(path, f"it holds a row that is not valid: {error}") from error
     return IndexRow(uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names)
 
 
@@ -1054,11 +1029,9 @@ def _labels(encoded: str) -> tuple[str, ...]:
     return tuple(str(label) for label in json.loads(encoded))
 
 
-def _bad_row(path: str, why: str) -> StoreIoError:
-    return StoreIoError(
-        f"{path} holds a row that is not valid: {why}. Stop the daemon and remove the file: it is made anew "
-        "from the bundles.",
-        path=path,
+def _failed(path: str, why: str) -> IndexFailed:
+    return IndexFailed(
+        f"The index {path} failed: {why}. `torpor rebuild-index` makes it anew from the bundles.", path=path, reason=why
     )
 
 
@@ -1106,17 +1079,33 @@ def _require_index_file(store_path: str, root_fd: int) -> str:
     return path
 
 
-def _make_file(root_fd: int, store_path: str) -> int:
-    """An empty index file, open, in the place of the old one. Raises NoSpace, StoreIoError, DurabilityLost."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+@contextlib.contextmanager
+def _new_file(root_fd: int, store_path: str) -> Iterator[TempFile]:
+    """An empty file that may become the index. Raises NoSpace, StoreIoError."""
+    path = f"{store_path}/{BUNDLES}"
+    fd = open_folder(root_fd, BUNDLES, path)
     try:
-        for suffix in _SIDE_FILES:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(INDEX_FILE + suffix, dir_fd=root_fd)
-        sync_folder(root_fd, store_path)  # the rows of what is deleted from now on must not come back
-        return os.open(INDEX_FILE, flags, 0o600, dir_fd=root_fd)
-    except OSError as error:
-        raise write_error(error, "create", f"{store_path}/{INDEX_FILE}") from error
+        with contextlib.closing(TempFile(fd, path)) as temp:
+            yield temp
+    finally:
+        os.close(fd)
+
+
+def _put_in_place(temp: TempFile, root_fd: int, store_path: str) -> None:
+    """Let a whole, flushed file be the index, durably. Raises StoreIoError, DurabilityLost.
+
+    The old one's log goes first, for SQLite would read it into the new one. A crash in between leaves the old file as
+    it was at its last checkpoint: an index that is behind, which the next opening brings in line with the bundles.
+    """
+    for suffix in _SIDE_FILES[1:]:
+        try:
+            os.unlink(INDEX_FILE + suffix, dir_fd=root_fd)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise write_error(error, "remove", f"{store_path}/{INDEX_FILE}{suffix}") from error
+    sync_folder(root_fd, store_path)
+    temp.publish(root_fd, INDEX_FILE, store_path, replacing=True)
 
 
 def _has_journal(root_fd: int, path: str) -> bool:
@@ -1230,8 +1219,4 @@ def _translated(path: str) -> Iterator[None]:
     except (*_FAILURES, BrokenSeal, IndexUnusable) as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise NoSpace(f"No room for the index {path}. Free some space and try again.", path=path) from error
-        raise StoreIoError(
-            f"The index {path} failed: {error}. Stop the daemon and remove the file: it is made anew from the bundles.",
-            path=path,
-            reason=str(error),
-        ) from error
+        raise _failed(path, str(error)) from error

@@ -508,7 +508,7 @@ def _stored(index: Index, bundle_id: bytes) -> tuple[IndexedBundle | None, str]:
     try:
         return index.stored(bundle_id), ""
     except StoreError as error:
-        return None, error.message
+        return None, f"the index cannot say what it knows of it: {error.details.get('reason', error.message)}"
 
 
 def _difference(present: IndexedBundle | None, wanted: IndexedBundle | None) -> str:
@@ -602,20 +602,16 @@ def _make_anew(
 
 def _made(folder: StoreFolder, contents: _Contents) -> tuple[Index, str]:
     """A new index file; on a full disk one in memory, and why: a store must still open, for a delete is the way out.
-    The next open makes the file."""
+    The old file stays until there is a new one."""
+    index = _in_memory(folder, contents)
     try:
-        fresh = Index.create(
-            folder.path,
-            folder.root_fd,
-            folder.uuid,
-            contents.bundles,
-            unsettled=contents.unsettled,
-            written=contents.written,
-            marks_unseen=contents.marks_unseen,
-        )
+        index.return_to_file()
     except (NoSpace, StoreIoError) as error:
-        return _in_memory(folder, contents), f"; it is kept in memory because {error.message}"
-    return fresh, ""
+        return index, f"; it is kept in memory because {error.message}"
+    except BaseException:
+        index.close()
+        raise
+    return index, ""
 
 
 def _in_memory(folder: StoreFolder, contents: _Contents) -> Index:

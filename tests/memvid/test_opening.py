@@ -1236,17 +1236,17 @@ def test_an_index_that_is_replaced_is_durably_gone(
     store.close()
     (store_path / "index.sqlite").write_bytes(b"not a database" * 1000)
     steps: list[str] = []
-    unlink, fsync = os.unlink, os.fsync
+    rename, fsync = os.rename, os.fsync
 
-    def spy_unlink(name: str, **kwargs: object) -> None:
-        steps.append(name)
-        unlink(name, **kwargs)
+    def spy_rename(old: str, new: str, **kwargs: int) -> None:
+        steps.append(new)
+        rename(old, new, **kwargs)
 
     def spy_fsync(fd: int) -> None:
         steps.append(f"flush {os.path.realpath(f'/proc/self/fd/{fd}')}")
         fsync(fd)
 
-    monkeypatch.setattr(os, "unlink", spy_unlink)
+    monkeypatch.setattr(os, "rename", spy_rename)
     monkeypatch.setattr(os, "fsync", spy_fsync)
     Store.open(store_path, writable=True).close()
     assert f"flush {store_path}" in steps[steps.index("index.sqlite") :]

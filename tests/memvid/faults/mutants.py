@@ -94,8 +94,8 @@ SWAPS: Final = (
         (Edit("folder", "StoreFolder.remove", take_out="durable.sync_folder(", before="durable.remove("),),
     ),
     Mutant(
-        "the old index is flushed away before it is unlinked",
-        (Edit("index", "_make_file", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
+        "the old index's log is flushed away before it is unlinked",
+        (Edit("index", "_put_in_place", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
     ),
     Mutant(EARLY),
 )
@@ -114,10 +114,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     "quarantine.move_back without `durable.sync_folder(fd, _path(folder))`": (
         "a rename is one stroke and certain by its new folder, which is flushed first; the flush is for filesystems on "
         "which it is two, where the file would have a second name in quarantine"
-    ),
-    "index.Index.return_to_file without `sync_file(fd, self.path)`": (
-        "SQLite flushes the file once more when it makes its journal a WAL, before any row or file goes on the word of "
-        "it; one that a power cut tears before that is made anew from the bundles"
     ),
 }
 

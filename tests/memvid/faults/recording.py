@@ -223,6 +223,14 @@ class _Recorder:
         new_folder, new_name = self._folder_of(new, call.kwargs.get("dst_dir_fd"))
         call.run()
         self._operations.append(Link(new_folder, new_name, inode, gone=(old_folder, old_name)))
+        if new_name == _INDEX:
+            self._index[_INDEX] = self._read(new, call.kwargs.get("dst_dir_fd"))
+            self._index_inodes[_INDEX] = inode
+
+    def _read(self, name: str, dir_fd: int | None) -> bytes:
+        fd = os.open(name, os.O_RDONLY, dir_fd=dir_fd)
+        with os.fdopen(fd, "rb") as file:
+            return file.read()
 
     _call_replace = _call_rename
 
@@ -261,10 +269,13 @@ class _Recorder:
 
     def _call_sql_vacuum_into(self, call: Call) -> Any:
         """A file written as a whole, and taken as not flushed: SQLite does not promise it."""
+        path = Path(call.args[0])
         try:
             return call.run()
         finally:
-            self._difference(_INDEX, Path(call.args[0]).read_bytes())
+            written, inode = path.read_bytes(), self._of(os.stat(path))
+            for at in range(0, len(written), _PAGE):
+                self._operations.append(Write(inode, at, written[at : at + _PAGE]))
 
     def _note_index(self, folder: Path, *, flushed: bool) -> None:
         files = {}

@@ -6,19 +6,20 @@ Beside the store's folder lies what is not the store's: exported files, and copi
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import store_making as making
 from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
 from faults.shim import by_hand
 from faults.worlds import SIZES, Broken, Mark, Sees, Tape, Version, World, require_bit_exact, sleep
 from store_making import OTHER_URI, URI
-from torpor.memvid import SessionUri, Store
+from torpor.memvid import SessionUri, Store, index
 from torpor.memvid.bundle import BundleFile
 from torpor.memvid.compaction_plan import CompactionPolicy
 from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
@@ -310,10 +311,10 @@ def _named(version: Version, kind: str) -> Mark:
     return Mark(kind, f"{version.uri}@{version.number}")
 
 
-def told_of(store: Store) -> Iterator[Mark]:
+def told_of(store: Store, versions: Iterable[Version] = (FIRST, *_WAITING, _GONE)) -> Iterator[Mark]:
     """Of the versions that are, or were, set aside: which are so, and of which the store knows at all."""
     aside = {(row.uri, row.version) for row in store.index.given_up().values()}
-    for version in (FIRST, *_WAITING, _GONE):
+    for version in versions:
         if (version.uri, version.number) in aside:
             yield _named(version, "waiting")
         if (version.uri, version.number) in aside or store.find_session(version.uri, version.number):
@@ -400,6 +401,26 @@ def recompress(path: Path, tape: Tape) -> None:
         tape.delete(store, ALONE.uri)
 
 
+def one_given_up(path: Path) -> World:
+    """Two versions and a fork, beside a version that was given up: that there was one, only the index knows."""
+    world = two_versions_and_a_fork(path)
+    with Store.open(path, writable=True) as store:
+        making.bundle_path(store, sleep(store, _GONE).bundle_id).unlink()
+        store.repair()
+    return world | _GIVEN_UP
+
+
+_TOLD_OF_THE_ONE: Final = functools.partial(told_of, versions=(_GONE,))
+
+
+def rebuild_asked(path: Path, tape: Tape) -> None:
+    """A sound index is made anew: what it alone knew, the new one knows too, and the old one does not come back."""
+    with Store.open(path, writable=True) as store:
+        with tape.step(store):
+            store.rebuild_index()
+        tape.delete(store, URI)
+
+
 def rebuild_asked_on_a_full_disk(path: Path, tape: Tape) -> None:
     """A sound index is to be made anew, and there is no room for it: the old one must not come back."""
     with Store.open(path, writable=True) as store:
@@ -429,7 +450,10 @@ def return_to_file(path: Path, tape: Tape) -> None:
 
 @contextlib.contextmanager
 def no_room_for_an_index() -> Iterator[None]:
-    connect = sqlite3.connect
+    connect, new_file = sqlite3.connect, index._new_file
+
+    def no_room(*_: object) -> NoReturn:
+        raise NoSpace("No room.")
 
     def refuse(database: str, *args: object, **kwargs: object) -> sqlite3.Connection:
         if database != ":memory:":
@@ -439,10 +463,11 @@ def no_room_for_an_index() -> Iterator[None]:
         return connect(database, *args, **kwargs)  # type: ignore[arg-type]
 
     sqlite3.connect = refuse  # type: ignore[assignment]
+    index._new_file = no_room  # type: ignore[assignment]
     try:
         yield
     finally:
-        sqlite3.connect = connect
+        sqlite3.connect, index._new_file = connect, new_file
 
 
 SCENARIOS: Final = (
@@ -457,6 +482,12 @@ SCENARIOS: Final = (
     Scenario("bring_back", found_again, bring_back, Sees(marks=told_of)),
     Scenario("gc", old_leftovers, gc),
     Scenario("recompress", compressible, recompress, Sees(marks=told_of, in_index_alone=_GIVEN_UP)),
-    Scenario("return_to_file", two_versions_and_a_fork, return_to_file),
-    Scenario("rebuild_asked_on_a_full_disk", two_versions_and_a_fork, rebuild_asked_on_a_full_disk),
+    Scenario("return_to_file", one_given_up, return_to_file, Sees(marks=_TOLD_OF_THE_ONE)),
+    Scenario("rebuild_asked", one_given_up, rebuild_asked, Sees(marks=_TOLD_OF_THE_ONE)),
+    Scenario(
+        "rebuild_asked_on_a_full_disk",
+        one_given_up,
+        rebuild_asked_on_a_full_disk,
+        Sees(marks=_TOLD_OF_THE_ONE),
+    ),
 )
