@@ -107,6 +107,26 @@ class Hibernation:
 
         return await self.on_io(look)
 
+    async def is_superseded(self, session: Session) -> bool:
+        """Whether nothing has happened in the session since its wake, and the newest version is another one now that
+        begins with all that it holds: a repair has brought back what it was saved from."""
+        durable = session.durable
+        if durable is None or not session.is_untouched:
+            return False
+
+        def look() -> bool:
+            try:
+                newest = self._store.find_session(session.uri)
+                if newest is None or newest.bundle_id == durable.bundle_id:
+                    return False
+                with self._store.open_session(session.uri, newest.version) as reader:
+                    same_model = reader.manifest.identity == session.model.identity
+                    return same_model and reader.tokens().startswith(session.state.tokens.tobytes())
+            except StoreError:
+                return False
+
+        return await self.on_io(look)
+
     async def _keep_with_room(self, session: Session, emit: Emit, last: bool) -> Receipt:
         """Cut and write a snapshot; once more where the disk had no room for it beside a file that a compaction was
         writing: that one comes to its end first."""

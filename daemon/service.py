@@ -183,6 +183,8 @@ class Service:
                         empty.append(str(uri))
                         continue
                     try:
+                        if await self._hibernation.is_superseded(session):
+                            continue
                         if not session.needs_sleep and await self._hibernation.is_kept(session):
                             continue
                         await self._put_to_sleep(session, _ignore, last=True)
@@ -449,7 +451,7 @@ class Service:
         return listing.receipt_of_sleep(receipt, seconds=time.monotonic() - started)
 
     async def _sleep(self, uri: SessionUri, emit: Emit, started: float) -> SleepResult:
-        live = self._awake.get(uri)
+        live = await self._live(uri)
         if live is None:
             row = self._require_row(uri)
             kept = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
@@ -469,7 +471,7 @@ class Service:
         return await self._hibernation.sleep(live, emit, last=last)
 
     async def _wake(self, uri: SessionUri, version: int | None, emit: Emit, started: float) -> WakeResult:
-        live = self._awake.get(uri)
+        live = await self._live(uri)
         if live is not None:
             at = live.durable.version if live.durable else None
             if version is not None and (version != at or live.dirty):
@@ -589,11 +591,19 @@ class Service:
             live.sampling = wanted
             live.dirty = True
 
+    async def _live(self, uri: SessionUri) -> Session | None:
+        """The session if it is awake; one that is superseded is so no more, for its sleep would hide a fuller one."""
+        live = self._awake.get(uri)
+        if live is not None and await self._hibernation.is_superseded(live):
+            del self._awake[uri]
+            return None
+        return live
+
     @asynccontextmanager
     async def _woken(self, name: str, emit: Emit) -> AsyncIterator[Session]:
         """The session, awake, alone."""
         async with self._turn(self._resolve(name)) as uri:
-            if uri not in self._awake:
+            if await self._live(uri) is None:
                 self._require_row(uri)
                 woken = await to_the_end(self._hibernation.wake(uri, None, self._model_named, emit))
                 self._awake[uri] = woken.session

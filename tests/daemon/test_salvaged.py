@@ -123,3 +123,59 @@ async def test_a_cache_that_cannot_be_shortened_is_refused_by_name(
     async with open_rig() as rig:
         with pytest.raises(UnsupportedCache, match=r"kv/1 cannot be woken"):
             await rig.wake("a")
+
+
+async def bring_back(open_rig: Any, store: Path, *, change: bool) -> tuple[int, list[int]]:
+    """Damage session a, wake what was salvaged, put its file back, repair, stop: tokens of the newest version, and the
+    numbers of all."""
+    async with open_rig() as rig:
+        await begin(rig)
+    (file,) = store.glob("bundles/*/*.mvb")
+    whole = file.read_bytes()
+    damage_last_block(store)
+    async with open_rig() as rig:
+        await rig.wake("a")
+        if change:
+            await rig.service.append(session="a", tokens=[7], emit=ignore)
+        file.write_bytes(whole)
+        file.chmod(0o600)
+        for _ in range(2):
+            await rig.service.maintain(operation="repair")
+        assert (await rig.service.close()).failed == {}
+    with Store.open(store, writable=False) as opened:
+        (row,) = opened.iter_sessions()
+        return row.token_count, [one.version for one in opened.versions(row.uri)]
+
+
+async def test_a_salvaged_session_that_only_woke_gives_way_to_the_one_it_was_saved_from(
+    open_rig: Any, store: Path
+) -> None:
+    assert await bring_back(open_rig, store, change=False) == (600, [1])
+
+
+async def test_a_salvaged_session_that_went_on_is_a_version_of_its_own(open_rig: Any, store: Path) -> None:
+    assert await bring_back(open_rig, store, change=True) == (513, [1, 3])
+
+
+@pytest.mark.parametrize("use", ["wake", "sleep", "write"])
+async def test_a_session_that_gave_way_is_used_as_the_one_it_was_saved_from(
+    open_rig: Any, store: Path, use: str
+) -> None:
+    async with open_rig() as rig:
+        await begin(rig)
+    (file,) = store.glob("bundles/*/*.mvb")
+    whole = file.read_bytes()
+    damage_last_block(store)
+    async with open_rig() as rig:
+        await rig.wake("a")
+        file.write_bytes(whole)
+        file.chmod(0o600)
+        for _ in range(2):
+            await rig.service.maintain(operation="repair")
+        if use == "wake":
+            assert (await rig.wake("a")).token_count == 600
+        elif use == "sleep":
+            assert (await rig.sleep("a")).version == 1
+        else:
+            await rig.write("a", 1)
+            assert len(rig.live("a").state.tokens) == 601

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from torpor.daemon.results import Progress
 from torpor.daemon.sampling import Sampling
 from torpor.daemon.sessions import MAX_WAITING
 from torpor.errors import TorporError
-from torpor.memvid.errors import InvalidUri, NoSpace, SessionNotFound, StoreIoError
+from torpor.memvid.errors import IndexFailed, InvalidUri, NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.index import Index
 from torpor.memvid.store import Store
 
@@ -801,6 +802,25 @@ async def test_a_stop_reports_the_sessions_that_could_not_be_kept_and_keeps_the_
         assert report.slept == ("torpor://default/a",)
         assert report.failed["torpor://default/b"].startswith("store_io: the disk is gone")
         assert list(report.failed) == ["torpor://default/b"]
+
+
+async def test_a_stop_keeps_a_session_whose_index_was_damaged_meanwhile(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2, 3])
+        await rig.sleep("a")
+    async with open_rig() as rig:
+        await rig.service.append(session="a", tokens=[4], emit=ignore)
+        await rig.read("b", [5, 6])
+        wanted = [await rig.fingerprint(name) for name in "ab"]
+        (store / "index.sqlite").write_bytes(b"garbage")
+        with pytest.raises(IndexFailed, match="torpor rebuild-index"):
+            await rig.service.list_sessions()
+        report = await rig.service.close()
+        assert (sorted(report.slept), report.failed) == (["torpor://default/a", "torpor://default/b"], {})
+    async with open_rig() as rig:
+        for name in "ab":
+            await rig.wake(name)
+        assert [await rig.fingerprint(name) for name in "ab"] == wanted
 
 
 async def test_a_session_that_has_read_nothing_ends_with_the_daemon_and_is_no_failure(open_rig: Any) -> None:

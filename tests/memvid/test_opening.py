@@ -1460,3 +1460,35 @@ def test_the_figures_of_a_store_keep_up_with_it_and_list_nothing(
             store.resolve(f"{URI.name}x")
         store.delete_session(URI)
         require_counted()
+
+
+@pytest.mark.parametrize("step", ["_new_file", "_put_in_place", None])
+def test_what_only_the_index_knows_is_known_after_an_opening_that_could_not_write(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, step: str | None
+) -> None:
+    """Threat 28. A full disk lets a sound index be opened no more than a new one be made."""
+    first = sleep(store, 300)
+    lost = bundle_path(store, sleep(store, 600, before=first).bundle_id)
+    lost.unlink()
+    store.repair()
+    store.close()
+
+    def refuse(*_: object) -> None:
+        raise NoSpace("No room.")
+
+    def refuse_to_open(*_: object) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_module, "_configure", refuse_to_open)
+        if step is not None:
+            patch.setattr(index_module, step, refuse)
+        with Store.open(store_path, writable=True) as full:
+            assert "takes no change now" in str(full.opening.index_rebuilt)
+            assert [row.version for row in full.index.given_up().values()] == [2]
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.index_rebuilt is None
+        assert [row.version for row in again.index.given_up().values()] == [2]
+        assert sleep(again, 40).version == 3
