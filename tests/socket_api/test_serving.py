@@ -234,7 +234,10 @@ def test_several_who_stop_the_daemon_at_once_all_hear_how_it_went(short_path: Pa
     assert [report.slept for report in served_here(path, story)] == [("torpor://default/s",)]
 
 
-def test_while_a_stop_is_tried_the_door_is_open_and_force_or_a_signal_ends_the_trying(short_path: Path) -> None:
+@pytest.mark.parametrize("by", ["force", "signal"])
+def test_while_a_stop_is_tried_the_door_is_open_and_force_or_a_signal_ends_the_trying(
+    short_path: Path, by: str
+) -> None:
     path = short_path / "t.sock"
 
     async def story(service: fake.FakeService, client: AsyncClient) -> None:
@@ -244,11 +247,14 @@ def test_while_a_stop_is_tried_the_door_is_open_and_force_or_a_signal_ends_the_t
         await poll(lambda: ("prepare_close", {}) in service.calls)
         async with AsyncClient(path) as other:
             assert (await other.list_sessions()) == ()
-            forcing = asyncio.create_task(other.shutdown(force=True))
+            forcing = asyncio.create_task(other.shutdown(force=True)) if by == "force" else None
+            if forcing is None:
+                os.kill(os.getpid(), signal.SIGTERM)
             await poll(lambda: service.closed)
             assert not path.exists()
             service.prepare_gate.set()
-            assert (await forcing).failed == {"s": "no space"}
+            if forcing is not None:
+                assert (await forcing).failed == {"s": "no space"}
         assert (await asking).failed == {"s": "no space"}, "it was refused, but the daemon did not go on"
         assert service.calls.count(("prepare_close", {})) == 1
 
