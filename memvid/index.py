@@ -821,8 +821,12 @@ class Index:
         """The versions that were set aside, by bundle: see ASIDE."""
         return self._rows_no_versions(ASIDE)
 
+    def unreadable(self) -> dict[bytes, IndexRow]:
+        """The bundles that cannot be read and of which something tells whose versions they are: see UNREADABLE."""
+        return self._rows_no_versions(UNREADABLE)
+
     def _rows_no_versions(self, status: str) -> dict[bytes, IndexRow]:
-        rows = self._rows(f"WHERE status <> '{LIVE}' AND status = ?", (status,))
+        rows = self._rows(f"WHERE status <> '{LIVE}' AND status = ? AND namespace IS NOT NULL", (status,))
         return {row.bundle_id: row for row in rows}
 
     def last_number(self, uri: SessionUri) -> int:

@@ -13,6 +13,9 @@ Rules:
   that is nowhere is missed, and reported at each opening until its file is back, its session is deleted, or no mark
   names it any more. One whose file lies in quarantine was set aside. Each opening asks the marks. Where they could not
   be read when the index was made anew, it says so until one has.
+- Nor does an index made anew know what was deleted. So a whole bundle that lies under another one's name and nowhere
+  else (files were swapped, or came back under wrong names) is entered as set aside: a repair takes what no row knows
+  for deleted. A bundle that cannot be read is learnt from a file that is it as a whole, and from quarantine, too.
 - A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed. Until
   that succeeds the index covers what the file needed before and after.
 - A failure of the system (too many open files, an input/output error) says nothing about a bundle: it is tried again,
@@ -32,7 +35,7 @@ from typing import TypeVar
 from . import quarantine, twins
 from .bundle import BundleFile
 from .deletion import let_go, remove_unneeded, unmark_deleted, unmark_without_files
-from .errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
+from .errors import BundleMismatch, BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import (
     ASIDE,
@@ -65,9 +68,11 @@ Readings = dict[bytes, tuple[IndexedBundle, Stamp]]
 
 @dataclass(slots=True)
 class _Scan:
-    """Bundles read for the index, those that could not be read, and why."""
+    """Bundles read for the index, those that could not be read, and why. `misnamed`: what lies whole under the names of
+    those, by what it is."""
 
     bundles: list[IndexedBundle] = field(default_factory=list)
+    misnamed: dict[bytes, IndexedBundle] = field(default_factory=dict)
     unread: list[bytes] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -155,7 +160,8 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     set_aside = set_aside_among(folder, rows_of_retired)
     retired -= set_aside
     scan = _read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
-    unreadable = _unreadable(folder, [bundle_id for bundle_id in scan.unread if bundle_id not in aside], index)
+    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside]
+    unreadable = _unreadable(folder, scan, index)
     with _believed():
         gone_with = _deleted_sessions(
             folder, index, _but_for(set_aside, rows_of_retired), files, [*scan.bundles, *unreadable]
@@ -546,11 +552,12 @@ def _taken_over(folder: StoreFolder, index: Index, files: Mapping[bytes, str], s
     kept |= {one.bundle_id: one for one in _without_files(folder, vanished)}
     if aside is None:
         kept |= {one.bundle_id: one for one in _set_aside(folder, read)}
+        kept |= {one.bundle_id: one for one in _misnamed(folder, files, scan, kept)}
     retired = _answer(lambda: index.rows_of(known & files.keys() - _live(files))) or {}
     left = set_aside_among(folder, retired)
     for one in filter(None, (_stored(index, bundle_id)[0] for bundle_id in left)):
         kept.setdefault(one.bundle_id, dataclasses.replace(one, status=ASIDE))
-    others = [*scan.bundles, *_unreadable(folder, scan.unread, index)]
+    others = [*scan.bundles, *_unreadable(folder, scan, index)]
     sessions = _answer(lambda: _deleted_sessions(folder, index, _but_for(left, retired), files, others)) or set()
     absent = [*_rows_without_files(kept.values(), files), *(one.row for one in vanished if one.row is not None)]
     deleted = {row.bundle_id for row in absent if row.uri in sessions}
@@ -584,9 +591,7 @@ def _make_anew(
     is_believed = not isinstance(why, IndexContradicted)
     old = Index.copy_of_current(folder.path, folder.root_fd, folder.uuid) if is_believed else None
     if old is None:
-        bundles = _as_entered(folder, scan, _set_aside(folder, live))
-        bundles += _missed(folder, files, _ids_of(bundles))
-        contents = _Contents(bundles, [], {}, _leaves_marks_unseen(folder, None))
+        contents = _contents_of_files(folder, files, scan)
     else:
         with contextlib.closing(old):
             contents = _going_on(folder, old, files, scan)
@@ -598,6 +603,33 @@ def _make_anew(
         index = Index.create_in_memory(folder.path, folder.uuid, contents.bundles)
     findings = (*scan.findings, *_lacking(folder, files, scan, contents))
     return index, OpenReport(reason, len(live), 0, 0, findings)
+
+
+def _contents_of_files(folder: StoreFolder, files: Mapping[bytes, str], scan: _Scan) -> _Contents:
+    """What an index holds where no other one tells anything."""
+    _look_into_retired(folder, files, scan)
+    aside = _set_aside(folder, _live(files))
+    bundles = _as_entered(folder, scan, [*aside, *_misnamed(folder, files, scan, _ids_of(aside))])
+    bundles += _missed(folder, files, _ids_of(bundles))
+    return _Contents(bundles, [], {}, _leaves_marks_unseen(folder, None))
+
+
+def _misnamed(
+    folder: StoreFolder, files: Mapping[bytes, str], scan: _Scan, entered: Collection[bytes]
+) -> list[IndexedBundle]:
+    """What lies whole under other ones' names, and under its own neither in its place nor, which says that it was
+    deleted, as a retired file: set aside, until a repair gives it its own."""
+    found = scan.misnamed.keys() - files.keys() - set(entered)
+    found -= list_leaving(folder) if found else set()
+    return [scan.misnamed[bundle_id] for bundle_id in sorted(found)]
+
+
+def _look_into_retired(folder: StoreFolder, files: Mapping[bytes, str], scan: _Scan) -> None:
+    """Note what lies whole under the names of deleted versions: what no row knows is removed with those."""
+    for bundle_id in sorted(files.keys() - _live(files)):
+        other = _by_content(functools.partial(folder.open_as, bundle_id, RETIRED_SUFFIX))
+        if other is not None and other.bundle_id != bundle_id:
+            scan.misnamed.setdefault(other.bundle_id, other)
 
 
 def _made(folder: StoreFolder, contents: _Contents) -> tuple[Index, str]:
@@ -644,6 +676,9 @@ def _read_bundles(folder: StoreFolder, bundle_ids: Iterable[bytes], ahead: Readi
         except StoreError as error:
             scan.findings.append(Finding(folder.bundle_path(bundle_id), error.code, error.message))
             scan.unread.append(bundle_id)
+            if isinstance(error, BundleMismatch):
+                other = _by_content(functools.partial(folder.open_as, bundle_id, LIVE_SUFFIX))
+                scan.misnamed |= {other.bundle_id: other} if other is not None else {}
     return scan
 
 
@@ -664,6 +699,18 @@ def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> tuple[IndexedBundle, 
                     **error.details,
                 ) from error
     raise AssertionError("the loop returns or raises")
+
+
+def _by_content(open_file: Callable[[], tuple[int, str]]) -> IndexedBundle | None:
+    """The version that a file is as a whole, whatever its name says, as one that is set aside; None for any other
+    file."""
+    try:
+        with contextlib.closing(BundleFile(*open_file(), None)) as file:
+            return dataclasses.replace(indexed(file), status=ASIDE)
+    except StoreIoError:
+        raise
+    except StoreError:
+        return None
 
 
 def _set_aside(folder: StoreFolder, but_for: Container[bytes]) -> list[IndexedBundle]:
@@ -688,17 +735,32 @@ def _set_aside(folder: StoreFolder, but_for: Container[bytes]) -> list[IndexedBu
     return [*found.values(), *only_told]
 
 
-def _unreadable(folder: StoreFolder, bundle_ids: Sequence[bytes], index: Index | None = None) -> list[IndexedBundle]:
-    """Bundles that cannot be read, with what their files, or their marks, or the index as it was, tell of them."""
-    marks = _marks(folder) if bundle_ids else None
+def _unreadable(folder: StoreFolder, scan: _Scan, index: Index | None = None) -> list[IndexedBundle]:
+    """The bundles that could not be read, with what tells of them: their files, what lies whole under another one's
+    name or in quarantine, their marks, or the index as it was. What those need in which nothing can be read now, no
+    other file tells: it may have been written anew since."""
+    rows = {one: _row_in_file(one, functools.partial(folder.open_as, one, LIVE_SUFFIX)) for one in scan.unread}
+    rows |= {one: scan.misnamed[one].row for one, row in rows.items() if row is None and one in scan.misnamed}
+    rows |= _rows_in_quarantine(folder, [one for one, row in rows.items() if row is None])
+    marks = _marks(folder) if rows else None
     found = []
-    for bundle_id in bundle_ids:
-        row = _row_in_file(bundle_id, functools.partial(folder.open_as, bundle_id, LIVE_SUFFIX))
-        row = row or _row_in_marks(marks, bundle_id)
+    for bundle_id, told in rows.items():
+        row = told or _row_in_marks(marks, bundle_id)
         if row is None and index is not None:
             stored, _ = _stored(index, bundle_id)
             row = stored.row if stored is not None else None
         found.append(IndexedBundle(bundle_id, UNREADABLE, row, (), ()))
+    return found
+
+
+def _rows_in_quarantine(folder: StoreFolder, bundle_ids: Collection[bytes]) -> dict[bytes, IndexRow]:
+    """What lies in quarantine of bundles, as far as it tells whose they are; nothing where nobody may look there."""
+    found: dict[bytes, IndexRow] = {}
+    with contextlib.suppress(UnsafePath):
+        for bundle_id, suffix, name in list_waiting(folder) if bundle_ids else ():
+            if suffix == LIVE_SUFFIX and bundle_id in bundle_ids and bundle_id not in found:
+                row = _row_in_file(bundle_id, functools.partial(quarantine.open_name, folder, name))
+                found |= {bundle_id: row} if row is not None else {}
     return found
 
 
@@ -720,7 +782,7 @@ def _as_entered(
     return [
         *_without_rivals([*scan.bundles, *(bundle for bundle in kept if bundle.status not in (ASIDE, MISSED))]),
         *waiting,
-        *_unreadable(folder, scan.unread, index),
+        *_unreadable(folder, scan, index),
     ]
 
 

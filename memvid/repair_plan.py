@@ -497,8 +497,10 @@ def _loss(
     """What of a lost version is gone, and what would bring it back."""
     manifest = file.manifest
     if manifest is None:
-        row = survey.rows.get(file.bundle_id) or survey.given_up.get(file.bundle_id)
-        return _loss_of_row(survey, row, path_of) if row else _WHOSE.format(file.path)
+        waiting, row = survey.best_aside(file.bundle_id), survey.row_of(file.bundle_id)
+        if waiting is not None:
+            return _loss(survey, waiting, standing, salvages, path_of)
+        return _loss_of_row(survey, row, path_of) if row else _loss_of_nobody(survey, file)
     spans = spans_of(manifest)
     saved = max((tokens_in_common(one.blocks, spans) for one in salvages), default=0)
     kept = max((tokens_in_common(chain, spans) for chain in _chains(standing, manifest.uri)), default=0)
@@ -513,6 +515,18 @@ def _loss_of_row(survey: Survey, row: IndexRow, path_of: Callable[[bytes], str])
     """What to tell of a version of which no file tells more than that it is lost."""
     missing = [] if row.bundle_id in survey.misnamed else [path_of(row.bundle_id)]
     return loss_message(row.uri, row.version, row.token_count, missing, None)
+
+
+def _loss_of_nobody(survey: Survey, file: FileState) -> str:
+    """What to tell of a file where nothing tells of the version that its name stands for."""
+    if file.content is None:
+        return _WHOSE.format(file.path)
+    row = survey.row_of(file.content)
+    whose = f"version {row.version} of {row.uri}" if row else f"a version that was deleted ({file.content.hex()[:12]})"
+    found = survey.files.get(file.content)
+    is_there = _is_live(found) and found is not None and survey.judge(found) != "lost"
+    back = " The next repair (`torpor repair`) gives it its own." if row and not is_there else ""
+    return f"{file.path} is {whose}, whole, under the name of one of which nothing tells whose it was.{back}"
 
 
 def _holders_first(restores: Iterable[Restore]) -> list[Restore]:

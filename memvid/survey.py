@@ -91,8 +91,9 @@ class Survey:
     unjudged: the files about which nothing is known, each with what refused to be read.
     refs: what the index says that those versions need whose own files do not say it any more.
     misnamed: the bundles that lie whole under the names of others, where they are of no use until they are set aside.
-    given_up: the rows of versions that repair has set aside. marked: the bundles with tags or pins; None if the marks
-    cannot be read.
+    given_up: the rows of versions that repair has set aside; unread: of bundles that could not be read when the store
+    was opened, and of which something else tells whose they are.
+    marked: the bundles with tags or pins; None if the marks cannot be read.
     """
 
     rows: dict[bytes, IndexRow]
@@ -104,6 +105,7 @@ class Survey:
     refs: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     by_key: dict[bytes, FileState] = field(default_factory=dict)
     given_up: dict[bytes, IndexRow] = field(default_factory=dict)
+    unread: dict[bytes, IndexRow] = field(default_factory=dict)
     aside: dict[bytes, list[FileState]] = field(default_factory=dict)
     misnamed: set[bytes] = field(default_factory=set)
     marked: Container[bytes] | None = None
@@ -134,6 +136,11 @@ class Survey:
         """The file in quarantine from which a version would come back: one without damage, else the newest."""
         found = [file for file in self.aside.get(bundle_id, ()) if file.manifest is not None]
         return min(found, key=lambda file: bool(file.damage), default=None)
+
+    def row_of(self, bundle_id: bytes) -> IndexRow | None:
+        """What the index tells of a bundle that is, or was, a version, whatever became of it; None for nothing."""
+        found = (rows.get(bundle_id) for rows in (self.rows, self.given_up, self.unread))
+        return next((row for row in found if row is not None), None)
 
     def is_sound(self, block_id: bytes) -> bool:
         """Whether some file has a sound frame of a block."""
@@ -234,7 +241,9 @@ def _looked_at(core: StoreCore) -> tuple[Survey, dict[Target, FileState | Findin
 def _known(core: StoreCore) -> Survey:
     """What the index says."""
     rows = {row.bundle_id: row for row in core.index.all_rows()}
-    return Survey(rows, frozenset(core.index.with_status(SHADOWED)), given_up=core.index.given_up())
+    index = core.index
+    shadowed = frozenset(index.with_status(SHADOWED))
+    return Survey(rows, shadowed, given_up=index.given_up(), unread=index.unreadable())
 
 
 def _targets(core: StoreCore) -> list[Target]:

@@ -230,7 +230,7 @@ class _Search:
             lacking = self._lacking(row.bundle_id, manifest, places)
             held = self._held(row.uri, spans_of(manifest))
             missing = [self._folder.bundle_path(place) for place in lacking]
-            message = loss_message(row.uri, row.version, row.token_count, missing, held, "another version")
+            message = loss_message(row.uri, row.version, manifest.token_count, missing, held, "another version")
         yield Finding(path, LOST, message)
 
     def _read(self, bundle_id: bytes) -> tuple[Manifest | None, Mapping[bytes, bytes]]:

@@ -799,32 +799,166 @@ def test_a_version_whose_blocks_are_all_there_again_is_told_to_be_brought_back_b
     come_back(store_path, versions)
 
 
-@pytest.mark.parametrize("new_index", [False, True])
-def test_files_that_were_swapped_are_under_their_own_names_after_two_repairs(
-    store: Store, store_path: Path, new_index: bool
-) -> None:
-    one = sleep(store, 600)
-    two = sleep(store, 500, uri=OTHER_URI, seed=4)
-    first, second = file_of(store_path, one.bundle_id), file_of(store_path, two.bundle_id)
-    bytes_of = {first: first.read_bytes(), second: second.read_bytes()}
+def swap(first: Path, second: Path) -> None:
     swapped = first.with_suffix(".swapped")
     first.rename(swapped)
     second.rename(first)
     swapped.rename(second)
+
+
+def require_version(store: Store, version: int, token_count: int, seed: int = 0) -> None:
+    with store.open_session(URI, version) as reader:
+        assert contents(reader) == expected(token_count, seed=seed)
+
+
+def with_new_index(store: Store) -> Store:
+    store.close()
+    (Path(store.path) / "index.sqlite").unlink()
+    return Store.open(store.path, writable=True)
+
+
+@pytest.mark.parametrize("new_index", ["never", "before", "between"])
+@pytest.mark.parametrize("marked", [False, True])
+def test_files_that_were_swapped_are_under_their_own_names_after_two_repairs(
+    store: Store, store_path: Path, new_index: str, marked: bool
+) -> None:
+    one = sleep(store, 600)
+    two = sleep(store, 500, uri=OTHER_URI, seed=4)
+    if marked:
+        store.tag(URI, 1, "kept")
+    first, second = file_of(store_path, one.bundle_id), file_of(store_path, two.bundle_id)
+    bytes_of = {first: first.read_bytes(), second: second.read_bytes()}
+    swap(first, second)
+    if new_index == "before":
+        store = with_new_index(store)
+        assert store.gc().actions == ()
     report = store.repair()
     assert [problem.code for problem in report.problems] == [LOST] * 2
     for problem in report.problems:
+        assert problem.message.startswith("Version 1 of torpor://default/")
         assert "backup" not in problem.message
         assert "until the store is repaired again" in problem.message
     assert sorted(finding.path for finding in store.verify(deep=True).findings) == sorted(map(str, bytes_of))
-    if new_index:
-        store.close()
-        (store_path / "index.sqlite").unlink()
-        store = Store.open(store_path, writable=True)
+    if new_index == "between":
+        store = with_new_index(store)
     assert kinds(store.repair()) == ["restore", "restore"]
     require_awake(store, 600)
     require_awake(store, 500, uri=OTHER_URI, seed=4)
     assert {file: file.read_bytes() for file in bytes_of} == bytes_of
+    assert list((store_path / "quarantine").iterdir()) == []
+    assert store.verify(deep=True).ok
+    assert store.repair().actions == ()
+    store.close()
+
+
+@pytest.mark.parametrize("new_index", [False, True])
+def test_a_file_under_a_name_that_nobody_knows_is_under_its_own_after_two_repairs_and_told_as_what_it_is(
+    store: Store, store_path: Path, new_index: bool
+) -> None:
+    file = file_of(store_path, sleep(store, 600).bundle_id)
+    found = store_path / "bundles" / "ab" / f"{'ab' * 32}.mvb"
+    found.parent.mkdir(mode=0o700, exist_ok=True)
+    file.rename(found)
+    if new_index:
+        store = with_new_index(store)
+    told = {problem.path: problem.message for problem in store.repair().problems}
+    assert told.keys() == {str(file), str(found)}
+    assert told[str(found)] == (
+        f"{found} is version 1 of {URI}, whole, under the name of one of which nothing tells whose it was. "
+        "The next repair (`torpor repair`) gives it its own."
+    )
+    assert "until the store is repaired again" in told[str(file)]
+    assert sleep(store, 300, seed=3).version == 2
+    assert kinds(store.repair()) == ["restore"]
+    require_version(store, 1, 600)
+    assert store.verify(deep=True).ok
+    store.close()
+
+
+def test_a_copy_under_a_name_that_nobody_knows_is_told_as_a_copy_and_nothing_else_changes(
+    store: Store, store_path: Path
+) -> None:
+    file = file_of(store_path, sleep(store, 600).bundle_id)
+    copy = store_path / "bundles" / "ab" / f"{'ab' * 32}.mvb"
+    copy.parent.mkdir(mode=0o700, exist_ok=True)
+    shutil.copy2(file, copy)
+    store = with_new_index(store)
+    (problem,) = store.repair().problems
+    assert problem.message == (
+        f"{copy} is version 1 of {URI}, whole, under the name of one of which nothing tells whose it was."
+    )
+    require_awake(store, 600)
+    assert store.verify(deep=True).ok
+    assert store.repair().actions == ()
+    store.close()
+
+
+@pytest.mark.parametrize("new_index", [False, True])
+def test_a_version_whose_file_bears_the_name_of_a_deleted_one_that_others_need_comes_back_and_that_one_does_not(
+    store: Store, store_path: Path, new_index: bool
+) -> None:
+    one = sleep(store, 600)
+    two = sleep(store, 500, uri=OTHER_URI, seed=4)
+    heir = sleep(store, 900, uri=THIRD_URI, before=one)
+    swap(file_of(store_path, one.bundle_id), file_of(store_path, two.bundle_id))
+    store.delete_session(URI)
+    if new_index:
+        store = with_new_index(store)
+    store.repair()
+    store.repair()
+    assert [row.bundle_id for row in store.index.all_rows()] == [two.bundle_id, heir.bundle_id]
+    require_awake(store, 500, uri=OTHER_URI, seed=4)
+    require_awake(store, 900, uri=THIRD_URI)
+    assert store.verify(deep=True).ok
+    store.close()
+
+
+@pytest.mark.parametrize("new_index", [False, True])
+@pytest.mark.parametrize("other", [False, True])
+def test_a_version_in_quarantine_is_not_forgotten_for_a_wrong_file_in_its_place(
+    store: Store, store_path: Path, new_index: bool, other: bool
+) -> None:
+    base = sleep(store, 600, uri=OTHER_URI, seed=1)
+    version = sleep(store, 900, seed=1)
+    alone = file_of(store_path, sleep(store, 400, uri=THIRD_URI, seed=6).bundle_id)
+    needed, file = file_of(store_path, base.bundle_id), file_of(store_path, version.bundle_id)
+    sound, size = needed.read_bytes(), file.stat().st_size
+    damage_frame(store_path, base.bundle_id, 0)
+    store.repair()
+    assert not file.exists()
+    file.write_bytes(alone.read_bytes() if other else bytes(size))
+    file.chmod(0o600)
+    if new_index:
+        store = with_new_index(store)
+    told = {problem.path: problem.message for problem in store.repair().problems}
+    assert told[str(file)].startswith(f"Version 1 of {URI} is lost: of its 900 tokens")
+    assert str(needed) in told[str(file)]
+    assert store.gc().actions == ()
+    assert sleep(store, 100, seed=7).version == 2
+    needed.write_bytes(sound)
+    needed.chmod(0o600)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert kinds(again.repair()) == ["restore"]
+        require_version(again, 1, 900, seed=1)
+        require_awake(again, 600, uri=OTHER_URI, seed=1)
+        assert again.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("new_index", [False, True])
+def test_a_version_whose_damaged_copy_in_quarantine_tells_what_it_is_comes_back_from_there(
+    store: Store, store_path: Path, new_index: bool
+) -> None:
+    file = file_of(store_path, sleep(store, 900).bundle_id)
+    change(file, flip_at(20))
+    assert kinds(store.repair()) == ["quarantine", "rewrite"]
+    file.write_bytes(bytes(file.stat().st_size))
+    if new_index:
+        store = with_new_index(store)
+    store.repair()
+    assert sleep(store, 100, seed=7).version == 2
+    store.repair()
+    require_version(store, 1, 900)
     assert store.verify(deep=True).ok
     store.close()
 
