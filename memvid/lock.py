@@ -26,6 +26,7 @@ class StoreLock:
     def __init__(self, root_fd: int, store_path: str) -> None:
         self._root_fd = root_fd
         self._path = f"{store_path}/{LOCK_NAME}"
+        self._pid = os.getpid()
         self._fd = self._acquire()
         self._write_pid()
 
@@ -81,10 +82,12 @@ class StoreLock:
             )
 
     def close(self) -> None:
-        """Let go. The file stays: unlinking a lock file is how two owners come about."""
+        """Let go. The file stays: unlinking a lock file is how two owners come about. A forked child gives up only what
+        it has inherited: the lock is its parent's."""
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # a child that is being forked holds the file, and would hold the lock
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            if os.getpid() == self._pid:
+                with contextlib.suppress(OSError):  # a child that is being forked has the file, and would have the lock
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 

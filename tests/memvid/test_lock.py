@@ -58,6 +58,33 @@ def test_a_closed_store_s_lock_is_free_although_a_child_that_is_being_forked_has
         os.close(inherited)
 
 
+FORKER = """
+import os, sys
+from torpor.memvid import Store
+from torpor.memvid.errors import StoreLocked
+path, how = sys.argv[1:]
+with Store.open(path, writable=True) as store:
+    child = os.fork()
+    if child == 0:
+        if how == "close":
+            store.close()
+        sys.exit()  # leaves the block
+    os.waitpid(child, 0)
+    try:
+        Store.open(path, writable=True)
+    except StoreLocked as refusal:
+        print("refused", refusal.holder_pid == os.getpid())
+Store.open(path, writable=True).close()
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "leave"])
+def test_a_forked_child_that_closes_the_store_leaves_its_parent_the_lock(store_path: Path, how: str) -> None:
+    command = [sys.executable, "-c", FORKER, str(store_path), how]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "refused True\n"
+
+
 def _is_lock(fd: int, store_path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(store_path / "lock"))
