@@ -70,7 +70,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     bundle_ids = index.bundles_of(uri)
     holders = {holder for bundle_id in bundle_ids for holder in index.refs_of(bundle_id)}
     retirement = retire(folder, index, pins, bundle_ids)
-    misnamed = _misnamed(folder, index, bundle_ids)
+    others = {one: other for one in bundle_ids if (other := _version_in(folder, index, one)) is not None}
     unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
     asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
     freed = retirement.freed + sum(remove_unneeded(folder, index, pins, asked).values())
@@ -81,8 +81,8 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     )
     problems = (
         *retirement.problems,
-        *misnamed,
         *(_still_marked(folder, uri, bundle_ids, stays) if stays is not None else ()),
+        *(_misnamed(folder, one, other) for one, other in others.items()),
         *(find_unknown_needs(folder, index) if _waits(folder, index, asked) else ()),
     )
     return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, problems)
@@ -108,18 +108,18 @@ def _waits(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> bo
     return any(folder.suffix_of(one) == RETIRED_SUFFIX for one in unneeded(index, bundle_ids))
 
 
-def _misnamed(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> list[Finding]:
-    found = []
-    for bundle_id in bundle_ids:
-        other = _version_in(folder, index, bundle_id)
-        if other is not None:
-            path = folder.bundle_path(bundle_id, RETIRED_SUFFIX)
-            message = (
-                f"{path} has the name of a version that was deleted, but it is another one ({other.hex()[:12]}), "
-                "which has no other file: it is kept, in quarantine. `torpor repair` brings that one back."
-            )
-            found.append(Finding(path, BundleMismatch.code, message))
-    return found
+def _misnamed(folder: StoreFolder, bundle_id: bytes, other: bytes) -> Finding:
+    """What to tell of a file that was retired, and removed if nothing needed it, and that is another version."""
+    path = folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+    if folder.suffix_of(bundle_id) == RETIRED_SUFFIX:
+        kept = "it is kept, under that name. `torpor repair`, run twice, brings that one back."
+    else:
+        kept = "it is kept, in quarantine. `torpor repair` brings that one back."
+    message = (
+        f"{path} has the name of a version that was deleted, but it is another one ({other.hex()[:12]}), which has no "
+        f"other file: {kept}"
+    )
+    return Finding(path, BundleMismatch.code, message)
 
 
 def _version_in(folder: StoreFolder, index: Index, bundle_id: bytes) -> bytes | None:

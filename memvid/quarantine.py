@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -64,15 +65,16 @@ def move_back(folder: StoreFolder, name: str, bundle_id: bytes) -> None:
 
 
 def give_ending(folder: StoreFolder, names: Iterable[str], suffix: str) -> dict[str, StoreError]:
-    """Durably give files here another ending. Needs no space. Those that it could not be given, by path, and why;
-    somebody else's files, which no repair takes, are left."""
+    """Durably give files here another ending. Needs no space. Those that it could not be given, by path, and why: among
+    them files that are not ours alone (a second name, another owner), for they may be so later. Links, folders and what
+    else is no file no repair ever takes; they are left."""
     failed: dict[str, StoreError] = {}
     path = _path(folder)
     with contextlib.ExitStack() as stack:
         fd = None
         for name in names:
             try:
-                if not is_own(folder, name):
+                if not _is_takeable(folder, name):
                     continue
                 fd = stack.enter_context(_found(folder)) if fd is None else fd
                 durable.rename(fd, name, _free_name(fd, path, name.partition(".")[0] + suffix), path)
@@ -89,6 +91,18 @@ def is_own(folder: StoreFolder, name: str) -> bool:
     """Whether it is a plain file of our own; anything else no repair takes for a version."""
     with contextlib.suppress(BundleMissing, UnsafePath):
         return stamp_of_name(folder, name) is not None
+    return False
+
+
+def _is_takeable(folder: StoreFolder, name: str) -> bool:
+    """Whether it is a plain file of our own; False where there is none, or something that never becomes one. Raises
+    UnsafePath, StoreIoError: it is a file that is not ours alone, or nobody can tell."""
+    try:
+        return stamp_of_name(folder, name) is not None
+    except UnsafePath:
+        with _found(folder) as fd:
+            if stat.S_ISREG(stat_name(fd, name, f"{_path(folder)}/{name}").st_mode):
+                raise
     return False
 
 

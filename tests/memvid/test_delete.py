@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
+from store_making import FORK_URI, OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
 from torpor.memvid import Receipt, SessionUri, Store, durable, quarantine
 from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import (
@@ -662,6 +662,37 @@ def test_what_cannot_be_marked_as_deleted_in_quarantine_is_told(
     assert {problem.code for problem in report.problems} == {"store_io"}
 
 
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_file_in_quarantine_with_a_second_name_is_told_by_a_delete_and_what_is_no_file_is_not(
+    store: Store, store_path: Path, set_aside: tuple[Receipt, Path], tmp_path: Path, stands: bool
+) -> None:
+    if stands:
+        assert 2 in come_back(store, set_aside[1])  # and leaves the damaged file there
+    (left,) = (store_path / "quarantine").glob(f"{set_aside[0].bundle_id.hex()}.mvb.*")
+    os.link(left, tmp_path / "second name")
+    left.with_suffix(".77").mkdir()
+    (problem,) = store.delete_session(URI).problems
+    assert (problem.path, problem.code) == (str(left), "unsafe_path")
+    assert "could not be marked so" in problem.message
+    assert left.exists()
+
+
+def test_a_session_of_which_only_what_is_set_aside_is_left_is_not_deleted_while_a_file_of_it_has_a_second_name(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    versions = set_aside_alone(store)
+    (file,) = (store_path / "quarantine").glob(f"{versions[0].bundle_id.hex()}.mvb.*")
+    os.link(file, tmp_path / "second name")
+    with pytest.raises(UnsafePath):
+        store.delete_session(URI)
+    assert set(endings(store_path)) == {".mvb"}
+    assert set(store.index.given_up()) == {one.bundle_id for one in versions}
+    (tmp_path / "second name").unlink()
+    assert store.delete_session(URI).problems == ()
+    with make_new_index(store) as anew:
+        assert anew.index.given_up() == {}
+
+
 def test_an_index_made_anew_refuses_a_quarantine_that_it_cannot_look_into(
     store: Store, store_path: Path, set_aside: tuple[Receipt, Path]
 ) -> None:
@@ -870,11 +901,16 @@ def test_a_version_is_not_deleted_because_of_what_an_earlier_one_of_the_same_bun
 def swapped(store: Store) -> tuple[Receipt, Receipt]:
     """Two sessions of one version each, whose files have each other's name."""
     mine, other = sleep(store, 300), sleep(store, 400, uri=OTHER_URI, seed=2)
-    files = [bundle_path(store, receipt.bundle_id) for receipt in (mine, other)]
+    exchange(store, mine, other)
+    return mine, other
+
+
+def exchange(store: Store, *receipts: Receipt) -> None:
+    """Give two files each other's name."""
+    files = [bundle_path(store, receipt.bundle_id) for receipt in receipts]
     contents = [file.read_bytes() for file in files]
     for file, data in zip(files, reversed(contents), strict=True):
         file.write_bytes(data)
-    return mine, other
 
 
 @pytest.mark.parametrize("how", ["delete", "forget"])
@@ -896,6 +932,26 @@ def test_a_session_whose_file_was_swapped_with_a_deleted_one_comes_back_and_the_
         anew.repair()
         assert [row.uri for row in anew.iter_sessions()] == [OTHER_URI]
         require_awake(anew, 400, uri=OTHER_URI, seed=2)
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_delete_says_where_it_left_another_version_under_the_name_of_a_deleted_one(
+    store: Store, store_path: Path, needed: bool
+) -> None:
+    mine, other = sleep(store, 300), sleep(store, 400, uri=OTHER_URI, seed=2)
+    if needed:
+        sleep(store, 600, uri=FORK_URI, before=mine)
+    exchange(store, mine, other)
+    (problem,) = store.delete_session(URI).problems
+    assert problem.code == "bundle_mismatch"
+    assert Path(problem.path).exists() is needed
+    assert ("it is kept, in quarantine. " in problem.message) is not needed
+    assert ("it is kept, under that name. " in problem.message) is needed
+    assert bool(list((store_path / "quarantine").iterdir())) is not needed
+    for _ in range(2 if needed else 1):
+        assert ("run twice" in problem.message) is needed
+        store.repair()
+    require_awake(store, 400, uri=OTHER_URI, seed=2)
 
 
 def test_a_full_disk_does_not_empty_the_file_of_another_session(store: Store) -> None:
