@@ -50,8 +50,9 @@ def untold_finding(path: str, row: IndexRow) -> Finding:
     """What to tell of a version that is set aside, and was never read since its index was made."""
     message = (
         f"{path} is set aside: version {row.version} of {row.uri} could not be read when the index was made anew. "
-        "Nobody knows what it needs, so no file is removed. Put the file back from a backup and start the daemon "
-        f"again, or import it; or give it up: remove the session (`torpor rm {row.uri}`; `torpor forget` where nothing "
+        "Nobody knows what it needs, so no file is removed. `torpor repair` brings it back where all of it is sound "
+        "somewhere, be it in quarantine. Else put the file back from a backup and start the daemon again, or import it; "
+        f"or give it up: remove the session (`torpor rm {row.uri}`; `torpor forget` where nothing "
         "else is left of it), or all that is set aside (`torpor gc --quarantine`)."
     )
     return Finding(path, UNREADABLE_CODE, message)

@@ -957,6 +957,11 @@ def test_a_version_whose_damaged_copy_in_quarantine_tells_what_it_is_comes_back_
         store = with_new_index(store)
     store.repair()
     assert sleep(store, 100, seed=7).version == 2
+    store.close()
+    store = Store.open(store_path, writable=True)
+    for finding in store.opening.unreadable:
+        assert "`torpor repair` brings it back" in finding.message
+    assert len(store.opening.unreadable) == new_index
     store.repair()
     require_version(store, 1, 900)
     assert store.verify(deep=True).ok
