@@ -9,10 +9,12 @@ Rules:
 - A bundle that cannot be read is read again at each opening, and reported at each. Its number is given to no other:
   it is learnt from its manifest, wherever in the file that stands, or from its marks. Where its file is gone it is set
   aside or missed; it is reported, and what it needs stays unknown, until it is back or given up.
-- An index made anew has no rows of missing files, and one that is behind lacks versions, but marks name bundles: one
-  that is nowhere is missed, and reported at each opening until its file is back, its session is deleted, or no mark
-  names it any more. One whose file lies in quarantine was set aside. Each opening asks the marks. Where they could not
-  be read when the index was made anew, it says so until one has.
+- An index that cannot be used for its age still tells of versions without a file: they are taken over, with all that
+  they may need by now.
+- An index made anew of nothing else has no rows of missing files, and one that is behind lacks versions, but marks name
+  bundles: one that is nowhere is missed, and reported at each opening until its file is back, its session is deleted,
+  or no mark names it any more. One whose file lies in quarantine was set aside. Each opening asks the marks. Where they
+  could not be read when the index was made anew, it says so until one has.
 - Nor does an index made anew know what was deleted. So a whole bundle that lies under another one's name and nowhere
   else (files were swapped, or came back under wrong names) is entered as set aside: a repair takes what no row knows
   for deleted. A bundle that cannot be read is learnt from a file that is it as a whole, and from quarantine, too.
@@ -590,11 +592,13 @@ def _make_anew(
     scan = _read_bundles(folder, live)
     is_believed = not isinstance(why, IndexContradicted)
     old = Index.copy_of_current(folder.path, folder.root_fd, folder.uuid) if is_believed else None
-    if old is None:
-        contents = _contents_of_files(folder, files, scan)
-    else:
+    stale = _stale_copy(folder) if old is None else None
+    if old is not None:
         with contextlib.closing(old):
             contents = _going_on(folder, old, files, scan)
+    else:
+        with contextlib.closing(stale) if stale is not None else contextlib.nullcontext():
+            contents = _beginning_anew(folder, stale, files, scan)
     reason = str(why)
     if writable:
         index, where = _made(folder, contents)
@@ -603,15 +607,6 @@ def _make_anew(
         index = Index.create_in_memory(folder.path, folder.uuid, contents.bundles)
     findings = (*scan.findings, *_lacking(folder, files, scan, contents))
     return index, OpenReport(reason, len(live), 0, 0, findings)
-
-
-def _contents_of_files(folder: StoreFolder, files: Mapping[bytes, str], scan: _Scan) -> _Contents:
-    """What an index holds where no other one tells anything."""
-    _look_into_retired(folder, files, scan)
-    aside = _set_aside(folder, _live(files))
-    bundles = _as_entered(folder, scan, [*aside, *_misnamed(folder, files, scan, _ids_of(aside))])
-    bundles += _missed(folder, files, _ids_of(bundles))
-    return _Contents(bundles, [], {}, _leaves_marks_unseen(folder, None))
 
 
 def _misnamed(
@@ -630,6 +625,69 @@ def _look_into_retired(folder: StoreFolder, files: Mapping[bytes, str], scan: _S
         other = _by_content(functools.partial(folder.open_as, bundle_id, RETIRED_SUFFIX))
         if other is not None and other.bundle_id != bundle_id:
             scan.misnamed.setdefault(other.bundle_id, other)
+
+
+def _stale_copy(folder: StoreFolder) -> Index | None:
+    """A private copy of an index that is ours and sound, but older than the last rewrite or contradicted."""
+    try:
+        return Index.copy_to_memory(folder.path, folder.root_fd, folder.uuid)
+    except (IndexUnusable, StoreIoError):
+        return None
+
+
+def _beginning_anew(folder: StoreFolder, stale: Index | None, files: Mapping[bytes, str], scan: _Scan) -> _Contents:
+    """What an index holds that is made from bundles, quarantine and marks, and of a stale one from the versions without
+    a file, of which nothing else tells."""
+    _look_into_retired(folder, files, scan)
+    aside = _set_aside(folder, _live(files))
+    waiting = [*aside, *_misnamed(folder, files, scan, _ids_of(aside))]
+    told = _only_told(folder, stale, files, scan, waiting) if stale is not None else []
+    kept = [one for one in told if one.status == LIVE]
+    bundles = _as_entered(folder, scan, [*waiting, *told], stale)
+    bundles += _missed(folder, files, _ids_of(bundles))
+    return _Contents(bundles, kept, {}, _leaves_marks_unseen(folder, None))
+
+
+def _only_told(
+    folder: StoreFolder, stale: Index, files: Mapping[bytes, str], scan: _Scan, waiting: Iterable[IndexedBundle]
+) -> list[IndexedBundle]:
+    """The versions without a file of which a stale index tells, with all that they may need. One that was deleted since
+    is among them where nothing is left that says so: rather that than one that was lost and is forgotten."""
+    unread = list(scan.unread)
+    kept = {one.bundle_id: one for one in _taken_over(folder, stale, files, scan)}
+    scan.unread = unread  # what a stale index says that those need may be less than they do
+    kept |= {one: IndexedBundle(one, MISSED, row, (), ()) for one, row in (_answer(stale.missed) or {}).items()}
+    leaving = list_leaving(folder) - _marked(folder)
+    there = files.keys() | _ids_of(waiting) | leaving
+    told = [one for one in kept.values() if one.bundle_id not in there]
+    ended = _no_more_missed(folder, _rows_with(told, MISSED), files)
+    ended |= _deleted_among(folder, stale, files, scan, told)
+    return [_with_all_needs(one, files, scan) for one in told if one.bundle_id not in ended]
+
+
+def _rows_with(bundles: Iterable[IndexedBundle], status: str) -> dict[bytes, IndexRow]:
+    return {one.bundle_id: one.row for one in bundles if one.status == status and one.row is not None}
+
+
+def _deleted_among(
+    folder: StoreFolder, stale: Index, files: Mapping[bytes, str], scan: _Scan, told: Iterable[IndexedBundle]
+) -> set[bytes]:
+    rows = _answer(lambda: stale.rows_of(files.keys() - _live(files))) or {}
+    retired = _but_for(set_aside_among(folder, rows), rows)
+    found = [*scan.bundles, *_unreadable(folder, scan, stale)]
+    sessions = _answer(lambda: _deleted_sessions(folder, stale, retired, files, found)) or set()
+    return {one.bundle_id for one in told if one.row is not None and one.row.uri in sessions}
+
+
+def _with_all_needs(bundle: IndexedBundle, files: Mapping[bytes, str], scan: _Scan) -> IndexedBundle:
+    """A version with what it may need since compactions moved its blocks: to files of its session, or retired ones.
+    Of one whose needs were unknown they stay so."""
+    if bundle.row is None or not (bundle.refs or bundle.blocks):
+        return bundle
+    uri = bundle.row.uri
+    kin = [one for one in scan.bundles if one.row is not None and one.row.uri == uri]
+    may = {*bundle.refs, *_ids_of(kin), *(ref for one in kin for ref in one.refs), *(files.keys() - _live(files))}
+    return dataclasses.replace(bundle, refs=tuple(sorted(may - {bundle.bundle_id})))
 
 
 def _made(folder: StoreFolder, contents: _Contents) -> tuple[Index, str]:

@@ -28,6 +28,7 @@ from store_making import (
 from test_index_image import one_frame_log
 from torpor.memvid import Receipt, Store, deletion
 from torpor.memvid import index as index_module
+from torpor.memvid.compaction_plan import CompactionPolicy
 from torpor.memvid.errors import (
     BundleMissing,
     DurabilityLost,
@@ -38,7 +39,7 @@ from torpor.memvid.errors import (
     UnsafePath,
 )
 from torpor.memvid.folder import StoreFolder
-from torpor.memvid.index import LIVE, Index, IndexUnusable
+from torpor.memvid.index import LIVE, Index, IndexContradicted, IndexUnusable
 from torpor.memvid.limits import MAX_INDEX_BYTES
 from torpor.memvid.marks import Marks
 from torpor.memvid.retention import Retention
@@ -1000,6 +1001,106 @@ def test_a_version_that_came_back_and_was_marked_beside_what_a_delete_has_let_go
         assert again.index.knows(first.bundle_id)
         again.gc()
         assert again.marks(OTHER_URI).tags == {"release": first.bundle_id}
+
+
+@contextlib.contextmanager
+def index_of_before_a_rewrite(store_path: Path) -> Iterator[None]:
+    """As `index_left_behind`, and meanwhile a rewrite was begun."""
+    with index_left_behind(store_path):
+        with Store.open(store_path, writable=True) as later:
+            later.index.begin_rewrite(bytes(32), ())
+        yield
+
+
+@pytest.mark.parametrize("contradicted", [False, True])
+@pytest.mark.parametrize("state", ["absent", "aside", "quarantine", "missed", "damaged"])
+def test_what_an_index_that_is_made_anew_alone_knew_is_taken_over_though_a_rewrite_made_it_old(
+    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, contradicted: bool
+) -> None:
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)
+    sleep(store, 600, uri=OTHER_URI, seed=5)
+    file = bundle_path(store, second.bundle_id)
+    if state == "missed":
+        store.tag(URI, 2, "release")
+    if state == "quarantine":
+        spoil(store, second, -1)
+    else:
+        away = file.rename(tmp_path / "away")
+    if state in ("aside", "quarantine"):
+        store.repair()
+    store.close()
+    if state == "missed":
+        (store_path / "index.sqlite").unlink()
+        Store.open(store_path, writable=True).close()
+    elif state == "damaged":
+        shutil.copy(tmp_path / "away", file)
+        harm(file, "directory")
+    if contradicted:
+        reconcile = Index.reconcile
+
+        def contradict(*_: object, **__: object) -> None:
+            monkeypatch.setattr(Index, "reconcile", reconcile)
+            raise IndexContradicted("it contradicts the bundles")
+
+        with index_left_behind(store_path), Store.open(store_path, writable=True) as later:
+            sleep(later, 40, uri=FORK_URI)
+        monkeypatch.setattr(Index, "reconcile", contradict)
+    else:
+        with index_of_before_a_rewrite(store_path):
+            pass
+    with Store.open(store_path, writable=True) as again:
+        assert ("contradicts" if contradicted else "older") in (again.opening.index_rebuilt or "")
+        assert again.index.knows(second.bundle_id)
+        said = [found.path for found in (*again.opening.unreadable, *again.verify(deep=False).findings)]
+        assert str(file) in said
+        again.delete_session(OTHER_URI)
+        again.gc()
+        assert (second.bundle_id in again.index.needs_unknown()) == (state in ("missed", "damaged"))
+        assert sleep(again, 300, seed=7).version == (4 if state == "quarantine" else 3)
+    if state != "quarantine":
+        away.rename(file)
+        with Store.open(store_path, writable=True) as again, again.open_session(URI, 2) as opened:
+            assert [row.version for row in again.versions(URI)] == [1, 2, 3]
+            assert contents(opened) == expected(900)
+
+
+def test_a_version_that_only_a_stale_index_tells_of_needs_whatever_its_blocks_may_have_been_moved_to(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    """Its file, folded into another one since, is gone, and so the newest version must not take that one with it."""
+    versions = [sleep(store, 600, seed=5)]
+    for count in (900, 1200):
+        versions.append(sleep(store, count, seed=5, before=versions[-1]))
+    store.close()
+    with index_left_behind(store_path), Store.open(store_path, writable=True) as later:
+        assert later.compact(URI, policy=CompactionPolicy(max_holders=1, min_dead_ratio=0)).actions
+        away = bundle_path(later, versions[1].bundle_id)
+        needed = later.index.refs_of(versions[1].bundle_id)
+    away.rename(tmp_path / "away")
+    with Store.open(store_path, writable=True) as again:
+        assert set(needed) <= set(again.index.refs_of(versions[1].bundle_id))
+        assert [row.version for row in again.versions(URI)] == [1, 2, 3]
+    (tmp_path / "away").rename(away)
+    with Store.open(store_path, writable=True) as again, again.open_session(URI, 2) as opened:
+        assert contents(opened) == expected(900, seed=5)
+        assert again.index.refs_of(versions[1].bundle_id) == needed
+
+
+@pytest.mark.parametrize("of", ["standing", "aside"])
+def test_a_delete_of_which_a_stale_index_does_not_know_is_one(store: Store, store_path: Path, of: str) -> None:
+    first = sleep(store, 300)
+    sleep(store, 600, uri=OTHER_URI, seed=5)
+    if of == "aside":
+        spoil(store, first, 0)
+        store.repair()
+    store.close()
+    with index_of_before_a_rewrite(store_path), Store.open(store_path, writable=True) as later:
+        later.index.file_is_behind = True  # so the names that tell of the delete stay
+        later.delete_session(URI)
+    with Store.open(store_path, writable=True) as again:
+        assert "older" in (again.opening.index_rebuilt or "")
+        assert (again.index.bundles_of(URI), again.opening.unreadable) == ([], ())
 
 
 # --- missing
