@@ -257,14 +257,19 @@ class _Compaction:
             return
         with core.committing():
             gone = deletion.remove_unneeded(core.folder, core.index, core.pins, {bundle_id: RETIRED_SUFFIX})
-        if bundle_id in gone:
+        if bundle_id not in gone:
+            return
+        if core.folder.suffix_of(bundle_id) is None:
             self._record_removal(bundle_id, gone[bundle_id], reason)
+        else:
+            left = f"{reason}; its name stays until index and marks take changes"
+            self._record_removal(bundle_id, gone[bundle_id], left, kind="strip")
 
-    def _record_removal(self, bundle_id: bytes, freed: int, reason: str) -> None:
+    def _record_removal(self, bundle_id: bytes, freed: int, reason: str, kind: str = "remove") -> None:
         self._removed.add(bundle_id)
         self._bytes_freed += freed
         path = self._core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
-        self._actions.append(Action("remove", path, None, None, freed, reason))
+        self._actions.append(Action(kind, path, None, None, freed, reason))
 
 
 def _is_missed(core: StoreCore, error: BundleMissing) -> bool:

@@ -292,11 +292,11 @@ def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> d
 
 
 def _freed(folder: StoreFolder, index: Index, bundle_id: bytes, is_named: bool) -> int | None:
-    """The bytes that taking a retired file away frees, or emptying one that is to keep its name; None where it holds
-    another version: that goes to quarantine, or stays."""
+    """The bytes that taking a retired file away frees, or emptying one that is to keep its name; None where it is empty
+    already, and where it holds another version: that goes to quarantine, or stays."""
     other = _version_in(folder, index, bundle_id)
     if other is None:
-        return folder.empty_retired(bundle_id) if is_named else folder.remove(bundle_id, RETIRED_SUFFIX)
+        return folder.empty_retired(bundle_id) or None if is_named else folder.remove(bundle_id, RETIRED_SUFFIX)
     if not is_named:
         with contextlib.suppress(NoSpace, StoreIoError, UnsafePath):
             quarantine.move_bundle(folder, bundle_id, RETIRED_SUFFIX, as_version=other)

@@ -372,6 +372,31 @@ def test_an_index_in_memory_has_its_file_again_before_the_next_work_and_at_the_e
         assert again.opening == OpenReport(None, 0, 0, int(by in ("close", "sleep", "import")), ())
 
 
+def test_a_compaction_beside_an_index_file_that_is_behind_reports_no_removal_of_what_it_can_only_empty(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    gone = sleep(store, 600, uri=OTHER_URI, seed=3)
+    with store.open_bundle(gone.bundle_id):
+        store.delete_session(OTHER_URI)
+        store.index.go_on_in_memory()
+
+    def full(_index: Index) -> None:
+        raise NoSpace("No room for the index.")
+
+    monkeypatch.setattr(Index, "return_to_file", full)
+    file = bundle_path(store, gone.bundle_id).with_suffix(".mvr")
+    file.write_bytes(b"as of a delete that had no time to empty it")
+    for kinds in (["strip"], []):
+        report = store.compact()
+        assert [action.kind for action in report.actions] == kinds
+        assert sum(action.size_bytes for action in report.actions) == report.bytes_freed
+        assert (file.stat().st_size, report.problems) == (0, ())
+    monkeypatch.undo()
+    assert [action.kind for action in store.compact().actions] == ["remove"]
+    assert not file.exists()
+
+
 def test_a_store_whose_index_cannot_have_its_file_is_closed_all_the_same(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
