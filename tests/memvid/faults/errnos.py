@@ -194,8 +194,6 @@ class _Run:
         after = last.after
         if self.error is not None and not isinstance(self.error, _POISONS) and last.before <= last.after:
             after = last.before
-        if isinstance(self.handler, _SizeLimit):
-            after -= self.scenario.sees.in_index_alone
         return Allowed(last.before | self.added, after | self.added)
 
 

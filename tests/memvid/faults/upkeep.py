@@ -481,7 +481,7 @@ SCENARIOS: Final = (
     Scenario("empty_quarantine", sessions_with_versions_set_aside, empty_quarantine, SET_ASIDE),
     Scenario("bring_back", found_again, bring_back, Sees(marks=told_of)),
     Scenario("gc", old_leftovers, gc),
-    Scenario("recompress", compressible, recompress, Sees(marks=told_of, in_index_alone=_GIVEN_UP)),
+    Scenario("recompress", compressible, recompress, Sees(marks=told_of)),
     Scenario("return_to_file", one_given_up, return_to_file, Sees(marks=_TOLD_OF_THE_ONE)),
     Scenario("rebuild_asked", one_given_up, rebuild_asked, Sees(marks=_TOLD_OF_THE_ONE)),
     Scenario(

@@ -55,8 +55,6 @@ class Sees:
     `marks` in the open store; `finish` does what its owner does next (repairs once more) and says what it found then,
     and whatever the fault did, `finished` stands after it. `meanwhile` is what somebody does to the folder after that
     (puts an older file back), before the store is opened.
-    What is `in_index_alone` is known no more where the system has no room for the index's file, however often it is
-    asked, and a bundle was rewritten meanwhile.
     `again` asks for the operation once more, at the very end, and raises Broken if that does not finish it.
     """
 
@@ -65,7 +63,6 @@ class Sees:
     meanwhile: Callable[[Path], None] | None = None
     finish: Callable[[Store], Iterable[Mark]] | None = None
     finished: World = frozenset()
-    in_index_alone: World = frozenset()
     again: Callable[[Store], None] | None = None
 
 
