@@ -51,8 +51,8 @@ def untold_finding(path: str, row: IndexRow) -> Finding:
     message = (
         f"{path} is set aside: version {row.version} of {row.uri} could not be read when the index was made anew. "
         "Nobody knows what it needs, so no file is removed. `torpor repair` brings it back where all of it is sound "
-        "somewhere, be it in quarantine. Else put the file back from a backup and start the daemon again, or import it; "
-        f"or give it up: remove the session (`torpor rm {row.uri}`; `torpor forget` where nothing "
+        "somewhere, be it in quarantine. Else put the file back from a backup and start the daemon again, or import "
+        f"it; or give it up: remove the session (`torpor rm {row.uri}`; `torpor forget` where nothing "
         "else is left of it), or all that is set aside (`torpor gc --quarantine`)."
     )
     return Finding(path, UNREADABLE_CODE, message)
