@@ -31,6 +31,7 @@ made here and not by SQLite, for the sums must know of each.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -282,18 +283,37 @@ class Index:
     @classmethod
     def copy_of_current(cls, store_path: str, root_fd: int, store_uuid: str) -> Index | None:
         """A private copy of an index that could not be opened; None for one that is missing, foreign, damaged or older
-        than the last rewrite of a bundle. Raises UnsafePath."""
-        try:
-            index = cls.copy_to_memory(store_path, root_fd, store_uuid)
-        except (IndexUnusable, StoreIoError):
+        than the last rewrite of a bundle.
+
+        Raises:
+            UnsafePath
+            StoreIoError: the system refused to read it, twice. Only a disk that has lost bytes of it is damage: of
+                anything else nobody knows what it says, so it must not be replaced.
+        """
+        index = cls._copied(store_path, root_fd, store_uuid, tries=2)
+        if index is None:
             return None
-        try:
-            if _count_of(index._connection) >= _rewrites_begun(root_fd, store_path):
-                return index
-        except (*_FAILURES, IndexUnusable, StoreIoError):
-            pass
-        index.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(index.close)
+            begun = _rewrites_begun(root_fd, store_path)
+            with contextlib.suppress(*_FAILURES, IndexUnusable):
+                if _count_of(index._connection) >= begun:
+                    stack.pop_all()
+                    return index
         return None
+
+    @classmethod
+    def _copied(cls, store_path: str, root_fd: int, store_uuid: str, tries: int) -> Index | None:
+        try:
+            return cls.copy_to_memory(store_path, root_fd, store_uuid)
+        except IndexUnusable:
+            return None
+        except StoreIoError as error:
+            if tries > 1:
+                return cls._copied(store_path, root_fd, store_uuid, tries - 1)
+            if error.details.get("errno") == errno.EIO:
+                return None
+            raise
 
     @classmethod
     def uuid_in(cls, root_fd: int, store_path: str) -> str | None:

@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import store_making as making
 from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
@@ -410,6 +410,19 @@ def one_given_up(path: Path) -> World:
     return world | _GIVEN_UP
 
 
+def a_log_left(path: Path) -> World:
+    """The same, of a process that was killed: its last sleep stands in the index's log, and not in the file."""
+    world, copy = one_given_up(path), path.parent / "killed"
+    with Store.open(path, writable=True) as store:
+        sleep(store, ALONE)
+        shutil.copytree(path, copy)
+    shutil.rmtree(path)
+    copy.rename(path)
+    if not (path / "index.sqlite-wal").stat().st_size:
+        raise AssertionError("there is no log")
+    return world | {ALONE}
+
+
 _TOLD_OF_THE_ONE: Final = functools.partial(told_of, versions=(_GONE,))
 
 
@@ -419,6 +432,23 @@ def rebuild_asked(path: Path, tape: Tape) -> None:
         with tape.step(store):
             store.rebuild_index()
         tape.delete(store, URI)
+
+
+def replace_beside_a_log(path: Path, tape: Tape) -> None:
+    """The system refuses to open the index, then takes a new one: what was in the old one's log is no part of it."""
+    require, refusals = index._require_ours, iter([sqlite3.OperationalError("disk I/O error")])
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        for error in refusals:
+            raise error
+        return require(*arguments, **options)
+
+    index._require_ours = refuse
+    try:
+        with Store.open(path, writable=True) as store:
+            tape.delete(store, URI)
+    finally:
+        index._require_ours = require
 
 
 def rebuild_asked_on_a_full_disk(path: Path, tape: Tape) -> None:
@@ -483,6 +513,7 @@ SCENARIOS: Final = (
     Scenario("gc", old_leftovers, gc),
     Scenario("recompress", compressible, recompress, Sees(marks=told_of)),
     Scenario("return_to_file", one_given_up, return_to_file, Sees(marks=_TOLD_OF_THE_ONE)),
+    Scenario("replace_beside_a_log", a_log_left, replace_beside_a_log, Sees(marks=_TOLD_OF_THE_ONE)),
     Scenario("rebuild_asked", one_given_up, rebuild_asked, Sees(marks=_TOLD_OF_THE_ONE)),
     Scenario(
         "rebuild_asked_on_a_full_disk",
