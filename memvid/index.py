@@ -77,8 +77,8 @@ UNREADABLE: Final = "unreadable"
 manifest, or a mark, still tells."""
 SHADOWED: Final = "shadowed"
 MISSED: Final = "missed"
-"""A version that only its marks tell of, since the index was made anew without its file. Of its row only owner, number
-and bundle are facts."""
+"""A version that only its marks tell of: the index was made anew without its file, or was behind. Of its row only
+owner, number and bundle are facts."""
 ASIDE: Final = "aside"
 """A version that repair has set aside: no version at present, but its number is given to no other, and what it needs
 stays, so that it can come back."""

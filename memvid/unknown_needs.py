@@ -61,8 +61,8 @@ def untold_finding(path: str, row: IndexRow) -> Finding:
 def missed_finding(path: str, row: IndexRow) -> Finding:
     """What to tell of a version that only its marks tell of."""
     message = (
-        f"{path} is missing: version {row.version} of {row.uri}, which has a tag or a pin, cannot be woken, and the "
-        "index was made anew without it. Nobody knows what it needs, so no file is removed. Put the file back from a "
+        f"{path} is missing: version {row.version} of {row.uri}, which has a tag or a pin, cannot be woken, and "
+        "only its marks tell of it. Nobody knows what it needs, so no file is removed. Put the file back from a "
         f"backup and start the daemon again, or import it; or give it up: take its tags (`torpor untag`) and its pin "
         f"(`torpor unpin {row.uri}@{row.version}`) away, or remove the session (`torpor rm`; `torpor forget` where "
         "nothing else is left of it)."
