@@ -33,6 +33,7 @@ from .errors import (
     CorruptMarks,
     CorruptStoreFile,
     DurabilityLost,
+    IndexFailed,
     MarksLost,
     NoSpace,
     StoreError,
@@ -70,7 +71,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     bundle_ids = index.bundles_of(uri)
     holders = {holder for bundle_id in bundle_ids for holder in index.refs_of(bundle_id)}
     retirement = retire(folder, index, pins, bundle_ids)
-    others = {one: other for one in bundle_ids if (other := _version_in(folder, index, one)) is not None}
+    others = _other_versions(folder, index, bundle_ids)
     unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
     asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
     freed = retirement.freed + sum(remove_unneeded(folder, index, pins, asked).values())
@@ -83,6 +84,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
         *retirement.problems,
         *(_still_marked(folder, uri, bundle_ids, stays) if stays is not None else ()),
         *(_misnamed(folder, one, other) for one, other in others.items()),
+        *(_only_in_memory(folder, index, uri, bundle_ids) if index.file_is_behind else ()),
         *(find_unknown_needs(folder, index) if _waits(folder, index, asked) else ()),
     )
     return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, problems)
@@ -99,6 +101,24 @@ def _still_marked(
             f"them for missing ones: put that right, and run `torpor gc` before. {why.message}"
         )
         yield Finding(path, why.code, message)
+
+
+def _only_in_memory(
+    folder: StoreFolder, index: Index, uri: SessionUri, bundle_ids: Sequence[bytes]
+) -> Iterator[Finding]:
+    """What to tell where the index's file takes no change, and no file of the session is there to say that it was
+    deleted."""
+    leaving: set[bytes] = set()
+    with contextlib.suppress(UnsafePath, StoreIoError):
+        leaving = waiting.list_leaving(folder)
+    is_told = folder.suffix_of(bundle_ids[-1]) == RETIRED_SUFFIX  # of the newest: all others are deleted with it
+    if not is_told and any(folder.suffix_of(one) is None and one not in leaving for one in bundle_ids):
+        message = (
+            f"{index.path} takes no change, and no file of {uri} is there to say that it was deleted: it is listed "
+            "again, as missing, where the index cannot be written before this store is closed. Free some space, and "
+            "delete it again then."
+        )
+        yield Finding(index.path, IndexFailed.code, message)
 
 
 def _waits(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> bool:
@@ -123,9 +143,28 @@ def _misnamed(folder: StoreFolder, bundle_id: bytes, other: bytes) -> Finding:
 
 
 def _version_in(folder: StoreFolder, index: Index, bundle_id: bytes) -> bytes | None:
-    """The version that only a retired file of another one's name holds (two files were swapped); None for any other."""
+    """The version that only a retired file of another one's name holds (two files were swapped); None for any other.
+    Raises StoreIoError."""
     other = waiting.content_of_retired(folder, bundle_id)
     return other if other is not None and index.knows(other) else None
+
+
+def _other_versions(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> dict[bytes, bytes]:
+    """By the name that it has, what `_version_in` says of each; a file that cannot be read now stays, and is none."""
+    found: dict[bytes, bytes] = {}
+    for bundle_id in bundle_ids:
+        with contextlib.suppress(StoreIoError):
+            other = _version_in(folder, index, bundle_id)
+            if other is not None:
+                found[bundle_id] = other
+    return found
+
+
+def _may_be_another(folder: StoreFolder, index: Index, bundle_id: bytes) -> bool:
+    try:
+        return _version_in(folder, index, bundle_id) is not None
+    except StoreIoError:
+        return True
 
 
 def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> Retirement:
@@ -293,8 +332,11 @@ def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> d
 
 def _freed(folder: StoreFolder, index: Index, bundle_id: bytes, is_named: bool) -> int | None:
     """The bytes that taking a retired file away frees, or emptying one that is to keep its name; None where it is empty
-    already, and where it holds another version: that goes to quarantine, or stays."""
-    other = _version_in(folder, index, bundle_id)
+    already, where it holds another version (that goes to quarantine, or stays), and where nobody can tell now."""
+    try:
+        other = _version_in(folder, index, bundle_id)
+    except StoreIoError:
+        return None  # it stays for the next gc, or the next opening
     if other is None:
         return folder.empty_retired(bundle_id) or None if is_named else folder.remove(bundle_id, RETIRED_SUFFIX)
     if not is_named:
@@ -331,7 +373,7 @@ def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequen
         return 0
     leaving = set(bundle_ids)
     free = leaving.intersection(pins.wait_or_free(unneeded(index, bundle_ids, but_for=leaving)))
-    return sum(folder.empty_retired(one) for one in free if _version_in(folder, index, one) is None)
+    return sum(folder.empty_retired(one) for one in free if not _may_be_another(folder, index, one))
 
 
 def unmark(folder: StoreFolder, uri: SessionUri) -> StoreError | None:

@@ -20,7 +20,7 @@ from typing import Final
 from . import quarantine, twins
 from .blocks import BlockEntry
 from .bundle import BundleFile, FrameFile
-from .errors import StoreError, UnsafePath
+from .errors import StoreError, StoreIoError, UnsafePath
 from .folder import LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, StoreFolder
 from .index import Index
 from .manifest import Manifest
@@ -85,7 +85,8 @@ def salvaged_from(manifest: Manifest | None) -> bytes | None:
 
 
 def list_waiting(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
-    """As `quarantine.list_bundles`, but a whole bundle that lies under another one's name by its own id."""
+    """As `quarantine.list_bundles`, but a whole bundle that lies under another one's name by its own id. Raises
+    UnsafePath, StoreIoError."""
     return [
         (_content_id(folder, bundle_id, name) if suffix != RETIRED_SUFFIX else bundle_id, suffix, name)
         for bundle_id, suffix, name in quarantine.list_bundles(folder)
@@ -114,7 +115,7 @@ def set_aside_among(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> set[byt
 
 def content_of_retired(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
     """The bundle that a retired file is as a whole, where its name says another, which is not sound under its own; None
-    for any other file."""
+    for any other file. Raises StoreIoError."""
     other = version_in(functools.partial(folder.open_as, bundle_id, RETIRED_SUFFIX))
     if other is None or other == bundle_id:
         return None
@@ -152,10 +153,15 @@ def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
 
 
 def version_in(open_file: Callable[[], tuple[int, str]]) -> bytes | None:
-    """The version that a file is as a whole, whatever its name says; None for any other file."""
-    with contextlib.suppress(StoreError), contextlib.closing(BundleFile(*open_file(), None)) as file:
-        return file.bundle_id if file.manifest is not None else None
-    return None
+    """The version that a file is as a whole, whatever its name says; None for any other file. Raises StoreIoError:
+    the system refused to read it, so nobody knows."""
+    try:
+        with contextlib.closing(BundleFile(*open_file(), None)) as file:
+            return file.bundle_id if file.manifest is not None else None
+    except StoreIoError:
+        raise
+    except StoreError:
+        return None
 
 
 def _content_id(folder: StoreFolder, bundle_id: bytes, name: str) -> bytes:

@@ -415,6 +415,59 @@ def test_a_store_whose_index_cannot_have_its_file_is_closed_all_the_same(
         require_awake(again, 600)
 
 
+@pytest.mark.parametrize("state", ["missing", "given up"])
+@pytest.mark.parametrize("newest_is_there", [False, True])
+def test_a_delete_that_nothing_on_disk_tells_of_says_so(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, newest_is_there: bool
+) -> None:
+    first = sleep(store, 300)
+    bundle_path(store, first.bundle_id).unlink()
+    if newest_is_there:
+        sleep(store, 40, seed=5)
+    if state == "given up":
+        store.repair()
+    sleep(store, 20, uri=OTHER_URI)
+    make_failing(store, sqlite3.SQLITE_FULL)
+    report = store.delete_session(URI)
+    assert [problem.code for problem in report.problems] == ([] if newest_is_there else ["index_failed"])
+
+    def refuse(_index: Index) -> None:
+        raise NoSpace("No room.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Index, "return_to_file", refuse)
+        store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert bool(again.index.bundles_of(URI)) == (not newest_is_there)
+
+
+def test_a_file_of_another_version_stays_where_the_system_does_not_let_anybody_look(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files were swapped: what a delete retires are another session's only bytes."""
+    mine, other = (
+        bundle_path(store, sleep(store, 300).bundle_id),
+        bundle_path(store, sleep(store, 600, uri=OTHER_URI).bundle_id),
+    )
+    mine.rename(store_path / "aside")
+    other.rename(mine)
+    (store_path / "aside").rename(other)
+    opening = StoreFolder.open_as
+
+    def refuse(folder: StoreFolder, bundle_id: bytes, suffix: str) -> tuple[int, str]:
+        if suffix == ".mvr":
+            raise StoreIoError("Too many open files.")
+        return opening(folder, bundle_id, suffix)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreFolder, "open_as", refuse)
+        store.delete_session(URI)
+    store.gc()
+    for _ in range(2):
+        store.repair()
+    require_awake(store, 600, uri=OTHER_URI)
+
+
 def make_failing(store: Store, code: int, *, also: str = "COMMIT") -> None:
     failing: Any = Failing(store.index._connection, code, also=also)
     store.index._connection = failing

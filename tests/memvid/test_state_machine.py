@@ -984,8 +984,9 @@ class SoundStore(RuleBasedStateMachine):
         """Nothing is amiss but for versions that a repair gave up because their files are nowhere: where the index goes
         too, their marks alone tell of them, until somebody takes those away."""
         missed = self.store.index.missed()
+        untold = self.store.index.aside_untold()
         assert {finding.path for finding in self.store.opening.unreadable} == {
-            str(self.path / "bundles" / one.hex()[:2] / f"{one.hex()}.mvb") for one in missed
+            str(self.path / "bundles" / one.hex()[:2] / f"{one.hex()}.mvb") for one in {*missed, *untold}
         }
         for bundle_id, row in missed.items():
             STEPS["missed"] += 1
