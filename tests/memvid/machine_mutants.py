@@ -60,7 +60,7 @@ MUTANTS: Final = (
     Mutant("a forget keeps a manifest that names the session", "forgetting.py", "with_manifest=live,", "with_manifest=True,"),
     Mutant("a delete leaves the marks", "deletion.py", "        if marks.session(uri):\n", "        if False:\n"),
     Mutant("a prune begins with the newest version", "pruning.py", "return [one for row in rows for one in", "return [one for row in rows[::-1] for one in"),
-    Mutant("an old index is believed", "index.py", "begun = _rewrites_begun(root_fd, store_path)\n", "begun = 0\n"),
+    Mutant("an old index is believed", "index.py", "if _count_of(connection) < begun:\n", "if begun < 0:\n"),
     Mutant("the next number is one that was used", "core.py", "version = max([self.index.last_number(uri), *taken]) + self.index.unnumbered() + 1", "version = max(len(self.index.versions(uri)), *taken, 0) + 1"),
     Mutant("verify finds nothing", "verify.py", "return VerifyReport(deep, tally.settled(promised),", "return VerifyReport(deep, (),", "DamagedStore"),
     Mutant("a repair gives up what it could mend", "survey.py", 'return "mendable" if elsewhere else "intact"', 'return "lost" if elsewhere else "intact"', "DamagedStore"),

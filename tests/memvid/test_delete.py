@@ -447,7 +447,7 @@ def test_a_file_of_another_version_stays_where_the_system_does_not_let_anybody_l
     """Two files were swapped: what a delete retires are another session's only bytes."""
     mine, other = (
         bundle_path(store, sleep(store, 300).bundle_id),
-        bundle_path(store, sleep(store, 600, uri=OTHER_URI).bundle_id),
+        bundle_path(store, sleep(store, 600, uri=OTHER_URI, seed=3).bundle_id),
     )
     mine.rename(store_path / "aside")
     other.rename(mine)
@@ -465,7 +465,7 @@ def test_a_file_of_another_version_stays_where_the_system_does_not_let_anybody_l
     store.gc()
     for _ in range(2):
         store.repair()
-    require_awake(store, 600, uri=OTHER_URI)
+    require_awake(store, 600, uri=OTHER_URI, seed=3)
 
 
 def make_failing(store: Store, code: int, *, also: str = "COMMIT") -> None:
