@@ -281,9 +281,9 @@ class Index:
         return cls(memory, path, None)
 
     @classmethod
-    def copy_of_current(cls, store_path: str, root_fd: int, store_uuid: str) -> Index | None:
-        """A private copy of an index that could not be opened; None for one that is missing, foreign, damaged or older
-        than the last rewrite of a bundle.
+    def copy_before_replacing(cls, store_path: str, root_fd: int, store_uuid: str) -> tuple[Index, bool] | None:
+        """A private copy of an index that is going to be replaced, and whether it has seen each rewrite of a bundle
+        begin; None for one that is missing, foreign or damaged.
 
         Raises:
             UnsafePath
@@ -293,14 +293,15 @@ class Index:
         index = cls._copied(store_path, root_fd, store_uuid, tries=2)
         if index is None:
             return None
-        with contextlib.ExitStack() as stack:
-            stack.callback(index.close)
+        try:
             begun = _rewrites_begun(root_fd, store_path)
-            with contextlib.suppress(*_FAILURES, IndexUnusable):
-                if _count_of(index._connection) >= begun:
-                    stack.pop_all()
-                    return index
-        return None
+        except BaseException:
+            index.close()
+            raise
+        try:
+            return index, _count_of(index._connection) >= begun
+        except (*_FAILURES, IndexUnusable):
+            return index, False
 
     @classmethod
     def _copied(cls, store_path: str, root_fd: int, store_uuid: str, tries: int) -> Index | None:

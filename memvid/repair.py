@@ -35,7 +35,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from . import opening, quarantine, restoring, twins, waiting
+from . import quarantine, reindexing, restoring, scanning, twins, waiting
 from .blocks import span_parents
 from .budget import utc_day
 from .bundle import FilePool, FrameFile, require_promised
@@ -532,22 +532,22 @@ class _Run:
     def mend_index(self, done: set[bytes]) -> None:
         """Make the index anew where it says something else than the bundles; `done` were seen to one by one."""
         core = self.core
-        ahead = opening.read_ahead(core.folder)
-        actions, _ = opening.plan_rebuild(core.folder, core.index, ahead)
+        ahead = scanning.read_ahead(core.folder)
+        actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
         if actions and not self.dry_run:
             self._succeeds(core.index.path, lambda: self._rebuild_index(ahead))
         elif actions:
             with core.committing() if core.writable else contextlib.nullcontext():
-                actions, _ = opening.plan_rebuild(core.folder, core.index, ahead)
+                actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
             paths = {core.folder.bundle_path(one, suffix) for one in done for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX)}
             self.actions += [action for action in actions if action.path not in paths]
 
-    def _rebuild_index(self, ahead: opening.Readings) -> None:
+    def _rebuild_index(self, ahead: scanning.Readings) -> None:
         """Under the lock folder and index are of one moment: what others slept and deleted meanwhile is no fault."""
         with self._committing():
-            actions, _ = opening.plan_rebuild(self.core.folder, self.core.index, ahead)
+            actions, _ = reindexing.plan_rebuild(self.core.folder, self.core.index, ahead)
             if actions:
-                opening.rebuild(self.core.folder, self.core.index, ahead)
+                reindexing.rebuild(self.core.folder, self.core.index, ahead)
         self.actions += actions
 
     # --- how a step is done
@@ -795,11 +795,11 @@ def rebuild_index(core: StoreCore, *, dry_run: bool = False) -> MaintenanceRepor
     """
     if dry_run:
         core.require_open()
-        actions, problems = opening.plan_rebuild(core.folder, core.index)
+        actions, problems = reindexing.plan_rebuild(core.folder, core.index)
         return MaintenanceReport("rebuild_index", True, tuple(actions), 0, 0, tuple(problems))
     core.require_writable()
-    ahead = opening.read_ahead(core.folder)
+    ahead = scanning.read_ahead(core.folder)
     with core.committing():
-        actions, _ = opening.plan_rebuild(core.folder, core.index, ahead)
-        report = opening.rebuild(core.folder, core.index, ahead)
+        actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
+        report = reindexing.rebuild(core.folder, core.index, ahead)
     return MaintenanceReport("rebuild_index", False, tuple(actions), 0, 0, report.unreadable)

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from . import durable
+from .absent import missing_finding
 from .budget import free_bytes_of, utc_day
 from .bundle import BundleFile
 from .core import StoreCore
@@ -30,7 +31,6 @@ from .incoming import INCOMING
 from .index import INDEX_FILE, SHADOWED, row_of
 from .manifest import Manifest
 from .needs import Needs, read_needs
-from .opening import missing_finding
 from .paths import list_names, open_folder
 from .records import Finding, IndexRow, SessionUsage, UsageReport
 from .unknown_needs import UNREADABLE_CODE

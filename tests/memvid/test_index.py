@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
-from torpor.memvid import SessionUri, Store, index_image, opening, rewriting
+from torpor.memvid import SessionUri, Store, index_image, reindexing, rewriting, scanning
 from torpor.memvid import index as index_module
 from torpor.memvid.bundle import BundleFile
 from torpor.memvid.errors import (
@@ -280,8 +280,8 @@ def rewritten(monkeypatch: pytest.MonkeyPatch, bundle_id: bytes, refs: tuple[byt
         row = dataclasses.replace(found.row, bundle_bytes=4321)
         return IndexedBundle(bundle_id, LIVE, row, refs, (b"8 bytes of a block id, and more.",))
 
-    real = opening.indexed
-    monkeypatch.setattr(opening, "indexed", indexed)
+    real = scanning.indexed
+    monkeypatch.setattr(scanning, "indexed", indexed)
 
 
 def a_fork(store: Store) -> tuple[bytes, bytes]:
@@ -568,7 +568,7 @@ def test_bytes_written_are_counted_by_day_and_kept(store: Store, store_path: Pat
         store.index.add_written(day, size)
     store.close()
     with Store.open(store_path, writable=True) as again:
-        opening.rebuild(again._core.folder, again.index)
+        reindexing.rebuild(again._core.folder, again.index)
         assert [again.index.written_on(day) for day in (19_999, 20_000, 20_001)] == [0, 12, 1]
         again.index.add_written(20_500, 1)
         assert again.index.written() == {20_500: 1}
@@ -581,18 +581,18 @@ def test_a_rebuild_of_an_open_store_leaves_what_the_bundles_say(store: Store, st
     fork, first = a_fork(store)
     rows = list(store.iter_sessions())
     break_row(store_path / "index.sqlite")
-    actions, problems = opening.plan_rebuild(store._core.folder, store.index)
+    actions, problems = reindexing.plan_rebuild(store._core.folder, store.index)
     assert [(action.kind, action.path) for action in actions] == [
         ("index", str(the_file(store_path, one))) for one in sorted([fork, first])
     ]
     assert problems == []
     with pytest.raises(StoreIoError):
         list(store.iter_sessions())
-    report = opening.rebuild(store._core.folder, store.index)
+    report = reindexing.rebuild(store._core.folder, store.index)
     assert report.index_rebuilt == "it was asked for"
     assert list(store.iter_sessions()) == rows
     assert store.index.refs_of(fork) == (first,)
-    assert opening.plan_rebuild(store._core.folder, store.index) == ([], [])
+    assert reindexing.plan_rebuild(store._core.folder, store.index) == ([], [])
     sleep(store, 20)
     store.close()
     with Store.open(store_path, writable=True) as again:
@@ -608,7 +608,7 @@ def test_threat_26_an_index_lost_while_the_store_is_open_is_made_anew_on_request
     for suffix in ("-wal", "-shm"):
         (store_path / f"index.sqlite{suffix}").unlink()
     damage(store_path / "index.sqlite")
-    opening.rebuild(store._core.folder, store.index)
+    reindexing.rebuild(store._core.folder, store.index)
     require_awake(store, 300)
     assert sleep(store, 600).version == 2
     store.close()
@@ -620,14 +620,14 @@ def test_threat_26_an_index_lost_while_the_store_is_open_is_made_anew_on_request
 def test_what_a_rebuild_would_change_is_told_and_nothing_changes(store: Store, store_path: Path) -> None:
     fork, first = a_fork(store)
     spare = sleep(store, 20, uri=SessionUri("default", "spare")).bundle_id
-    assert opening.plan_rebuild(store._core.folder, store.index) == ([], [])
+    assert reindexing.plan_rebuild(store._core.folder, store.index) == ([], [])
     index = store.index
     index.drop([first])
     index.begin_rewrite(fork, [NEEDED])
     file = the_file(store_path, spare)
     file.rename(file.with_suffix(".mvr"))
     before = (index.bundle_ids(), index.refs_of(fork))
-    actions, _ = opening.plan_rebuild(store._core.folder, index)
+    actions, _ = reindexing.plan_rebuild(store._core.folder, index)
     told = {Path(action.path).stem: (action.session, action.version, action.reason) for action in actions}
     assert told == {
         first.hex(): (URI, 1, "the index lacks it"),
@@ -650,9 +650,9 @@ def test_a_rebuild_keeps_the_versions_that_only_the_old_rows_tell_of(
     broken = the_file(store_path, damaged.bundle_id)
     good = broken.read_bytes()
     broken.write_bytes(good[:-1])
-    actions, problems = opening.plan_rebuild(store._core.folder, store.index)
+    actions, problems = reindexing.plan_rebuild(store._core.folder, store.index)
     assert (actions, sorted(found.code for found in problems)) == ([], ["bundle_missing", "truncated"])
-    report = opening.rebuild(store._core.folder, store.index)
+    report = reindexing.rebuild(store._core.folder, store.index)
     assert sorted(found.code for found in report.unreadable) == ["bundle_missing", "truncated"]
     assert [row.version for row in store.versions(URI)] == [1, 2]
     with pytest.raises(BundleMissing):
@@ -675,7 +675,7 @@ def test_a_rebuild_does_not_bring_back_what_a_cut_off_delete_left(store: Store, 
     the_file(store_path, first.bundle_id).unlink()
     file = the_file(store_path, second.bundle_id)
     file.rename(file.with_suffix(".mvr"))
-    opening.rebuild(store._core.folder, store.index)
+    reindexing.rebuild(store._core.folder, store.index)
     assert store.find_session(URI) is None
 
 
@@ -692,7 +692,7 @@ def test_threat_28_a_rebuild_that_fails_leaves_a_store_that_opens(
     with monkeypatch.context() as patch:
         patch.setattr(Index, "_insert", failing)
         with pytest.raises(KeyboardInterrupt):
-            opening.rebuild(store._core.folder, store.index)
+            reindexing.rebuild(store._core.folder, store.index)
     with pytest.raises(StoreIoError):
         store.find_session(URI)
     store.close()
@@ -867,9 +867,9 @@ def test_a_rebuild_on_a_full_disk_goes_on_in_memory(store: Store, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(Index, "return_to_file", full)
-        assert "kept in memory" in str(opening.rebuild(store._core.folder, store.index).index_rebuilt)
+        assert "kept in memory" in str(reindexing.rebuild(store._core.folder, store.index).index_rebuilt)
     require_awake(store, 300)
-    assert opening.rebuild(store._core.folder, store.index).index_rebuilt == "it was asked for"
+    assert reindexing.rebuild(store._core.folder, store.index).index_rebuilt == "it was asked for"
     require_awake(store, 300)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 from store_making import IDENTITY, OTHER_URI, URI, Receipt, adopt, contents, expected, require_awake, sleep, state
-from torpor.memvid import SessionUri, Store, opening, quarantine, repair, survey
+from torpor.memvid import SessionUri, Store, quarantine, reindexing, repair, scanning, survey
 from torpor.memvid.budget import Budget
 from torpor.memvid.bundle import FrameFile
 from torpor.memvid.compaction_plan import CompactionPolicy
@@ -587,7 +587,7 @@ def test_a_sleep_a_delete_and_a_compaction_wait_for_no_reading_of_bundles_and_th
     first = sleep(store, 300)
     adopted = sleep(store, 600, before=first)
     sleep(store, 100, uri=OTHER_URI, seed=2)
-    real, inside, done = opening._read_bundle, [], []
+    real, inside, done = scanning._read_bundle, [], []
 
     def others() -> None:
         sleep(store, 200, uri=THIRD_URI, seed=3)
@@ -606,7 +606,7 @@ def test_a_sleep_a_delete_and_a_compaction_wait_for_no_reading_of_bundles_and_th
             assert done
         return read
 
-    monkeypatch.setattr(opening, "_read_bundle", read_bundle)
+    monkeypatch.setattr(scanning, "_read_bundle", read_bundle)
     assert store.rebuild_index().problems == ()
     assert len(inside) <= 2 * 2  # for the plan and for the index: what is new, and what was written anew
     assert [row.uri for row in store.iter_sessions()] == [URI, THIRD_URI]
@@ -1606,7 +1606,7 @@ def test_versions_that_come_and_go_beside_a_repair_are_no_fault_of_the_index(
 ) -> None:
     sleep(store, 20)
     sleep(store, 30, uri=OTHER_URI)
-    real, done = opening._taken_over, []
+    real, done = reindexing._taken_over, []
 
     def taken_over(*args: Any) -> list[IndexedBundle]:
         if not done:  # the folder was listed, and the index was not asked yet
@@ -1615,8 +1615,8 @@ def test_versions_that_come_and_go_beside_a_repair_are_no_fault_of_the_index(
             sleep(store, 40, uri=THIRD_URI)
         return real(*args)
 
-    monkeypatch.setattr(opening, "_taken_over", taken_over)
-    monkeypatch.setattr(opening, "rebuild", None)  # not made anew
+    monkeypatch.setattr(reindexing, "_taken_over", taken_over)
+    monkeypatch.setattr(reindexing, "rebuild", None)  # not made anew
     report = store.repair(dry_run=dry_run)
     assert (done, report.actions, report.problems) == ([True], (), ())
     require_awake(store, 40, uri=THIRD_URI)
