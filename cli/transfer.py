@@ -98,7 +98,7 @@ def import_(
     output = Output(as_json=as_json)
     _require_readable(source)
     try:
-        receipt = import_bundle(source, as_name, socket, store)
+        receipt, newest = import_bundle(source, as_name, socket, store)
     except KeyboardInterrupt:
         raise Interrupted(
             "Interrupted. The import may have come to its end all the same: import the file again, and what is there "
@@ -113,12 +113,17 @@ def import_(
             f"{plain(receipt.session)}  is there already as version {receipt.version}, bundle"
             f" {plain(format_id(receipt.bundle_id))}: nothing was written"
         )
-        return
-    output.line(
-        f"{plain(receipt.session)}  imported as version {receipt.version}, bundle"
-        f" {plain(format_id(receipt.bundle_id))}: {format_plural(receipt.token_count, 'token')},"
-        f" {format_bytes(receipt.bytes_written)} written"
-    )
+    else:
+        output.line(
+            f"{plain(receipt.session)}  imported as version {receipt.version}, bundle"
+            f" {plain(format_id(receipt.bundle_id))}: {format_plural(receipt.token_count, 'token')},"
+            f" {format_bytes(receipt.bytes_written)} written"
+        )
+    if newest is not None and newest > receipt.version:
+        output.remark(
+            f"version {newest} is newer, and what the next wake gives; if a repair has saved it from this one,"
+            " torpor repair lets it give way"
+        )
 
 
 def _require_readable(source: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import TorporError
 from ..memvid import orders
 from ..memvid.errors import SessionNotFound
 from ..memvid.folder import load_store_uuid, open_existing_root
@@ -151,8 +152,11 @@ def open_to_maintain(path: Path) -> Store:
     return Store.open(path, writable=True)
 
 
-def import_bundle(source: Path, as_name: str | None, socket: Path | None, store: Path | None) -> SleepResult:
-    """Take a bundle from a file into the store, under its own name or another. Raises as `carry_out`, and Corruption.
+def import_bundle(
+    source: Path, as_name: str | None, socket: Path | None, store: Path | None
+) -> tuple[SleepResult, int | None]:
+    """Take a bundle from a file into the store, under its own name or another; and what the number of the session's
+    newest version is then, if that can be told. Raises as `carry_out`, and Corruption.
 
     A running daemon is told no path: it gets a checked copy in its store's folder `incoming`, and that copy's id.
     """
@@ -162,15 +166,17 @@ def import_bundle(source: Path, as_name: str | None, socket: Path | None, store:
             store_path = daemon.status().store
             bundle_id = hand_over(store_path, os.fspath(source))
             try:
-                return daemon.import_bundle(bundle_id.hex(), session=as_name)
+                result = daemon.import_bundle(bundle_id.hex(), session=as_name)
             except RemoteError:  # it was not taken; where the connection was lost, nobody knows
                 take_back(store_path, bundle_id)
                 raise
+            return result, _newest_in(daemon, result.session)
     started = time.monotonic()
     with open_to_maintain(store or default_store_path()) as opened:
         wanted = None if as_name is None else _uri_of_new(as_name)
         receipt = opened.import_file(source, as_uri=wanted, only_kin=True)
-    return SleepResult(
+        newest = opened.find_session(receipt.uri)
+    result = SleepResult(
         session=str(receipt.uri),
         version=receipt.version,
         bundle_id=receipt.bundle_id.hex(),
@@ -182,6 +188,15 @@ def import_bundle(source: Path, as_name: str | None, socket: Path | None, store:
         blocks_reused=receipt.blocks_reused,
         seconds=time.monotonic() - started,
     )
+    return result, newest.version if newest is not None else None
+
+
+def _newest_in(daemon: Client, session: str) -> int | None:
+    """What an import is told beside: it is done, so a daemon that does not answer now makes no failure of it."""
+    try:
+        return next((info.version for info in daemon.list_sessions() if info.session == session), None)
+    except TorporError:
+        return None
 
 
 def _uri_of(store: Store, order: Order) -> SessionUri:

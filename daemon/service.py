@@ -118,7 +118,8 @@ class Service:
         opening = self._store.opening
         found = [finding.message for finding in opening.unreadable]
         if opening.index_rebuilt is not None and opening.rows_added:
-            found.append(f"The index was made anew from {opening.rows_added} bundles: {opening.index_rebuilt}.")
+            bundles = "1 bundle" if opening.rows_added == 1 else f"{opening.rows_added} bundles"
+            found.append(f"The index was made anew from {bundles}: {opening.index_rebuilt}.")
         if opening.rows_dropped:
             found.append(
                 f"{opening.rows_dropped} bundles that the index knew are gone; their versions cannot be woken."

@@ -390,6 +390,21 @@ def test_an_exported_version_is_imported_as_the_same_bundle(
     assert torpor("show", "copy", "--store", other, "--json").document["info"]["token_count"] == 600
 
 
+def test_an_import_says_where_a_newer_version_stays_the_one_that_wakes(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    """As the version is that a repair has saved of the one whose file was damaged."""
+    target = short_path / "made" / "first"
+    target.parent.mkdir()
+    assert torpor("export", "agent@1", target, "--store", made_store.path).status == 0
+    ran = torpor("import", target, "--store", made_store.path)
+    assert "is there already as version 1" in ran.out
+    assert "version 2 is newer" in ran.err
+    assert "torpor repair" in ran.err
+    fresh = torpor("import", target, "--store", made_store.path, "--as", "fresh")
+    assert (fresh.status, fresh.err) == (0, "")
+
+
 def test_an_import_that_was_interrupted_says_that_asking_again_is_safe_and_it_is(
     torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
