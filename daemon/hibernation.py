@@ -19,6 +19,7 @@ from ..memvid.compaction_plan import CompactionPolicy
 from ..memvid.errors import BlockMissing, BudgetExceeded, Corruption, IndexFailed, NoSpace, StoreError
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
+from ..memvid.waiting import salvaged_from
 from ..snapshot import restore
 from ..snapshot.capture import cut
 from ..snapshot.state import LiveState
@@ -87,6 +88,7 @@ class Hibernation:
         )
         session.unchanged_tokens = receipt.token_count
         session.dirty = session.completed = session.rewound = False
+        session.saved_from = None
         return receipt
 
     async def is_kept(self, session: Session) -> bool:
@@ -108,20 +110,15 @@ class Hibernation:
         return await self.on_io(look)
 
     async def is_superseded(self, session: Session) -> bool:
-        """Whether nothing has happened in the session since its wake, and the newest version is another one now that
-        begins with all that it holds: a repair has brought back what it was saved from."""
-        durable = session.durable
-        if durable is None or not session.is_untouched:
+        """Whether nothing has happened in the session since its wake, and a repair has brought back the version that
+        it was saved from."""
+        if session.saved_from is None or not session.is_untouched:
             return False
 
         def look() -> bool:
             try:
                 newest = self._store.find_session(session.uri)
-                if newest is None or newest.bundle_id == durable.bundle_id:
-                    return False
-                with self._store.open_session(session.uri, newest.version) as reader:
-                    same_model = reader.manifest.identity == session.model.identity
-                    return same_model and reader.tokens().startswith(session.state.tokens.tobytes())
+                return newest is not None and newest.bundle_id == session.saved_from
             except StoreError:
                 return False
 
@@ -205,6 +202,7 @@ class Hibernation:
             key_from = None if plan.state else sampling_of(kept)
             state = await self._engine.call(lambda: _assembled(filling, model, key_from))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
+            session.saved_from = salvaged_from(reader.manifest)
             session.completed = plan.state is None  # the next sleep keeps the logits that had to be found
             return Woken(session, plan.read_bytes)
         finally:

@@ -49,6 +49,7 @@ class Session:
     system: the text that will open its chat; None once it has been read, or if there is none.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
     dirty: whether anything has changed since the durable snapshot.
+    saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None for any other.
     completed: whether it holds logits that had to be found and that the durable snapshot, which was salvaged, lacks.
     rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
         nothing has changed, so that what was woken is what the next wake gives.
@@ -65,6 +66,7 @@ class Session:
     durable: Durable | None = None
     unchanged_tokens: int = 0
     dirty: bool = True
+    saved_from: bytes | None = None
     completed: bool = False
     rewound: bool = False
 

@@ -17,6 +17,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from . import deletion, twins
 from .budget import UNLIMITED, Account, Budget, Meter, free_bytes_of, utc_day
@@ -32,6 +33,7 @@ from .errors import (
     StoreClosed,
     StoreError,
     StoreIoError,
+    UnsafePath,
 )
 from .folder import StoreFolder
 from .index import Index
@@ -39,6 +41,9 @@ from .limits import MAX_VERSION
 from .lock import StoreLock
 from .pins import Pins
 from .uri import SessionUri
+
+_MENDING_PAUSE_S: Final = 60.0
+"""Between two trials to give an index in memory its file, seconds."""
 
 
 class StoreCore:
@@ -54,6 +59,7 @@ class StoreCore:
         self._reserved: dict[SessionUri, list[int]] = {}
         self.importing = threading.Lock()
         self._poison: StoreError | None = None
+        self._next_mending = 0.0
         self._closed = False
         self._account = Account(
             budget,
@@ -86,14 +92,15 @@ class StoreCore:
         with self._writing:
             if self._closed:
                 return
-            if self.writable:
-                with contextlib.suppress(DurabilityLost, LockLost):
-                    self.mend_index_file()
-            self._closed = True
-            self.index.close()
-            if self._lock is not None:
-                self._lock.close()
-            self.folder.close()
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.folder.close)
+                if self._lock is not None:
+                    stack.callback(self._lock.close)
+                stack.callback(self.index.close)
+                if self.writable:
+                    with contextlib.suppress(DurabilityLost, LockLost):
+                        self._try_to_mend_index_file()
+                self._closed = True
 
     # --- guards
 
@@ -135,11 +142,18 @@ class StoreCore:
 
     def mend_index_file(self) -> None:
         """Give an index that went on in memory its file again, if the disk takes it now: beside one that is behind no
-        file may go, and the next opening knows less. Asked before each piece of work, and at the end."""
+        file may go, and the next opening knows less. Asked before each piece of work; each trial writes the whole
+        index, so after one that failed the next comes a while later, or at the end."""
+        if not self.index.has_file and time.monotonic() >= self._next_mending:
+            self._try_to_mend_index_file()
+
+    def _try_to_mend_index_file(self) -> None:
         if self.index.has_file:
             return
-        with contextlib.suppress(NoSpace, StoreIoError), self.committing():
+        self._next_mending = time.monotonic() + _MENDING_PAUSE_S
+        with contextlib.suppress(NoSpace, StoreIoError, UnsafePath), self.committing():
             self.index.return_to_file()
+            self._next_mending = 0.0
 
     # --- versions
 

@@ -23,7 +23,8 @@ from .limits import MAX_IOVECS
 from .paths import FILE_MODE, io_error
 
 TEMP_SUFFIX: Final = ".tmp"
-TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp", re.ASCII)
+TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp(-journal)?", re.ASCII)
+"""Of a temporary file, and of what SQLite has beside one while it makes an index in it."""
 """What `TempFile` calls its files: nothing else is taken for a leftover."""
 
 NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

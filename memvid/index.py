@@ -64,7 +64,7 @@ from .index_seals import (
 from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS, MAX_VERSION
 from .manifest import Manifest
 from .page_sums import PAGE_BYTES, PageSums
-from .paths import list_names, open_folder, require_own_regular, stat_name
+from .paths import io_error, list_names, open_folder, require_own_regular, stat_name
 from .records import IndexRow
 from .uri import SessionUri
 
@@ -215,6 +215,7 @@ class Index:
         """`root_fd` is the store's folder, borrowed; None for a private copy, whose rewrites are not counted."""
         self._connection = connection
         self._root_fd = root_fd
+        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._sums: PageSums | None = None
         self._entered: list[bytes] = []
@@ -423,7 +424,7 @@ class Index:
         """Make the file anew from an index that went on in memory; one that has its file is left as it is.
 
         Raises:
-            NoSpace, StoreIoError: the index stays in memory.
+            NoSpace, StoreIoError, UnsafePath: the index stays in memory.
             DurabilityLost: it does too, and what the disk holds of the file is unknown.
         """
         with self._lock:
@@ -454,7 +455,7 @@ class Index:
 
     def close(self) -> None:
         with self._lock:
-            if self._sums is not None:
+            if self._sums is not None and os.getpid() == self._pid:  # the file is not a forked child's to write
                 with contextlib.suppress(*_FAILURES):  # SQLite would make it in closing, unseen by the sums
                     self._checkpoint()
             self._connection.close()
@@ -1056,7 +1057,10 @@ def _labels(encoded: str) -> tuple[str, ...]:
 
 def _failed(path: str, why: str) -> IndexFailed:
     return IndexFailed(
-        f"The index {path} failed: {why}. `torpor rebuild-index` makes it anew from the bundles.", path=path, reason=why
+        f"The index {path} failed: {why}. Where the disk has room and takes writes, `torpor rebuild-index` makes it "
+        "anew from the bundles.",
+        path=path,
+        reason=why,
     )
 
 
@@ -1106,9 +1110,12 @@ def _require_index_file(store_path: str, root_fd: int) -> str:
 
 @contextlib.contextmanager
 def _new_file(root_fd: int, store_path: str) -> Iterator[TempFile]:
-    """An empty file that may become the index. Raises NoSpace, StoreIoError."""
+    """An empty file that may become the index. Raises NoSpace, StoreIoError, UnsafePath."""
     path = f"{store_path}/{BUNDLES}"
-    fd = open_folder(root_fd, BUNDLES, path)
+    try:
+        fd = open_folder(root_fd, BUNDLES, path)
+    except FileNotFoundError as error:
+        raise io_error(error, "open", path) from error
     try:
         with contextlib.closing(TempFile(fd, path)) as temp:
             yield temp

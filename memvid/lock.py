@@ -73,7 +73,13 @@ class StoreLock:
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def require_held(self) -> None:
-        """Raise LockLost unless the file that we locked is still the store's lock."""
+        """Raise LockLost unless this process has the lock, and the file that we locked is still the store's."""
+        if os.getpid() != self._pid:
+            raise LockLost(
+                f"{self._path} is locked by process {self._pid}, of which this one was forked: it writes nothing. Open "
+                "the store again once that one has closed it.",
+                path=self._path,
+            )
         if self._fd < 0 or not self._is_current(self._fd):
             raise LockLost(
                 f"{self._path} was removed or replaced while it was locked. This store writes no more; stop the "

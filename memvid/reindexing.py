@@ -33,7 +33,7 @@ from .absent import (
     without_files,
 )
 from .deletion import unmark_deleted
-from .errors import NoSpace, StoreError, StoreIoError
+from .errors import IndexFailed, NoSpace, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import ASIDE, LIVE, MISSED, UNREADABLE, Index, IndexContradicted, IndexedBundle, IndexUnusable
 from .records import Action, Finding, IndexRow, OpenReport
@@ -254,7 +254,8 @@ def _only_told(
     told = [one for one in kept.values() if one.bundle_id not in there]
     ended = no_more_missed(folder, _rows_with(told, MISSED), files)
     ended |= _deleted_among(folder, stale, files, scan, told)
-    return [_with_all_needs(one, files, scan) for one in told if one.bundle_id not in ended]
+    told = [one for one in told if one.bundle_id not in ended]
+    return [_with_all_needs(one, files, [*scan.bundles, *told]) for one in told]
 
 
 def _rows_with(bundles: Iterable[IndexedBundle], status: str) -> dict[bytes, IndexRow]:
@@ -271,13 +272,15 @@ def _deleted_among(
     return {one.bundle_id for one in told if one.row is not None and one.row.uri in sessions}
 
 
-def _with_all_needs(bundle: IndexedBundle, files: Mapping[bytes, str], scan: Scan) -> IndexedBundle:
-    """A version with what it may need since compactions moved its blocks: to files of its session, or retired ones.
-    Of one whose needs were unknown they stay so."""
+def _with_all_needs(
+    bundle: IndexedBundle, files: Mapping[bytes, str], bundles: Iterable[IndexedBundle]
+) -> IndexedBundle:
+    """A version with what it may need since compactions moved its blocks: to files of its session, be they missing for
+    now, or retired ones. Of one whose needs were unknown they stay so."""
     if bundle.row is None or not (bundle.refs or bundle.blocks):
         return bundle
     uri = bundle.row.uri
-    kin = [one for one in scan.bundles if one.row is not None and one.row.uri == uri]
+    kin = [one for one in bundles if one.row is not None and one.row.uri == uri]
     may = {*bundle.refs, *ids_of(kin), *(ref for one in kin for ref in one.refs), *(files.keys() - live_of(files))}
     return dataclasses.replace(bundle, refs=tuple(sorted(may - {bundle.bundle_id})))
 
@@ -333,11 +336,11 @@ def _difference(present: IndexedBundle | None, wanted: IndexedBundle | None) -> 
 
 
 def _answer(ask: Callable[[], _T]) -> _T | None:
-    """The answer of an index that may be damaged: what it cannot say is not taken over."""
-    try:
-        return ask()
-    except StoreError:
-        return None
+    """The answer of an index that may be damaged: what it cannot say, asked twice, is not taken over."""
+    for _ in range(2):
+        with contextlib.suppress(StoreError):
+            return ask()
+    return None
 
 
 def _made(folder: StoreFolder, contents: _Contents) -> tuple[Index, str]:
@@ -347,7 +350,8 @@ def _made(folder: StoreFolder, contents: _Contents) -> tuple[Index, str]:
     try:
         index.return_to_file()
     except (NoSpace, StoreIoError) as error:
-        return index, f"; it is kept in memory because {error.message}"
+        why = error.details.get("reason", error.message) if isinstance(error, IndexFailed) else error.message
+        return index, f"; it is kept in memory because {why}"
     except BaseException:
         index.close()
         raise

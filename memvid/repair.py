@@ -41,7 +41,7 @@ from .budget import utc_day
 from .bundle import FilePool, FrameFile, require_promised
 from .core import StoreCore
 from .durable import TempFile
-from .errors import BundleMissing, Corruption, CorruptMarks, CorruptStoreFile, MarksLost, StoreError
+from .errors import BundleMissing, Corruption, CorruptMarks, CorruptStoreFile, IndexFailed, MarksLost, StoreError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, STORE_FILE
 from .index import ASIDE, LIVE, UNREADABLE, Index, IndexedBundle, IndexUnusable, row_of
 from .manifest import Manifest, bundle_id_of
@@ -795,11 +795,18 @@ def rebuild_index(core: StoreCore, *, dry_run: bool = False) -> MaintenanceRepor
     """
     if dry_run:
         core.require_open()
-        actions, problems = reindexing.plan_rebuild(core.folder, core.index)
-        return MaintenanceReport("rebuild_index", True, tuple(actions), 0, 0, tuple(problems))
+        actions, found = reindexing.plan_rebuild(core.folder, core.index)
+        return MaintenanceReport("rebuild_index", True, tuple(actions), 0, 0, tuple(found))
     core.require_writable()
     ahead = scanning.read_ahead(core.folder)
     with core.committing():
         actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
         report = reindexing.rebuild(core.folder, core.index, ahead)
-    return MaintenanceReport("rebuild_index", False, tuple(actions), 0, 0, report.unreadable)
+    problems = report.unreadable
+    if not core.index.has_file:
+        message = (
+            f"The index was made anew and has no file: {report.index_rebuilt}. Free some space, or see to the disk; "
+            "until it has one, each opening makes it anew."
+        )
+        problems += (Finding(core.index.path, IndexFailed.code, message),)
+    return MaintenanceReport("rebuild_index", False, tuple(actions), 0, 0, problems)

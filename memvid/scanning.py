@@ -130,10 +130,14 @@ def row_in_marks(marks: Marks | None, bundle_id: bytes) -> IndexRow | None:
 
 
 def stored_in(index: Index, bundle_id: bytes) -> tuple[IndexedBundle | None, str]:
-    try:
-        return index.stored(bundle_id), ""
-    except StoreError as error:
-        return None, f"the index cannot say what it knows of it: {error.details.get('reason', error.message)}"
+    """What an index that may be damaged knows of a bundle, asked twice, or else why it cannot say."""
+    why = ""
+    for _ in range(2):
+        try:
+            return index.stored(bundle_id), ""
+        except StoreError as error:
+            why = str(error.details.get("reason", error.message))
+    return None, f"the index cannot say what it knows of it: {why}"
 
 
 def read_set_aside(folder: StoreFolder, but_for: Container[bytes]) -> list[IndexedBundle]:

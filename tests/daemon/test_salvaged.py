@@ -179,3 +179,48 @@ async def test_a_session_that_gave_way_is_used_as_the_one_it_was_saved_from(
         else:
             await rig.write("a", 1)
             assert len(rig.live("a").state.tokens) == 601
+
+
+async def test_a_session_whose_state_alone_is_damaged_on_disk_keeps_the_one_in_memory(
+    open_rig: Any, store: Path
+) -> None:
+    """What was salvaged of its own version is less than what is awake, and no reason to give way."""
+    async with open_rig() as rig:
+        await begin(rig)
+        await rig.write("a", 5)
+        await rig.sleep("a")
+        await rig.wake("a")
+        wanted = await rig.fingerprint("a")
+        opened = rig.service._store
+        (row,) = opened.versions(rig.live("a").uri)[-1:]
+        file = store / "bundles" / row.bundle_id.hex()[:2] / f"{row.bundle_id.hex()}.mvb"
+        with opened.open_session(row.uri) as reader:
+            state = next(entry for entry in reader.entries if entry.kind == "state")
+            with reader.holding(state) as frames:
+                frame = frames.frame_of(state.id)
+        data = bytearray(file.read_bytes())
+        data[frame.offset + frame.head_bytes + 5] ^= 1
+        file.write_bytes(data)
+        report = await rig.service.maintain(operation="repair")
+        assert "salvage" in [action.kind for action in report.actions]
+        await rig.sleep("a")
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == wanted
+
+
+async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_version_is_lost(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.service.append(session="a", tokens=tokens_of(2, 300), emit=ignore)
+        await rig.sleep("a")
+        await rig.wake("a", 1)
+        lost = (await rig.sleep("a")).bundle_id
+        await rig.wake("a")
+        (store / "bundles" / lost[:2] / f"{lost}.mvb").unlink()
+        await rig.service.maintain(operation="repair")
+        assert (await rig.service.close()).slept == ("torpor://default/a",)
+    async with open_rig() as rig:
+        assert (await rig.wake("a")).token_count == 300

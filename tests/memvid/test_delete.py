@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from store_making import FORK_URI, OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
 from torpor.memvid import Receipt, SessionUri, Store, durable, quarantine
+from torpor.memvid import core as core_module
 from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import (
     BlockMissing,
@@ -393,6 +394,7 @@ def test_a_compaction_beside_an_index_file_that_is_behind_reports_no_removal_of_
         assert sum(action.size_bytes for action in report.actions) == report.bytes_freed
         assert (file.stat().st_size, report.problems) == (0, ())
     monkeypatch.undo()
+    store._core._next_mending = 0.0  # a while later
     assert [action.kind for action in store.compact().actions] == ["remove"]
     assert not file.exists()
 
@@ -466,6 +468,46 @@ def test_a_file_of_another_version_stays_where_the_system_does_not_let_anybody_l
     for _ in range(2):
         store.repair()
     require_awake(store, 600, uri=OTHER_URI, seed=3)
+
+
+@pytest.mark.parametrize("put", ["nothing", "link"])
+def test_a_store_whose_bundles_are_away_is_closed_all_the_same_and_lets_its_lock_go(
+    store: Store, store_path: Path, put: str
+) -> None:
+    sleep(store, 300)
+    store.index.go_on_in_memory()
+    (store_path / "bundles").rename(store_path.parent / "away")
+    if put == "link":
+        (store_path / "bundles").symlink_to(store_path.parent / "away")
+    store.gc()
+    store.close()
+    if put == "link":
+        (store_path / "bundles").unlink()
+    (store_path.parent / "away").rename(store_path / "bundles")
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 300)
+
+
+def test_an_index_that_cannot_have_its_file_is_tried_again_after_a_while_and_not_before_each_piece_of_work(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, now = [], [1000.0]
+
+    def refuse(_index: Index) -> None:
+        tried.append(now[0])
+        raise NoSpace("No room.")
+
+    monkeypatch.setattr(core_module.time, "monotonic", lambda: now[0])
+    store.index.go_on_in_memory()
+    with monkeypatch.context() as patched:
+        patched.setattr(Index, "return_to_file", refuse)
+        for number in range(3):
+            sleep(store, 20, seed=number)
+        now[0] += 61.0
+        sleep(store, 20, seed=5)
+    assert tried == [1000.0, 1061.0]
+    store.close()
+    assert not store.index.file_is_behind
 
 
 def make_failing(store: Store, code: int, *, also: str = "COMMIT") -> None:

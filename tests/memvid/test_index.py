@@ -873,6 +873,22 @@ def test_a_rebuild_on_a_full_disk_goes_on_in_memory(store: Store, monkeypatch: p
     require_awake(store, 300)
 
 
+def test_a_rebuild_that_is_asked_for_says_that_the_index_has_no_file(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+
+    def full(*_: object) -> None:
+        raise NoSpace("No room for the index.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "return_to_file", full)
+        (problem,) = store.rebuild_index().problems
+    assert (problem.code, problem.path) == ("index_failed", store.index.path)
+    assert "No room for the index." in problem.message
+    assert store.rebuild_index().problems == ()
+
+
 # --- many sessions
 
 

@@ -58,6 +58,36 @@ def test_a_closed_store_s_lock_is_free_although_a_child_that_is_being_forked_has
         os.close(inherited)
 
 
+FORKED_WITH_AN_INDEX_IN_MEMORY = """
+import os, sys
+from store_making import OTHER_URI, URI, sleep
+from torpor.memvid import Store
+from torpor.memvid.errors import LockLost
+path = sys.argv[1]
+with Store.open(path, writable=True) as store:
+    sleep(store, 20)
+    store.index.go_on_in_memory()
+    begin, go_on = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go_on)
+        os.read(begin, 1)
+        try:
+            sleep(store, 20, uri=OTHER_URI)
+        except LockLost as refusal:
+            print("refused", "forked" in refusal.message, flush=True)
+        store.close()
+        os._exit(0)
+    store.index.return_to_file()
+    sleep(store, 40, seed=3)
+    os.close(go_on)
+    os.waitpid(child, 0)
+    sleep(store, 60, seed=4)
+with Store.open(path, writable=True) as store:
+    print(store.opening.index_rebuilt, store.opening.rows_added, [row.version for row in store.versions(URI)])
+"""
+
+
 FORKER = """
 import os, sys
 from torpor.memvid import Store
@@ -83,6 +113,14 @@ def test_a_forked_child_that_closes_the_store_leaves_its_parent_the_lock(store_p
     command = [sys.executable, "-c", FORKER, str(store_path), how]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout == "refused True\n"
+
+
+def test_a_forked_child_writes_nothing_and_leaves_its_parent_the_index(store_path: Path) -> None:
+    """It has a copy of the parent's index in memory, and would put that in the place of the parent's own."""
+    command = [sys.executable, "-c", FORKED_WITH_AN_INDEX_IN_MEMORY, str(store_path)]
+    folder = {"PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | folder)
+    assert done.stdout == "refused True\nNone 0 [1, 2, 3]\n"
 
 
 def _is_lock(fd: int, store_path: Path) -> bool:

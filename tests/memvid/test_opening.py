@@ -1593,3 +1593,15 @@ def test_what_only_the_index_knows_is_known_after_an_opening_that_could_not_writ
         assert again.opening.index_rebuilt is None
         assert [row.version for row in again.index.given_up().values()] == [2]
         assert sleep(again, 40).version == 3
+
+
+def test_what_sqlite_left_beside_an_index_that_was_not_finished_is_removed(store: Store, store_path: Path) -> None:
+    sleep(store, 300)
+    store.close()
+    for name in ("0123456789abcdef.tmp", "0123456789abcdef.tmp-journal"):
+        (store_path / "bundles" / name).write_bytes(b"half an index")
+        (store_path / "bundles" / name).chmod(0o600)
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.leftovers_removed == 2
+        assert again.verify(deep=True).findings == ()
+    assert not list(store_path.glob("bundles/*.tmp*"))
