@@ -33,7 +33,7 @@ from faults.worlds import Tape
 Report = dict[str, Any]
 FOUND: Final = 3
 _DELETES: Final = ("delete_fork",)
-_FULL_EFFORT: Final = power.Effort(subsets=400, tears=40)
+_FULL_EFFORT: Final = power.Effort(subsets=200, tears=20)
 _SHARE_EFFORT: Final = power.Effort(subsets=1, tears=0)
 _MUTANT_EFFORT: Final = power.Effort(subsets=2, tears=0)
 
