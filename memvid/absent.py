@@ -57,7 +57,8 @@ def named_by_marks(folder: StoreFolder, files: Mapping[bytes, str], known: set[b
 
 
 def without_files(folder: StoreFolder, unreadable: Sequence[IndexedBundle]) -> list[IndexedBundle]:
-    """What `_vanished` makes of the bundles. What they need stays unknown."""
+    """What becomes of bundles that could not be read and have no file any more: one that has a mark is missed, any
+    other is set aside. What they need stays unknown."""
     marks = readable_marks(folder) if unreadable else None
     return [
         dataclasses.replace(one, status=MISSED if marks is not None and marks.of(one.bundle_id) else ASIDE)

@@ -144,7 +144,7 @@ class StoreCore:
         """Give an index that went on in memory its file again, if the disk takes it now: beside one that is behind no
         file may go, and the next opening knows less. Asked before each piece of work; each trial writes the whole
         index, so after one that failed the next comes a while later, or at the end."""
-        if not self.index.has_file and time.monotonic() >= self._next_mending:
+        if time.monotonic() >= self._next_mending:
             self._try_to_mend_index_file()
 
     def _try_to_mend_index_file(self) -> None:

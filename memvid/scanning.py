@@ -28,7 +28,7 @@ from .paths import Stamp
 from .records import Finding, IndexRow
 from .salvage import NamedFile
 from .uri import SessionUri
-from .waiting import list_waiting
+from .waiting import list_waiting, look_into
 
 Readings = dict[bytes, tuple[IndexedBundle, Stamp]]
 """Bundles as they were read, each with what tells whether its file is still the same."""
@@ -106,13 +106,7 @@ def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> tuple[IndexedBundle, 
 def by_content(open_file: Callable[[], tuple[int, str]]) -> IndexedBundle | None:
     """The version that a file is as a whole, whatever its name says, as one that is set aside; None for any other
     file."""
-    try:
-        with contextlib.closing(BundleFile(*open_file(), None)) as file:
-            return dataclasses.replace(indexed(file), status=ASIDE)
-    except StoreIoError:
-        raise
-    except StoreError:
-        return None
+    return look_into(open_file, lambda file: dataclasses.replace(indexed(file), status=ASIDE))
 
 
 def readable_marks(folder: StoreFolder) -> Marks | None:

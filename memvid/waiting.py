@@ -15,7 +15,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from . import quarantine, twins
 from .blocks import BlockEntry
@@ -27,6 +27,8 @@ from .manifest import Manifest
 from .records import Finding, IndexRow
 from .salvage import DamagedFile, NamedFile
 from .uri import SessionUri
+
+_T = TypeVar("_T")
 
 LOST: Final = "version_lost"
 """The code of a finding about a version that is lost, or set aside."""
@@ -155,9 +157,14 @@ def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
 def version_in(open_file: Callable[[], tuple[int, str]]) -> bytes | None:
     """The version that a file is as a whole, whatever its name says; None for any other file. Raises StoreIoError:
     the system refused to read it, so nobody knows."""
+    return look_into(open_file, lambda file: file.bundle_id if file.manifest is not None else None)
+
+
+def look_into(open_file: Callable[[], tuple[int, str]], look: Callable[[BundleFile], _T | None]) -> _T | None:
+    """What is seen in a bundle's file, whatever its name says; None where it is not whole. Raises StoreIoError."""
     try:
         with contextlib.closing(BundleFile(*open_file(), None)) as file:
-            return file.bundle_id if file.manifest is not None else None
+            return look(file)
     except StoreIoError:
         raise
     except StoreError:

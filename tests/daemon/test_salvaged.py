@@ -125,22 +125,32 @@ async def test_a_cache_that_cannot_be_shortened_is_refused_by_name(
             await rig.wake("a")
 
 
-async def bring_back(open_rig: Any, store: Path, *, change: bool) -> tuple[int, list[int]]:
-    """Damage session a, wake what was salvaged, put its file back, repair, stop: tokens of the newest version, and the
-    numbers of all."""
+async def begin_and_damage(open_rig: Any, store: Path) -> tuple[Path, bytes]:
+    """A session asleep of which the beginning was salvaged; the file of its own version, and what it held."""
     async with open_rig() as rig:
         await begin(rig)
     (file,) = store.glob("bundles/*/*.mvb")
     whole = file.read_bytes()
     damage_last_block(store)
+    return file, whole
+
+
+async def put_back(rig: Rigged, file: Path, whole: bytes) -> None:
+    file.write_bytes(whole)
+    file.chmod(0o600)
+    for _ in range(2):
+        await rig.service.maintain(operation="repair")
+
+
+async def bring_back(open_rig: Any, store: Path, *, change: bool) -> tuple[int, list[int]]:
+    """Damage session a, wake what was salvaged, put its file back, repair, stop: tokens of the newest version, and the
+    numbers of all."""
+    file, whole = await begin_and_damage(open_rig, store)
     async with open_rig() as rig:
         await rig.wake("a")
         if change:
             await rig.service.append(session="a", tokens=[7], emit=ignore)
-        file.write_bytes(whole)
-        file.chmod(0o600)
-        for _ in range(2):
-            await rig.service.maintain(operation="repair")
+        await put_back(rig, file, whole)
         assert (await rig.service.close()).failed == {}
     with Store.open(store, writable=False) as opened:
         (row,) = opened.iter_sessions()
@@ -161,17 +171,10 @@ async def test_a_salvaged_session_that_went_on_is_a_version_of_its_own(open_rig:
 async def test_a_session_that_gave_way_is_used_as_the_one_it_was_saved_from(
     open_rig: Any, store: Path, use: str
 ) -> None:
-    async with open_rig() as rig:
-        await begin(rig)
-    (file,) = store.glob("bundles/*/*.mvb")
-    whole = file.read_bytes()
-    damage_last_block(store)
+    file, whole = await begin_and_damage(open_rig, store)
     async with open_rig() as rig:
         await rig.wake("a")
-        file.write_bytes(whole)
-        file.chmod(0o600)
-        for _ in range(2):
-            await rig.service.maintain(operation="repair")
+        await put_back(rig, file, whole)
         if use == "wake":
             assert (await rig.wake("a")).token_count == 600
         elif use == "sleep":
