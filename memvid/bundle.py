@@ -16,7 +16,7 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NoReturn, Self
 
 from blake3 import blake3
@@ -158,9 +158,19 @@ class FrameFile:
         return header, head
 
     def read_slot_into(
-        self, block_id: bytes, header: BlockHeader, head: FrameHead, slot_index: int, buffers: Sequence[memoryview]
+        self,
+        block_id: bytes,
+        header: BlockHeader,
+        head: FrameHead,
+        slot_index: int,
+        buffers: Sequence[memoryview],
+        *,
+        trusting: bool = False,
     ) -> None:
-        """Fill the buffers with a slot's raw bytes and compare their digest. Raises CorruptBlock."""
+        """Fill the buffers with a slot's raw bytes and compare their digest, unless `trusting`. Raises CorruptBlock.
+
+        What is compressed is compared as it is stored in either case: a decoder gets no bytes that nobody wrote.
+        """
         spec, digest = header.slots[slot_index]
         stored = head.stored[slot_index]
         offset = self.frame_of(block_id).offset + head.payload_offsets[slot_index]
@@ -169,6 +179,8 @@ class FrameFile:
         else:
             data = self._read_stored(offset, stored, header, spec)
             decode_into(stored.codec, data, buffers, spec.element_bytes, self._slot_name(header, spec))
+        if trusting:
+            return
         hasher = blake3()
         for buffer in buffers:
             hasher.update(buffer)
@@ -250,21 +262,18 @@ class FrameFile:
     def _read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         if self._fd < 0:
             raise StoreClosed(f"{self.path} was closed.", path=self.path)
-        waiting = [buffer for buffer in buffers if buffer.nbytes]
-        done = 0
-        while done < len(waiting):
+        left = sum(buffer.nbytes for buffer in buffers)
+        while left:
             try:
-                count = os.preadv(self._fd, waiting[done : done + MAX_IOVECS], offset)
+                count = os.preadv(self._fd, buffers[:MAX_IOVECS], offset)
             except OSError as error:
                 raise io_error(error, "read", self.path) from error
             if not count:
                 raise Truncated(f"{self.path} ends at {offset}, earlier than it should.", path=self.path)
-            offset += count
-            while done < len(waiting) and count >= waiting[done].nbytes:
-                count -= waiting[done].nbytes
-                done += 1
-            if count:
-                waiting[done] = waiting[done][count:]
+            left -= count
+            if left:
+                offset += count
+                buffers = _behind(buffers, count)
 
     def _slot_name(self, header: BlockHeader, spec: SlotSpec) -> str:
         return f"{self.path}: {header.kind} block at token {header.start}, slot {spec.name}"
@@ -405,21 +414,33 @@ class BundleReader:
             return self._head(file, entry)[0]
 
     def read_slot_into(self, entry: BlockEntry, slot_index: int, buffers: Sequence[memoryview]) -> None:
-        """Fill writable byte buffers, in order, with a slot's raw bytes. Their sizes must add up to the slot's.
+        """Fill writable byte buffers, in order, with a slot's raw bytes. See `read_slots_into`."""
+        self.read_slots_into(entry, [(slot_index, buffers)])
+
+    def read_slots_into(
+        self, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]], *, trusting: bool = False
+    ) -> None:
+        """Fill writable byte buffers with slots of one block: for each (index of the slot, buffers), in order, its raw
+        bytes, which are then hashed while the processor still has them. The sizes must add up to each slot's.
+
+        `trusting`: heads and sizes are checked as ever, but raw bytes are taken for what was written without hashing
+        them. What rots on the disk is then not noticed here.
 
         Raises:
             CorruptBlock: the bytes are not those that were written; the buffers' content is then undefined.
         """
         with self._holding(entry) as file:
             header, head = self._head(file, entry)
-            views = [_byte_view(buffer) for buffer in buffers if buffer.nbytes]
-            expected_bytes = header.slots[slot_index][0].size_bytes
-            if sum(view.nbytes for view in views) != expected_bytes:
-                raise LimitExceeded(
-                    f"the buffers for slot {header.slots[slot_index][0].name} do not add up to {expected_bytes} bytes.",
-                    expected=expected_bytes,
-                )
-            file.read_slot_into(entry.id, header, head, slot_index, views)
+            for slot_index, buffers in targets:
+                views = [_byte_view(buffer) for buffer in buffers if buffer.nbytes]
+                expected_bytes = header.slots[slot_index][0].size_bytes
+                if sum(view.nbytes for view in views) != expected_bytes:
+                    raise LimitExceeded(
+                        f"the buffers for slot {header.slots[slot_index][0].name} do not add up to {expected_bytes} "
+                        "bytes.",
+                        expected=expected_bytes,
+                    )
+                file.read_slot_into(entry.id, header, head, slot_index, views, trusting=trusting)
 
     def read_slot(self, entry: BlockEntry, slot_index: int) -> bytearray:
         """A slot's raw bytes in memory of their own."""
@@ -519,6 +540,16 @@ class FilePool:
         with self._lock:
             while self._files:
                 self._files.popitem()[1].close()
+
+
+def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What of the buffers lies behind their first `count` bytes."""
+    left = []
+    for buffer in buffers:
+        if count < buffer.nbytes:
+            left.append(buffer[count:] if count else buffer)
+        count -= min(count, buffer.nbytes)
+    return left
 
 
 def _byte_view(buffer: memoryview) -> memoryview:

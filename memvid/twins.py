@@ -74,9 +74,16 @@ class TwinFrames(FrameFile):
         return self._holder(block_id).read_head(block_id)
 
     def read_slot_into(
-        self, block_id: bytes, header: BlockHeader, head: FrameHead, slot_index: int, buffers: Sequence[memoryview]
+        self,
+        block_id: bytes,
+        header: BlockHeader,
+        head: FrameHead,
+        slot_index: int,
+        buffers: Sequence[memoryview],
+        *,
+        trusting: bool = False,
     ) -> None:
-        self._holder(block_id).read_slot_into(block_id, header, head, slot_index, buffers)
+        self._holder(block_id).read_slot_into(block_id, header, head, slot_index, buffers, trusting=trusting)
 
     def check_block(self, block_id: bytes, on_bytes: Callable[[int], None] | None = None) -> BlockHeader:
         return self._holder(block_id).check_block(block_id, on_bytes)

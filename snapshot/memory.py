@@ -37,6 +37,47 @@ def allocate(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     return array
 
 
+def unfilled(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """As `allocate`, but holding whatever the memory held before: for who fills all of it.
+
+    Nothing is written, so a page of fresh memory is first touched by the thread that fills it, and once. All of MLX's
+    own ways to make an array write it.
+    """
+    if 0 in shape:
+        return allocate(shape, dtype)
+    # The one call of `mx.load` in this package, and no byte of a file is in it: the header is made below.
+    return cast(mx.array, mx.load(cast(Any, _Unfilled(shape, dtype.size)), format="npy"))
+
+
+class _Unfilled:
+    """A file in numpy's format of which only the header is ever given. MLX takes memory for the elements and asks for
+    them to be read into it; it is told that this is done."""
+
+    name = "unfilled.npy"
+    closed = False
+
+    def __init__(self, shape: tuple[int, ...], element_bytes: int) -> None:
+        sizes = "".join(f"{size}, " for size in shape)
+        kind = f"{'|' if element_bytes == 1 else '<'}u{element_bytes}"
+        text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': ({sizes})}}".encode()
+        text += b" " * (-(len(text) + 11) % 16) + b"\n"
+        self._header = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+        self._at = 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (self._at if whence == 1 else 0)
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:
+        given = self._header[self._at : self._at + len(buffer)]
+        buffer[: len(given)] = given
+        self._at += len(buffer)
+        return len(buffer)
+
+
 def require_available(size_bytes: int) -> None:
     """Refuse what the system cannot give. MLX does not survive an allocation that fails, so it must not try one.
 
@@ -71,8 +112,8 @@ def _available_bytes() -> int | None:
 
 
 def writable(array: mx.array) -> memoryview:
-    """The bytes of an evaluated array from `allocate`; what is written is seen by MLX."""
-    return memoryview(cast(Any, np.asarray(array))).cast("B")
+    """The bytes of an evaluated array from `allocate` or `unfilled`; what is written is seen by MLX."""
+    return memoryview(cast(Any, np.asarray(array).reshape(-1))).cast("B")
 
 
 def as_dtype(array: mx.array, dtype: mx.Dtype) -> mx.array:

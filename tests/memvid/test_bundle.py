@@ -23,8 +23,10 @@ from store_making import (
     sleep,
     sleep_compressed,
 )
-from torpor.memvid import BlockEntry, Identity, Store, writer, zstd
-from torpor.memvid.bundle import BundleFile
+from torpor.memvid import RAW, BlockEntry, Codec, Identity, Store, writer, zstd
+from torpor.memvid.blocks import BlockHeader
+from torpor.memvid.bundle import BundleFile, BundleReader
+from torpor.memvid.codecs import planes
 from torpor.memvid.directory import Directory
 from torpor.memvid.errors import (
     BlockMissing,
@@ -687,3 +689,91 @@ def test_a_live_bundle_without_a_manifest_is_refused_and_reported(store: Store) 
     (Path(path) / "index.sqlite").unlink()
     with Store.open(path, writable=True) as again:
         assert [finding.path for finding in again.opening.unreadable] == [str(stripped)]
+
+
+# --- slots of a block, read together
+
+
+def read_blocks(reader: BundleReader, *, trusting: bool = False) -> list[list[bytes]]:
+    """Every slot of every block, each block's in one call."""
+    headers = [reader.read_header(entry) for entry in reader.entries]
+    read = []
+    for entry, header in zip(reader.entries, headers, strict=True):
+        targets = buffers_for(header)
+        reader.read_slots_into(entry, enumerate(targets), trusting=trusting)
+        read.append([b"".join(buffers) for buffers in targets])
+    return read
+
+
+def buffers_for(header: BlockHeader) -> list[list[memoryview]]:
+    """Memory for each slot of a block, each in three pieces, one of them of no bytes."""
+    targets = []
+    for spec, _ in header.slots:
+        whole = memoryview(bytearray(b"\xee" * spec.size_bytes))
+        targets.append([whole[:5], whole[5:5], whole[5:]])
+    return targets
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+@pytest.mark.parametrize("codec", [RAW, zstd(1), planes(1)], ids=["raw", "zstd", "planes"])
+def test_slots_read_together_are_what_each_of_them_is(store: Store, codec: Codec, trusting: bool) -> None:
+    sleep(store, 300, codec=codec, period=64)
+    with store.open_session(URI) as reader:
+        assert read_blocks(reader, trusting=trusting) == expected(300, period=64)
+        some = buffers_for(reader.read_header(reader.entries[0]))
+        reader.read_slots_into(reader.entries[0], [(1, some[1])], trusting=trusting)
+        assert b"".join(some[1]) == expected(300, period=64)[0][1]
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+def test_buffers_that_do_not_add_up_are_refused_before_anything_is_read(store: Store, trusting: bool) -> None:
+    sleep(store, 30)
+    with store.open_session(URI) as reader:
+        for wrong in (0, 7, 1 << 20):
+            target = memoryview(bytearray(b"\xee" * wrong))
+            with pytest.raises(LimitExceeded):
+                reader.read_slots_into(reader.entries[0], [(0, [target])], trusting=trusting)
+            assert set(target) <= {0xEE}
+
+
+def test_a_flip_in_raw_bytes_is_what_a_trusting_read_does_not_see_and_every_other_one_does(
+    wake_twice: tuple[Store, Path],
+) -> None:
+    store, file = wake_twice
+    flip(file, place(file, "payload"))
+    with store.open_session(URI) as reader:
+        assert read_blocks(reader, trusting=True) != expected(300)
+        with pytest.raises(CorruptBlock):
+            read_blocks(reader)
+    flip(file, place(file, "payload"))
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["frame prefix", "frame digest", "block header", "storage table codec", "storage table length", "block list"],
+)
+def test_a_trusting_read_refuses_all_damage_outside_of_raw_bytes(wake_twice: tuple[Store, Path], part: str) -> None:
+    store, file = wake_twice
+    flip(file, place(file, part))
+    with pytest.raises(CorruptBundle), store.open_session(URI) as reader:
+        read_blocks(reader, trusting=True)
+    flip(file, place(file, part))
+
+
+def test_a_trusting_read_refuses_compressed_bytes_that_are_not_those_that_were_written(store: Store) -> None:
+    receipt = sleep_compressed(store)
+    file = bundle_path(store, receipt.bundle_id)
+    flip(file, file.read_bytes().index(b"\x28\xb5\x2f\xfd") + 10)
+    with store.open_session(URI) as reader, pytest.raises(CorruptBlock):
+        read_blocks(reader, trusting=True)
+
+
+def test_a_trusting_read_of_a_file_that_was_cut_since_it_was_opened_is_truncated(store: Store) -> None:
+    receipt = sleep(store, 600)
+    file = bundle_path(store, receipt.bundle_id)
+    with store.open_session(URI) as reader:
+        for entry in reader.entries:
+            reader.read_header(entry)
+        os.truncate(file, file.stat().st_size // 2)
+        with pytest.raises(Truncated):
+            read_blocks(reader, trusting=True)

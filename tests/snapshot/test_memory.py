@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from torpor.snapshot import memory
@@ -57,6 +59,44 @@ def test_allocated_memory_is_zero() -> None:
         assert not any(memory.writable(array))
         memory.writable(array)[:] = b"\xff" * 2000
         del array
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (1, 2, 300, 64), (0,), (2, 0, 3), (1, 12, 100_000, 1)])
+def test_unfilled_memory_is_an_array_like_any_other(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+    array = memory.unfilled(shape, dtype)
+    view = memory.writable(array)
+    assert array.shape == shape
+    assert view.nbytes == array.nbytes == math.prod(shape) * dtype.size
+    content = np.random.default_rng(0).bytes(view.nbytes)
+    view[:] = content
+    typed = memory.as_dtype(array, dtype)
+    assert (typed.shape, typed.dtype) == (shape, dtype)
+    if not content:
+        return
+    assert bytes_of(typed) == content
+    grown = mx.concatenate([array, array])
+    assert bytes_of(grown) == 2 * content
+
+
+def test_unfilled_memory_is_not_written() -> None:
+    """What the memory held before is still there: a megabyte that MLX keeps for the next who asks for as much."""
+    shape = (1 << 20,)
+    for _ in range(50):
+        memory.writable(memory.unfilled(shape, mx.uint8))[:] = b"\xa5" * (1 << 20)
+        if bytes(memory.writable(memory.unfilled(shape, mx.uint8))) == b"\xa5" * (1 << 20):
+            return
+    pytest.fail("memory that was just let go was never seen again as it was")
+
+
+def test_growing_a_cache_in_unfilled_memory_writes_in_place() -> None:
+    array = memory.as_dtype(memory.unfilled((1, 2, 8, 4), mx.float32), mx.float32)
+    memory.writable(array.view(mx.uint32))[:] = bytes(array.nbytes)
+    place = np.asarray(array).ctypes.data
+    array[:, :, 3:4] = mx.ones((1, 2, 1, 4))
+    mx.eval(array)
+    assert np.asarray(array).ctypes.data == place
+    assert array.sum().item() == 8
 
 
 def test_two_allocations_share_no_memory_br8() -> None:
