@@ -69,8 +69,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         NOT_FOUND,
         (
-            "ambiguous_name", "ambiguous_version", "mark_not_found", "model_files_missing", "model_unavailable",
-            "session_not_found", "unknown_model",
+            "adapter_files_missing", "adapter_unavailable", "ambiguous_name", "ambiguous_version", "mark_not_found",
+            "model_files_missing", "model_unavailable", "session_not_found", "unknown_model",
         ),
     ),
     (
@@ -85,8 +85,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         INCOMPATIBLE,
         (
-            "context_too_short", "identity_mismatch", "layout_mismatch", "template_unusable", "unsupported_cache",
-            "unsupported_format", "unsupported_protocol",
+            "adapter_mismatch", "context_too_short", "identity_mismatch", "layout_mismatch", "template_unusable",
+            "unsupported_cache", "unsupported_format", "unsupported_protocol",
         ),
     ),
     (

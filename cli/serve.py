@@ -25,6 +25,29 @@ ModelsOption = Annotated[
         help="Serve the model in this folder (or of this hub name) as NAME. Can be repeated; the first is the default.",
     ),
 ]
+AdaptersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=PATH",
+        show_default=False,
+        help="Load the LoRA or DoRA adapter in this folder on the model NAME. Can be repeated, once a model.",
+    ),
+]
+FuseOption = Annotated[
+    bool,
+    typer.Option(
+        "--fuse", show_default=False, help="Add the adapters to the weights once, instead of applying them each step."
+    ),
+]
+CheckModelsOption = Annotated[
+    bool,
+    typer.Option(
+        "--check-models",
+        show_default=False,
+        help="Read every model file anew, even where size and times say that nothing has changed.",
+    ),
+]
 ServedStoreOption = Annotated[
     Path | None,
     typer.Option("--store", metavar="PATH", show_default=False, help="Folder of the store, if not $TORPOR_STORE."),
@@ -86,6 +109,9 @@ KeepFreeOption = Annotated[
 
 def serve(
     model: ModelsOption = None,
+    adapter: AdaptersOption = None,
+    fuse: FuseOption = False,
+    check_models: CheckModelsOption = False,
     store: ServedStoreOption = None,
     socket: SocketOption = None,
     detach: DetachOption = False,
@@ -100,14 +126,18 @@ def serve(
     With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
     sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
     writes one line when it is ready and one when it has stopped. A sleep that a budget refuses leaves its session
-    awake; deleting is never refused, nor is a stop's last sleep but for --keep-free.
+    awake; deleting is never refused, nor is a stop's last sleep but for --keep-free. A session wakes only on the very
+    model, adapter and precision it slept with.
 
     [bold]Examples[/]
 
     [cyan]torpor serve --detach[/]
     [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --store ~/agents/store[/]
+    [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --adapter qwen=~/adapters/support --fuse[/]
     """
-    models = _named_models(model or [])
+    models, adapters = _named_folders("--model", model), _named_folders("--adapter", adapter)
+    if fuse and not adapters:
+        raise InvalidUsage("--fuse is for --adapter; without one there is nothing to fuse.", option="--fuse")
     store, socket = store or default_store_path(), socket or default_socket_path()
     budgets = dict(zip(BUDGETS, (store_budget, daily_write_budget, keep_free), strict=True))
     for option, value in budgets.items():
@@ -120,7 +150,14 @@ def serve(
             )
     if detach:
         log = log or background.default_log_path()
-        return _serve_in_background(models, store, socket, log, budgets, as_json=as_json)
+        arguments = ["--store", str(store.absolute()), "--socket", str(socket.absolute())]
+        for option, folders in (("--model", models), ("--adapter", adapters)):
+            for name, path in folders.items():
+                arguments += [option, f"{name}={path}"]
+        for option, value in budgets.items():
+            arguments += [] if value is None else [option, str(value)]
+        arguments += ["--fuse"] * fuse + ["--check-models"] * check_models
+        return _serve_in_background(arguments, store, log, as_json=as_json)
     if log is not None:
         raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
     # Here and nowhere else the command line becomes the daemon; at the top of the module the import would load MLX
@@ -132,6 +169,9 @@ def serve(
             store=store,
             socket=socket,
             models=models,
+            adapters=adapters,
+            fuse=fuse,
+            check_models=check_models,
             json=as_json,
             store_budget=store_budget,
             daily_write_budget=daily_write_budget,
@@ -141,15 +181,8 @@ def serve(
     return OK.number
 
 
-def _serve_in_background(
-    models: dict[str, str], store: Path, socket: Path, log: Path, budgets: dict[str, int | None], *, as_json: bool
-) -> int:
+def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_json: bool) -> int:
     output = Output(as_json=as_json)
-    arguments = ["--store", str(store.absolute()), "--socket", str(socket.absolute())]
-    for name, path in models.items():
-        arguments += ["--model", f"{name}={path}"]
-    for option, value in budgets.items():
-        arguments += [] if value is None else [option, str(value)]
     begun = background.start(arguments, log.absolute())
     if isinstance(begun, background.Refused):
         write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
@@ -165,19 +198,19 @@ def _serve_in_background(
         output.line(f"it writes to {plain(begun.log)}")
         if begun.warnings:
             output.remark(
-                f"[yellow]{format_plural(begun.warnings, 'warning')}[/] about the store, in that log;"
-                " torpor verify tells what is still wrong, and what to do"
+                f"[yellow]{format_plural(begun.warnings, 'warning')}[/] about the store or the models, in that log;"
+                " torpor verify tells what is still wrong with the store, and what to do"
             )
     return OK.number
 
 
-def _named_models(given: list[str]) -> dict[str, str]:
-    models: dict[str, str] = {}
-    for text in given:
+def _named_folders(option: str, given: list[str] | None) -> dict[str, str]:
+    folders: dict[str, str] = {}
+    for text in given or []:
         name, separator, path = text.partition("=")
         if not (name and separator and path):
-            raise InvalidUsage(f"--model takes NAME=PATH, not {text!r}.", option="--model")
-        if name in models:
-            raise InvalidUsage(f"--model names {name!r} twice.", option="--model", name=name)
-        models[name] = str(Path(path).expanduser()) if path.startswith("~") else path
-    return models
+            raise InvalidUsage(f"{option} takes NAME=PATH, not {text!r}.", option=option)
+        if name in folders:
+            raise InvalidUsage(f"{option} names {name!r} twice.", option=option, name=name)
+        folders[name] = str(Path(path).expanduser()) if path.startswith("~") else path
+    return folders

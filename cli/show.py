@@ -82,6 +82,7 @@ def _load_from_files(session: str, place: Path) -> dict[str, Any]:
         "layers": found.layers,
         "lineage": found.lineage,
         "identity": found.identity,
+        "backend": found.backend,
         "environment": found.environment,
     }
 
@@ -96,6 +97,8 @@ def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
     if detail["lineage"]:
         parts += [_heading("lineage"), Text("  " + " → ".join(map(_short, detail["lineage"])))]
     parts += [_heading("identity"), _pairs(detail["identity"], narrow=narrow)]
+    if detail.get("backend"):
+        parts += [_heading("backend"), _pairs(detail["backend"], narrow=narrow)]
     if detail.get("environment"):
         parts += [_heading("environment"), _pairs(detail["environment"], narrow=narrow)]
     if detail["layers"]:

@@ -16,7 +16,9 @@ from ..memvid import lock
 from ..memvid.blocks import SlotSpec
 from ..memvid.errors import CorruptMarks, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..memvid.folder import StoreFolder, load_store_uuid, open_existing_root
+from ..memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
 from ..memvid.location import default_store_path
+from ..memvid.manifest import Manifest
 from ..memvid.marks import MARKS_FILE, Marks, SessionMarks
 from ..memvid.store import IndexRow, Store
 from ..memvid.uri import SessionUri
@@ -35,6 +37,7 @@ class Detail:
     layers: list[str]
     lineage: list[str]
     identity: dict[str, str]
+    backend: dict[str, str]
     environment: dict[str, str]
 
 
@@ -80,8 +83,21 @@ def load_detail(store: Store, session: str) -> Detail:
         layers=layers,
         lineage=list(lineage_of(versions, row)),
         identity=dict(manifest.identity.parts),
+        backend=_backend_of(manifest),
         environment=dict(manifest.environment),
     )
+
+
+def _backend_of(manifest: Manifest) -> dict[str, str]:
+    """What computed a snapshot, as its session map says; whatever else stands there, others wrote."""
+    told = manifest.session.get("backend")
+    if not isinstance(told, dict) or len(told) > MAX_ENVIRONMENT_ENTRIES:
+        return {}
+    return {
+        name: value
+        for name, value in told.items()
+        if isinstance(name, str) and isinstance(value, str) and max(len(name), len(value)) <= MAX_ENVIRONMENT_CHARS
+    }
 
 
 def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:

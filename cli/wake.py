@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from ..memvid.sizes import format_bytes
 from ..memvid.uri import VERSION_MARK
+from ..socket_api.results import PartDiffers
 from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
 from .errors import InvalidUsage
@@ -20,19 +22,30 @@ VersionOption = Annotated[
     str | None,
     typer.Option("--version", metavar="VERSION", show_default=False, help="As behind the @: an earlier sleep."),
 ]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        show_default=False,
+        help="Refuse it too if another device, BLAS or version of a library computed it.",
+    ),
+]
 PLAIN_NUMBER_DIGITS = 7  # from one more on, digits may also begin a bundle id, and the daemon looks for both
 
 
 def wake(
     session: VersionArgument,
     version: VersionOption = None,
+    strict: StrictOption = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Wake a session: its state comes back from disk, proven to be the one that slept, and no token is read again.
 
     Any command that needs a sleeping session wakes it by itself; this one does it ahead of time, and tells what it
-    cost. A wake that is refused says what differs, and changes nothing.
+    cost. A wake that is refused says what differs, and changes nothing. What was computed on another device or by other
+    versions of the libraries is the same to the bit; what follows may differ in the last ones, so that is told, and
+    with --strict refused.
 
     [bold]Examples[/]
 
@@ -44,7 +57,7 @@ def wake(
     session, number = _named(session, version)
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         with naming_the_intact(client, session, number):
-            result = client.wake(session, version=number, on_event=on_event)
+            result = client.wake(session, version=number, strict=strict, on_event=on_event)
         ignore_interrupts()
     if as_json:
         output.document("wake", result.model_dump(mode="json"))
@@ -56,6 +69,13 @@ def wake(
             f" {result.tokens_prefilled} of them prefilled, {format_bytes(result.bytes_read)} read"
             f" in {format_seconds(result.seconds)}"
         )
+    if result.differs:
+        output.remark(f"[yellow]computed elsewhere[/]: {plain(describe_differing(result.differs))}")
+
+
+def describe_differing(differs: Sequence[PartDiffers]) -> str:
+    """Say in one line what computed a snapshot otherwise than what computes now; what it does not tell is unknown."""
+    return ", ".join(f"{each.field} {each.stored or 'unknown'} → {each.live or 'none'}" for each in differs)
 
 
 def _named(session: str, version: str | None) -> tuple[str, int | None]:

@@ -1,22 +1,37 @@
-"""What computes here: versions, device and BLAS. Kept with every snapshot for people who compare results later.
+"""What computes here: device, BLAS and versions. Kept with every snapshot, and compared when it wakes.
 
-KV that is woken elsewhere is the same to the bit; what another backend computes from it may differ in the last ones.
+KV that is woken elsewhere is the same to the bit; what another backend computes from it may differ in the last ones. So
+these are the parts of the identity that may differ (`snapshot/identity.py`).
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 
 import mlx.core as mx
 
+from .. import __version__
 from ..snapshot.blas import library_in_use
+from ..snapshot.identity import MAX_CIRCUMSTANCE_CHARS
 
 
-def describe() -> dict[str, str]:
-    """The facts, as text."""
-    return {
+def describe(adapter: Path | None = None) -> dict[str, str]:
+    """The facts, as text, under the names of their parts. adapter: the folder of the model's, if it has one."""
+    facts = {
+        "device": _device(),
+        "blas": library_in_use() or "as shipped",
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
-        "device": str(mx.default_device()),
-        "blas": library_in_use() or "as shipped",
+        "torpor": __version__,
     }
+    if adapter is not None:
+        facts["adapter_path"] = str(adapter)[:MAX_CIRCUMSTANCE_CHARS]
+    return facts
+
+
+def _device() -> str:
+    """The kind of device that MLX computes on: cpu, metal or cuda."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"

@@ -41,6 +41,18 @@ class ModelUnavailable(DaemonError):
     code = "model_unavailable"
 
 
+class AdapterUnavailable(DaemonError):
+    """An adapter is not where it is said to be."""
+
+    code = "adapter_unavailable"
+
+
+class AdapterMismatch(DaemonError):
+    """An adapter was made for another model, or lacks weights that its configuration asks for."""
+
+    code = "adapter_mismatch"
+
+
 class ContextOverflow(DaemonError):
     """What is asked for does not fit into the model's context. The session is as it was."""
 

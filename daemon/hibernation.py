@@ -22,8 +22,8 @@ from ..memvid.uri import SessionUri
 from ..memvid.waiting import salvaged_from
 from ..snapshot import restore
 from ..snapshot.capture import cut
+from ..snapshot.identity import require_circumstances
 from ..snapshot.state import LiveState
-from . import backend
 from .compactor import Compactor
 from .engine import Engine
 from .generation import find_logits
@@ -59,7 +59,6 @@ class Hibernation:
         self._store = store
         self._way = way
         self._engine = engine
-        self._backend = backend.describe()
         self._read = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="torpor-read")
         self._write = ThreadPoolExecutor(1, thread_name_prefix="torpor-write")
         self._fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
@@ -170,15 +169,19 @@ class Hibernation:
                 parent=session.durable.bundle_id if session.durable else None,
                 reused=snapshot.reused,
                 blocks=snapshot.drafts(),
-                session={**session.to_map(), "backend": self._backend},
+                session={**session.to_map(), "backend": dict(session.model.backend)},
                 token_count=snapshot.token_count,
                 on_progress=on_progress,
                 beyond_budget=last,
             )
         )
 
-    async def wake(self, uri: SessionUri, version: int | None, model_named: ModelNamed, emit: Emit) -> Woken:
+    async def wake(
+        self, uri: SessionUri, version: int | None, model_named: ModelNamed, emit: Emit, *, strict: bool = False
+    ) -> Woken:
         """Read a session back. All of it is verified before a session exists; nothing live is touched.
+
+        strict: refuse what was computed by another device, library or version too.
 
         What a repair salvaged has no logits: then one token is computed, and the session counts as completed.
 
@@ -196,12 +199,14 @@ class Hibernation:
                     reader, model.identity, model.layout, model=model.name, context_tokens=model.context_tokens
                 )
             )
+            differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=strict)
             filling = await self._engine.call(lambda: restore.allocate(plan))
             on_progress = _reporter("wake", emit)
             await self.on_io(lambda: filling.run(reader, self._fill, on_progress))
             key_from = None if plan.state else sampling_of(kept)
             state = await self._engine.call(lambda: _assembled(filling, model, key_from))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
+            session.differs = differs
             session.saved_from = salvaged_from(reader.manifest)
             session.completed = plan.state is None  # the next sleep keeps the logits that had to be found
             return Woken(session, plan.read_bytes)

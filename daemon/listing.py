@@ -11,10 +11,11 @@ from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
 from ..memvid.versions import lineage_of
 from ..snapshot.errors import MalformedSnapshot
+from ..snapshot.identity import circumstances_in
 from ..snapshot.layout import KEYS_KIND, VALUES_KIND, layers_of
 from ..snapshot.state import token_array
 from .models import LoadedModel
-from .results import ModelInfo, SessionDetail, SessionInfo, SleepResult, VersionInfo, WakeResult
+from .results import ModelInfo, PartDiffers, SessionDetail, SessionInfo, SleepResult, VersionInfo, WakeResult
 from .sampling import Sampling
 from .sessions import Durable, Session
 
@@ -33,6 +34,7 @@ def model_info(model: LoadedModel) -> ModelInfo:
         parameters=model.parameters,
         resident=True,
         context_tokens=model.context_tokens,
+        adapter=dict(model.identity.parts)["adapter"],
     )
 
 
@@ -86,6 +88,7 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         layers=tuple(str(layer) for layer in live.model.layout.layers),
         lineage=lineage_of(versions, versions[-1]) if versions else (),
         identity=dict(live.model.identity.parts),
+        backend=dict(live.model.backend),
     )
 
 
@@ -107,6 +110,7 @@ def detail_of_asleep(
     with store.open_session(row.uri, row.version) as reader:
         manifest = reader.manifest
         identity = dict(manifest.identity.parts)
+        backend = circumstances_in(manifest.session.get("backend"))
         tail = _tail(model, token_array(reader.tokens())) if model is not None else ""
         if not reader.entries or not isinstance(manifest.session.get("sampling"), dict):
             raise MalformedSnapshot(
@@ -121,6 +125,7 @@ def detail_of_asleep(
         layers=layers,
         lineage=lineage_of(versions, versions[-1]),
         identity=identity,
+        backend=backend,
     )
 
 
@@ -206,6 +211,7 @@ def wake_result(
         bytes_read=bytes_read,
         seconds=seconds,
         already_awake=already_awake,
+        differs=tuple(PartDiffers(each.field, each.stored, each.live) for each in live.differs),
     )
 
 

@@ -6,7 +6,8 @@ a model is never run (threat 57).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,15 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import hf_repo_to_path
 
 from ..memvid.identity import Identity
+from ..snapshot.adapter_files import identify_adapter
 from ..snapshot.digests import DigestCache
 from ..snapshot.errors import ModelFilesChanging
-from ..snapshot.identity import identify
+from ..snapshot.kv_format import kv_format_of
 from ..snapshot.layout import CacheLayout, layout_of
+from ..snapshot.model_files import NO_ADAPTER, identify
 from ..snapshot.state import LiveState
+from . import backend
+from .adapters import AdapterChoice, attach, folder_of
 from .errors import ModelUnavailable
 from .turns import Render, renderer
 
@@ -42,7 +47,8 @@ class LoadedModel:
     """A model that is ready to compute.
 
     parameters: number of weights; context_tokens: the longest ledger; end_tokens: ids that end a generation;
-    control_texts: what the tokenizer reads as one token wherever it stands.
+    control_texts: what the tokenizer reads as one token wherever it stands; backend: what computes, by the parts of the
+    identity that may differ.
     """
 
     name: str
@@ -50,6 +56,7 @@ class LoadedModel:
     network: Any
     tokenizer: Any
     identity: Identity
+    backend: Mapping[str, str]
     layout: CacheLayout
     compute_dtype: str
     parameters: int
@@ -95,41 +102,53 @@ class LoadedModel:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
-def load_model(name: str, source: str, digests: DigestCache) -> LoadedModel:
+def load_model(name: str, source: str, digests: DigestCache, adapter: AdapterChoice | None = None) -> LoadedModel:
     """Load a model, evaluate every weight, and find out its identity. Runs on the engine thread.
 
-    source: a folder, or a name on the hub.
+    source: a folder, or a name on the hub. adapter: what to load on top of it.
 
     Raises:
         ModelUnavailable: there is no such model, or mlx-lm cannot load it.
         ModelFilesChanging: the files were written to while they were being loaded.
+        AdapterUnavailable, AdapterFilesMissing, AdapterMismatch: the adapter is not there, not whole, or of another
+            model.
         UnsupportedCache: it keeps its context in a kind of cache that cannot be slept.
     """
     folder = _folder_of(source)
-    before = _stamps(folder)
+    adapter_folder = folder_of(adapter, name) if adapter else None
+    folders = [folder, adapter_folder] if adapter_folder else [folder]
+    before = [_stamps(each) for each in folders]
     network, tokenizer, config = _load(name, source, folder)
+    adapter_part = NO_ADAPTER
+    if adapter and adapter_folder:
+        settings = attach(network, adapter_folder, model=name, fused=adapter.fused)
+        adapter_part = identify_adapter(settings, adapter_folder, fused=adapter.fused, digests=digests)
     compute_dtype = _settle_dtype(network)
     # All of it, now: a lazily loaded weight would be read from a file that may change under the daemon (threat 53).
     mx.eval(network.parameters())
     layout = _probe_layout(network)
     identity = identify(
         folder,
-        chat_template=getattr(tokenizer, "chat_template", None),
+        chat_template=_template_of(tokenizer),
         compute_dtype=compute_dtype,
+        kv_format=kv_format_of(make_prompt_cache(network)),
         cache_layout=str(layout),
+        adapter=adapter_part,
         digests=digests,
     )
-    if _stamps(folder) != before:
-        raise ModelFilesChanging(
-            f"The files in {folder} changed while {name!r} was being loaded. Start again when they are complete.",
-            path=str(folder),
-        )
+    for each, stamps in zip(folders, before, strict=True):
+        if _stamps(each) != stamps:
+            raise ModelFilesChanging(
+                f"The files in {each} changed while {name!r} was being loaded. Start again when they are complete.",
+                path=str(each),
+            )
     return LoadedModel(
         name=name,
         folder=folder,
         network=network,
         tokenizer=tokenizer,
         identity=identity,
+        backend=backend.describe(adapter_folder),
         layout=layout,
         compute_dtype=compute_dtype,
         parameters=sum(int(weight.size) for _, weight in tree_flatten(network.parameters())),
@@ -189,6 +208,14 @@ def _settle_dtype(network: Any) -> str:
     return "+".join(sorted(str(dtype).removeprefix("mlx.core.") for dtype in dtypes))
 
 
+def _template_of(tokenizer: Any) -> object:
+    """The chat template that turns are written with: a text that comes with the model, or else code of mlx-lm's."""
+    text = getattr(tokenizer, "chat_template", None)
+    code = getattr(tokenizer, "_chat_template", None)
+    module = inspect.getmodule(code) if code is not None else None
+    return text if module is None else {"text": text, "code": inspect.getsource(module)}
+
+
 def _probe_layout(network: Any) -> CacheLayout:
     """Read one token, and look at what that made the caches hold; it also warms the model up."""
     caches = make_prompt_cache(network)
@@ -201,7 +228,10 @@ def _stamps(folder: Path) -> dict[str, tuple[int, ...]]:
     """What tells whether a file of the folder has been touched: so that the identity is that of what was loaded."""
     stamps: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.iterdir()):
-        status = file.stat()
+        try:
+            status = file.stat()  # of what a link leads to: a hub's cache is made of links
+        except OSError:
+            continue  # a link that leads nowhere; whoever needs the file says so
         stamps[file.name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return stamps
 

@@ -6,7 +6,7 @@ Knows nothing of how they travel; the wire half has models with the same field n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .sampling import Sampling
@@ -83,7 +83,8 @@ class VersionInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionDetail:
-    """Everything that an inspector shows about one session."""
+    """Everything that an inspector shows about one session. backend: what computes it, or computed it last; those parts
+    of the identity that may differ."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -91,6 +92,7 @@ class SessionDetail:
     layers: tuple[str, ...]
     lineage: tuple[str, ...]
     identity: dict[str, str]
+    backend: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,17 @@ class SleepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PartDiffers:
+    """A part of the identity that may differ, and does, between a snapshot and what serves it; None: it has none."""
+
+    field: str
+    stored: str | None
+    live: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class WakeResult:
-    """The report of a wake."""
+    """The report of a wake. differs: what computed the snapshot otherwise than what computes here."""
 
     session: str
     version: int | None
@@ -149,6 +160,7 @@ class WakeResult:
     bytes_read: int
     seconds: float
     already_awake: bool
+    differs: tuple[PartDiffers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +224,7 @@ class MarksResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A resident model."""
+    """A resident model. adapter: as its identity has it."""
 
     name: str
     path: str
@@ -221,6 +233,7 @@ class ModelInfo:
     parameters: int
     resident: bool
     context_tokens: int
+    adapter: str = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,11 @@ from ..memvid.orders import Order, set_mark
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, resolve
 from ..snapshot.blas import library_in_use
-from ..snapshot.digests import DigestCache, default_cache_path
+from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
+from ..snapshot.identity import require_nothing_differs
 from ..snapshot.state import LiveState, token_array
 from . import generation, listing
+from .adapters import AdapterChoice
 from .encoding import Encoder
 from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
@@ -61,8 +63,16 @@ from .way import Way
 class Service:
     """The sessions of one store on the models of one process. Build it with `open`, end it with `close`."""
 
-    def __init__(self, store: Store, engine: Engine, loaded: Mapping[str, LoadedModel]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        loaded: Mapping[str, LoadedModel],
+        *,
+        changed_unseen: Sequence[FileCheck] = (),
+    ) -> None:
         self._store = store
+        self._changed_unseen = tuple(changed_unseen)
         self._engine = engine
         self._models = dict(loaded)
         way = Way()
@@ -81,7 +91,9 @@ class Service:
         *,
         store_path: str | os.PathLike[str] | None = None,
         models: Mapping[str, str] | None = None,
+        adapters: Mapping[str, AdapterChoice] | None = None,
         digest_cache: Path | None = None,
+        check_models: bool = False,
         store_budget: int | None = None,
         daily_write_budget: int | None = None,
         keep_free: int = 0,
@@ -89,24 +101,33 @@ class Service:
         """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
         in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
 
+        adapters: by the name of the model that each is loaded on top of.
+        check_models: read every model file anew, whatever is remembered of it; `warnings` then names those that had
+            changed unseen.
+
         The budgets are bytes: what the store may hold, may write in a day (UTC), and leaves free on the disk. A sleep
         that would go past one is refused, and its session stays awake. The sleeps of `close` are refused by the last
         of the three only.
 
         Raises:
             StoreLocked: another daemon has the store.
-            ModelUnavailable: a model cannot be loaded; the store is let go again.
+            ModelUnavailable: a model cannot be loaded; the store is let go again. What `load_model` raises of an
+                adapter, likewise.
+            UnknownModel: an adapter is for a model that is not to be served.
         """
+        sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
+        adapters = adapters or {}
+        _require_served(adapters, sources)
         budget = Budget(store_budget, daily_write_budget, keep_free)
         place = store_path or default_store_path()
         store = await asyncio.to_thread(lambda: Store.open(place, writable=True, budget=budget))
         engine = Engine()
         try:
-            digests = DigestCache(digest_cache or default_cache_path())
+            digests = DigestCache(digest_cache or default_cache_path(), full=check_models)
             loaded = {}
-            for name, source in (models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}).items():
-                loaded[name] = await engine.call(partial(load_model, name, source, digests))
-            return cls(store, engine, loaded)
+            for name, source in sources.items():
+                loaded[name] = await engine.call(partial(load_model, name, source, digests, adapters.get(name)))
+            return cls(store, engine, loaded, changed_unseen=digests.changed_unseen)
         except BaseException:
             await asyncio.to_thread(engine.stop)
             store.close()
@@ -114,7 +135,8 @@ class Service:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What opening the store found wrong, a sentence each; a person should see them before they are needed."""
+        """What opening the store, or a check of the models, found wrong, a sentence each; a person should see them
+        before they are needed."""
         opening = self._store.opening
         found = [finding.message for finding in opening.unreadable]
         if opening.index_rebuilt is not None and opening.rows_added:
@@ -124,6 +146,11 @@ class Service:
             found.append(
                 f"{opening.rows_dropped} bundles that the index knew are gone; their versions cannot be woken."
             )
+        found += [
+            f"{each.path} has other bytes than when it was last read, and the same size and times. The model is "
+            "identified by what it has now; what slept before is refused unless the file is put back."
+            for each in self._changed_unseen
+        ]
         return tuple(found)
 
     async def prepare_close(self) -> CloseReport:
@@ -326,10 +353,11 @@ class Service:
         async with self._turn(self._resolve(session)) as uri:
             return await to_the_end(self._sleep(uri, emit, started))
 
-    async def wake(self, *, session: str, version: int | None = None, emit: Emit) -> WakeResult:
+    async def wake(self, *, session: str, version: int | None = None, strict: bool = False, emit: Emit) -> WakeResult:
         """Put a session's state back, at its last version or an earlier one, with nothing prefilled.
 
         The version is named by `version`, or behind an `@` of `session`: by number, tag, or digits of its bundle id.
+        strict: refuse it too if another device, library or version computed it, which may differ in the last bits.
 
         Raises:
             AmbiguousVersion: several versions fit what is behind the `@`.
@@ -342,7 +370,7 @@ class Service:
             row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
             session, version = str(row.uri), row.version
         async with self._turn(self._resolve(session)) as uri:
-            return await to_the_end(self._wake(uri, version, emit, started))
+            return await to_the_end(self._wake(uri, version, emit, started, strict=strict))
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         """All sessions, or those of one namespace, by name."""
@@ -471,7 +499,9 @@ class Service:
             )
         return await self._hibernation.sleep(live, emit, last=last)
 
-    async def _wake(self, uri: SessionUri, version: int | None, emit: Emit, started: float) -> WakeResult:
+    async def _wake(
+        self, uri: SessionUri, version: int | None, emit: Emit, started: float, *, strict: bool
+    ) -> WakeResult:
         live = await self._live(uri)
         if live is not None:
             at = live.durable.version if live.durable else None
@@ -482,11 +512,13 @@ class Service:
                     session=str(uri),
                     version=version,
                 )
+            if strict:
+                require_nothing_differs(live.differs, model=live.model.name)
             return listing.wake_result(
                 live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
             )
         latest = self._require_row(uri).version
-        woken = await self._hibernation.wake(uri, version, self._model_named, emit)
+        woken = await self._hibernation.wake(uri, version, self._model_named, emit, strict=strict)
         woken.session.rewound = version is not None and version != latest
         self._awake[uri] = woken.session
         return listing.wake_result(
@@ -665,6 +697,17 @@ class Service:
                 loaded=list(self._models),
             )
         return self._models[name]
+
+
+def _require_served(adapters: Mapping[str, AdapterChoice], models: Mapping[str, str]) -> None:
+    for name in adapters:
+        if name not in models:
+            raise UnknownModel(
+                f"There is an adapter for {name!r}, and no such model is to be served, only "
+                f"{', '.join(map(repr, models))}. Give each adapter the name of its model.",
+                model=name,
+                loaded=list(models),
+            )
 
 
 def _uri_of_new(session: str) -> SessionUri:

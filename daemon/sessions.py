@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ..memvid.blocks import BlockEntry
 from ..memvid.uri import SessionUri
 from ..snapshot.errors import MalformedSnapshot
+from ..snapshot.identity import Difference
 from ..snapshot.kinds import resident_bytes
 from ..snapshot.state import LiveState
 from .errors import SessionBusy
@@ -53,6 +54,7 @@ class Session:
     completed: whether it holds logits that had to be found and that the durable snapshot, which was salvaged, lacks.
     rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
         nothing has changed, so that what was woken is what the next wake gives.
+    differs: what computed the snapshot that it was woken from otherwise than what computes here.
     """
 
     uri: SessionUri
@@ -69,6 +71,7 @@ class Session:
     saved_from: bytes | None = None
     completed: bool = False
     rewound: bool = False
+    differs: tuple[Difference, ...] = ()
 
     @property
     def needs_sleep(self) -> bool:

@@ -1,7 +1,9 @@
 """Digests of model files, remembered by inode, size and times, so that gigabytes of weights are read once.
 
 The memory is a cache and nothing more: one that is missing, damaged or foreign is as good as empty. The change
-time is part of the key, because a modification time can be set back by whoever edits a file, a change time cannot.
+time is part of the key, because a modification time can be set back by whoever edits a file, a change time cannot by
+ordinary means. A failing disk, a clock that was set back or a restored image changes bytes behind all of them: a full
+check reads every file again, whatever is remembered, and says which of them had changed unseen.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from blake3 import blake3
 from platformdirs import user_cache_path
@@ -27,7 +30,21 @@ _CHUNK_BYTES = 8 * 1024 * 1024
 # Coarser than the clock of any file system in use (FAT has 2 s).
 _CLOCK_GRAIN_NS = 2_500_000_000
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
+Outcome = Literal["same", "changed_unseen", "edited", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """What a full check found of one remembered file: its bytes are the `same`; they are others although inode, size
+    and times are what they were (`changed_unseen`); it was written to in the ordinary way (`edited`), which the next
+    load sees by itself; it is `gone`, or cannot be read or stand still. `found` is then None."""
+
+    path: str
+    outcome: Outcome
+    remembered: str
+    found: str | None
+    size_bytes: int
 
 
 def default_cache_path() -> Path:
@@ -37,9 +54,15 @@ def default_cache_path() -> Path:
 
 @dataclass(slots=True)
 class DigestCache:
-    """File digests as BLAKE3-256 hex, kept in one JSON file at `path`."""
+    """File digests as BLAKE3-256 hex, kept in one JSON file at `path`.
+
+    full: read every file, whatever is remembered of it; `changed_unseen` then lists those whose bytes are others than
+    remembered although nothing else tells it.
+    """
 
     path: Path
+    full: bool = False
+    changed_unseen: list[FileCheck] = field(default_factory=list)
     _known: dict[str, list[str | int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -55,7 +78,8 @@ class DigestCache:
         path = str(file.resolve())
         before = _stamp(path)
         known = self._known.get(path)
-        if known is not None and known[:-1] == before:
+        believed = known is not None and known[:-1] == before
+        if known is not None and believed and not self.full:
             return str(known[-1])
         digest = _hash_file(path)
         if _stamp(path) != before:
@@ -63,9 +87,45 @@ class DigestCache:
                 f"{file} changed while it was being read. Wait until the copy or download is complete, then try again.",
                 path=str(file),
             )
-        if _is_settled(before):
-            self._remember(path, [*before, digest])
+        if known is not None and believed and digest != known[-1]:
+            self.changed_unseen.append(
+                FileCheck(path, "changed_unseen", str(known[-1]), digest, size_bytes=int(before[_SIZE]))
+            )
+        entry = [*before, digest]
+        if entry != known and _is_settled(before):
+            self._remember(path, entry)
         return digest
+
+    def check_all(self, on_progress: OnProgress | None = None) -> tuple[FileCheck, ...]:
+        """Read every remembered file again, by path. Where bytes changed unseen, the memory is put right, so that the
+        next load finds the identity that the files have now.
+
+        on_progress: bytes read so far, and of all files that are there.
+        """
+        sizes = {path: _size_of(path) for path in sorted(self._known)}
+        done, checks = 0, []
+        for path, size_bytes in sizes.items():
+            checks.append(self._check(path, size_bytes))
+            done += size_bytes
+            if on_progress is not None:
+                on_progress(done, sum(sizes.values()))
+        return tuple(checks)
+
+    def _check(self, path: str, size_bytes: int) -> FileCheck:
+        *stamp, digest = self._known[path]
+        remembered = str(digest)
+        try:
+            if _stamp(path) != stamp:
+                return FileCheck(path, "edited", remembered, None, size_bytes)
+            found = _hash_file(path)
+            if _stamp(path) != stamp:
+                return FileCheck(path, "edited", remembered, None, size_bytes)
+        except OSError:
+            return FileCheck(path, "gone", remembered, None, size_bytes)
+        if found == remembered:
+            return FileCheck(path, "same", remembered, found, size_bytes)
+        self._remember(path, [*stamp, found])
+        return FileCheck(path, "changed_unseen", remembered, found, size_bytes)
 
     def _remember(self, path: str, entry: list[str | int]) -> None:
         self._known.pop(path, None)
@@ -73,6 +133,16 @@ class DigestCache:
         while len(self._known) > MAX_REMEMBERED_FILES:
             del self._known[next(iter(self._known))]
         _write(self.path, self._known)
+
+
+_SIZE = 2  # where a stamp has it
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _stamp(path: str) -> list[str | int]:

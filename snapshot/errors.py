@@ -65,6 +65,12 @@ class ModelFilesMissing(SnapshotError):
     code = "model_files_missing"
 
 
+class AdapterFilesMissing(SnapshotError):
+    """An adapter's folder is not complete, or not in mlx-lm's form."""
+
+    code = "adapter_files_missing"
+
+
 class ModelFilesChanging(SnapshotError):
     """Model files changed while they were being read."""
 

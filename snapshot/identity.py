@@ -1,137 +1,268 @@
-"""The identity of a loaded model: all that decides what a KV value means, part by part.
+"""The parts of a model's identity: what each is called, which side it is on, and what follows when it differs.
 
-Each part is named, so that a refusal can say which one differs. Meaning: weights, config, tokenizer, template,
-adapter. Representation: compute_dtype, cache_layout.
+Every part is named, so that a refusal can say which one differs. A part is of the *meaning* (what the tokens and the
+numbers in the cache mean) or of the *representation* (how they are held, and what computed them). Its policy decides:
+
+- `must_match`: a snapshot with another value is refused.
+- `convertible`: refused too, unless the caller says that it converts this part: the same numbers can be had in the
+  other form, exactly or with a loss that is known. Until then they are the wrong bytes.
+- `may_differ`: the KV is as good as before; reported at wake, and refused only if asked to be strict.
+
+The digest that names blocks and bundles covers the parts of the first two policies (`Identity`). Those of the third
+are kept beside it, in the session map: a new version of a library must neither make blocks unshareable nor strand what
+sleeps. Policies are not stored, so a later version may loosen one.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
-
-from blake3 import blake3
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn
 
 from ..memvid.identity import Identity
-from .digests import DigestCache
-from .errors import IdentityMismatch, ModelFilesMissing
+from .errors import IdentityMismatch
 
-WEIGHT_PATTERN = "*.safetensors"
-# Everything that the tokenizers of transformers read, whatever their kind calls it.
-TOKENIZER_PATTERNS = (
-    "*.bpe",
-    "*.codes",
-    "*.model",
-    "*.spm",
-    "*.tiktoken",
-    "added_tokens*.json",
-    "dict*.txt",
-    "encoder*.json",
-    "merges*",
-    "special_tokens*.json",
-    "tekken*.json",
-    "tokenizer*.json",
-    "vocab*",
-)
-NO_ADAPTER = "none"
+Side = Literal["meaning", "representation"]
+Policy = Literal["must_match", "convertible", "may_differ"]
 
-_REMEDIES = {
-    "weights": "point the model at the weights it was slept with",
-    "config": "restore the model's config.json",
-    "tokenizer": "restore the model's tokenizer files",
-    "template": "restore the model's chat template",
-    "adapter": "load the model with the adapter it was slept with",
-    "compute_dtype": "run the daemon on a device that computes in the stored type",
-    "cache_layout": "use a version of mlx-lm that lays the cache out in the stored way",
-}
+# How this version arranges slots in blocks and in the state record; raised when that changes for a cache that could
+# be slept before. What a slot holds has a version of its own, in its kind.
+STATE_LAYOUT: Final = "1"
+# What is shown of a value in a sentence; the error's details have all of it.
+_SHOWN_CHARS = 80
+_DIGEST_CHARS = 64
+_DIGEST_CHARS_SHOWN = 12
+# Of what a snapshot says computed it; longer text was not written by us.
+MAX_CIRCUMSTANCE_CHARS: Final = 1024
 
 
-def identify(
-    folder: Path,
-    *,
-    chat_template: object,
-    compute_dtype: str,
-    cache_layout: str,
-    digests: DigestCache,
-) -> Identity:
-    """The identity of the model in `folder` as it is loaded.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """why: what would go wrong, or why nothing would. remedy: what a person does about a difference."""
+
+    name: str
+    side: Side
+    policy: Policy
+    why: str
+    remedy: str
+
+
+PARTS: Final = (
+    Part(
+        "weights", "meaning", "must_match",
+        "other weights compute other keys and values from the same tokens",
+        "point the model at the weights it was slept with",
+    ),
+    Part(
+        "config", "meaning", "must_match",
+        "the same weights in another architecture are another model",
+        "restore the model's config.json",
+    ),
+    Part(
+        "rope", "meaning", "must_match",
+        "positions are turned into the keys: under another base or scaling the stored ones stand elsewhere",
+        "restore the RoPE settings in the model's config.json",
+    ),
+    Part(
+        "tokenizer", "meaning", "must_match",
+        "to another tokenizer the ledger is another text",
+        "restore the model's tokenizer files",
+    ),
+    Part(
+        "template", "meaning", "must_match",
+        "the next turn would be written in another form than the turns in the cache",
+        "restore the model's chat template",
+    ),
+    Part(
+        "adapter", "meaning", "must_match",
+        "an adapter changes what every layer behind it computes, and fusing it changes the last bits",
+        "load the model with the adapter it was slept with, fused or not as then",
+    ),
+    Part(
+        "compute_dtype", "representation", "convertible",
+        "the bytes are of another type; widening them is exact, narrowing them rounds",
+        "run the daemon on a device that computes in the stored type",
+    ),
+    Part(
+        "kv_format", "representation", "convertible",
+        "plain and quantised keys and values are other bytes; quantising loses, and going back does not undo it",
+        "serve the model with the KV bits and group it was slept with",
+    ),
+    Part(
+        "cache_layout", "representation", "convertible",
+        "it spells type, format and shapes out, so it follows the parts above; each block's slots are compared besides",
+        "use a version of mlx-lm that lays the cache out in the stored way",
+    ),
+    Part(
+        "state_layout", "representation", "must_match",
+        "slots that are arranged in another order would be filled with each other's bytes",
+        "use a version of torpor that arranges the state in the stored way",
+    ),
+    Part(
+        "device", "representation", "may_differ",
+        "stored numbers are the same on any device; what is computed from them may differ in the last bits",
+        "run the daemon on the kind of device it was slept on",
+    ),
+    Part(
+        "blas", "representation", "may_differ",
+        "as for the device",
+        "give the daemon the BLAS it was slept with (TORPOR_BLAS)",
+    ),
+    Part(
+        "mlx", "representation", "may_differ",
+        "as for the device; a kernel may add up in another order",
+        "install the version of mlx it was slept with",
+    ),
+    Part(
+        "mlx_lm", "representation", "may_differ",
+        "a model's code changes rarely, and then its cache_layout mostly changes with it",
+        "install the version of mlx-lm it was slept with",
+    ),
+    Part(
+        "torpor", "representation", "may_differ",
+        "what must not differ between versions has a version of its own: format, slot kinds, state_layout",
+        "install the version of torpor it was slept with",
+    ),
+    Part(
+        "adapter_path", "representation", "may_differ",
+        "where an adapter lies decides nothing; what it is, the part adapter says",
+        "load the adapter from the folder it was in",
+    ),
+)  # fmt: skip
+_PARTS: Final = {part.name: part for part in PARTS}
+CIRCUMSTANCES: Final = frozenset(part.name for part in PARTS if part.policy == "may_differ")
+"""The parts that are kept in the session map, as `backend`, and not in the identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One part of a snapshot that the live model does not have so; None where one of the two has no such part."""
+
+    field: str
+    stored: str | None
+    live: str | None
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What differs between a snapshot and a live model, in the order of `PARTS`, what this version does not know last.
+
+    A part that only one of them has differs like any other: its policy decides, and of an unknown part nobody knows
+    that it may differ (GM9).
+    """
+
+    differing: tuple[Difference, ...]
+
+    @property
+    def is_same(self) -> bool:
+        return not self.differing
+
+    def refused(self, *, conversions: Collection[str] = (), strict: bool = False) -> tuple[Difference, ...]:
+        """Those that stand in the way of a wake that converts the parts in `conversions`.
+
+        strict: refuse even what may differ.
+        """
+        return tuple(
+            found
+            for found in self.differing
+            if found.policy == "must_match"
+            or (found.policy == "convertible" and found.field not in conversions)
+            or (found.policy == "may_differ" and strict)
+        )
+
+
+def compare(stored: Mapping[str, str], live: Mapping[str, str]) -> Comparison:
+    """Compare parts by name."""
+    known = [part.name for part in PARTS if part.name in stored.keys() | live.keys()]
+    unknown = sorted((stored.keys() | live.keys()) - _PARTS.keys())
+    return Comparison(
+        tuple(
+            Difference(name, stored.get(name), live.get(name), policy_of(name))
+            for name in [*known, *unknown]
+            if stored.get(name) != live.get(name)
+        )
+    )
+
+
+def policy_of(name: str) -> Policy:
+    """The policy of a part; a part that this version does not know must match."""
+    part = _PARTS.get(name)
+    return part.policy if part else "must_match"
+
+
+def require_same(
+    stored: Identity, live: Identity, *, model: str, conversions: Collection[str] = ()
+) -> tuple[Difference, ...]:
+    """Refuse a snapshot of another identity than the resident model's; give what the caller is to convert.
+
+    conversions: names of convertible parts that the caller can convert.
 
     Raises:
-        ModelFilesMissing: the folder has no weights, no config or no tokenizer.
-        ModelFilesChanging: a file is being written to.
+        IdentityMismatch: `mismatched_fields` lists every part that differs, with both values and its policy.
     """
-    weights = sorted(folder.glob(WEIGHT_PATTERN))
-    tokenizer = sorted({file for pattern in TOKENIZER_PATTERNS for file in folder.glob(pattern) if file.is_file()})
-    config = folder / "config.json"
-    for what, found in (("weights", weights), ("tokenizer files", tokenizer), ("config.json", config.is_file())):
-        if not found:
-            raise ModelFilesMissing(f"{folder} has no {what}; give the folder of an MLX model.", path=str(folder))
-    parts = {
-        "weights": _digest_of_files(weights, digests),
-        "config": _digest_of_json(config),
-        "tokenizer": _digest_of_tokenizer(tokenizer, digests),
-        "template": _hex(_canonical(chat_template)),
-        "adapter": NO_ADAPTER,
-        "compute_dtype": compute_dtype,
-        "cache_layout": cache_layout,
+    comparison = compare(dict(stored.parts), dict(live.parts))
+    if comparison.refused(conversions=conversions):
+        _refuse(comparison.differing, model)
+    return comparison.differing
+
+
+def require_circumstances(
+    stored: object, live: Mapping[str, str], *, model: str, strict: bool
+) -> tuple[Difference, ...]:
+    """Give what differs between that which computed a snapshot, as its session map has it, and what computes now.
+
+    stored: whatever stands in the map; what is not text of ours counts as not there.
+
+    Raises:
+        IdentityMismatch: something differs, and `strict` refuses that.
+    """
+    comparison = compare(circumstances_in(stored), live)
+    if strict:
+        require_nothing_differs(comparison.differing, model=model)
+    return comparison.differing
+
+
+def require_nothing_differs(differing: tuple[Difference, ...], *, model: str) -> None:
+    """Refuse what may differ, for somebody who is strict.
+
+    Raises:
+        IdentityMismatch: something differs.
+    """
+    if Comparison(differing).refused(strict=True):
+        _refuse(differing, model)
+
+
+def circumstances_in(stored: object) -> dict[str, str]:
+    """Those parts of a stored map that we know and that are short text; anybody may have written the others."""
+    if not isinstance(stored, Mapping):
+        return {}
+    return {
+        name: value
+        for name, value in stored.items()
+        if name in CIRCUMSTANCES and isinstance(value, str) and len(value) <= MAX_CIRCUMSTANCE_CHARS
     }
-    return Identity(tuple(sorted(parts.items())))
 
 
-def require_same(stored: Identity, live: Identity, *, model: str) -> None:
-    """Refuse a snapshot of another identity than the resident model's.
-
-    Raises:
-        IdentityMismatch: `mismatched_fields` lists every part that differs, with both values.
-    """
-    if stored.digest == live.digest:
-        return
-    differing = stored.mismatched_fields(live)
-    names = [str(part["field"]) for part in differing]
-    remedies = "; ".join(_REMEDIES[name] for name in names if name in _REMEDIES)
+def _refuse(differing: Sequence[Difference], model: str) -> NoReturn:
+    told = "; ".join(f"{each.field} was {_shown(each.stored)} and is {_shown(each.live)}" for each in differing)
+    remedies = [_PARTS[each.field].remedy for each in differing if each.field in _PARTS]
     raise IdentityMismatch(
-        f"The snapshot was made with another {' and '.join(names)} than model {model!r} has now. "
-        f"To wake it, {remedies or 'use the model it was made with'}.",
-        mismatched_fields=differing,
+        f"The snapshot was made under another identity than model {model!r} has now: {told}. "
+        f"To wake it, {'; '.join(remedies) or 'use the model it was made with'}.",
+        mismatched_fields=[
+            {"field": each.field, "stored": each.stored, "live": each.live, "policy": each.policy} for each in differing
+        ],
         model=model,
     )
 
 
-def _digest_of_files(files: Iterable[Path], digests: DigestCache) -> str:
-    return _hex(_canonical([[file.name, digests.digest(file)] for file in files]))
-
-
-def _digest_of_tokenizer(files: Iterable[Path], digests: DigestCache) -> str:
-    # The chat template is a part of its own, wherever it is kept.
-    listed = []
-    for file in files:
-        if file.name == "tokenizer_config.json":
-            settings = _load_json(file)
-            settings.pop("chat_template", None)
-            listed.append([file.name, _hex(_canonical(settings))])
-        else:
-            listed.append([file.name, digests.digest(file)])
-    return _hex(_canonical(listed))
-
-
-def _digest_of_json(file: Path) -> str:
-    return _hex(_canonical(_load_json(file)))
-
-
-def _load_json(file: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ModelFilesMissing(f"{file} is not JSON: {error}.", path=str(file)) from error
-    if not isinstance(loaded, Mapping):
-        raise ModelFilesMissing(f"{file} does not hold a JSON object.", path=str(file))
-    return dict(loaded)
-
-
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str).encode()
-
-
-def _hex(data: bytes) -> str:
-    return blake3(data).hexdigest()
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "not there"
+    words = [
+        word[:_DIGEST_CHARS_SHOWN] + "…" if len(word) == _DIGEST_CHARS and word.isalnum() else word
+        for word in value.split(" ")
+    ]
+    text = " ".join(words)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"

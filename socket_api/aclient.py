@@ -133,10 +133,10 @@ class AsyncClient:
         return await self._run(calls.sleep(session), on_event)
 
     async def wake(
-        self, session: str, *, version: int | None = None, on_event: OnEvent | None = None
+        self, session: str, *, version: int | None = None, strict: bool = False, on_event: OnEvent | None = None
     ) -> results.WakeResult:
-        """Wake the session; nothing is prefilled again."""
-        return await self._run(calls.wake(session, version=version), on_event)
+        """Wake the session; nothing is prefilled again. strict: refuse what another backend computed."""
+        return await self._run(calls.wake(session, version=version, strict=strict), on_event)
 
     async def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
         """All sessions, or those of one namespace."""

@@ -122,8 +122,8 @@ def sleep(session: str) -> Call[results.SleepResult]:
     return _call("sleep", results.SleepResult, session=session)
 
 
-def wake(session: str, *, version: int | None) -> Call[results.WakeResult]:
-    return _call("wake", results.WakeResult, session=session, version=version)
+def wake(session: str, *, version: int | None, strict: bool) -> Call[results.WakeResult]:
+    return _call("wake", results.WakeResult, session=session, version=version, **({"strict": True} if strict else {}))
 
 
 def list_sessions(namespace: str | None) -> Call[results.ListResult]:

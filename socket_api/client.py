@@ -138,9 +138,11 @@ class Client:
         """Put the session to sleep. When this returns, its state is durable."""
         return self._run(calls.sleep(session), on_event)
 
-    def wake(self, session: str, *, version: int | None = None, on_event: OnEvent | None = None) -> results.WakeResult:
-        """Wake the session; nothing is prefilled again."""
-        return self._run(calls.wake(session, version=version), on_event)
+    def wake(
+        self, session: str, *, version: int | None = None, strict: bool = False, on_event: OnEvent | None = None
+    ) -> results.WakeResult:
+        """Wake the session; nothing is prefilled again. strict: refuse what another backend computed."""
+        return self._run(calls.wake(session, version=version, strict=strict), on_event)
 
     def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
         """All sessions, or those of one namespace."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ..daemon.adapters import AdapterChoice
 from ..daemon.results import CloseReport
 from ..daemon.service import Service
 from ..errors import TorporError
@@ -24,11 +25,15 @@ from .serving import serve_until_signal
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
-    object a line. The budgets are bytes: what the store may hold, may write in a day, and leaves free on the disk."""
+    object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
+    model file anew. The budgets are bytes: what the store may hold, may write in a day, and leaves free on the disk."""
 
     store: Path | None = None
     socket: Path = field(default_factory=default_socket_path)
     models: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    fuse: bool = False
+    check_models: bool = False
     json: bool = False
     store_budget: int | None = None
     daily_write_budget: int | None = None
@@ -49,6 +54,8 @@ def run(options: ServeOptions) -> None:
         service = await Service.open(
             store_path=options.store,
             models=options.models,
+            adapters={name: AdapterChoice(path, options.fuse) for name, path in options.adapters.items()},
+            check_models=options.check_models,
             store_budget=options.store_budget,
             daily_write_budget=options.daily_write_budget,
             keep_free=options.keep_free,
@@ -85,19 +92,29 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     parser.add_argument("--store", type=Path, default=None, help="folder of the store")
     parser.add_argument("--socket", type=Path, default=None, help="path of the socket")
     parser.add_argument(
-        "--model", action="append", default=[], type=_named_model, metavar="NAME=PATH", help="a model to serve"
+        "--model", action="append", default=[], type=_named_folder, metavar="NAME=PATH", help="a model to serve"
     )
+    parser.add_argument(
+        "--adapter", action="append", default=[], type=_named_folder, metavar="NAME=PATH", help="an adapter for it"
+    )
+    parser.add_argument("--fuse", action="store_true", help="add the adapters to the weights")
+    parser.add_argument("--check-models", action="store_true", help="read every model file anew")
     for option, meaning in _BUDGETS:
         parser.add_argument(option, type=int, metavar="BYTES", help=meaning)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parsed = parser.parse_args(arguments)
-    names = [name for name, _ in parsed.model]
-    if len(set(names)) != len(names):
-        parser.error("--model: each name can be given once")
+    for option, given in (("--model", parsed.model), ("--adapter", parsed.adapter)):
+        if len(dict(given)) != len(given):
+            parser.error(f"{option}: each name can be given once")
+    if parsed.fuse and not parsed.adapter:
+        parser.error("--fuse: there is no --adapter to fuse")
     return ServeOptions(
         store=parsed.store,
         socket=parsed.socket or default_socket_path(),
         models=dict(parsed.model),
+        adapters=dict(parsed.adapter),
+        fuse=parsed.fuse,
+        check_models=parsed.check_models,
         json=parsed.json,
         store_budget=parsed.store_budget,
         daily_write_budget=parsed.daily_write_budget,
@@ -123,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _named_model(text: str) -> tuple[str, str]:
+def _named_folder(text: str) -> tuple[str, str]:
     name, separator, path = text.partition("=")
     if not (name and separator and path):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH")

@@ -71,6 +71,7 @@ class ModelInfo(Reply):
     parameters: Count
     resident: bool
     context_tokens: Count
+    adapter: str = "none"
 
 
 class StatusResult(Reply):
@@ -128,6 +129,7 @@ class SessionDetail(Reply):
     layers: tuple[str, ...]
     lineage: tuple[str, ...]
     identity: dict[str, str]
+    backend: dict[str, str] = Field(default_factory=dict)
 
 
 class ListResult(Reply):
@@ -176,8 +178,17 @@ class SleepResult(Reply):
     seconds: Seconds
 
 
+class PartDiffers(Reply):
+    """A part of the identity that may differ, and does; None where the snapshot, or what serves it, has none."""
+
+    field: str
+    stored: str | None
+    live: str | None
+
+
 class WakeResult(Reply):
-    """The report of a wake. `tokens_prefilled` is zero: nothing is read again."""
+    """The report of a wake. `tokens_prefilled` is zero: nothing is read again. `differs`: what computed the snapshot
+    otherwise than what computes now."""
 
     session: str
     version: int | None
@@ -187,6 +198,7 @@ class WakeResult(Reply):
     bytes_read: Count
     seconds: Seconds
     already_awake: bool
+    differs: tuple[PartDiffers, ...] = ()
 
 
 class ShutdownResult(Reply):

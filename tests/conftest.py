@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,29 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_tiny_model(tiny_model: Path, tmp_path: Path) -> Path:
     """A copy of the tiny model that a test may change."""
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+EditUnseen = Callable[..., None]
+
+
+@pytest.fixture
+def edit_unseen() -> EditUnseen:
+    """Changes bytes of a file so that nothing but they tell it: size and mtime are put back, and the change time that
+    is remembered of it, if it is, becomes the one that it has now, as if the clock had stood still."""
+
+    def edit(file: Path, memory: Path, old: bytes | None = None, new: bytes = b"") -> None:
+        before, data = file.stat(), file.read_bytes()
+        edited = data[:-1] + bytes([data[-1] ^ 1]) if old is None else data.replace(old, new, 1)
+        assert edited != data
+        assert len(edited) == len(data)
+        file.write_bytes(edited)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        remembered = json.loads(memory.read_bytes())
+        if (path := str(file.resolve())) in remembered["files"]:
+            remembered["files"][path][-2] = file.stat().st_ctime_ns
+            memory.write_text(json.dumps(remembered))
+
+    return edit
 
 
 @pytest.fixture(autouse=True)

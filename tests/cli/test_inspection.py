@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor
+from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
 from torpor.memvid.errors import Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -69,6 +69,37 @@ def test_show_with_no_daemon_tells_all_but_the_text(torpor: Torpor, made_store: 
     text = torpor("show", "agent", "--store", made_store.path)
     assert "needs a running daemon" in text.out
     assert document["info"]["bundle_id"] in text.out
+
+
+@pytest.mark.parametrize(
+    ("kept", "shown"),
+    [
+        ({"device": "metal", "mlx": "0.32.4", "note": "x"}, {"device": "metal", "mlx": "0.32.4", "note": "x"}),
+        ({"device": 5, "mlx": "x" * 2000, "blas": "b"}, {"blas": "b"}),
+        ({f"k{number}": "v" for number in range(100)}, {}),
+        ("text", {}),
+        (None, {}),
+    ],
+)
+def test_show_tells_what_computed_a_session_as_far_as_that_is_short_text(
+    torpor: Torpor, short_path: Path, kept: object, shown: dict[str, str]
+) -> None:
+    making = load_module("memvid/store_making.py")
+    with Store.open(short_path / "store", writable=True) as store:
+        store.write_bundle(
+            uri=SessionUri("default", "agent"),
+            identity=making.IDENTITY,
+            parent=None,
+            reused=(),
+            blocks=making.drafts(5),
+            session={"model": "m", "backend": kept},
+            token_count=5,
+        )
+    ran = torpor("show", "agent", "--store", short_path / "store", "--json")
+    assert ran.document["backend"] == shown
+    text = torpor("show", "agent", "--store", short_path / "store").out
+    assert ("\nbackend\n" in text) == bool(shown)
+    assert all(value in text for value in shown.values())
 
 
 def test_a_narrow_terminal_breaks_no_word_of_show(

@@ -1,4 +1,4 @@
-"""`torpor serve` hands budgets on, in this process and to one in the background."""
+"""`torpor serve` hands its options on, in this process and to one in the background."""
 
 from __future__ import annotations
 
@@ -24,6 +24,29 @@ def test_a_daemon_in_the_background_gets_the_budgets(tmp_path: Path, monkeypatch
     serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True)
     assert started[0][-6:] == ["--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30"]
     assert not [text for text in started[1] if "budget" in text or "free" in text]
+
+
+def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    def start(arguments: list[str], log: Path) -> Any:
+        started.append(arguments)
+        return background.Started("/socket", 1, log)
+
+    monkeypatch.setattr(background, "start", start)
+    given = {"model": ["m=/m"], "adapter": ["m=/a"], "fuse": True, "check_models": True}
+    serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, **given)
+    assert started[0][-6:] == ["--model", "m=/m", "--adapter", "m=/a", "--fuse", "--check-models"]
+
+
+def test_the_daemon_in_this_process_gets_them_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    handed: list[Any] = []
+    monkeypatch.setattr("torpor.socket_api.main.run", handed.append)
+    assert serve.serve(store=tmp_path, model=["m=/m"], adapter=["m=~/a"], fuse=True, check_models=True) == 0
+    (options,) = handed
+    assert (options.adapters, options.fuse, options.check_models) == ({"m": str(Path.home() / "a")}, True, True)
 
 
 @pytest.mark.parametrize("option", list(BUDGETS))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
-from torpor.daemon.results import MaintenanceProblem
+from torpor.daemon.results import MaintenanceProblem, PartDiffers
 from torpor.errors import TorporError
 
 
@@ -147,6 +147,21 @@ def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, daemon: FakeDaemon
     assert "0 of them prefilled" in ran.out
     assert "was awake already" in torpor("wake", "a").out
     assert torpor("wake", "a", "--version", "1", "--json").document["tokens_prefilled"] == 0
+
+
+def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    torpor("sleep", "a")
+    daemon.service.differs = (PartDiffers("device", "metal", "cpu"), PartDiffers("mlx", None, "1.2"))
+    ran = torpor("wake", "a")
+    assert "computed elsewhere: device metal → cpu, mlx unknown → 1.2\n" in ran.err
+    assert daemon.service.calls[-1][1]["strict"] is False
+    strict = torpor("wake", "a", "--strict", "--json").document
+    assert strict["differs"] == [
+        {"field": "device", "stored": "metal", "live": "cpu"},
+        {"field": "mlx", "stored": None, "live": "1.2"},
+    ]
+    assert daemon.service.calls[-1][1]["strict"] is True
 
 
 def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaemon) -> None:

@@ -16,6 +16,8 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "SessionBusy": "session_busy",
         "UnknownModel": "unknown_model",
         "ModelUnavailable": "model_unavailable",
+        "AdapterUnavailable": "adapter_unavailable",
+        "AdapterMismatch": "adapter_mismatch",
         "ContextOverflow": "context_overflow",
         "EmptyContext": "empty_context",
         "InvalidTokens": "invalid_tokens",

@@ -272,6 +272,10 @@ def move_template_to_its_own_file_and_change_it(folder: Path) -> None:
 
 
 def change_config(folder: Path) -> None:
+    rewrite_json(folder / "config.json", initializer_range=0.5)
+
+
+def change_rope(folder: Path) -> None:
     rewrite_json(folder / "config.json", rope_theta=20000.0)
 
 
@@ -299,7 +303,9 @@ async def test_a_model_changed_since_sleep_is_refused_and_the_part_named_threats
         error = await refused(rig, store)
     assert isinstance(error, IdentityMismatch)
     assert error.code == "identity_mismatch"
-    assert error.mismatched_fields == [{"field": field, "stored": stored[field], "live": live[field]}]
+    assert error.mismatched_fields == [
+        {"field": field, "stored": stored[field], "live": live[field], "policy": "must_match"}
+    ]
     assert field in error.message
     assert stored[field] != live[field]
 
@@ -335,10 +341,10 @@ async def test_every_part_that_differs_is_named(open_rig: Any, store: Path, own_
     async with open_rig(own_tiny_model) as rig:
         await sleeping(rig)
     change_weights(own_tiny_model)
-    change_config(own_tiny_model)
+    change_rope(own_tiny_model)
     async with open_rig(own_tiny_model) as rig:
         error = await refused(rig, store)
-    assert [part["field"] for part in error.mismatched_fields] == ["config", "weights"]
+    assert [part["field"] for part in error.mismatched_fields] == ["weights", "config", "rope"]
 
 
 async def test_a_session_of_a_model_that_is_not_loaded_is_refused_by_its_name(

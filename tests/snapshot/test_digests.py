@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -203,3 +204,83 @@ def test_a_missing_file_is_the_systems_error(tmp_path: Path, memory: Path) -> No
 
 def test_the_default_place_is_a_cache_of_the_user() -> None:
     assert default_cache_path().parts[-2:] == ("torpor", "digests.json")
+
+
+# --- the full check
+
+
+def test_a_file_changed_unseen_is_found_and_named_by_a_full_check_only(
+    file: Path, memory: Path, edit_unseen: Any
+) -> None:
+    old = DigestCache(memory).digest(file)
+    edit_unseen(file, memory)
+    new = blake3(file.read_bytes()).hexdigest()
+    trusting = DigestCache(memory)
+    assert trusting.digest(file) == old, "else this test tests nothing"
+    assert trusting.changed_unseen == []
+    full = DigestCache(memory, full=True)
+    assert full.digest(file) == new
+    assert full.changed_unseen == [
+        digests.FileCheck(str(file.resolve()), "changed_unseen", old, new, len(file.read_bytes()))
+    ]
+    assert DigestCache(memory).digest(file) == new, "what was found is remembered"
+
+
+def test_a_full_check_reads_every_file_and_finds_nothing_in_sound_ones(
+    file: Path, memory: Path, readings: list[str]
+) -> None:
+    DigestCache(memory).digest(file)
+    full = DigestCache(memory, full=True)
+    full.digest(file)
+    full.digest(file)
+    assert len(readings) == 3
+    assert full.changed_unseen == []
+
+
+def test_a_file_edited_in_the_ordinary_way_is_no_surprise_to_a_full_check(file: Path, memory: Path) -> None:
+    DigestCache(memory).digest(file)
+    file.write_bytes(b"other")
+    full = DigestCache(memory, full=True)
+    assert full.digest(file) == blake3(b"other").hexdigest()
+    assert full.changed_unseen == []
+
+
+def test_all_remembered_files_are_checked_and_told_apart(
+    file: Path, memory: Path, tmp_path: Path, edit_unseen: Any
+) -> None:
+    others = {name: tmp_path / name for name in ("edited", "gone", "same")}
+    cache = DigestCache(memory)
+    old = cache.digest(file)
+    for name, path in others.items():
+        path.write_bytes(name.encode())
+        cache.digest(path)
+    edit_unseen(file, memory)
+    others["edited"].write_bytes(b"edited again")
+    others["gone"].unlink()
+    steps: list[tuple[int, int]] = []
+    checks = DigestCache(memory).check_all(lambda done, total: steps.append((done, total)))
+    assert {Path(check.path).name: check.outcome for check in checks} == {
+        "weights.safetensors": "changed_unseen",
+        "edited": "edited",
+        "gone": "gone",
+        "same": "same",
+    }
+    (found,) = [check for check in checks if check.outcome == "changed_unseen"]
+    assert (found.remembered, found.found) == (old, blake3(file.read_bytes()).hexdigest())
+    assert steps[-1][0] == steps[-1][1] == 7000 + len("edited again") + len("same")
+    again = DigestCache(memory).check_all()
+    assert "changed_unseen" not in {check.outcome for check in again}, "the memory was put right"
+
+
+def test_a_file_that_changes_while_it_is_checked_is_not_judged(
+    file: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DigestCache(memory).digest(file)
+    hash_file = digests._hash_file
+
+    def write_meanwhile(path: str) -> str:
+        Path(path).write_bytes(b"meanwhile")
+        return hash_file(path)
+
+    monkeypatch.setattr(digests, "_hash_file", write_meanwhile)
+    assert [check.outcome for check in DigestCache(memory).check_all()] == ["edited"]

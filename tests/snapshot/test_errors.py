@@ -20,6 +20,7 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "ContextTooShort": "context_too_short",
         "NotEnoughMemory": "not_enough_memory",
         "ModelFilesMissing": "model_files_missing",
+        "AdapterFilesMissing": "adapter_files_missing",
         "ModelFilesChanging": "model_files_changing",
     }
     assert issubclass(SnapshotError, TorporError)

@@ -1,161 +1,136 @@
-"""The identity of a model: every part that gives KV values their meaning, and nothing that does not (MS1, GM9)."""
+"""What differs between a snapshot and a live model, part by part, and what follows from it (MS1, GM9, QC14)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torpor.memvid import Identity
-from torpor.snapshot.digests import DigestCache
-from torpor.snapshot.errors import IdentityMismatch, ModelFilesMissing
-from torpor.snapshot.identity import identify, require_same
-
-FACTS: dict[str, Any] = {"chat_template": "T", "compute_dtype": "float32", "cache_layout": "3 x kv/1 2x16 float32"}
-
-
-@pytest.fixture
-def parts(tmp_path: Path) -> Callable[..., dict[str, str]]:
-    digests = DigestCache(tmp_path / "digests.json")
-
-    def look(folder: Path, **changes: Any) -> dict[str, str]:
-        return dict(identify(folder, digests=digests, **(FACTS | changes)).parts)
-
-    return look
-
-
-def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
-    assert before.keys() == after.keys()
-    return {name for name in before if before[name] != after[name]}
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    loaded = json.loads(path.read_text())
-    change(loaded)
-    path.write_text(json.dumps(loaded))
-
-
-def test_its_parts_are_named_in_order(own_tiny_model: Path, parts: Any) -> None:
-    names = list(parts(own_tiny_model))
-    assert names == ["adapter", "cache_layout", "compute_dtype", "config", "template", "tokenizer", "weights"]
-
-
-def test_it_is_the_same_for_the_same_files_wherever_they_are(
-    own_tiny_model: Path, tiny_model: Path, parts: Any
-) -> None:
-    assert parts(own_tiny_model) == parts(tiny_model)
-
-
-@pytest.mark.parametrize(
-    ("fact", "value", "part"),
-    [
-        ("chat_template", "T ", "template"),
-        ("chat_template", None, "template"),
-        ("chat_template", {"default": "T"}, "template"),
-        ("compute_dtype", "bfloat16", "compute_dtype"),
-        ("cache_layout", "4 x kv/1 2x16 float32", "cache_layout"),
-    ],
+from torpor.memvid.limits import MAX_IDENTITY_PARTS
+from torpor.snapshot.errors import IdentityMismatch
+from torpor.snapshot.identity import (
+    CIRCUMSTANCES,
+    PARTS,
+    Difference,
+    circumstances_in,
+    compare,
+    policy_of,
+    require_circumstances,
+    require_same,
 )
-def test_each_fact_is_a_part_of_its_own_ms1(
-    own_tiny_model: Path, parts: Any, fact: str, value: object, part: str
-) -> None:
-    assert changed(parts(own_tiny_model), parts(own_tiny_model, **{fact: value})) == {part}
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "identity.md"
+HERE = {"device": "cpu", "mlx": "0.32.4"}
 
 
-def flip_weight(folder: Path) -> None:
-    data = bytearray((folder / "model.safetensors").read_bytes())
-    data[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(data)
+def identity(**parts: str) -> Identity:
+    return Identity(tuple(parts.items()))
 
 
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (flip_weight, "weights"),
-        (lambda folder: (folder / "model.safetensors").rename(folder / "model-1.safetensors"), "weights"),
-        (lambda folder: (folder / "more.safetensors").write_bytes(b"x"), "weights"),
-        (lambda folder: edit(folder / "config.json", lambda it: it.update(rope_theta=1.0)), "config"),
-        (lambda folder: edit(folder / "config.json", lambda it: it.update(new_key=None)), "config"),
-        (lambda folder: edit(folder / "tokenizer.json", lambda it: it.update(truncation=None, extra=1)), "tokenizer"),
-        (lambda folder: edit(folder / "tokenizer_config.json", lambda it: it.update(bos_token="x")), "tokenizer"),
-        (lambda folder: (folder / "added_tokens.json").write_text("{}"), "tokenizer"),
-        (lambda folder: (folder / "special_tokens_map.json").write_text("{}"), "tokenizer"),
-        (lambda folder: (folder / "spiece.model").write_text("{}"), "tokenizer"),
-        (lambda folder: (folder / "sentencepiece.bpe.model").write_text("{}"), "tokenizer"),
-        (lambda folder: (folder / "bpe.codes").write_text("{}"), "tokenizer"),
-    ],
-)
-def test_each_file_is_in_one_part_threats_53_to_56(own_tiny_model: Path, parts: Any, change: Any, part: str) -> None:
-    before = parts(own_tiny_model)
-    change(own_tiny_model)
-    assert changed(before, parts(own_tiny_model)) == {part}
+def refusal_of(stored: Identity, live: Identity, **options: Any) -> IdentityMismatch:
+    with pytest.raises(IdentityMismatch) as refusal:
+        require_same(stored, live, model="m", **options)
+    return refusal.value
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda folder: (folder / "README.md").write_text("hello"),
-        lambda folder: (folder / "generation_config.json").write_text("{}"),
-        lambda folder: (folder / "config.json").write_text(
-            json.dumps(json.loads((folder / "config.json").read_text()), indent=7, sort_keys=True)
-        ),
-        lambda folder: edit(folder / "tokenizer_config.json", lambda it: it.update(chat_template="elsewhere")),
-        lambda folder: (folder / "model.safetensors").touch(),
-    ],
-    ids=["a readme", "defaults of sampling", "white space", "where the template is kept", "times"],
-)
-def test_what_gives_no_token_another_meaning_changes_nothing(own_tiny_model: Path, parts: Any, change: Any) -> None:
-    before = parts(own_tiny_model)
-    change(own_tiny_model)
-    assert parts(own_tiny_model) == before
+def test_every_part_has_one_name_a_reason_and_a_remedy() -> None:
+    names = [part.name for part in PARTS]
+    assert len(set(names)) == len(names) <= MAX_IDENTITY_PARTS
+    assert all(part.why and part.remedy for part in PARTS)
+    assert {part.policy for part in PARTS} == {"must_match", "convertible", "may_differ"}
+    assert {part.side for part in PARTS} == {"meaning", "representation"}
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_folder_without_a_needed_file_is_refused_by_its_name(own_tiny_model: Path, parts: Any, name: str) -> None:
-    (own_tiny_model / name).unlink()
-    with pytest.raises(ModelFilesMissing, match=str(own_tiny_model)):
-        parts(own_tiny_model)
+def test_whatever_is_of_the_meaning_must_match() -> None:
+    assert {part.policy for part in PARTS if part.side == "meaning"} == {"must_match"}
 
 
-def test_a_folder_without_a_tokenizer_is_refused(own_tiny_model: Path, parts: Any) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (own_tiny_model / name).unlink()
-    with pytest.raises(ModelFilesMissing, match="tokenizer"):
-        parts(own_tiny_model)
-
-
-@pytest.mark.parametrize("content", ["", "[1]", "{", '"x"', "[" * 100_000])
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_a_file_that_is_no_json_object_is_refused_by_its_name(
-    own_tiny_model: Path, parts: Any, name: str, content: str
-) -> None:
-    (own_tiny_model / name).write_text(content)
-    with pytest.raises(ModelFilesMissing, match=name):
-        parts(own_tiny_model)
+def test_the_document_has_every_part_with_its_side_policy_and_reason() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (\w+) \| .* \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert rows == [(part.name, part.side, part.policy, part.why) for part in PARTS]
 
 
 def test_equal_identities_pass() -> None:
-    identity = Identity((("weights", "w"),))
-    require_same(identity, Identity((("weights", "w"),)), model="m")
+    assert require_same(identity(weights="w"), identity(weights="w"), model="m") == ()
 
 
 def test_a_refusal_lists_every_part_with_both_values_and_what_to_do() -> None:
-    stored = Identity((("config", "c"), ("template", "t"), ("weights", "w")))
-    live = Identity((("config", "c"), ("template", "T"), ("weights", "W")))
-    with pytest.raises(IdentityMismatch) as refusal:
-        require_same(stored, live, model="m")
-    assert refusal.value.mismatched_fields == [
-        {"field": "template", "stored": "t", "live": "T"},
-        {"field": "weights", "stored": "w", "live": "W"},
+    stored = identity(config="c", template="t", weights="a" * 64, compute_dtype="bfloat16")
+    live = identity(config="c", template="T", weights="b" * 64, compute_dtype="float32")
+    error = refusal_of(stored, live)
+    assert error.mismatched_fields == [
+        {"field": "weights", "stored": "a" * 64, "live": "b" * 64, "policy": "must_match"},
+        {"field": "template", "stored": "t", "live": "T", "policy": "must_match"},
+        {"field": "compute_dtype", "stored": "bfloat16", "live": "float32", "policy": "convertible"},
     ]
-    assert refusal.value.model == "m"
-    for words in ("template", "weights", "restore the model's chat template", "point the model at the weights"):
-        assert words in refusal.value.message
+    assert error.model == "m"
+    assert f"weights was {'a' * 12}… and is {'b' * 12}…; template was t and is T;" in error.message
+    for words in ("restore the model's chat template", "point the model at the weights", "the stored type"):
+        assert words in error.message
 
 
-def test_a_part_that_only_one_side_has_differs_gm9() -> None:
-    with pytest.raises(IdentityMismatch) as refusal:
-        require_same(Identity((("rope", "r"), ("weights", "w"))), Identity((("weights", "w"),)), model="m")
-    assert [part["field"] for part in refusal.value.mismatched_fields] == ["rope"]
+def test_a_long_value_is_cut_in_the_sentence_and_whole_in_the_details() -> None:
+    error = refusal_of(identity(rope="x" * 500), identity(rope="none"))
+    assert error.mismatched_fields[0]["stored"] == "x" * 500
+    assert "x" * 81 not in error.message
+
+
+@pytest.mark.parametrize("name", ["rope", "state_layout", "colour"])
+def test_a_part_that_only_one_side_has_differs_and_its_policy_decides_gm9(name: str) -> None:
+    """`colour` is a part that this version does not know: nobody can say that it may differ."""
+    with_it, without = identity(weights="w", **{name: "r"}), identity(weights="w")
+    assert refusal_of(with_it, without).mismatched_fields == [
+        {"field": name, "stored": "r", "live": None, "policy": "must_match"}
+    ]
+    error = refusal_of(without, with_it)
+    assert error.mismatched_fields == [{"field": name, "stored": None, "live": "r", "policy": "must_match"}]
+    assert f"{name} was not there and is r" in error.message
+
+
+def test_another_kv_format_is_refused_unless_the_caller_converts_it_qc14() -> None:
+    stored, live = identity(kv_format="q8g64"), identity(kv_format="float")
+    assert refusal_of(stored, live).mismatched_fields[0]["policy"] == "convertible"
+    assert refusal_of(stored, live, conversions={"compute_dtype"}).mismatched_fields[0]["field"] == "kv_format"
+    assert require_same(stored, live, model="m", conversions={"kv_format"}) == (
+        Difference("kv_format", "q8g64", "float", "convertible"),
+    )
+
+
+def test_no_conversion_lets_another_meaning_through() -> None:
+    names = {part.name for part in PARTS}
+    error = refusal_of(
+        identity(weights="w", kv_format="q8g64"), identity(weights="v", kv_format="float"), conversions=names
+    )
+    assert [found["field"] for found in error.mismatched_fields] == ["weights", "kv_format"]
+
+
+def test_what_may_differ_is_listed_and_passes_unless_one_is_strict() -> None:
+    comparison = compare({"mlx": "1", "device": "cpu"}, {"mlx": "2", "device": "cpu"})
+    assert not comparison.is_same
+    assert comparison.differing == (Difference("mlx", "1", "2", "may_differ"),)
+    assert comparison.refused() == ()
+    assert comparison.refused(strict=True) == comparison.differing
+
+
+def test_other_circumstances_are_reported_and_refused_only_if_one_is_strict() -> None:
+    stored = {**HERE, "mlx": "0.31.0"}
+    found = (Difference("mlx", "0.31.0", "0.32.4", "may_differ"),)
+    assert require_circumstances(stored, HERE, model="m", strict=False) == found
+    with pytest.raises(IdentityMismatch, match=r"mlx was 0\.31\.0 and is 0\.32\.4") as refusal:
+        require_circumstances(stored, HERE, model="m", strict=True)
+    assert [part["field"] for part in refusal.value.mismatched_fields] == ["mlx"]
+    assert require_circumstances(HERE, HERE, model="m", strict=True) == ()
+
+
+@pytest.mark.parametrize("stored", [None, 5, "text", [], {}, {"device": 5, "mlx": "x" * 5000}, {1: "one"}])
+def test_circumstances_that_we_did_not_write_count_as_missing_gm11(stored: object) -> None:
+    assert circumstances_in(stored) == {}
+    found = require_circumstances(stored, HERE, model="m", strict=False)
+    assert [(each.field, each.stored) for each in found] == [("device", None), ("mlx", None)]
+
+
+def test_what_is_kept_beside_the_identity_is_all_that_may_differ_and_nothing_else() -> None:
+    assert {name for name in CIRCUMSTANCES if policy_of(name) == "may_differ"} == CIRCUMSTANCES
+    assert circumstances_in({"mlx": "1", "weights": "w", "unknown": "u"}) == {"mlx": "1"}

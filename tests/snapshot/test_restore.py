@@ -152,7 +152,9 @@ def test_another_identity_is_refused_before_a_block_is_looked_at_gm3(
         monkeypatch.setattr(type(reader), "read_header", lambda *_: pytest.fail("a block was looked at"))
         with pytest.raises(IdentityMismatch) as refusal:
             plan_wake(reader, other, layout_of(state.caches, VOCABULARY), model="m", context_tokens=LONG)
-    assert refusal.value.mismatched_fields == [{"field": "weights", "stored": "w" * 64, "live": "v" * 64}]
+    assert refusal.value.mismatched_fields == [
+        {"field": "weights", "stored": "w" * 64, "live": "v" * 64, "policy": "must_match"}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from torpor.daemon.results import (
     MaintenanceResult,
     MarksResult,
     ModelInfo,
+    PartDiffers,
     Progress,
     SessionDetail,
     SessionInfo,
@@ -71,6 +72,7 @@ class FakeService:
         self.piece = ""  # text of each token, instead of its own
         self.fail_sleep: dict[str, str] = {}
         self.store = "/store"
+        self.differs: tuple[PartDiffers, ...] = ()
         self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
 
     def hold(self) -> None:
@@ -182,15 +184,17 @@ class FakeService:
             found.info.session, version, made.bundle_id, parent, len(found.tokens), size, size, 1, version - 1, 0.25
         )
 
-    async def wake(self, *, session: str, version: int | None = None, emit: Emit) -> WakeResult:
-        self._record("wake", session=session, version=version)
+    async def wake(self, *, session: str, version: int | None = None, strict: bool = False, emit: Emit) -> WakeResult:
+        self._record("wake", session=session, version=version, strict=strict)
         found = self._find(session)
         await self._step()
         emit(Progress("wake", 1, 1))
         already = found.info.state == "awake"
         found.info = replace(found.info, state="awake")
         made = found.versions[(version or len(found.versions)) - 1]
-        return WakeResult(found.info.session, made.version, made.bundle_id, made.token_count, 0, 8, 0.25, already)
+        return WakeResult(
+            found.info.session, made.version, made.bundle_id, made.token_count, 0, 8, 0.25, already, self.differs
+        )
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         self._record("list", namespace=namespace)
@@ -199,7 +203,9 @@ class FakeService:
     async def show(self, *, session: str) -> SessionDetail:
         self._record("show", session=session)
         found = self._find(session)
-        return SessionDetail(found.info, tuple(found.versions), "…tail", ("kv 2x8x32",), (), {"weights": "ab"})
+        return SessionDetail(
+            found.info, tuple(found.versions), "…tail", ("kv 2x8x32",), (), {"weights": "ab"}, {"mlx": "1.2"}
+        )
 
     async def delete(self, *, session: str) -> DeleteResult:
         self._record("delete", session=session)

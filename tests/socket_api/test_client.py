@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torpor.daemon.results import PartDiffers
 from torpor.socket_api import AsyncClient, Client, Sampling, TokenEvent
 from torpor.socket_api.errors import (
     ApiError,
@@ -181,6 +182,17 @@ def test_a_wake_names_its_version_once(client: Client, server_thread: ServerThre
     assert server_thread.service.calls[-1][1]["session"] == "s@2"
     with pytest.raises(InvalidRequest, match="name the version once"):
         client.wake("s@2", version=2)
+
+
+def test_a_wake_tells_what_differs_and_may_be_strict(client: Client, server_thread: ServerThread) -> None:
+    client.create("s")
+    client.sleep("s")
+    server_thread.service.differs = (PartDiffers("mlx", None, "1.2"),)
+    (told,) = client.wake("s").differs
+    assert (told.field, told.stored, told.live) == ("mlx", None, "1.2")
+    assert server_thread.service.calls[-1][1]["strict"] is False
+    client.wake("s", strict=True)
+    assert server_thread.service.calls[-1][1]["strict"] is True
 
 
 def test_a_stream_keeps_its_result(client: Client) -> None:

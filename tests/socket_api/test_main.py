@@ -26,6 +26,26 @@ def test_models_are_named_in_the_order_given() -> None:
     assert options.json
 
 
+def test_adapters_are_named_by_their_model_and_fused_if_asked() -> None:
+    assert parse_arguments([]).adapters == {}
+    options = parse_arguments(["--adapter", "a=/x", "--adapter", "b=/y=z"])
+    assert (dict(options.adapters), options.fuse, options.check_models) == ({"a": "/x", "b": "/y=z"}, False, False)
+    options = parse_arguments(["--adapter", "a=/x", "--fuse", "--check-models"])
+    assert (options.fuse, options.check_models) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--adapter", "nameless"], ["--adapter", "a=1", "--adapter", "a=2"], ["--model", "a=1", "--fuse"]]
+)
+def test_an_adapter_without_a_model_s_name_and_a_fuse_without_an_adapter_are_refused(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        parse_arguments(wrong)
+    assert refused.value.code == 2
+    assert "--adapter" in capsys.readouterr().err
+
+
 def test_budgets_are_bytes_and_none_is_set_by_itself() -> None:
     plain = parse_arguments([])
     assert (plain.store_budget, plain.daily_write_budget, plain.keep_free) == (None, None, 0)

@@ -95,6 +95,7 @@ def test_the_wire_has_exactly_the_fields_of_the_daemons_records() -> None:
         daemon.AppendResult: results.AppendResult,
         daemon.GenerateResult: results.GenerateResult,
         daemon.SleepResult: results.SleepResult,
+        daemon.PartDiffers: results.PartDiffers,
         daemon.WakeResult: results.WakeResult,
         daemon.DeleteResult: results.DeleteResult,
         daemon.MaintenanceAction: results.MaintenanceAction,
