@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -19,7 +19,8 @@ from blake3 import blake3
 
 from ..errors import TorporError
 from ..snapshot import memory
-from ..snapshot.kinds import last_rows, live_arrays, put_last_rows, truncate
+from ..snapshot.caches import arrays_of, last_rows, put_last_rows, truncate
+from ..snapshot.checkpoints import checkpoint_of
 from ..snapshot.state import LiveState
 from .engine import Steps
 from .errors import ContextOverflow, GenerationFailed, InvalidTokens
@@ -82,24 +83,52 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
     """
     require_valid(model, tokens)
     require_room(model, state, len(tokens))
-    held = len(state.tokens)
+    held, done = len(state.tokens), 0
+    put_back = state.kept()
     try:
-        # The last token is read alone: only its logits are wanted, and those of the others are never computed.
-        body, last = tokens[:-1], tokens[-1:]
-        for start in range(0, len(body), PREFILL_CHUNK_TOKENS):
-            chunk = body[start : start + PREFILL_CHUNK_TOKENS]
-            model.extend(chunk, state)
-            mx.eval([live_arrays(cache) for cache in state.caches])
-            on_tokens(start + len(chunk), len(tokens))
-            yield
-        logits = _logits_after(model, state, last)
+        for size, wants_logits in _reading(model, state, len(tokens)):
+            chunk = tokens[done : done + size]
+            done += size
+            if wants_logits:
+                logits = _logits_after(model, state, chunk)
+                _take_checkpoint(model, state, held + done, logits)
+            else:
+                model.extend(chunk, state)
+                mx.eval(arrays_of(state.caches))
+            if done < len(tokens):
+                on_tokens(done, len(tokens))
+                yield
     except BaseException as error:
-        truncate(state.caches, held)
+        put_back()
         _raise_as_failure(error, held)
         raise
     state.tokens.extend(tokens)
     state.last_logits = logits
     on_tokens(len(tokens), len(tokens))
+
+
+def _reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[int, bool]]:
+    """How to read that many tokens: the size of each model call, and whether its logits are wanted.
+
+    The last token is read alone: only its logits are wanted, and those of the others are never computed. So is the last
+    one before each checkpoint.
+    """
+    held = len(state.tokens)
+    position, end = held, held + count
+    while position < end:
+        stop = end if model.layout.by_token else min(end, state.checkpoints.next_due(position))
+        while position < stop - 1:
+            size = min(PREFILL_CHUNK_TOKENS, stop - 1 - position)
+            yield size, False
+            position += size
+        yield 1, True
+        position = stop
+
+
+def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, logits: mx.array) -> None:
+    """Keep the whole state as it is now, if it is time to and the model's caches need it."""
+    if not model.layout.by_token and state.checkpoints.is_due(position):
+        state.checkpoints.add(checkpoint_of(state.caches, position, logits, state.random_key, state.passes))
 
 
 @dataclass(slots=True)
@@ -171,21 +200,33 @@ def logits_digest(logits: mx.array) -> str:
 def find_logits(model: LoadedModel, state: LiveState) -> None:
     """Read the last token once more, for the logits of a state that was put back without them; one token computed.
 
-    What the caches hold of that token stays what was put back, bit for bit: a token read alone may differ from one read
-    in a chunk, and the snapshot's blocks are still referred to.
+    Raises:
+        GenerationFailed: the model failed; the state is not to be used.
+    """
+    state.last_logits = logits_of_last(model, state)
+
+
+def logits_of_last(model: LoadedModel, state: LiveState) -> mx.array:
+    """The logits that reading the state's last token once more gives, for a state that can go back by one token.
+
+    What the caches hold of that token stays as it is, bit for bit: a token read alone may differ from one read in a
+    chunk, and the snapshot's blocks are still referred to.
 
     Raises:
         GenerationFailed: the model failed; the state is not to be used.
     """
     held, last = len(state.tokens), state.tokens[-1]
     rows = last_rows(state.caches)
+    put_back = state.kept()
     truncate(state.caches, held - 1)
     try:
-        state.last_logits = _logits_after(model, state, [last])
+        return _logits_after(model, state, [last])
     except BaseException as error:
         _raise_as_failure(error, held)
         raise
-    put_last_rows(state.caches, rows)
+    finally:
+        put_back()
+        put_last_rows(state.caches, rows)
 
 
 def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) -> tuple[str, int]:
@@ -193,18 +234,20 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) ->
     assert state.last_logits is not None
     held = len(state.tokens)
     proof = logits_digest(state.last_logits) if order.prove else ""
+    put_back = state.kept(one_token=True)
     try:
         drawn = draw(order.sampling, state.last_logits, state.tokens, state.random_key)
         if drawn.token in model.end_tokens and not order.keep_end:
             return proof, drawn.token
         logits = _logits_after(model, state, [drawn.token])
     except BaseException as error:
-        truncate(state.caches, held)
+        put_back()
         _raise_as_failure(error, held)
         raise
     state.tokens.append(drawn.token)
     state.last_logits = logits
     state.random_key = drawn.next_key
+    _take_checkpoint(model, state, len(state.tokens), logits)
     return proof, drawn.token
 
 
@@ -216,7 +259,7 @@ def _logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -
     """
     logits = model.extend(tokens, state)[0, -1].astype(mx.float32)
     is_sound = mx.isfinite(mx.logsumexp(logits))
-    mx.eval(logits, is_sound, [live_arrays(cache) for cache in state.caches])
+    mx.eval(logits, is_sound, arrays_of(state.caches))
     if not is_sound.item():
         raise GenerationFailed(
             f"The model's logits after token {len(state.tokens)} contain NaN or infinity: its weights are damaged, or "
@@ -233,3 +276,24 @@ def _raise_as_failure(error: BaseException, position: int) -> None:
             f"The model failed after token {position}: {type(error).__name__}: {error}. The session is as it was.",
             position=position,
         ) from error
+
+
+def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: Sequence[int]) -> Steps[None]:
+    """Read tokens again that a session had read before, in model calls of the same sizes, so that the same bits result.
+
+    passes: the sizes, which add up to the tokens.
+
+    Raises:
+        GenerationFailed: the model failed; the state is not to be used.
+    """
+    done = 0
+    for size in passes:
+        chunk = tokens[done : done + size]
+        done += size
+        if done == len(tokens):
+            state.last_logits = _logits_after(model, state, chunk)
+        else:
+            model.extend(chunk, state)
+            mx.eval(arrays_of(state.caches))
+        state.tokens.extend(chunk)
+        yield

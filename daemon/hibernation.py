@@ -7,10 +7,12 @@ threads of its own, so that other sessions go on. Callers hold the session alone
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
+
+import mlx.core as mx
 
 from ..memvid.blocks import BlockEntry
 from ..memvid.budget import FREE_BYTES
@@ -23,14 +25,13 @@ from ..memvid.waiting import salvaged_from
 from ..snapshot import restore
 from ..snapshot.capture import cut
 from ..snapshot.identity import require_circumstances
-from ..snapshot.state import LiveState
+from ..snapshot.state import LiveState, token_array
 from .compactor import Compactor
-from .engine import Engine
-from .generation import find_logits
+from .engine import Engine, Steps
+from .generation import find_logits, replay
 from .models import LoadedModel
 from .results import Emit, Progress, Stage
 from .sampler import initial_key
-from .sampling import Sampling
 from .sessions import Durable, Session, sampling_of
 from .way import Way
 
@@ -87,6 +88,7 @@ class Hibernation:
         )
         session.unchanged_tokens = receipt.token_count
         session.dirty = session.completed = session.rewound = False
+        session.state.checkpoints.became_durable(_checkpoints_in(receipt.entries, receipt.token_count))
         session.saved_from = None
         return receipt
 
@@ -203,12 +205,12 @@ class Hibernation:
             filling = await self._engine.call(lambda: restore.allocate(plan))
             on_progress = _reporter("wake", emit)
             await self.on_io(lambda: filling.run(reader, self._fill, on_progress))
-            key_from = None if plan.state else sampling_of(kept)
-            state = await self._engine.call(lambda: _assembled(filling, model, key_from))
+            state = await self._engine.run(_assembled(filling, model, initial_key(sampling_of(kept))))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
             session.differs = differs
+            session.unchanged_tokens = plan.target_tokens
             session.saved_from = salvaged_from(reader.manifest)
-            session.completed = plan.state is None  # the next sleep keeps the logits that had to be found
+            session.completed = not plan.has_logits  # the next sleep keeps the logits that had to be found
             return Woken(session, plan.read_bytes)
         finally:
             reader.close()
@@ -229,14 +231,23 @@ class Hibernation:
         self._fill.shutdown()
 
 
-def _assembled(filling: restore.Filling, model: LoadedModel, key_from: Sampling | None) -> LiveState:
-    """The state that was read. Without a state record its logits are found by reading its last token once more, and its
-    random key is that of a new session (`key_from` its sampling)."""
-    if key_from is None:
-        return filling.assemble()
-    state = filling.assemble(initial_key(key_from))
-    find_logits(model, state)
+def _assembled(filling: restore.Filling, model: LoadedModel, random_key: mx.array) -> Steps[LiveState]:
+    """The state that was read, brought to the position that is wanted: what lies behind the record that was read is
+    computed as it was before, and logits that no record has are found by reading the last token once more.
+
+    random_key: that of a new session, for a state that no record has one for.
+    """
+    state, plan = filling.assemble(model.new_caches(), random_key), filling.plan
+    behind = token_array(plan.tokens)[plan.resumed_tokens :]
+    if behind:
+        yield from replay(model, state, behind, list(plan.passes.between(plan.resumed_tokens, plan.target_tokens)))
+    elif not plan.has_logits:
+        find_logits(model, state)
     return state
+
+
+def _checkpoints_in(entries: Iterable[BlockEntry], token_count: int) -> list[int]:
+    return [entry.start for entry in entries if entry.kind == "state" and entry.start < token_count]
 
 
 def _durable_of(reader: BundleReader, logical_bytes: int) -> Durable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ..memvid.blocks import SlotSpec
+from ..memvid.bundle import BundleReader
 from ..memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
 from ..memvid.marks import SessionMarks
 from ..memvid.store import IndexRow, Receipt, Store
@@ -12,7 +12,7 @@ from ..memvid.uri import SessionUri
 from ..memvid.versions import lineage_of
 from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.identity import circumstances_in
-from ..snapshot.layout import KEYS_KIND, VALUES_KIND, layers_of
+from ..snapshot.layout import described
 from ..snapshot.state import token_array
 from .models import LoadedModel
 from .results import ModelInfo, PartDiffers, SessionDetail, SessionInfo, SleepResult, VersionInfo, WakeResult
@@ -85,7 +85,7 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         info=info_of_awake(live, versions[-1] if versions else None, _stored_bytes(versions)),
         versions=tuple(version_info(row, marks) for row in versions),
         tail_text=_tail(live.model, live.state.tokens),
-        layers=tuple(str(layer) for layer in live.model.layout.layers),
+        layers=tuple(entry.described for entry in live.model.layout.entries if entry.in_use),
         lineage=lineage_of(versions, versions[-1]) if versions else (),
         identity=dict(live.model.identity.parts),
         backend=dict(live.model.backend),
@@ -116,7 +116,7 @@ def detail_of_asleep(
             raise MalformedSnapshot(
                 f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
             )
-        layers = _layers(row.uri, [spec for spec, _ in reader.read_header(reader.entries[0]).slots])
+        layers = _layers(row.uri, reader)
         sampling = Sampling.from_map(manifest.session["sampling"])
     return SessionDetail(
         info=info_of_asleep(row, _stored_bytes(versions), sampling),
@@ -227,21 +227,21 @@ def _stored_bytes(versions: Sequence[IndexRow]) -> int:
     return sum(row.bundle_bytes for row in versions)
 
 
-def _layers(uri: SessionUri, slots: Sequence[SlotSpec]) -> tuple[str, ...]:
-    """The layers of a stored span, in words.
+def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
+    """The caches that a bundle holds, in words.
 
     Raises:
-        MalformedSnapshot: the slots are not keys and values, layer by layer.
+        MalformedSnapshot: its slots are not those of caches.
     """
-    kinds = [slot.kind for slot in slots]
-    if not slots or len(slots) % 2 or kinds != [KEYS_KIND, VALUES_KIND] * (len(slots) // 2):
-        raise MalformedSnapshot(
-            f"The first block of {uri} does not hold keys and values, layer by layer, but {kinds[:4]}.",
-            session=str(uri),
-        )
+    spans = [entry for entry in reader.entries if entry.kind == "span"]
+    states = [entry for entry in reader.entries if entry.kind == "state"]
+    slots = [
+        [spec for spec, _ in reader.read_header(chosen[at]).slots] if chosen else []
+        for chosen, at in ((spans, 0), (states, -1))
+    ]
     try:
-        return tuple(str(layer) for layer in layers_of(slots))
+        return described(*slots)
     except (ValueError, IndexError) as error:
         raise MalformedSnapshot(
-            f"The first block of {uri} holds keys and values of a shape that no cache has ({error}).", session=str(uri)
+            f"The blocks of {uri} do not hold what caches hold ({error}).", session=str(uri)
         ) from error

@@ -73,9 +73,10 @@ class LoadedModel:
     def extend(self, tokens: Sequence[int], state: LiveState) -> mx.array:
         """Read tokens into the state's caches; the unevaluated logits `[1, len(tokens), vocabulary]`.
 
-        The only way in which a state's caches grow, so it is here that computed tokens are counted.
+        The only way in which a state's caches grow, so it is here that computed tokens and passes are counted.
         """
         state.computed_tokens += len(tokens)
+        state.passes.add(len(tokens))
         logits: mx.array = self.network(mx.array(list(tokens))[None], cache=state.caches)
         return logits
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from ..memvid.blocks import BlockEntry
 from ..memvid.uri import SessionUri
+from ..snapshot.caches import resident_bytes
 from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.identity import Difference
-from ..snapshot.kinds import resident_bytes
 from ..snapshot.state import LiveState
 from .errors import SessionBusy
 from .models import LoadedModel
@@ -86,7 +86,7 @@ class Session:
     @property
     def resident_bytes(self) -> int:
         """Memory that the state takes."""
-        return resident_bytes(self.state.caches)
+        return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes
 
     def to_map(self) -> dict[str, Any]:
         """What a snapshot keeps of the session beside its model state."""

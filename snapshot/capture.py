@@ -1,4 +1,4 @@
-"""Cuts live state into blocks, copying nothing: drafts hold views of the cache's own memory.
+"""Cuts live state into blocks, copying nothing that is cut by token: drafts hold views of the cache's own memory.
 
 `cut` runs on the engine thread, because it evaluates. What it returns is evaluated memory, which any thread may
 read, hash and write; the store does that while the engine serves others.
@@ -6,75 +6,105 @@ read, hash and write; the store does that while the engine serves others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
-from ..memvid.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, SlotDraft
+from ..memvid.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, SlotDraft, SlotSpec
 from . import memory
+from .checkpoints import Checkpoint, checkpoint_of
 from .errors import InconsistentState, NonFiniteState
 from .finite import is_drawable, is_finite
-from .kinds import live_arrays
-from .layout import CacheLayout
+from .kinds import kind_of, leaves
+from .layout import CacheLayout, record_slots
 from .state import LiveState
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSource:
+    """The memory of one span array: `heads` times `capacity` rows of `row_bytes`. Only the tokens' are looked at."""
+
+    view: memoryview
+    heads: int
+    capacity: int
+    row_bytes: int
+
+    def runs(self, start: int, count: int) -> list[memoryview]:
+        """The bytes of tokens `[start, start + count)`, one run a head."""
+        return memory.head_runs(self.view, self.heads, self.capacity, self.row_bytes, start, count)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSource:
+    """A state record that is ready to be written: its slots with their bytes."""
+
+    start: int
+    slots: tuple[tuple[SlotSpec, memoryview], ...]
+
+    def draft(self) -> BlockDraft:
+        """The block.
+
+        Raises:
+            NonFiniteState: an array of it, or its logits, hold NaN or infinity.
+        """
+        for spec, view in self.slots:
+            sound = is_drawable(view) if spec.name == "logits" else is_finite([view], spec.dtype)
+            if not sound:
+                raise NonFiniteState(
+                    f"The state at token {self.start} holds NaN or infinity ({spec.name}): what the session would say "
+                    "after it is garbage. It was not put to sleep; wake its last version, or start anew.",
+                    slot=spec.name,
+                    start=self.start,
+                )
+        drafts = [SlotDraft(spec, [view]) for spec, view in self.slots]
+        return BlockDraft(kind="state", start=self.start, tokens=b"", slots=drafts)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A snapshot that is ready to be written: blocks that are durable already, then the new ones.
 
-    tokens: the ledger's bytes at the moment of the cut.
-    layers: keys' and values' memory of each layer with the capacity of its arrays in tokens.
+    tokens: the ledger's bytes at the moment of the cut; spans: where each span array lies, in stored order;
+    checkpoints: the records in between that are not durable yet, by position; state: the one at the end.
     """
 
     reused: tuple[BlockEntry, ...]
     token_count: int
     tokens: bytes
     layout: CacheLayout
-    layers: tuple[tuple[memoryview, memoryview, int], ...]
-    logits: memoryview
-    random_key: memoryview
+    spans: tuple[SpanSource, ...]
+    checkpoints: Mapping[int, StateSource]
+    state: StateSource
 
     def drafts(self) -> Iterator[BlockDraft]:
-        """The new blocks in the order of the chain, then the state record.
+        """The new blocks in the order of the chain, the state record last.
 
         Raises:
-            NonFiniteState: keys or values of a new block, or the logits, hold NaN or infinity.
+            NonFiniteState: keys or values of a new block, or a state record, hold NaN or infinity.
         """
         for start in range(self.reused_tokens, self.token_count, BLOCK_TOKENS):
+            if start in self.checkpoints:
+                yield self.checkpoints[start].draft()
             yield self._span(start, min(BLOCK_TOKENS, self.token_count - start))
-        if not is_drawable(self.logits):
-            raise NonFiniteState(
-                "The logits of the last token hold NaN or infinity: no token could be drawn after a wake. The session "
-                "was not put to sleep; wake its last version, or start anew.",
-                slot="logits",
-                start=self.token_count,
-            )
-        specs = self.layout.state_slots()
-        records = (self.logits, self.random_key)
-        slots = [SlotDraft(spec, [record]) for spec, record in zip(specs, records, strict=True)]
-        yield BlockDraft(kind="state", start=self.token_count, tokens=b"", slots=slots)
+        yield self.state.draft()
 
     @property
     def reused_tokens(self) -> int:
         """Tokens whose KV is in durable blocks already."""
-        return len(self.reused) * BLOCK_TOKENS
+        return max((entry.end for entry in self.reused), default=0)
 
     def _span(self, start: int, count: int) -> BlockDraft:
         slots = []
-        for index, spec in enumerate(self.layout.span_slots(count)):
-            keys, values, capacity = self.layers[index // 2]
-            heads = spec.shape[0]
-            row_bytes = spec.size_bytes // (heads * count)
-            source = values if index % 2 else keys
-            runs = memory.head_runs(source, heads, capacity, row_bytes, start, count)
+        for source, spec in zip(self.spans, self.layout.span_slots(count), strict=True):
+            runs = source.runs(start, count)
             if not is_finite(runs, spec.dtype):
                 raise NonFiniteState(
-                    f"Layer {index // 2} holds NaN or infinity between token {start} and {start + count}: what the "
-                    "session would say after it is garbage. It was not put to sleep; wake its last version, or start "
-                    "anew.",
-                    layer=index // 2,
+                    f"{spec.name} holds NaN or infinity between token {start} and {start + count}: what the session "
+                    "would say after it is garbage. It was not put to sleep; wake its last version, or start anew.",
                     slot=spec.name,
                     start=start,
                 )
@@ -82,17 +112,23 @@ class Cut:
         return BlockDraft(kind="span", start=start, tokens=self.tokens[4 * start : 4 * (start + count)], slots=slots)
 
 
-def plan_reuse(durable: Sequence[BlockEntry], unchanged_tokens: int) -> tuple[BlockEntry, ...]:
+def plan_reuse(
+    durable: Sequence[BlockEntry], unchanged_tokens: int, checkpoints: Sequence[int] = ()
+) -> tuple[BlockEntry, ...]:
     """The leading blocks of the last snapshot that still hold what the cache holds, however many files they lie in:
     a sleep writes only what is new.
 
     unchanged_tokens: how many leading tokens have neither been dropped nor rewritten since. A last block that was
     not full is written again, so that blocks always stand back to back.
+    checkpoints: the positions of the state records that are to stay; others are left out.
     """
-    reused = []
+    reused: list[BlockEntry] = []
     for entry in durable:
-        full = entry.kind == "span" and entry.token_count == BLOCK_TOKENS
-        if not full or entry.start + BLOCK_TOKENS > unchanged_tokens:
+        if entry.kind == "state":
+            if entry.start in checkpoints and entry.start <= unchanged_tokens:
+                reused.append(entry)
+            continue
+        if entry.token_count != BLOCK_TOKENS or entry.start + BLOCK_TOKENS > unchanged_tokens:
             break
         reused.append(entry)
     return tuple(reused)
@@ -110,19 +146,67 @@ def cut(state: LiveState, layout: CacheLayout, *, durable: Sequence[BlockEntry],
         raise InconsistentState(
             f"The ledger has {len(state.tokens)} tokens and the caches do not.", token_count=len(state.tokens)
         )
-    pairs = [live_arrays(cache) for cache in state.caches]
-    arrays = [memory.contiguous(array) for pair in pairs for array in pair]
-    records = [memory.contiguous(state.last_logits), memory.contiguous(state.random_key)]
-    mx.eval(arrays, records)
-    views = [memory.readable(array) for array in arrays]
-    layers = tuple((views[2 * index], views[2 * index + 1], pair[0].shape[2]) for index, pair in enumerate(pairs))
-    logits, random_key = (memory.readable(record) for record in records)
+    used = _used(state, layout)
+    sources = [_span_source(whole) for cache in used for whole in kind_of(cache).spans(cache).values()]
+    reused = plan_reuse(durable, unchanged_tokens, state.checkpoints.positions)
+    kept = {entry.start for entry in reused if entry.kind == "state"}
+    between = [each for each in state.checkpoints if each.position not in kept]
+    end = checkpoint_of(state.caches, len(state.tokens), state.last_logits, state.random_key, state.passes)
     return Cut(
-        reused=plan_reuse(durable, unchanged_tokens),
+        reused=reused,
         token_count=len(state.tokens),
         tokens=state.tokens.tobytes(),
         layout=layout,
-        layers=layers,
-        logits=logits,
-        random_key=random_key,
+        spans=tuple(sources),
+        checkpoints={each.position: _state_source(each, layout) for each in between},
+        state=_state_source(end, layout),
     )
+
+
+def _used(state: LiveState, layout: CacheLayout) -> list[Any]:
+    """The caches that the model uses.
+
+    Raises:
+        InconsistentState: a cache is of another kind than the model's, is empty though the model fills it, or holds
+            something though the model does not use it.
+    """
+    found = []
+    for entry, (path, cache) in zip(layout.entries, leaves(state.caches), strict=True):
+        kind = kind_of(cache)
+        if kind.name != entry.kind:
+            raise InconsistentState(
+                f"Cache {path} is of kind {kind.name}, and was {entry.kind} when the model was loaded.", path=path
+            )
+        if kind.is_empty(cache) == entry.in_use:
+            raise InconsistentState(
+                f"Cache {path} is {'empty' if entry.in_use else 'in use'}, unlike when the model was loaded.", path=path
+            )
+        if entry.in_use:
+            found.append(cache)
+    return found
+
+
+def _span_source(whole: mx.array) -> SpanSource:
+    """Where a span array `[1, …, capacity, dim]` lies; evaluated."""
+    words = memory.contiguous(whole)
+    mx.eval(words)
+    *outer, capacity, dim = whole.shape
+    return SpanSource(memory.readable(words), math.prod(outer), capacity, dim * whole.itemsize)
+
+
+def _state_source(checkpoint: Checkpoint, layout: CacheLayout) -> StateSource:
+    passes = memoryview(checkpoint.passes.tobytes())
+    own = layout.state_slots(checkpoint.passes.run_count)
+    slots = list(zip(own, (_bytes(checkpoint.logits), _bytes(checkpoint.random_key), passes), strict=True))
+    for entry in layout.recorded():
+        record = checkpoint.records[entry.path]
+        numbers = memoryview(array("q", record.numbers).tobytes())
+        views = [numbers, *(_bytes(held) for held in record.arrays.values())]
+        slots += zip(record_slots(entry, record), views, strict=True)
+    return StateSource(checkpoint.position, tuple(slots))
+
+
+def _bytes(held: mx.array) -> memoryview:
+    words = memory.contiguous(held)
+    mx.eval(words)
+    return memory.readable(words)

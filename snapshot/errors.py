@@ -53,6 +53,12 @@ class ContextTooShort(SnapshotError):
     code = "context_too_short"
 
 
+class NoSuchPosition(SnapshotError):
+    """A snapshot was to be woken at a token that it does not have."""
+
+    code = "no_such_position"
+
+
 class NotEnoughMemory(SnapshotError):
     """There is no memory for the state; nothing has been taken."""
 

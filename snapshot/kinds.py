@@ -1,44 +1,51 @@
 """The kinds of cache that can be slept and woken, each with its adapter: the one file that names mlx-lm's classes.
 
-A stored kind is a short string of ours with a version ("kv/1"), never a class name. What an adapter owns is the
-translation between one mlx-lm cache object and our slots; the order and the hashing of slots is `capture.py`'s
-and `restore.py`'s affair. A cache of any other class is refused by name.
+A stored kind is a short string of ours with a version ("kv/1"), never a class name. An adapter translates between one
+cache object and what we keep of it; it reads and sets the attributes of the object, and never mlx-lm's state tuples,
+whose shape changes between releases. A cache of any other class is refused by name.
+
+What a cache keeps is of two sorts. *Span arrays* `[1, …, capacity, dim]` have a row for each token: they are cut by
+token, and the rows of a token never change once it has been read. A *record* is whole state at one position: numbers
+and arrays that the next token may change all over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
 
-from .errors import InconsistentState, UnsupportedCache
+from .errors import UnsupportedCache
 
-KV_KIND = "kv/1"
-SHORTENED_KINDS = frozenset({KV_KIND})
-"""Kinds whose caches can drop their last token, as a wake without a state record must."""
-_DTYPE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
+_DTYPE_NAMES = {
+    mx.bool_: "bool",
+    mx.uint8: "uint8",
+    mx.int8: "int8",
+    mx.uint16: "uint16",
+    mx.int16: "int16",
+    mx.uint32: "uint32",
+    mx.int32: "int32",
+    mx.uint64: "uint64",
+    mx.int64: "int64",
+    mx.float16: "float16",
+    mx.bfloat16: "bfloat16",
+    mx.float32: "float32",
+}
 _DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
-
-@dataclass(frozen=True, slots=True)
-class LayerLayout:
-    """The shape of one layer's cache, token axis left out.
-
-    heads: key-value heads; key_dim and value_dim: size of one head; dtype: name of the element type.
-    """
-
-    kind: str
-    heads: int
-    key_dim: int
-    value_dim: int
-    dtype: str
-
-    def __str__(self) -> str:
-        dims = str(self.key_dim) if self.key_dim == self.value_dim else f"{self.key_dim}+{self.value_dim}"
-        return f"{self.kind} {self.heads}x{dims} {self.dtype}"
+Undo = Callable[[], None]
+Arrays = Mapping[str, mx.array]
 
 
 def dtype_named(name: str) -> mx.Dtype:
@@ -46,93 +53,454 @@ def dtype_named(name: str) -> mx.Dtype:
     return _DTYPES[name]
 
 
-def length(caches: Sequence[Any]) -> int:
-    """Tokens that every layer holds.
+def is_storable(dtype: str) -> bool:
+    """Whether arrays of this stored type can be held in a cache."""
+    return dtype in _DTYPES
+
+
+def name_of_dtype(array: mx.array) -> str:
+    """The stored name of an array's element type.
 
     Raises:
-        UnsupportedCache: a layer's cache is of a kind without adapter.
-        InconsistentState: layers hold different numbers of tokens.
+        UnsupportedCache: it is none that can be stored.
     """
-    lengths = {_plain(cache).offset for cache in caches}
-    if len(lengths) > 1:
-        raise InconsistentState(f"Layers hold different numbers of tokens: {sorted(lengths)}.", lengths=sorted(lengths))
-    return lengths.pop() if lengths else 0
+    name = _DTYPE_NAMES.get(array.dtype)
+    if name is None:
+        raise UnsupportedCache(
+            f"A cache holds {array.dtype}, which cannot be stored; the types that can are {', '.join(_DTYPES)}.",
+            dtype=str(array.dtype),
+        )
+    return name
 
 
-def truncate(caches: Sequence[Any], token_count: int) -> None:
-    """Drop all that was appended after the first `token_count` tokens, layer by layer.
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The whole state of one cache at one position. arrays: by name, exactly the live part, in stored order."""
 
-    Also mends a model call that failed half-way, when only the first layers had grown.
+    numbers: tuple[int, ...]
+    arrays: dict[str, mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordShape:
+    """What a stored record says of itself before any of its arrays is read: numbers, and the shape of each array."""
+
+    numbers: tuple[int, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+
+class Kind:
+    """The adapter of one class of cache. Every method takes a cache of exactly that class."""
+
+    name: ClassVar[str]
+    by_token: ClassVar[bool]
+    """Whether all that the cache holds is cut by token."""
+    row_axes: ClassVar[tuple[int, ...]] = ()
+    """The axes of its record's arrays that count rows, and so differ from position to position."""
+
+    def is_empty(self, cache: Any) -> bool:
+        """Whether it has never been filled; a model may have caches that it does not use."""
+        return cache.keys is None
+
+    def offset(self, cache: Any) -> int | None:
+        """Tokens that it has read; None where it does not count them."""
+        return int(cache.offset)
+
+    def settings(self, cache: Any) -> dict[str, int]:
+        """What it was made with, and what decides how its arrays are read."""
+        return {}
+
+    def spans(self, cache: Any) -> dict[str, mx.array]:
+        """Its span arrays, padding behind the offset included, in stored order."""
+        return {}
+
+    def capacity(self, token_count: int) -> int:
+        """Rows of a span array that is made for that many tokens."""
+        return token_count
+
+    def record(self, cache: Any) -> Record | None:
+        """Its whole state, None where all of it is in span arrays."""
+        return None
+
+    def number_count(self, settings: Mapping[str, int]) -> int:
+        """How many numbers its record has."""
+        return 0
+
+    def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
+        """What is wrong with a stored record of a session of `position` tokens, before memory is taken for it."""
+        return None
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        """Give an empty cache what another one held."""
+        raise NotImplementedError
+
+    def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:
+        """Whether a record with these numbers still has every row that any earlier state had."""
+        return False
+
+    def can_truncate(self, cache: Any, token_count: int) -> bool:
+        """Whether `truncate` leaves exactly what the cache held after its first `token_count` tokens."""
+        if self.by_token or token_count >= (self.offset(cache) or 0):
+            return self.by_token or self.offset(cache) is not None
+        record = self.record(cache)
+        return record is not None and self.reaches_back(self.settings(cache), record.numbers)
+
+    def truncate(self, cache: Any, token_count: int) -> None:
+        """Drop what was appended after the first `token_count` tokens, where `can_truncate`."""
+        if token_count < cache.offset:
+            cache.offset = token_count
+
+    def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
+        """How to put the cache back to what it is now, and the arrays that must be evaluated before it goes on.
+
+        one_token: that no more than one token will be read before.
+        """
+        raise NotImplementedError
+
+
+class _OfKeysAndValues(Kind):
+    """Cut by token, in `keys` and `values` with an `offset`."""
+
+    by_token = True
+
+    def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
+        if self.is_empty(cache):
+            return lambda: _emptied(cache), []
+        held = int(cache.offset)
+        return lambda: self.truncate(cache, held), []
+
+
+class _Plain(_OfKeysAndValues):
+    name = "kv/1"
+
+    def spans(self, cache: Any) -> dict[str, mx.array]:
+        return {"k": cache.keys, "v": cache.values}
+
+    def capacity(self, token_count: int) -> int:
+        # mlx-lm grows them in steps, and so do we: the next token needs no copy of all.
+        step: int = KVCache.step
+        return -(-token_count // step) * step
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        cache.keys, cache.values, cache.offset = spans["k"], spans["v"], token_count
+
+
+class _Concatenating(_OfKeysAndValues):
+    """Arrays of exactly as many rows as tokens; its own `trim` forgets to cut them."""
+
+    name = "kvcat/1"
+
+    def spans(self, cache: Any) -> dict[str, mx.array]:
+        return {"k": cache.keys, "v": cache.values}
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        cache.keys, cache.values, cache.offset = spans["k"], spans["v"], token_count
+
+    def truncate(self, cache: Any, token_count: int) -> None:
+        if token_count < cache.keys.shape[-2]:
+            cache.keys, cache.values = cache.keys[..., :token_count, :], cache.values[..., :token_count, :]
+        cache.offset = min(cache.offset, token_count)
+
+
+_QUANTISED_PARTS = ("", ".scales", ".biases")
+
+
+class _Quantised(_OfKeysAndValues):
+    name = "kvq/1"
+
+    def settings(self, cache: Any) -> dict[str, int]:
+        return {"bits": int(cache.bits), "group_size": int(cache.group_size)}
+
+    def spans(self, cache: Any) -> dict[str, mx.array]:
+        named = (("k", cache.keys), ("v", cache.values))
+        return {
+            side + part: array for side, arrays in named for part, array in zip(_QUANTISED_PARTS, arrays, strict=True)
+        }
+
+    def capacity(self, token_count: int) -> int:
+        step: int = QuantizedKVCache.step
+        return -(-token_count // step) * step
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        cache.keys = tuple(spans["k" + part] for part in _QUANTISED_PARTS)
+        cache.values = tuple(spans["v" + part] for part in _QUANTISED_PARTS)
+        cache.offset = token_count
+
+
+class _Rotating(Kind):
+    """A window over the last tokens, the first `keep` ones kept. Its rows lie where rotation has left them, and
+    attention adds them up in that order: so they are kept as they lie."""
+
+    name = "ring/1"
+    by_token = False
+    row_axes = (2,)
+
+    def settings(self, cache: Any) -> dict[str, int]:
+        return {"max_size": int(cache.max_size), "keep": int(cache.keep)}
+
+    def record(self, cache: Any) -> Record:
+        live = min(int(cache.offset), cache.keys.shape[-2])  # behind it are rows that no token has been written to
+        return Record(
+            (int(cache.offset), int(cache._idx)),
+            {"k": cache.keys[..., :live, :], "v": cache.values[..., :live, :]},
+        )
+
+    def number_count(self, settings: Mapping[str, int]) -> int:
+        return 2
+
+    def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
+        offset, at = stored.numbers
+        rows = stored.shapes["k"][-2]
+        if offset != position or stored.shapes["v"][-2] != rows:
+            return "its tokens are not those of the session"
+        unwrapped = rows == offset == at
+        wrapped = settings["max_size"] <= rows < offset and settings["keep"] <= at <= rows
+        return None if unwrapped or wrapped else "its rows are not those of a window"
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        assert record is not None
+        cache.keys, cache.values = record.arrays["k"], record.arrays["v"]
+        cache.offset, cache._idx = record.numbers
+
+    def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:
+        # MS3: once the window has been passed, rows that an earlier state had are gone.
+        return numbers[0] <= settings["max_size"]
+
+    def truncate(self, cache: Any, token_count: int) -> None:
+        if token_count < cache.offset:
+            cache.keys, cache.values = cache.keys[..., :token_count, :], cache.values[..., :token_count, :]
+            cache.offset = cache._idx = token_count
+
+    def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
+        if self.is_empty(cache):
+            return lambda: _emptied(cache, _idx=0), []
+        offset, at, rows = int(cache.offset), int(cache._idx), cache.keys.shape[-2]
+        if one_token and offset < rows:  # the token goes behind what is live
+            return lambda: _set(cache, offset=offset, _idx=at), []
+        if one_token and rows == cache.max_size:
+            return self._keep_row(cache, offset, at)
+        keys, values = mx.array(cache.keys), mx.array(cache.values)
+        return lambda: _set(cache, keys=keys, values=values, offset=offset, _idx=at), []
+
+    def _keep_row(self, cache: Any, offset: int, at: int) -> tuple[Undo, list[mx.array]]:
+        """Only the row that one token more will be written over: a copy of the whole window for each token would cost
+        more than the token."""
+        row = int(cache.keep) if at == cache.max_size else at
+        where = slice(row, row + 1)
+        key, value = mx.contiguous(cache.keys[..., where, :]), mx.contiguous(cache.values[..., where, :])
+
+        def undo() -> None:
+            cache.keys[..., where, :], cache.values[..., where, :] = key, value
+            cache.offset, cache._idx = offset, at
+
+        return undo, [key, value]
+
+
+class _Chunked(Kind):
+    """The tokens of the current chunk and of what went before it, up to the size of a chunk."""
+
+    name = "chunk/1"
+    by_token = False
+    row_axes = (2,)
+
+    def settings(self, cache: Any) -> dict[str, int]:
+        return {"chunk_size": int(cache.chunk_size)}
+
+    def record(self, cache: Any) -> Record:
+        live = int(cache.offset) - int(cache.start_position)
+        return Record(
+            (int(cache.offset), int(cache.start_position)),
+            {"k": cache.keys[..., :live, :], "v": cache.values[..., :live, :]},
+        )
+
+    def number_count(self, settings: Mapping[str, int]) -> int:
+        return 2
+
+    def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
+        offset, begin = stored.numbers
+        if offset != position or not 0 <= begin <= offset:
+            return "its tokens are not those of the session"
+        rows = {shape[-2] for shape in stored.shapes.values()}
+        return None if rows == {offset - begin} else "its rows are not those of its tokens"
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        assert record is not None
+        cache.keys, cache.values = record.arrays["k"], record.arrays["v"]
+        cache.offset, cache.start_position = record.numbers
+
+    def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:
+        # Whatever has been dropped at the front, an earlier state may have had.
+        return numbers[1] == 0
+
+    def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
+        if self.is_empty(cache):
+            return lambda: _emptied(cache, start_position=0), []
+        offset, begin = int(cache.offset), int(cache.start_position)
+        live = offset - begin
+        if one_token and live < cache.keys.shape[-2] and live <= cache.chunk_size:
+            return lambda: _set(cache, offset=offset), []
+        keys, values = mx.array(cache.keys), mx.array(cache.values)
+        return lambda: _set(cache, keys=keys, values=values, offset=offset, start_position=begin), []
+
+
+class _Recurrent(Kind):
+    """Arrays of any shape that each token replaces: the state of a recurrence, the last inputs of a convolution."""
+
+    name = "arrays/1"
+    by_token = False
+    # Some models keep the last tokens in one, as many as there are up to a limit.
+    row_axes = (1, 2, 3)
+
+    def is_empty(self, cache: Any) -> bool:
+        return all(array is None for array in cache.cache)
+
+    def offset(self, cache: Any) -> int | None:
+        return None
+
+    def settings(self, cache: Any) -> dict[str, int]:
+        if cache.left_padding is not None or cache.lengths is not None:
+            raise UnsupportedCache(
+                "A recurrent cache is part of a batch, which cannot be slept; take the session out of it first.",
+                cache_kind=type(cache).__name__,
+            )
+        return {"size": len(cache.cache)}
+
+    def record(self, cache: Any) -> Record:
+        held = {f"a{index}": array for index, array in enumerate(cache.cache) if array is not None}
+        return Record(tuple(int(array is not None) for array in cache.cache), held)
+
+    def number_count(self, settings: Mapping[str, int]) -> int:
+        return settings["size"]
+
+    def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
+        if any(number not in (0, 1) for number in stored.numbers):
+            return "it does not say which arrays it has"
+        named = [f"a{index}" for index, there in enumerate(stored.numbers) if there]
+        return None if named == list(stored.shapes) else "its arrays are not those that it says it has"
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        assert record is not None
+        cache.cache = [record.arrays.get(f"a{index}") for index in range(len(record.numbers))]
+
+    def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
+        held = [None if array is None else mx.array(array) for array in cache.cache]
+        return lambda: _set(cache, cache=list(held)), []
+
+
+_POOLED_FIELDS = ("window", "compress_kv", "index_k", "pending_kv", "pending_gate")
+
+
+class _Pooled(Kind):
+    """DeepSeek-V4.1's cache of one layer: a window of latents, one latent for each closed group of tokens, and the rows
+    of the group that is still open."""
+
+    name = "pooled/1"
+    by_token = False
+    row_axes = (1,)
+
+    def is_empty(self, cache: Any) -> bool:
+        return all(getattr(cache, field) is None for field in _POOLED_FIELDS)
+
+    def settings(self, cache: Any) -> dict[str, int]:
+        return {"window_size": int(cache.window_size)}
+
+    def record(self, cache: Any) -> Record:
+        held = {field: array for field in _POOLED_FIELDS if (array := getattr(cache, field)) is not None}
+        return Record((int(cache.offset), *(int(field in held) for field in _POOLED_FIELDS)), held)
+
+    def number_count(self, settings: Mapping[str, int]) -> int:
+        return 1 + len(_POOLED_FIELDS)
+
+    def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
+        offset, *there = stored.numbers
+        if offset != position:
+            return "its tokens are not those of the session"
+        named = [field for field, held in zip(_POOLED_FIELDS, there, strict=True) if held == 1]
+        if named != list(stored.shapes) or any(held not in (0, 1) for held in there):
+            return "its arrays are not those that it says it has"
+        return None
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        assert record is not None
+        for field in _POOLED_FIELDS:
+            setattr(cache, field, record.arrays.get(field))
+        cache.offset = record.numbers[0]
+
+    def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
+        held = {field: array for field in _POOLED_FIELDS if (array := getattr(cache, field)) is not None}
+        kept = {field: mx.array(held[field]) if field in held else None for field in _POOLED_FIELDS}
+        offset = int(cache.offset)
+        return lambda: _set(cache, offset=offset, **kept), []
+
+
+def _set(cache: Any, /, **attributes: Any) -> None:
+    for name, value in attributes.items():
+        setattr(cache, name, value)
+
+
+def _emptied(cache: Any, **also: int) -> None:
+    _set(cache, keys=None, values=None, offset=0, **also)
+
+
+# Exactly these classes: a subclass may keep more state than we would save.
+_KIND_OF_CLASS: dict[type, Kind] = {
+    KVCache: _Plain(),
+    ConcatenateKVCache: _Concatenating(),
+    QuantizedKVCache: _Quantised(),
+    RotatingKVCache: _Rotating(),
+    ChunkedKVCache: _Chunked(),
+    ArraysCache: _Recurrent(),
+}
+# Classes that a model brings along: by name, so that nothing is imported that nobody runs.
+_KIND_OF_MODEL_CLASS: dict[str, Kind] = {"mlx_lm.models.deepseek_v41.LayerCache": _Pooled()}
+_KINDS = {kind.name: kind for kind in (*_KIND_OF_CLASS.values(), *_KIND_OF_MODEL_CLASS.values())}
+
+
+def kind_named(name: str) -> Kind:
+    """The adapter of a stored kind.
+
+    Raises:
+        UnsupportedCache: this version of Torpor has none of that name.
     """
-    for cache in caches:
-        plain = _plain(cache)
-        if plain.offset > token_count:
-            plain.trim(plain.offset - token_count)
-
-
-def last_rows(caches: Sequence[Any]) -> list[tuple[mx.array, mx.array]]:
-    """Each layer's keys and values of the last token, evaluated, as arrays of their own."""
-    rows = []
-    for cache in caches:
-        keys, values = live_arrays(cache)
-        at = slice(_plain(cache).offset - 1, _plain(cache).offset)
-        rows.append((mx.contiguous(keys[..., at, :]), mx.contiguous(values[..., at, :])))
-    mx.eval(rows)
-    return rows
-
-
-def put_last_rows(caches: Sequence[Any], rows: Sequence[tuple[mx.array, mx.array]]) -> None:
-    """Put back what `last_rows` gave, over what the caches hold of the last token now."""
-    for cache, (keys, values) in zip(caches, rows, strict=True):
-        plain = _plain(cache)
-        at = slice(plain.offset - 1, plain.offset)
-        plain.keys[..., at, :], plain.values[..., at, :] = keys, values
-    mx.eval([live_arrays(cache) for cache in caches])
-
-
-def layer_layout(cache: Any) -> LayerLayout:
-    """The layout of a cache that holds at least one token."""
-    keys, values, _ = _plain(cache).state
-    _, heads, _, key_dim = keys.shape
-    if keys.dtype != values.dtype or keys.dtype not in _DTYPE_NAMES:
+    kind = _KINDS.get(name)
+    if kind is None:
         raise UnsupportedCache(
-            f"Keys of {keys.dtype} and values of {values.dtype} are not a pair that can be stored; "
-            f"use one of {', '.join(_DTYPES)} for both.",
-            key_dtype=str(keys.dtype),
-            value_dtype=str(values.dtype),
+            f"The snapshot holds a cache of kind {name!r}, which this version of Torpor does not know. Use the version "
+            f"that wrote it; this one knows {', '.join(sorted(_KINDS))}.",
+            cache_kind=name,
         )
-    return LayerLayout(KV_KIND, heads, key_dim, values.shape[3], _DTYPE_NAMES[keys.dtype])
+    return kind
 
 
-def live_arrays(cache: Any) -> tuple[mx.array, mx.array]:
-    """Keys and values as the cache holds them, `[1, heads, capacity, dim]`, padding behind the offset included."""
-    keys, values, _ = _plain(cache).state
-    return keys, values
+def kind_of(cache: Any) -> Kind:
+    """The adapter of a cache.
 
-
-def rebuilt(keys: mx.array, values: mx.array, token_count: int) -> KVCache:
-    """A cache over filled arrays `[1, heads, capacity, dim]`, of which the first `token_count` tokens are live."""
-    cache: KVCache = KVCache.from_state((keys, values, token_count))
-    return cache
-
-
-def capacity_for(token_count: int) -> int:
-    """Tokens that the arrays of a cache have room for: mlx-lm grows them in steps, and so do we."""
-    step: int = KVCache.step
-    return -(-token_count // step) * step
-
-
-def resident_bytes(caches: Sequence[Any]) -> int:
-    """Memory that the arrays take, padding included."""
-    return sum(array.nbytes for cache in caches if not _plain(cache).empty() for array in live_arrays(cache))
-
-
-def _plain(cache: Any) -> Any:
-    # Exactly this class: a subclass may keep more state than we would save.
-    if type(cache) is not KVCache:
+    Raises:
+        UnsupportedCache: there is none for its class.
+    """
+    known = type(cache)
+    kind = _KIND_OF_CLASS.get(known) or _KIND_OF_MODEL_CLASS.get(f"{known.__module__}.{known.__qualname__}")
+    if kind is None:
         raise UnsupportedCache(
-            f"Caches of kind {type(cache).__name__} cannot be slept yet; this model keeps at least one layer in it. "
-            "Use a model whose layers all keep a plain KVCache.",
-            cache_kind=type(cache).__name__,
+            f"Caches of kind {known.__name__} cannot be slept: there is no adapter for them, and this model keeps at "
+            "least one layer in one. Use another model, or a version of Torpor that knows them.",
+            cache_kind=known.__name__,
         )
-    return cache
+    return kind
+
+
+def leaves(caches: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Every cache of a model that is not a list of caches, with its path: `3`, or `3.1` for the second of a list."""
+    for index, cache in enumerate(caches):
+        if type(cache) is CacheList:
+            for path, leaf in leaves(cache.caches):
+                yield f"{index}.{path}", leaf
+        else:
+            yield str(index), cache
+
+
+def quantised(cache: Any, *, bits: int, group_size: int) -> Any:
+    """An empty cache that keeps keys and values quantised in the place of an empty plain one; any other is itself."""
+    if type(cache) is CacheList:
+        return CacheList(*(quantised(each, bits=bits, group_size=group_size) for each in cache.caches))
+    return QuantizedKVCache(group_size=group_size, bits=bits) if type(cache) is KVCache else cache

@@ -1,66 +1,224 @@
-"""The slots that a model's cache is cut into, and their names, found once when the model is loaded."""
+"""The slots that a model's caches are cut into, and their names, found once when the model is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from itertools import groupby, takewhile
+from typing import Any, Final
+
+import mlx.core as mx
 
 from ..memvid.blocks import SlotSpec
-from .kinds import KV_KIND, LayerLayout, layer_layout
+from .kinds import Record, kind_named, kind_of, leaves, name_of_dtype
 
-# Slot kinds: keys and values of a plain cache; the records that make up the state at one position.
-KEYS_KIND = "kv.k/1"
-VALUES_KIND = "kv.v/1"
-LOGITS_KIND = "state.logits/1"
-RANDOM_KEY_KIND = "state.random_key/1"
+# The slots of a state record that are not a cache's: what the next token is drawn from, and how tokens were read.
+LOGITS_KIND: Final = "state.logits/1"
+RANDOM_KEY_KIND: Final = "state.random_key/1"
+PASSES_KIND: Final = "state.passes/1"
+STATE_KINDS: Final = (LOGITS_KIND, RANDOM_KEY_KIND, PASSES_KIND)
+NUMBERS: Final = "n"
+"""Name of the slot with the numbers of a cache's record."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLayout:
+    """One array of a cache. shape: its sizes, None where tokens or rows of them are counted; without the batch axis
+    where it is cut by token."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    def sized(self, count: int) -> tuple[int, ...]:
+        """Its shape with that many tokens."""
+        return tuple(count if size is None else size for size in self.shape)
+
+    def __str__(self) -> str:
+        """Its shape and type, without its name: `8xnx128 float32`."""
+        return f"{'x'.join('n' if size is None else str(size) for size in self.shape)} {self.dtype}"
+
+    def admits(self, slot: SlotSpec) -> bool:
+        """Whether a stored slot is one of this array, of however many tokens."""
+        sizes = zip(slot.shape, self.shape, strict=False)
+        return (
+            slot.dtype == self.dtype
+            and len(slot.shape) == len(self.shape)
+            and all(wanted in (None, size) for size, wanted in sizes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """How one cache of a model is kept. path: its place in the model's list, `3` or `3.1`.
+
+    spans: its arrays that are cut by token, `[heads, tokens, dim]`; none for a cache that a model leaves empty.
+    """
+
+    path: str
+    kind: str
+    settings: tuple[tuple[str, int], ...]
+    spans: tuple[ArrayLayout, ...]
+    record: tuple[ArrayLayout, ...]
+    in_use: bool = True
+
+    @property
+    def has_record(self) -> bool:
+        """Whether it has whole state, which is kept at one position."""
+        return self.in_use and not kind_named(self.kind).by_token
+
+    def slot(self, array: str, dtype: str, shape: tuple[int, ...]) -> SlotSpec:
+        """The slot of one of its arrays."""
+        family, _, version = self.kind.partition("/")
+        return SlotSpec(f"{self.path}.{array}", f"{family}.{array}/{version}", dtype, shape)
+
+    def span_slots(self, token_count: int) -> Iterator[SlotSpec]:
+        """Its slots in a block of that many tokens."""
+        for array in self.spans:
+            yield self.slot(array.name, array.dtype, array.sized(token_count))
+
+    @property
+    def described(self) -> str:
+        """Its kind and what it holds, in words: `kv/1 k, v 8xnx128 float32`."""
+        return f"{self.kind} {_texts((*self.spans, *self.record)) if self.in_use else 'not used'}"
+
+    def __str__(self) -> str:
+        """What it is, without its place."""
+        return " ".join([self.described, *(f"{name}={value}" for name, value in self.settings)])
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """How a model's cache is laid out, layer by layer, and how many logits it gives."""
+    """How a model's caches are laid out, one by one, and how many logits it gives."""
 
-    layers: tuple[LayerLayout, ...]
+    entries: tuple[CacheEntry, ...]
     vocabulary: int
 
     def __str__(self) -> str:
-        runs = [(str(layer), len(list(run))) for layer, run in groupby(self.layers)]
-        return "; ".join(f"{count} x {layer}" for layer, count in runs)
+        """All caches of one description together, with their places."""
+        places: dict[str, list[str]] = {}
+        for entry in self.entries:
+            places.setdefault(str(entry), []).append(entry.path)
+        return "; ".join(f"{description} @ {_ranges(paths)}" for description, paths in places.items())
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the whole state is cut by token, so that it can be had at any position without computing."""
+        return not any(entry.has_record for entry in self.entries)
 
     def span_slots(self, token_count: int) -> tuple[SlotSpec, ...]:
-        """The slots of a block of `token_count` tokens, in stored order: layer by layer, keys before values.
+        """The slots of a block of `token_count` tokens in stored order, cache by cache, each `[heads, tokens, dim]`."""
+        return tuple(slot for entry in self.entries for slot in entry.span_slots(token_count))
 
-        Each has the shape `[heads, token_count, dim]`.
-        """
-        slots = []
-        for index, layer in enumerate(self.layers):
-            for name, kind, dim in (("k", KEYS_KIND, layer.key_dim), ("v", VALUES_KIND, layer.value_dim)):
-                slots.append(SlotSpec(f"{index}.{name}", kind, layer.dtype, (layer.heads, token_count, dim)))
-        return tuple(slots)
+    def spans(self) -> Iterator[tuple[CacheEntry, ArrayLayout]]:
+        """Every array that is cut by token, in stored order."""
+        for entry in self.entries:
+            for array in entry.spans:
+                yield entry, array
 
-    def state_slots(self) -> tuple[SlotSpec, ...]:
-        """The slots of the state record: the logits `[vocabulary]` that the next token is drawn from, and the
-        random key `[2]` that draws it."""
+    def recorded(self) -> tuple[CacheEntry, ...]:
+        """The caches with whole state, in stored order."""
+        return tuple(entry for entry in self.entries if entry.has_record)
+
+    def state_slots(self, pass_count: int) -> tuple[SlotSpec, ...]:
+        """The first slots of each state record: the logits `[vocabulary]` that the next token is drawn from, the random
+        key `[2]` that draws it, and how many tokens were read at once, how often in a row, `[passes, 2]`."""
         return (
             SlotSpec("logits", LOGITS_KIND, "float32", (self.vocabulary,)),
             SlotSpec("random_key", RANDOM_KEY_KIND, "uint32", (2,)),
+            SlotSpec("passes", PASSES_KIND, "uint32", (pass_count, 2)),
         )
 
 
-def layers_of(slots: Sequence[SlotSpec]) -> tuple[LayerLayout, ...]:
-    """The layers that the slots of a stored span are of, for those who look at a bundle without its model."""
-    layers = []
-    for keys, values in zip(slots[::2], slots[1::2], strict=True):
-        heads, _, key_dim = keys.shape
-        layers.append(LayerLayout(KV_KIND, heads, key_dim, values.shape[2], keys.dtype))
-    return tuple(layers)
+def record_slots(entry: CacheEntry, record: Record) -> Iterator[SlotSpec]:
+    """The slots of one cache's record: its numbers, then its arrays, batch axis included."""
+    yield entry.slot(NUMBERS, "int64", (len(record.numbers),))
+    for name, array in record.arrays.items():
+        yield entry.slot(name, name_of_dtype(array), tuple(array.shape))
+
+
+def _ranges(paths: Sequence[str]) -> str:
+    """Places as text, neighbours drawn together: `0-3,5`."""
+    if not all(path.isdigit() for path in paths):
+        return ",".join(paths)
+    found = []
+    for _, run in groupby(enumerate(map(int, paths)), key=lambda pair: pair[1] - pair[0]):
+        numbers = [number for _, number in run]
+        found.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return ",".join(found)
 
 
 def layout_of(caches: Sequence[Any], vocabulary: int) -> CacheLayout:
     """The layout of caches that hold at least one token.
 
     Raises:
-        UnsupportedCache: a layer's cache is of a kind without adapter.
+        UnsupportedCache: a cache is of a kind without adapter, or its arrays are not such that can be stored.
     """
-    return CacheLayout(tuple(layer_layout(cache) for cache in caches), vocabulary)
+    return CacheLayout(tuple(entry_of(path, cache) for path, cache in leaves(caches)), vocabulary)
+
+
+def entry_of(path: str, cache: Any) -> CacheEntry:
+    """How one cache that holds at least one token is kept; one that is empty is one that its model does not use."""
+    kind = kind_of(cache)
+    settings = tuple(sorted(kind.settings(cache).items()))
+    if kind.is_empty(cache):
+        return CacheEntry(path, kind.name, settings, (), (), in_use=False)
+    spans = tuple(_span_layout(name, array) for name, array in kind.spans(cache).items())
+    record = None if kind.by_token else kind.record(cache)
+    held = record.arrays if record else {}
+    arrays = tuple(_record_layout(name, array, kind.row_axes) for name, array in held.items())
+    return CacheEntry(path, kind.name, settings, spans, arrays)
+
+
+def _span_layout(name: str, array: mx.array) -> ArrayLayout:
+    sizes = list(array.shape[1:])
+    return ArrayLayout(name, name_of_dtype(array), (*sizes[:-2], None, sizes[-1]))
+
+
+def _record_layout(name: str, array: mx.array, row_axes: Sequence[int]) -> ArrayLayout:
+    sizes = tuple(None if axis in row_axes else size for axis, size in enumerate(array.shape))
+    return ArrayLayout(name, name_of_dtype(array), sizes)
+
+
+def described(span_slots: Sequence[SlotSpec], state_slots: Sequence[SlotSpec]) -> tuple[str, ...]:
+    """The caches that stored slots are of, in words, for those who look at a bundle without its model.
+
+    Raises:
+        ValueError: a slot's name is none that a cache's has.
+        UnsupportedCache: it is of a kind that this version does not know.
+    """
+    places: dict[str, list[tuple[SlotSpec, bool]]] = {}
+    for slots, by_token in ((span_slots, True), (state_slots, False)):
+        for slot in slots:
+            if slot.kind not in STATE_KINDS:
+                places.setdefault(_path_of(slot), []).append((slot, by_token))
+    ordered = sorted(places, key=lambda path: [int(part) for part in path.split(".")])
+    return tuple(_described(path, places[path]) for path in ordered)
+
+
+def _path_of(slot: SlotSpec) -> str:
+    path = ".".join(takewhile(str.isdigit, slot.name.split(".")))
+    if not path or path == slot.name:
+        raise ValueError(f"slot {slot.name!r} is of no cache")
+    return path
+
+
+def _described(path: str, slots: Sequence[tuple[SlotSpec, bool]]) -> str:
+    family, version = slots[0][0].kind.partition(".")[0], slots[0][0].kind.partition("/")[2]
+    kind = kind_named(f"{family}/{version}")
+    arrays = []
+    for slot, by_token in slots:
+        name = slot.name.removeprefix(f"{path}.")
+        if name != NUMBERS:
+            rows = (len(slot.shape) - 2,) if by_token else kind.row_axes
+            sizes = tuple(None if axis in rows else size for axis, size in enumerate(slot.shape))
+            arrays.append(ArrayLayout(name, slot.dtype, sizes))
+    return f"{kind.name} {_texts(arrays)}"
+
+
+def _texts(arrays: Sequence[ArrayLayout]) -> str:
+    """Arrays as text, those of one shape and type together: `k, v 8xnx128 float32`."""
+    alike: dict[str, list[str]] = {}
+    for array in arrays:
+        alike.setdefault(str(array), []).append(array.name)
+    return "; ".join(f"{', '.join(names)} {text}" for text, names in alike.items())

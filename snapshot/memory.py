@@ -27,7 +27,8 @@ def contiguous(array: mx.array) -> mx.array:
 
 def readable(array: mx.array) -> memoryview:
     """The bytes of an evaluated array from `contiguous`."""
-    return memoryview(cast(Any, array)).cast("B")
+    # Python cannot look at a view without elements as bytes; some caches have arrays of none.
+    return memoryview(cast(Any, array)).cast("B") if array.size else memoryview(b"")
 
 
 def allocate(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
@@ -113,7 +114,7 @@ def _available_bytes() -> int | None:
 
 def writable(array: mx.array) -> memoryview:
     """The bytes of an evaluated array from `allocate` or `unfilled`; what is written is seen by MLX."""
-    return memoryview(cast(Any, np.asarray(array).reshape(-1))).cast("B")
+    return memoryview(cast(Any, np.asarray(array).reshape(-1))).cast("B") if array.size else memoryview(bytearray())
 
 
 def as_dtype(array: mx.array, dtype: mx.Dtype) -> mx.array:

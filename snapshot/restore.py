@@ -1,15 +1,18 @@
 """Puts a bundle's state back, aside: nothing that is live is touched until all of it has been verified.
 
 Three steps, because MLX belongs to the engine thread and reading does not: `allocate` (engine) makes the caches'
-memory, `Filling.run` (I/O threads) reads each slot straight into it and hashes it in place, layer by layer, and
+memory, `Filling.run` (I/O threads) reads each slot straight into it and hashes it in place, cache by cache, and
 `Filling.assemble` (engine) turns the memory into caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,11 +21,14 @@ from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
 from ..memvid.identity import Identity
 from . import memory
-from .errors import ContextTooShort, LayoutMismatch, MalformedSnapshot, NonFiniteState, UnsupportedCache
-from .finite import is_drawable, is_finite
+from .caches import truncate
+from .errors import ContextTooShort, MalformedSnapshot, NonFiniteState, NoSuchPosition
+from .finite import is_drawable
 from .identity import require_same
-from .kinds import SHORTENED_KINDS, capacity_for, dtype_named, rebuilt
-from .layout import CacheLayout
+from .kinds import Record, dtype_named, kind_named, kind_of, leaves
+from .layout import ArrayLayout, CacheLayout
+from .passes import Passes
+from .records import StoredRecord, require_spans, stored_state
 from .state import LiveState, token_array
 
 OnProgress = Callable[[int, int], None]
@@ -32,53 +38,98 @@ OnProgress = Callable[[int, int], None]
 class WakePlan:
     """What a wake will read, decided from the manifest and the block headers, before any memory is taken.
 
-    spans: the blocks of the chain in order; state: the record at its end, None for what a repair salvaged of a damaged
-        snapshot, which has none; tokens: the ledger's bytes.
+    spans: the blocks to read, in order; filled_tokens: how many tokens are in them.
+    state: the record to read, None where there is none at or before the position that could be used.
+    records: what is in it, cache by cache.
+    resumed_tokens: how much of the session the caches hold once they are filled and cut back.
+    target_tokens: how much of it is wanted; what lies between has to be computed.
+    tokens: the ledger's bytes up to the target; passes: how it was read, as far as it is known.
+    checkpoints: positions of the records in between that stay usable.
     """
 
     layout: CacheLayout
     spans: tuple[BlockEntry, ...]
+    filled_tokens: int
     state: BlockEntry | None
-    token_count: int
+    records: tuple[StoredRecord, ...]
+    resumed_tokens: int
+    target_tokens: int
     tokens: bytes
+    passes: Passes
+    checkpoints: tuple[int, ...]
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the record is that of the position at which the caches resume."""
+        return self.state is not None and self.state.start == self.resumed_tokens
+
+    @property
+    def is_cut_back(self) -> bool:
+        """Whether what is read goes on behind the position at which the caches resume."""
+        return self.filled_tokens > self.resumed_tokens or (
+            self.state is not None and self.state.start > self.resumed_tokens
+        )
+
+    @property
+    def replayed_tokens(self) -> int:
+        """Tokens that have to be computed to come to the target; one more where only its logits are missing."""
+        behind = self.target_tokens - self.resumed_tokens
+        return behind or int(not self.has_logits)
 
     @property
     def read_bytes(self) -> int:
         """Bytes of state that the wake reads and verifies."""
-        spans = sum(slot.size_bytes for entry in self.spans for slot in self.layout.span_slots(entry.token_count))
-        return spans + (sum(slot.size_bytes for slot in self.layout.state_slots()) if self.state else 0)
+        return sum(entry.raw_bytes for entry in self.spans) + (self.state.raw_bytes if self.state else 0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the caches take, padding included."""
+        shapes = [(each.dtype, shape) for each, shape in self.span_shapes()]
+        shapes += [(slot.dtype, slot.shape) for record in self.records for slot in record.slots]
+        return sum(dtype_named(dtype).size * math.prod(shape) for dtype, shape in shapes)
+
+    def span_shapes(self) -> Iterator[tuple[ArrayLayout, tuple[int, ...]]]:
+        """The span arrays to fill, each with the shape that mlx-lm would have given it."""
+        for entry, each in self.layout.spans() if self.filled_tokens else ():
+            yield each, (1, *each.sized(kind_named(entry.kind).capacity(self.filled_tokens)))
 
 
 def plan_wake(
-    reader: BundleReader, identity: Identity, layout: CacheLayout, *, model: str, context_tokens: int
+    reader: BundleReader,
+    identity: Identity,
+    layout: CacheLayout,
+    *,
+    model: str,
+    context_tokens: int,
+    at: int | None = None,
 ) -> WakePlan:
-    """Check that the bundle is of this very model and has the slots that its cache has (GM3: before any use).
+    """Check that the bundle is of this very model and has the slots that its caches have (GM3: before any use), and
+    decide what to read of it.
+
+    at: how many of the session's tokens are wanted, all if None. Where the caches can be cut back to it they are; else
+        the nearest state record before it is read, and what is behind it is left to be computed.
 
     Raises:
         IdentityMismatch: listing every part that differs.
         ContextTooShort: the snapshot is longer than the model's context.
-        LayoutMismatch: a block's slots are not those of the model's cache.
-        MalformedSnapshot: the chain is not spans with at most one state record, at their end, or a token is not in the
-            vocabulary.
-        UnsupportedCache: there is no state record, and a cache is of a kind that cannot do without.
+        LayoutMismatch: a block's slots are not those of the model's caches.
+        MalformedSnapshot: the chain is not spans with state records between them, or a token is not in the vocabulary.
+        NoSuchPosition: the session has not as many tokens as are wanted.
+        UnsupportedCache: a block holds a kind of cache that this version does not know.
         StoreError: a header is damaged.
     """
     require_same(reader.manifest.identity, identity, model=model)
-    if reader.manifest.token_count > context_tokens:
+    target = _target(reader, at)
+    if target > context_tokens:
         raise ContextTooShort(
-            f"The snapshot holds {reader.manifest.token_count} tokens, and the context of model {model!r} ends at "
-            f"{context_tokens}.",
-            token_count=reader.manifest.token_count,
+            f"The snapshot holds {target} tokens, and the context of model {model!r} ends at {context_tokens}.",
+            token_count=target,
             context_tokens=context_tokens,
         )
-    spans, state = _chain_of(reader)
+    spans, states = _chain_of(reader)
     for entry in spans:
-        _require_slots(reader, entry, layout.span_slots(entry.token_count))
-    if state is None:
-        _require_shortened(layout)
-    else:
-        _require_slots(reader, state, layout.state_slots())
-    tokens = reader.tokens()
+        require_spans(reader, entry, layout)
+    tokens = reader.tokens()[: 4 * target]
     highest = max(token_array(tokens), default=0)
     if highest >= layout.vocabulary:
         raise MalformedSnapshot(
@@ -86,50 +137,93 @@ def plan_wake(
             token=highest,
             vocabulary=layout.vocabulary,
         )
-    return WakePlan(layout, spans, state, reader.manifest.token_count, tokens)
+    return _planned(reader, layout, spans, states, target, tokens)
 
 
-def _chain_of(reader: BundleReader) -> tuple[tuple[BlockEntry, ...], BlockEntry | None]:
-    """A bundle's spans, and the state record at their end, if there is one."""
-    entries, token_count = reader.entries, reader.manifest.token_count
-    has_state = bool(entries) and (entries[-1].kind, entries[-1].start) == ("state", token_count)
-    spans = entries[:-1] if has_state else entries
-    if not token_count or any(entry.kind != "span" for entry in spans):
-        raise MalformedSnapshot(
-            "The bundle is not a chain of spans with at most one state record, at its end.",
-            bundle_id=reader.bundle_id.hex(),
+def _planned(
+    reader: BundleReader,
+    layout: CacheLayout,
+    spans: Sequence[BlockEntry],
+    states: Sequence[BlockEntry],
+    target: int,
+    tokens: bytes,
+) -> WakePlan:
+    """Which blocks to read for the first `target` tokens: those that leave the least to compute."""
+    state: BlockEntry | None = None
+    records: tuple[StoredRecord, ...] = ()
+    resumed = target
+    later = next((each for each in states if each.start >= target), None)
+    if later is not None:
+        found = stored_state(reader, later, layout)
+        if later.start == target or all(record.reaches_back for record in found.records):
+            state, records = later, found.records
+    if state is None and not layout.by_token:
+        state = next((each for each in reversed(states) if each.start <= target), None)
+        resumed = state.start if state else 0
+        records = stored_state(reader, state, layout).records if state else ()
+    wanted = tuple(entry for entry in spans if entry.start < resumed)
+    read_by = stored_state(reader, states[-1], layout).passes if states else Passes()
+    return WakePlan(
+        layout=layout,
+        spans=wanted,
+        filled_tokens=wanted[-1].end if wanted else 0,
+        state=state,
+        records=records,
+        resumed_tokens=resumed,
+        target_tokens=target,
+        tokens=tokens,
+        passes=read_by.cut(target),
+        checkpoints=tuple(each.start for each in states if each.start <= target and each is not states[-1]),
+    )
+
+
+def _target(reader: BundleReader, at: int | None) -> int:
+    held = reader.manifest.token_count
+    if not held:
+        raise MalformedSnapshot("The bundle holds no tokens.", bundle_id=reader.bundle_id.hex())
+    if at is None:
+        return held
+    if not 1 <= at <= held:
+        raise NoSuchPosition(
+            f"The snapshot holds {held} tokens, and there is no position {at} in it; give one from 1 to {held}.",
+            token_count=held,
+            at=at,
         )
-    return spans, entries[-1] if has_state else None
+    return at
 
 
-def _require_shortened(layout: CacheLayout) -> None:
-    """Refuse by name a cache that cannot drop its last token, to read it again for its logits."""
-    for layer in layout.layers:
-        if layer.kind not in SHORTENED_KINDS:
-            raise UnsupportedCache(
-                f"The snapshot has no state record, and a cache of kind {layer.kind} cannot be woken without one.",
-                cache_kind=layer.kind,
-            )
+def _chain_of(reader: BundleReader) -> tuple[list[BlockEntry], list[BlockEntry]]:
+    """A bundle's spans and its state records, each in order. That they stand back to back is the store's promise."""
+    spans = [entry for entry in reader.entries if entry.kind == "span"]
+    states = [entry for entry in reader.entries if entry.kind == "state"]
+    if len({entry.start for entry in states} - {0}) != len(states):
+        raise MalformedSnapshot(
+            "The bundle has a state record at token 0, or two at one token.", bundle_id=reader.bundle_id.hex()
+        )
+    return spans, states
 
 
 @dataclass(slots=True)
 class Filling:
-    """Memory that is being filled: per layer, keys and values as integers `[1, heads, capacity, dim]`."""
+    """Memory that is being filled.
+
+    spans: for each span array in stored order integers `[1, heads, capacity, dim]`; records: for each record its
+        arrays.
+    """
 
     plan: WakePlan
-    capacity: int
-    arrays: list[tuple[mx.array, mx.array]]
+    spans: list[mx.array]
+    records: list[list[mx.array]]
     _logits: bytearray = field(default_factory=bytearray)
     _random_key: bytearray = field(default_factory=bytearray)
 
     def run(self, reader: BundleReader, pool: Executor, on_progress: OnProgress | None = None) -> None:
-        """Read and verify every slot, first layers first, on the threads of the pool.
+        """Read and verify every slot, first caches first, on the threads of the pool.
 
         Raises:
             StoreError: a byte is not what its block id says; nothing live has been touched.
-            NonFiniteState: keys or values hold NaN or infinity.
         """
-        jobs = [pool.submit(self._fill_slot, reader, index) for index in range(2 * len(self.plan.layout.layers))]
+        jobs = [pool.submit(job) for job in self._jobs(reader)]
         try:
             for done, job in enumerate(jobs, start=1):
                 job.result()
@@ -146,54 +240,87 @@ class Filling:
             self._logits = reader.read_slot(self.plan.state, 0)
             self._random_key = reader.read_slot(self.plan.state, 1)
 
-    def assemble(self, random_key: mx.array | None = None) -> LiveState:
-        """The caches, over the filled memory, with ledger, logits and random key.
+    def assemble(self, caches: list[Any], random_key: mx.array) -> LiveState:
+        """The caches, over the filled memory, cut back to where they resume, with ledger, logits and random key.
 
-        random_key: for a snapshot without a state record; its logits are then missing too (None).
+        caches: empty ones of the model's own making, of which the state becomes the owner.
+        random_key: for a state that has none of its own because no record is of its position; its logits are then
+            missing too (None).
 
         Raises:
             NonFiniteState: no token can be drawn from the logits (threat 11).
         """
-        if self.plan.state is None:
-            return self._state(None, random_key)
-        if not is_drawable(self._logits):
-            raise NonFiniteState(
-                "The snapshot's logits hold NaN or infinity; wake an earlier version.",
-                slot="logits",
-                start=self.plan.token_count,
-            )
-        logits = mx.array(np.frombuffer(self._logits, dtype="<f4"))
-        return self._state(logits, mx.array(np.frombuffer(self._random_key, dtype="<u4")))
-
-    def _state(self, logits: mx.array | None, random_key: mx.array | None) -> LiveState:
-        assert random_key is not None  # who has no record of one brings another
-        caches = []
-        for layer, (keys, values) in zip(self.plan.layout.layers, self.arrays, strict=True):
-            dtype = dtype_named(layer.dtype)
-            caches.append(rebuilt(memory.as_dtype(keys, dtype), memory.as_dtype(values, dtype), self.plan.token_count))
-        return LiveState(
-            tokens=token_array(self.plan.tokens),
+        self._fill(caches)
+        plan = self.plan
+        logits = None
+        if plan.has_logits:
+            if not is_drawable(self._logits):
+                raise NonFiniteState(
+                    "The snapshot's logits hold NaN or infinity; wake an earlier version.",
+                    slot="logits",
+                    start=plan.resumed_tokens,
+                )
+            logits = mx.array(np.frombuffer(self._logits, dtype="<f4"))
+            random_key = mx.array(np.frombuffer(self._random_key, dtype="<u4"))
+        state = LiveState(
+            tokens=token_array(plan.tokens[: 4 * plan.resumed_tokens]),
             caches=caches,
             last_logits=logits,
             random_key=random_key,
+            passes=plan.passes.cut(plan.resumed_tokens),
         )
+        state.checkpoints.became_durable(plan.checkpoints)
+        return state
 
-    def _fill_slot(self, reader: BundleReader, index: int) -> None:
-        target = memory.writable(self.arrays[index // 2][index % 2])
-        of_one_token = self.plan.layout.span_slots(1)[index]
-        heads = of_one_token.shape[0]
-        row_bytes = of_one_token.size_bytes // heads
+    def _fill(self, caches: list[Any]) -> None:
+        plan = self.plan
+        if not plan.resumed_tokens:
+            return
+        spans = iter(self.spans)
+        records = {
+            stored.entry.path: _record(stored, arrays)
+            for stored, arrays in zip(plan.records, self.records, strict=True)
+        }
+        for entry, (path, cache) in zip(plan.layout.entries, leaves(caches), strict=True):
+            if entry.in_use:
+                held = {each.name: memory.as_dtype(next(spans), dtype_named(each.dtype)) for each in entry.spans}
+                kind_of(cache).fill(cache, plan.filled_tokens, held, records.get(path))
+        if plan.is_cut_back:
+            truncate(caches, plan.resumed_tokens)
+
+    def _jobs(self, reader: BundleReader) -> Iterator[Callable[[], None]]:
+        """What fills each array, in the order of the caches."""
+        places = {entry.path: index for index, entry in enumerate(self.plan.layout.entries)}
+        jobs: list[tuple[int, Callable[[], None]]] = []
+        if self.spans:
+            for index, (entry, _) in enumerate(self.plan.layout.spans()):
+                jobs.append((places[entry.path], partial(self._fill_span, reader, index)))
+        for record, arrays in zip(self.plan.records, self.records, strict=True):
+            for slot, words in enumerate(arrays, start=record.first_slot):
+                jobs.append((places[record.entry.path], partial(self._fill_whole, reader, slot, words)))
+        for _, fill in sorted(jobs, key=lambda each: each[0]):
+            yield fill
+
+    def _fill_span(self, reader: BundleReader, index: int) -> None:
+        words = self.spans[index]
+        *outer, capacity, dim = words.shape
+        target = memory.writable(words)
         for entry in self.plan.spans:
-            runs = memory.head_runs(target, heads, self.capacity, row_bytes, entry.start, entry.token_count)
+            runs = memory.head_runs(
+                target, math.prod(outer), capacity, dim * words.itemsize, entry.start, entry.token_count
+            )
             reader.read_slot_into(entry, index, runs)
-            if not is_finite(runs, of_one_token.dtype):
-                raise NonFiniteState(
-                    f"The snapshot's layer {index // 2} holds NaN or infinity behind token {entry.start}; wake an "
-                    "earlier version.",
-                    layer=index // 2,
-                    slot=of_one_token.name,
-                    start=entry.start,
-                )
+
+    def _fill_whole(self, reader: BundleReader, slot: int, words: mx.array) -> None:
+        assert self.plan.state is not None
+        reader.read_slot_into(self.plan.state, slot, [memory.writable(words)])
+
+
+def _record(stored: StoredRecord, arrays: Sequence[mx.array]) -> Record:
+    named = zip(stored.array_names(), stored.slots, arrays, strict=True)
+    return Record(
+        stored.numbers, {name: memory.as_dtype(words, dtype_named(slot.dtype)) for name, slot, words in named}
+    )
 
 
 def allocate(plan: WakePlan) -> Filling:
@@ -202,26 +329,9 @@ def allocate(plan: WakePlan) -> Filling:
     Raises:
         NotEnoughMemory: the system does not have it; MLX itself would end the process.
     """
-    capacity = capacity_for(plan.token_count)
-    memory.require_available(sum(slot.size_bytes for slot in plan.layout.span_slots(capacity)))
-    arrays = []
-    for layer in plan.layout.layers:
-        dtype = dtype_named(layer.dtype)
-        keys = memory.allocate((1, layer.heads, capacity, layer.key_dim), dtype)
-        values = memory.allocate((1, layer.heads, capacity, layer.value_dim), dtype)
-        arrays.append((keys, values))
-    return Filling(plan, capacity, arrays)
-
-
-def _require_slots(reader: BundleReader, entry: BlockEntry, expected: tuple[object, ...]) -> None:
-    header = reader.read_header(entry)
-    found = tuple(spec for spec, _ in header.slots)
-    if found == expected:
-        return
-    differing = [str(spec) for spec, wanted in zip(found, expected, strict=False) if spec != wanted]
-    raise LayoutMismatch(
-        f"The block at token {entry.start} has {len(found)} slots where the model's cache has {len(expected)}"
-        + (f", and {differing[0]} is not one of them." if differing else "."),
-        block_id=entry.id.hex(),
-        start=entry.start,
-    )
+    memory.require_available(plan.memory_bytes)
+    spans = [memory.allocate(shape, dtype_named(each.dtype)) for each, shape in plan.span_shapes()]
+    records = [
+        [memory.allocate(slot.shape, dtype_named(slot.dtype)) for slot in record.slots] for record in plan.records
+    ]
+    return Filling(plan, spans, records)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from .kinds import length
+from .caches import is_empty, keep, length
+from .checkpoints import Checkpoints
+from .passes import Passes
 
 
 def token_array(tokens: bytes = b"") -> array[int]:
@@ -26,6 +29,8 @@ class LiveState:
     caches: one cache per layer, all of the length of the ledger.
     last_logits: float32 `[vocabulary]`, those that the next token is drawn from; None before the first token.
     random_key: uint32 `[2]`, the key that draws it.
+    passes: in how many model calls the ledger has been read, and how many tokens each.
+    checkpoints: whole state at earlier positions, of caches that cannot go back.
     computed_tokens: how many tokens the model has computed for this state since it came into memory; a state that
         was put back from a snapshot starts at 0.
     """
@@ -34,9 +39,28 @@ class LiveState:
     caches: list[Any]
     last_logits: mx.array | None
     random_key: mx.array
+    passes: Passes = field(default_factory=Passes)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     computed_tokens: int = 0
 
     @property
     def is_consistent(self) -> bool:
-        """Whether ledger and caches describe one span."""
-        return length(self.caches) == len(self.tokens)
+        """Whether ledger, caches and passes describe one span."""
+        held = length(self.caches)
+        if held is None:  # no cache counts
+            held = 0 if is_empty(self.caches) else len(self.tokens)
+        return held == len(self.tokens) == self.passes.token_count
+
+    def kept(self, *, one_token: bool = False) -> Callable[[], None]:
+        """What puts all of the state back to what it is now, but for the count of computed tokens."""
+        put_caches_back = keep(self.caches, one_token=one_token)
+        held, passes = len(self.tokens), self.passes.copy()
+        logits, key = self.last_logits, self.random_key
+
+        def put_back() -> None:
+            put_caches_back()
+            del self.tokens[held:]
+            self.checkpoints.cut(held)
+            self.passes, self.last_logits, self.random_key = passes, logits, key
+
+        return put_back

@@ -23,7 +23,7 @@ from torpor.daemon.results import Event
 from torpor.daemon.sampling import Sampling
 from torpor.daemon.service import Service
 from torpor.daemon.sessions import Session
-from torpor.snapshot.kinds import live_arrays
+from torpor.snapshot.caches import arrays_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -181,7 +181,7 @@ def fingerprint_of(session: Session) -> Fingerprint:
     state = session.state
     kv = []
     for cache in state.caches:
-        arrays = live_arrays(cache) if cache.keys is not None else ()
+        arrays = arrays_of([cache]) if cache.keys is not None else ()
         kv += [_digest(array[..., : cache.offset, :]) for array in arrays]
     return Fingerprint(
         tokens=tuple(state.tokens),

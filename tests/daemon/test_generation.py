@@ -18,7 +18,7 @@ from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidToken
 from torpor.daemon.generation import WriteOrder, Written, read, write
 from torpor.daemon.results import Progress, Token
 from torpor.daemon.sampling import Sampling
-from torpor.snapshot.kinds import length
+from torpor.snapshot.caches import length
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

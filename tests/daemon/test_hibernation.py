@@ -35,7 +35,7 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
     note(restore, "plan_wake")
     note(restore, "allocate")
     note(restore.Filling, "run")
-    note(restore.Filling, "_fill_slot")
+    note(restore.Filling, "_fill_span")
     note(restore.Filling, "assemble")
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
@@ -48,7 +48,7 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
         "plan_wake": "torpor-read",
         "allocate": "torpor-engine",
         "run": "torpor-read",
-        "_fill_slot": "torpor-fill",
+        "_fill_span": "torpor-fill",
         "assemble": "torpor-engine",
     }
 
@@ -214,14 +214,14 @@ async def test_a_wake_takes_no_turn_of_the_engine_but_two_short_ones(open_rig: A
             await rig.read(name, tokens_of(1, 600))
         await rig.sleep("a")
         calls = 0
-        call = rig.service._engine.call
+        run = rig.service._engine.run
 
-        async def counting(function: Any) -> Any:
+        async def counting(steps: Any) -> Any:
             nonlocal calls
             calls += 1
-            return await call(function)
+            return await run(steps)
 
-        rig.service._engine.call = counting  # type: ignore[method-assign]
+        rig.service._engine.run = counting  # type: ignore[method-assign]
         await rig.service.wake(session="a", emit=ignore)
         assert calls == 2
 

@@ -13,10 +13,9 @@ from torpor.daemon.errors import InvalidSampling
 from torpor.daemon.listing import TAIL_CHARACTERS
 from torpor.memvid.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.uri import SessionUri
-from torpor.snapshot.errors import SnapshotError
-from torpor.snapshot.layout import KEYS_KIND, VALUES_KIND
+from torpor.snapshot.errors import LayoutMismatch, SnapshotError
 
-LAYERS = ("kv/1 2x16 float32",) * 3
+LAYERS = ("kv/1 k, v 2xnx16 float32",) * 3
 
 
 async def test_a_session_in_memory_is_shown_with_its_size_and_whether_it_has_changed(open_rig: Any) -> None:
@@ -142,19 +141,14 @@ async def test_text_is_decoded_by_the_very_model_that_read_it_or_not_at_all(
 
 
 def kv(shape: tuple[int, ...]) -> list[SlotSpec]:
-    return [SlotSpec("0.k", KEYS_KIND, "float32", shape), SlotSpec("0.v", VALUES_KIND, "float32", shape)]
+    return [SlotSpec("0.k", "kv.k/1", "float32", shape), SlotSpec("0.v", "kv.v/1", "float32", shape)]
 
 
 @pytest.mark.parametrize(
     ("slots", "session"),
     [
         ([SlotSpec("x", "other/1", "float32", (2,))], {}),
-        ([SlotSpec("x", "other/1", "float32", (2,)), SlotSpec("y", "other/1", "float32", (2,))], {}),
-        (kv((2, 1, 16))[:1], {}),
-        (list(reversed(kv((2, 1, 16)))), {}),
-        (kv((2,)), {}),
-        (kv((2, 1)), {}),
-        ([], {}),
+        ([SlotSpec("0.k", "other.k/1", "float32", (2,))], {}),
         (None, {}),
         (kv((2, 1, 16)), {"sampling": None}),
         (kv((2, 1, 16)), {"sampling": []}),
@@ -184,6 +178,28 @@ async def test_a_sound_bundle_that_this_version_did_not_write_is_refused_by_name
         for work in (rig.service.show(session="a"), rig.wake("a")):
             with pytest.raises((SnapshotError, InvalidSampling)):
                 await work
+        assert not rig.is_awake("a")
+
+
+@pytest.mark.parametrize(
+    "slots", [kv((2, 1, 16))[:1], list(reversed(kv((2, 1, 16)))), kv((2,)), kv((2, 1)), []], ids=lambda value: None
+)
+async def test_slots_that_no_cache_of_the_model_has_are_refused_by_a_wake(open_rig: Any, slots: list[SlotSpec]) -> None:
+    """Threat 14: they can be looked at, for there is nothing wrong with them but that they are not this model's."""
+    async with open_rig() as rig:
+        drafts = [SlotDraft(spec, [memoryview(bytes(spec.size_bytes))]) for spec in slots]
+        rig.service._store.write_bundle(
+            uri=SessionUri("default", "a"),
+            identity=rig.model.identity,
+            parent=None,
+            reused=(),
+            blocks=[BlockDraft("span", 0, bytes(4), drafts)],
+            session={"model": MODEL, "sampling": SAMPLED.to_map()},
+            token_count=1,
+        )
+        assert (await rig.service.show(session="a")).info.token_count == 1
+        with pytest.raises(LayoutMismatch):
+            await rig.wake("a")
         assert not rig.is_awake("a")
 
 

@@ -382,7 +382,9 @@ def drafts(rig: Rigged, token: int = 5, *, dtype: str = "float32", state: bool =
 
     specs = [SlotSpec(spec.name, spec.kind, dtype, spec.shape) for spec in rig.model.layout.span_slots(1)]
     span = BlockDraft(kind="span", start=0, tokens=token.to_bytes(4, "little"), slots=zeros(specs))
-    record = BlockDraft(kind="state", start=1, tokens=b"", slots=zeros(rig.model.layout.state_slots()))
+    *values, passes = rig.model.layout.state_slots(1)
+    one_call = SlotDraft(passes, [memoryview(bytes([1, 0, 0, 0, 1, 0, 0, 0]))])
+    record = BlockDraft(kind="state", start=1, tokens=b"", slots=[*zeros(values), one_call])
     return [span, record] if state else [span]
 
 

@@ -9,9 +9,7 @@ import pytest
 from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of
 from torpor.daemon.sampler import initial_key
 from torpor.memvid import Store
-from torpor.snapshot import restore
-from torpor.snapshot.errors import UnsupportedCache
-from torpor.snapshot.kinds import live_arrays
+from torpor.snapshot.caches import arrays_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -39,7 +37,7 @@ async def kv_of(rig: Rigged, count: int) -> list[bytes]:
     def look() -> list[bytes]:
         found = []
         for cache in rig.live("a").state.caches:
-            for array in live_arrays(cache):
+            for array in arrays_of([cache]):
                 plain = mx.contiguous(array[..., :count, :]).view(mx.uint8)
                 mx.eval(plain)
                 found.append(bytes(memoryview(plain)))
@@ -111,18 +109,6 @@ async def test_a_salvaged_session_is_listed_and_shown(open_rig: Any, store: Path
         detail = await rig.service.show(session="a")
         assert (detail.info.token_count, detail.info.version, detail.info.model) == (512, 2, MODEL)
         assert [info.token_count for info in await rig.service.list_sessions() if info.name == "a"] == [512]
-
-
-async def test_a_cache_that_cannot_be_shortened_is_refused_by_name(
-    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_rig() as rig:
-        await begin(rig)
-    damage_last_block(store)
-    monkeypatch.setattr(restore, "SHORTENED_KINDS", frozenset())
-    async with open_rig() as rig:
-        with pytest.raises(UnsupportedCache, match=r"kv/1 cannot be woken"):
-            await rig.wake("a")
 
 
 async def begin_and_damage(open_rig: Any, store: Path) -> tuple[Path, bytes]:

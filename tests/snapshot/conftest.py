@@ -30,6 +30,7 @@ def grow() -> Grow:
             keys = mx.random.normal((1, HEADS, count, KEY_DIM), key=key).astype(_dtype(state))
             values = mx.random.normal((1, HEADS, count, VALUE_DIM), key=key).astype(_dtype(state))
             cache.update_and_fetch(keys, values)
+        state.passes.add(count)
         state.tokens.extend((held + index) % VOCABULARY for index in range(count))
         state.last_logits = mx.random.normal((VOCABULARY,), key=mx.random.key(held + count))
         mx.eval(state.last_logits, [cache.state[:2] for cache in state.caches])

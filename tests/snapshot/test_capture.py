@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from torpor.memvid import BLOCK_TOKENS, BlockEntry
+from torpor.snapshot.caches import truncate
 from torpor.snapshot.capture import cut, plan_reuse
-from torpor.snapshot.errors import InconsistentState, UnsupportedCache
-from torpor.snapshot.kinds import truncate
+from torpor.snapshot.errors import InconsistentState
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.state import LiveState
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
-from mlx_lm.models.cache import RotatingKVCache  # isort: skip
+from mlx_lm.models.cache import KVCache, RotatingKVCache  # isort: skip
 
 MakeState = Callable[..., LiveState]
 
@@ -89,7 +89,7 @@ def test_a_cut_copies_nothing(make_state: MakeState) -> None:
     import numpy as np
 
     address = np.asarray(keys).ctypes.data
-    view = np.frombuffer(snapshot.layers[0][0], dtype=np.uint8)
+    view = np.frombuffer(snapshot.spans[0].view, dtype=np.uint8)
     assert view.ctypes.data == address
 
 
@@ -138,6 +138,7 @@ def test_what_stands_behind_the_offset_is_never_in_a_cut(make_state: MakeState, 
     grow(state, 50)
     truncate(state.caches, 100)
     del state.tokens[100:]
+    state.passes = state.passes.cut(100)
     state.last_logits = logits
     assert raw(cut_of(state)) == clean
 
@@ -156,12 +157,19 @@ def test_a_ledger_and_caches_of_different_lengths_are_refused_qc8(make_state: Ma
         cut_of(state)
 
 
-def test_a_cache_of_another_kind_is_refused_by_name(make_state: MakeState) -> None:
+def test_caches_that_are_not_those_of_the_model_are_refused(make_state: MakeState) -> None:
     state = make_state(30)
     layout = layout_of(state.caches, 50)
-    state.caches[1] = RotatingKVCache(max_size=64)
-    with pytest.raises(UnsupportedCache, match="RotatingKVCache"):
+    plain, state.caches[1] = state.caches[1], RotatingKVCache(max_size=64)
+    with pytest.raises(InconsistentState, match="ring/1"):
         cut(state, layout, durable=(), unchanged_tokens=0)
+    state.caches[1] = KVCache()
+    with pytest.raises(InconsistentState, match="Cache 1 is empty"):
+        cut(state, layout, durable=(), unchanged_tokens=0)
+    state.caches[1] = plain
+    idle = replace(layout, entries=(*layout.entries[:2], replace(layout.entries[2], in_use=False)))
+    with pytest.raises(InconsistentState, match="Cache 2 is in use"):
+        cut(state, idle, durable=(), unchanged_tokens=0)
 
 
 @pytest.mark.parametrize(

@@ -1,116 +1,416 @@
-"""Only what has an adapter is slept: a plain KVCache; every other kind is refused by its name."""
+"""Every kind of cache: what is kept of it comes back bit for bit, and what it cannot do is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from torpor.snapshot import kinds
+from torpor.memvid import Identity, SessionUri, Store
+from torpor.snapshot.caches import arrays_of, can_truncate, is_empty, keep, length, resident_bytes, truncate
+from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import InconsistentState, UnsupportedCache
-from torpor.snapshot.kinds import LayerLayout, capacity_for, layer_layout, length, rebuilt, resident_bytes, truncate
-from torpor.snapshot.state import LiveState
+from torpor.snapshot.kinds import dtype_named, kind_named, kind_of, leaves, name_of_dtype, quantised
+from torpor.snapshot.layout import layout_of
+from torpor.snapshot.restore import allocate, plan_wake
+from torpor.snapshot.state import LiveState, token_array
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip
+from mlx_lm.models.deepseek_v41 import LayerCache  # isort: skip
 
-MakeState = Callable[..., LiveState]
+VOCABULARY = 50
+DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+
+
+def rows(start: int, count: int, heads: int, dim: int, dtype: mx.Dtype, salt: int) -> mx.array:
+    """Rows `[1, heads, count, dim]` that depend on their position alone, however many are made at once."""
+    at = mx.arange(start, start + count)[None, None, :, None]
+    head, column = mx.arange(heads)[None, :, None, None], mx.arange(dim)[None, None, None, :]
+    # Exact in float32: the same bits whatever the shape in which they are computed.
+    return (((at * 31 + head * 7 + column * 3 + salt * 13) % 251) / 256 - 0.5).astype(dtype)
+
+
+@dataclass(frozen=True)
+class Grower:
+    """A way to make an empty cache, and to read tokens into it as a model would."""
+
+    make: Callable[[], Any]
+    read: Callable[[Any, int, int, mx.Dtype], None]
+
+
+def read_kv(cache: Any, start: int, count: int, dtype: mx.Dtype) -> None:
+    cache.update_and_fetch(rows(start, count, 2, 64, dtype, 1), rows(start, count, 2, 32, dtype, 2))
+
+
+def read_chunked(cache: Any, start: int, count: int, dtype: mx.Dtype) -> None:
+    cache.maybe_trim_front()
+    read_kv(cache, start, count, dtype)
+
+
+def read_arrays(cache: Any, start: int, count: int, dtype: mx.Dtype) -> None:
+    """Some of its arrays change with each token, one is never made, one holds the last tokens in a type of its own."""
+    at = start + count
+    cache[0] = rows(at, 1, 2, 8, dtype, 3)[0]
+    cache[2] = rows(at, 1, 2, 8, mx.float32, 4)
+    cache[3] = mx.arange(max(0, at - 3), at, dtype=mx.int64)[None]
+
+
+def read_pooled(cache: Any, start: int, count: int, dtype: mx.Dtype) -> None:
+    ratio = 4
+    for at in range(start, start + count):
+        cache.update_window(rows(at, 1, 1, 8, dtype, 5)[0])
+        pending = rows(at, 1, 1, 8, mx.float32, 6)[0]
+        held = pending if cache.pending_kv is None else mx.concatenate([cache.pending_kv, pending], axis=1)
+        full = held.shape[1] - held.shape[1] % ratio
+        if full:
+            group = held[:, :1].astype(dtype)
+            whole = cache.compress_kv
+            cache.compress_kv = group if whole is None else mx.concatenate([whole, group], axis=1)
+        cache.pending_kv = held[:, full:]
+
+
+def read_list(cache: Any, start: int, count: int, dtype: mx.Dtype) -> None:
+    read_arrays(cache[0], start, count, dtype)
+    read_kv(cache[1], start, count, dtype)
+    read_kv(cache[2], start, count, dtype)
+
+
+GROWERS = {
+    "plain": Grower(caches.KVCache, read_kv),
+    "concatenating": Grower(caches.ConcatenateKVCache, read_kv),
+    "quantised to 8 bits": Grower(lambda: caches.QuantizedKVCache(group_size=32, bits=8), read_kv),
+    "quantised to 4 bits": Grower(lambda: caches.QuantizedKVCache(group_size=32, bits=4), read_kv),
+    "rotating": Grower(lambda: caches.RotatingKVCache(max_size=16), read_kv),
+    "rotating that keeps 4": Grower(lambda: caches.RotatingKVCache(max_size=16, keep=4), read_kv),
+    "rotating over 300": Grower(lambda: caches.RotatingKVCache(max_size=300), read_kv),
+    "chunked": Grower(lambda: caches.ChunkedKVCache(16), read_chunked),
+    "arrays": Grower(lambda: caches.ArraysCache(4), read_arrays),
+    "pooled": Grower(lambda: LayerCache(16), read_pooled),
+    "list": Grower(
+        lambda: caches.CacheList(caches.ArraysCache(4), caches.KVCache(), caches.RotatingKVCache(max_size=16)),
+        read_list,
+    ),
+}
+WAYS = {
+    "one": [1],
+    "one by one": [1] * 40,
+    "to the window": [15, 1],
+    "past the window by one": [16, 1],
+    "past the window, then at once": [10, 1, 1, 20, 1, 1, 9],
+    "255": [254, 1],
+    "256": [255, 1],
+    "257": [256, 1],
+    "long": [256, 200, 1, 1, 1],
+    "at once": [300],
+}
+
+
+class Run:
+    """A state over two caches of one kind and a plain one, read as a model would."""
+
+    def __init__(self, grower: Grower, dtype: mx.Dtype) -> None:
+        self.grower, self.dtype = grower, dtype
+        self.state = LiveState(token_array(), self.fresh(), None, mx.random.key(7))
+
+    def fresh(self) -> list[Any]:
+        return [self.grower.make(), caches.KVCache(), self.grower.make()]
+
+    def read(self, count: int) -> None:
+        state = self.state
+        held = len(state.tokens)
+        for index, cache in enumerate(state.caches):
+            grow = read_kv if index == 1 else self.grower.read
+            grow(cache, held, count, self.dtype)
+        state.passes.add(count)
+        state.tokens.extend((held + at) % VOCABULARY for at in range(count))
+        state.last_logits = mx.random.normal((VOCABULARY,), key=mx.random.key(held + count))
+        mx.eval(arrays_of(state.caches), state.last_logits, state.random_key)
+
+    def layout(self) -> Any:
+        probe = Run(self.grower, self.dtype)
+        probe.read(1)
+        return layout_of(probe.state.caches, VOCABULARY)
+
+
+def fingerprint(held: list[Any]) -> list[Any]:
+    """All that caches hold: numbers, and the live rows of each array with type and shape, bit for bit."""
+    found: list[Any] = []
+    for path, cache in leaves(held):
+        kind = kind_of(cache)
+        found += [path, kind.name, kind.settings(cache), kind.is_empty(cache)]
+        if kind.is_empty(cache):
+            continue
+        count = kind.offset(cache)
+        found.append(count)
+        arrays = {name: array[..., :count, :] for name, array in kind.spans(cache).items()}
+        record = None if kind.by_token else kind.record(cache)
+        if record is not None:
+            found.append(record.numbers)
+            arrays |= record.arrays
+        for name, array in arrays.items():
+            words = mx.contiguous(array).view(mx.uint8)
+            mx.eval(words)
+            found.append((name, str(array.dtype), array.shape, bytes(memoryview(words))))
+    return found
+
+
+class Shelf:
+    def __init__(self, store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> None:
+        self.store, self.uri, self.identity, self.pool = store, uri, identity, pool
+
+    def put(self, run: Run) -> Any:
+        snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
+        return self.store.write_bundle(
+            uri=self.uri,
+            identity=self.identity,
+            parent=None,
+            reused=snapshot.reused,
+            blocks=snapshot.drafts(),
+            session={"model": "m", "labels": []},
+            token_count=snapshot.token_count,
+        )
+
+    def take(self, run: Run, at: int | None = None) -> LiveState:
+        with self.store.open_session(self.uri) as reader:
+            plan = plan_wake(reader, self.identity, run.layout(), model="m", context_tokens=10_000, at=at)
+            filling = allocate(plan)
+            filling.run(reader, self.pool)
+            return filling.assemble(run.fresh(), mx.random.key(0))
+
+
+@pytest.fixture
+def shelf(store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> Shelf:
+    return Shelf(store, uri, identity, pool)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", GROWERS)
+def test_what_was_slept_wakes_bit_for_bit_and_goes_on_alike_t11(shelf: Shelf, kind: str, way: str) -> None:
+    run = Run(GROWERS[kind], mx.float32)
+    for count in WAYS[way]:
+        run.read(count)
+    shelf.put(run)
+    again = Run(GROWERS[kind], mx.float32)
+    again.state = shelf.take(run)
+    assert fingerprint(again.state.caches) == fingerprint(run.state.caches)
+    assert again.state.tokens == run.state.tokens
+    assert list(again.state.passes) == list(run.state.passes)
+    assert again.state.is_consistent
+    for count in (1, 1, 5, 1, 30, 1, 1):
+        run.read(count)
+        again.read(count)
+        assert fingerprint(again.state.caches) == fingerprint(run.state.caches), f"after {count} more"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", GROWERS)
+def test_every_element_type_comes_back_as_it_was_t11(shelf: Shelf, kind: str, dtype: mx.Dtype) -> None:
+    run = Run(GROWERS[kind], dtype)
+    for count in (20, 1):
+        run.read(count)
+    shelf.put(run)
+    assert fingerprint(shelf.take(run).caches) == fingerprint(run.state.caches)
+
+
+@pytest.mark.parametrize("way", ["one by one", "to the window", "past the window, then at once", "at once", "long"])
+@pytest.mark.parametrize("kind", GROWERS)
+def test_what_is_put_back_is_what_was_whatever_was_read_since_qx7(kind: str, way: str) -> None:
+    run = Run(GROWERS[kind], mx.float32)
+    for count in WAYS[way]:
+        run.read(count)
+    before = fingerprint(run.state.caches)
+    put_back = run.state.kept()
+    for count in (1, 20, 1, 1):
+        run.read(count)
+    put_back()
+    assert fingerprint(run.state.caches) == before
+    assert run.state.is_consistent
+    for again in range(20):
+        put_back = run.state.kept(one_token=True)
+        before = fingerprint(run.state.caches)
+        run.read(1)
+        put_back()
+        assert fingerprint(run.state.caches) == before, f"at token {again}"
+        run.read(1)
+
+
+@pytest.mark.parametrize("kind", GROWERS)
+def test_a_failure_in_the_first_read_leaves_empty_caches_qx7(kind: str) -> None:
+    run = Run(GROWERS[kind], mx.float32)
+    put_back = keep(run.state.caches)
+    GROWERS[kind].read(run.state.caches[0], 0, 5, mx.float32)
+    put_back()
+    assert is_empty(run.state.caches)
+    assert resident_bytes(run.state.caches) == 0
+    again, control = Run(GROWERS[kind], mx.float32), Run(GROWERS[kind], mx.float32)
+    again.state.caches = run.state.caches
+    again.read(3)
+    control.read(3)
+    assert fingerprint(again.state.caches) == fingerprint(control.state.caches)
+
+
+@pytest.mark.parametrize("kind", ["plain", "concatenating", "quantised to 8 bits", "quantised to 4 bits"])
+@pytest.mark.parametrize("at", [1, 255, 256, 257, 299, 300])
+def test_what_is_cut_by_token_wakes_at_any_token(shelf: Shelf, kind: str, at: int) -> None:
+    run, control = Run(GROWERS[kind], mx.float32), Run(GROWERS[kind], mx.float32)
+    run.read(300)
+    shelf.put(run)
+    control.read(at)
+    woken = shelf.take(run, at)
+    assert fingerprint(woken.caches) == fingerprint(control.state.caches)
+    assert woken.tokens == control.state.tokens
+    assert (woken.last_logits is None) == (at != 300)
+    more = Run(GROWERS[kind], mx.float32)
+    more.state = woken
+    for count in (1, 30):
+        more.read(count)
+        control.read(count)
+        assert fingerprint(more.state.caches) == fingerprint(control.state.caches)
+
+
+@pytest.mark.parametrize("held", [8, 15, 16, 17, 40])
+def test_a_window_goes_back_only_while_nothing_has_left_it_ms3(held: int) -> None:
+    """MS3: unwrapped it is cut, and goes on as one that never read further; one token past the window it is refused."""
+    run, control = Run(GROWERS["rotating"], mx.float32), Run(GROWERS["rotating"], mx.float32)
+    for _ in range(held):
+        run.read(1)
+    if held > 16:
+        assert not can_truncate(run.state.caches, 7)
+        with pytest.raises(InconsistentState, match="token 7"):
+            truncate(run.state.caches, 7)
+        assert length(run.state.caches) == held
+        return
+    control.read(7)
+    truncate(run.state.caches, 7)
+    del run.state.tokens[7:]
+    assert fingerprint(run.state.caches) == fingerprint(control.state.caches)
+    for count in (1, 1, 20, 1, 1):
+        run.read(count)
+        control.read(count)
+        assert fingerprint(run.state.caches) == fingerprint(control.state.caches)
+
+
+def test_a_window_that_was_filled_at_once_beyond_its_size_does_not_go_back_ms3() -> None:
+    """MS3: all rows are still there, in a temporary buffer; a state of that length would have had fewer."""
+    run = Run(GROWERS["rotating"], mx.float32)
+    run.read(30)
+    assert not can_truncate(run.state.caches, 20)
+
+
+def test_a_chunk_goes_back_only_while_nothing_has_left_it() -> None:
+    run = Run(GROWERS["chunked"], mx.float32)
+    run.read(16)
+    assert can_truncate(run.state.caches, 3)
+    run.read(1)
+    run.read(1)
+    assert not can_truncate(run.state.caches, 17)
+    assert can_truncate(run.state.caches, 18)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "pooled", "list"])
+def test_a_recurrence_does_not_go_back_ms4(kind: str) -> None:
+    run = Run(GROWERS[kind], mx.float32)
+    run.read(5)
+    assert not can_truncate(run.state.caches, 4)
+    with pytest.raises(InconsistentState):
+        truncate(run.state.caches, 4)
+
+
+def test_a_cache_that_the_model_leaves_empty_is_empty_again_when_it_wakes(shelf: Shelf) -> None:
+    idle = Grower(caches.KVCache, lambda *_: None)
+    run = Run(idle, mx.float32)
+    run.read(300)
+    shelf.put(run)
+    again = shelf.take(run)
+    assert [kind_of(cache).is_empty(cache) for cache in again.caches] == [True, False, True]
+    assert again.is_consistent
+
+
+def test_a_model_of_recurrent_caches_alone_sleeps_and_wakes(shelf: Shelf) -> None:
+    class Alone(Run):
+        def fresh(self) -> list[Any]:
+            return [caches.ArraysCache(4)]
+
+        def read(self, count: int) -> None:
+            held = len(self.state.tokens)
+            read_arrays(self.state.caches[0], held, count, self.dtype)
+            self.state.passes.add(count)
+            self.state.tokens.extend([1] * count)
+            self.state.last_logits = mx.zeros((VOCABULARY,))
+            mx.eval(arrays_of(self.state.caches), self.state.last_logits)
+
+        def layout(self) -> Any:
+            probe = Alone(self.grower, self.dtype)
+            probe.read(1)
+            return layout_of(probe.state.caches, VOCABULARY)
+
+    run = Alone(GROWERS["arrays"], mx.float32)
+    run.read(600)
+    shelf.put(run)
+    again = shelf.take(run)
+    assert fingerprint(again.caches) == fingerprint(run.state.caches)
+    assert len(again.tokens) == 600
+    assert length(again.caches) is None
+    assert again.is_consistent
+
+
+# --- what has no adapter
 
 
 class Derived(caches.KVCache):
     """A subclass may keep more than we would save."""
 
 
-OTHERS = {
-    "RotatingKVCache": lambda: caches.RotatingKVCache(max_size=64),
-    "QuantizedKVCache": lambda: caches.QuantizedKVCache(),
-    "ChunkedKVCache": lambda: caches.ChunkedKVCache(16),
-    "ArraysCache": lambda: caches.ArraysCache(2),
-    "ConcatenateKVCache": lambda: caches.ConcatenateKVCache(),
-    "CacheList": lambda: caches.CacheList(caches.KVCache()),
-    "Derived": Derived,
-    "NoneType": lambda: None,
-}
+@pytest.mark.parametrize("other", [Derived, lambda: None, lambda: caches.BatchKVCache([0])])
+def test_a_cache_without_adapter_is_refused_by_its_name(other: Callable[[], Any]) -> None:
+    name = type(other()).__name__
+    for held in ([caches.KVCache(), other()], [caches.CacheList(caches.KVCache(), other())]):
+        for use in (length, resident_bytes, keep, is_empty, lambda them: layout_of(them, VOCABULARY)):
+            with pytest.raises(UnsupportedCache, match=name) as refusal:
+                use(held)
+            assert refusal.value.cache_kind == name
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_cache_of_another_kind_is_refused_by_its_name(make_state: MakeState, name: str) -> None:
-    other = [*make_state(3).caches, OTHERS[name]()]
-    for use in (
-        length,
-        resident_bytes,
-        lambda them: truncate(them, 1),
-        lambda them: layer_layout(them[-1]),
-        lambda them: kinds.live_arrays(them[-1]),
-    ):
-        with pytest.raises(UnsupportedCache, match=name) as refusal:
-            use(other)
-        assert refusal.value.cache_kind == name
+def test_a_stored_kind_without_adapter_is_refused_by_its_name() -> None:
+    with pytest.raises(UnsupportedCache, match="'hologram/3'") as refusal:
+        kind_named("hologram/3")
+    assert refusal.value.cache_kind == "hologram/3"
 
 
-def test_the_length_is_that_of_every_layer(make_state: MakeState) -> None:
-    state = make_state(5)
-    assert length(state.caches) == 5
-    assert length([]) == 0
-    assert length(make_state(0).caches) == 0
-    state.caches[1].trim(1)
-    with pytest.raises(InconsistentState) as refusal:
-        length(state.caches)
-    assert refusal.value.lengths == [4, 5]
+def test_a_recurrent_cache_in_a_batch_is_refused() -> None:
+    cache = caches.ArraysCache(1, left_padding=[0])
+    cache[0] = mx.zeros((1, 2))
+    with pytest.raises(UnsupportedCache, match="batch"):
+        layout_of([cache], VOCABULARY)
 
 
-def test_truncating_mends_layers_of_unlike_lengths_qx7(make_state: MakeState) -> None:
-    state = make_state(300)
-    state.caches[0].trim(10)
-    truncate(state.caches, 290)
-    assert length(state.caches) == 290
-    truncate(state.caches, 400)
-    assert length(state.caches) == 290
-
-
-def test_truncating_to_nothing_leaves_an_empty_cache_that_can_grow(make_state: MakeState, grow: Any) -> None:
-    state = make_state(3)
-    truncate(state.caches, 0)
-    del state.tokens[:]
-    grow(state, 4)
-    assert length(state.caches) == 4
-
-
-@pytest.mark.parametrize(
-    ("dtype", "name"), [(mx.float32, "float32"), (mx.float16, "float16"), (mx.bfloat16, "bfloat16")]
-)
-def test_a_layers_layout_has_its_sizes_and_its_type(make_state: MakeState, dtype: mx.Dtype, name: str) -> None:
-    layout = layer_layout(make_state(3, dtype=dtype).caches[0])
-    assert layout == LayerLayout("kv/1", 2, 8, 4, name)
-    assert str(layout) == f"kv/1 2x8+4 {name}"
-    assert kinds.dtype_named(name) == dtype
-
-
-@pytest.mark.parametrize(
-    ("keys", "values"), [(mx.float32, mx.float16), (mx.int32, mx.int32), (mx.complex64, mx.complex64)]
-)
-def test_element_types_that_cannot_be_stored_are_refused_threat_14(keys: mx.Dtype, values: mx.Dtype) -> None:
+def test_an_element_type_that_cannot_be_stored_is_refused_threat_14() -> None:
     cache = caches.KVCache()
-    cache.update_and_fetch(mx.zeros((1, 1, 1, 2), keys), mx.zeros((1, 1, 1, 2), values))
-    with pytest.raises(UnsupportedCache) as refusal:
-        layer_layout(cache)
-    assert str(keys) in refusal.value.message
+    cache.update_and_fetch(mx.zeros((1, 1, 1, 2), mx.complex64), mx.zeros((1, 1, 1, 2), mx.complex64))
+    with pytest.raises(UnsupportedCache, match="complex64"):
+        layout_of([cache], VOCABULARY)
 
 
-def test_a_rebuilt_cache_is_a_plain_one_that_goes_on(make_state: MakeState) -> None:
-    original = make_state(5).caches[0]
-    again = rebuilt(original.keys, original.values, 5)
-    assert type(again) is caches.KVCache
-    more = mx.ones((1, 2, 1, 8)), mx.ones((1, 2, 1, 4))
-    keys, values = again.update_and_fetch(*more)
-    assert (keys.shape, values.shape) == ((1, 2, 6, 8), (1, 2, 6, 4))
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16, mx.int64, mx.uint32, mx.bool_, mx.uint8])
+def test_a_stored_element_type_is_that_of_mlx(dtype: mx.Dtype) -> None:
+    assert dtype_named(name_of_dtype(mx.zeros((1,), dtype))) == dtype
 
 
-@pytest.mark.parametrize(("count", "capacity"), [(1, 256), (256, 256), (257, 512), (512, 512)])
-def test_capacity_grows_in_the_steps_of_mlx_lm(count: int, capacity: int) -> None:
-    assert capacity_for(count) == capacity
+# --- quantised in the place of plain
 
 
-def test_resident_bytes_count_the_padding(make_state: MakeState) -> None:
-    assert resident_bytes(make_state(1).caches) == 3 * 256 * 2 * (8 + 4) * 4
-    assert resident_bytes(make_state(0).caches) == 0
+def test_plain_caches_and_those_in_lists_can_be_quantised_and_others_stay() -> None:
+    ring = caches.RotatingKVCache(max_size=4)
+    listed = quantised(caches.CacheList(ring, caches.KVCache()), bits=4, group_size=32)
+    assert listed[0] is ring
+    assert (listed[1].bits, listed[1].group_size) == (4, 32)
+    assert isinstance(quantised(caches.KVCache(), bits=8, group_size=64), caches.QuantizedKVCache)
+
+
+def test_resident_bytes_count_the_padding() -> None:
+    run = Run(GROWERS["plain"], mx.float32)
+    run.read(1)
+    assert resident_bytes(run.state.caches) == 3 * 256 * 2 * (64 + 32) * 4

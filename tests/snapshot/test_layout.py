@@ -1,19 +1,30 @@
-"""The slots that a cache is cut into."""
+"""The slots that a model's caches are cut into."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from torpor.snapshot.kinds import LayerLayout
-from torpor.snapshot.layout import CacheLayout, layers_of, layout_of
+import pytest
+from torpor.memvid.blocks import SlotSpec
+from torpor.snapshot.errors import UnsupportedCache
+from torpor.snapshot.layout import ArrayLayout, CacheEntry, CacheLayout, described, layout_of
 from torpor.snapshot.state import LiveState
 
-LAYER = LayerLayout("kv/1", 2, 8, 4, "float16")
-WIDE = LayerLayout("kv/1", 4, 16, 16, "float32")
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+from mlx_lm.models import cache as caches  # isort: skip
 
 
-def test_slots_go_layer_by_layer_keys_before_values() -> None:
-    slots = CacheLayout((LAYER, WIDE), 50).span_slots(7)
+def plain(path: str, heads: int = 2, dims: tuple[int, int] = (8, 4), dtype: str = "float16") -> CacheEntry:
+    arrays = tuple(ArrayLayout(name, dtype, (heads, None, dim)) for name, dim in zip(("k", "v"), dims, strict=True))
+    return CacheEntry(path, "kv/1", (), arrays, ())
+
+
+def wide(path: str) -> CacheEntry:
+    return plain(path, 4, (16, 16), "float32")
+
+
+def test_slots_go_cache_by_cache_keys_before_values() -> None:
+    slots = CacheLayout((plain("0"), wide("1")), 50).span_slots(7)
     assert [(slot.name, slot.kind, slot.dtype, slot.shape) for slot in slots] == [
         ("0.k", "kv.k/1", "float16", (2, 7, 8)),
         ("0.v", "kv.v/1", "float16", (2, 7, 4)),
@@ -22,32 +33,92 @@ def test_slots_go_layer_by_layer_keys_before_values() -> None:
     ]
 
 
-def test_the_state_record_is_logits_and_a_random_key() -> None:
-    slots = CacheLayout((LAYER,), 50).state_slots()
+def test_a_state_record_begins_with_logits_a_random_key_and_the_passes() -> None:
+    slots = CacheLayout((plain("0"),), 50).state_slots(3)
     assert [(slot.name, slot.dtype, slot.shape, slot.size_bytes) for slot in slots] == [
         ("logits", "float32", (50,), 200),
         ("random_key", "uint32", (2,), 8),
+        ("passes", "uint32", (3, 2), 24),
     ]
 
 
-def test_layers_are_told_from_the_slots_of_a_stored_span() -> None:
-    layout = CacheLayout((LAYER, WIDE), 50)
-    assert layers_of(layout.span_slots(9)) == layout.layers
+def test_caches_are_told_from_stored_slots_alone_as_from_the_model() -> None:
+    ring = caches.RotatingKVCache(max_size=4)
+    ring.update_and_fetch(mx.zeros((1, 1, 6, 8)), mx.zeros((1, 1, 6, 8)))
+    state = caches.ArraysCache(2)
+    state[1] = mx.zeros((1, 5), mx.int64)
+    listed = caches.CacheList(state, caches.KVCache())
+    listed[1].update_and_fetch(mx.zeros((1, 2, 6, 8)), mx.zeros((1, 2, 6, 8)))
+    layout = layout_of([ring, listed, caches.KVCache()], 50)
+    stored = [
+        *layout.state_slots(1),
+        SlotSpec("0.n", "ring.n/1", "int64", (2,)),
+        SlotSpec("0.k", "ring.k/1", "float32", (1, 1, 6, 8)),
+        SlotSpec("0.v", "ring.v/1", "float32", (1, 1, 6, 8)),
+        SlotSpec("1.0.n", "arrays.n/1", "int64", (2,)),
+        SlotSpec("1.0.a1", "arrays.a1/1", "int64", (1, 5)),
+    ]
+    assert described(layout.span_slots(6), stored) == (
+        "ring/1 k, v 1x1xnx8 float32",
+        "arrays/1 a1 1xn int64",
+        "kv/1 k, v 2xnx8 float32",
+    )
+    assert tuple(entry.described for entry in layout.entries if entry.in_use) == described(layout.span_slots(6), stored)
 
 
-def test_the_layout_of_caches_is_that_of_each_layer(make_state: Callable[..., LiveState]) -> None:
+@pytest.mark.parametrize("name", ["k", "0", "x.k"])
+def test_a_slot_of_no_cache_is_not_told_as_one(name: str) -> None:
+    with pytest.raises(ValueError, match="of no cache"):
+        described([SlotSpec(name, "kv.k/1", "float32", (1, 1, 1))], ())
+
+
+def test_a_slot_of_an_unknown_kind_is_refused_by_its_name() -> None:
+    with pytest.raises(UnsupportedCache, match="'later/7'"):
+        described([SlotSpec("0.k", "later.k/7", "float32", (1, 1, 1))], ())
+
+
+def test_the_layout_of_caches_is_that_of_each(make_state: Callable[..., LiveState]) -> None:
     layout = layout_of(make_state(1).caches, 50)
-    assert layout == CacheLayout((LayerLayout("kv/1", 2, 8, 4, "float32"),) * 3, 50)
+    assert layout == CacheLayout(tuple(plain(str(index), dtype="float32") for index in range(3)), 50)
+    assert layout.by_token
 
 
-def test_a_layout_reads_as_runs_of_equal_layers() -> None:
-    assert str(CacheLayout((LAYER, LAYER, WIDE), 50)) == "2 x kv/1 2x8+4 float16; 1 x kv/1 4x16 float32"
+def test_a_cache_that_the_model_leaves_empty_has_no_slots(make_state: Callable[..., LiveState]) -> None:
+    layout = layout_of([*make_state(1, layers=1).caches, caches.KVCache()], 50)
+    assert [entry.in_use for entry in layout.entries] == [True, False]
+    assert [slot.name for slot in layout.span_slots(1)] == ["0.k", "0.v"]
+    assert str(layout).endswith("kv/1 not used @ 1")
+
+
+def test_a_layout_names_the_places_of_equal_caches() -> None:
+    entries = (plain("0"), plain("1"), wide("2"), plain("3"))
+    assert str(CacheLayout(entries, 50)) == (
+        "kv/1 k 2xnx8 float16; v 2xnx4 float16 @ 0-1,3; kv/1 k, v 4xnx16 float32 @ 2"
+    )
 
 
 def test_layouts_that_differ_read_differently() -> None:
     """The text is a part of the identity."""
-    texts = {
-        str(CacheLayout(layers, 50))
-        for layers in ((LAYER,), (LAYER, LAYER), (WIDE,), (LAYER, WIDE), (WIDE, LAYER), (LAYER, WIDE, LAYER))
-    }
+    layouts = [
+        (plain("0"),),
+        (plain("0"), plain("1")),
+        (wide("0"),),
+        (plain("0"), wide("1")),
+        (wide("0"), plain("1")),
+        (plain("0"), wide("1"), plain("2")),
+        (plain("0.0"), plain("0.1")),
+    ]
+    assert len({str(CacheLayout(entries, 50)) for entries in layouts}) == len(layouts)
+
+
+def test_what_a_cache_was_made_with_is_part_of_its_layout() -> None:
+    texts = set()
+    for max_size, keep in ((4, 0), (8, 0), (8, 2)):
+        ring = caches.RotatingKVCache(max_size=max_size, keep=keep)
+        ring.update_and_fetch(mx.zeros((1, 1, 1, 8)), mx.zeros((1, 1, 1, 8)))
+        texts.add(str(layout_of([ring], 50)))
+    for bits, group_size in ((8, 32), (4, 32), (8, 64)):
+        quantised = caches.QuantizedKVCache(group_size=group_size, bits=bits)
+        quantised.update_and_fetch(mx.zeros((1, 1, 1, 64)), mx.zeros((1, 1, 1, 64)))
+        texts.add(str(layout_of([quantised], 50)))
     assert len(texts) == 6

@@ -1,0 +1,128 @@
+"""A model's caches as one: how long they are, how to cut them back, what memory they take.
+
+Owns nothing of a single kind (`kinds.py`) and nothing of how states are stored (`layout.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .errors import InconsistentState
+from .kinds import kind_of, leaves
+
+Rows = list[dict[str, mx.array]]
+
+
+def length(caches: Sequence[Any]) -> int | None:
+    """Tokens that the caches hold; None where none of those that are in use counts them.
+
+    Raises:
+        UnsupportedCache: a cache is of a kind without adapter.
+        InconsistentState: caches hold different numbers of tokens.
+    """
+    lengths = set()
+    for _, cache in leaves(caches):
+        kind = kind_of(cache)
+        if not kind.is_empty(cache) and (offset := kind.offset(cache)) is not None:
+            lengths.add(offset)
+    if len(lengths) > 1:
+        raise InconsistentState(f"Caches hold different numbers of tokens: {sorted(lengths)}.", lengths=sorted(lengths))
+    return lengths.pop() if lengths else None
+
+
+def is_empty(caches: Sequence[Any]) -> bool:
+    """Whether nothing has ever been read into the caches."""
+    return all(kind_of(cache).is_empty(cache) for _, cache in leaves(caches))
+
+
+def arrays_of(caches: Sequence[Any]) -> list[mx.array]:
+    """Every array that the caches hold: what must be evaluated after a model call."""
+    found: list[mx.array] = []
+    for _, cache in leaves(caches):
+        kind = kind_of(cache)
+        if kind.is_empty(cache):
+            continue
+        found += kind.spans(cache).values()
+        record = kind.record(cache) if not kind.by_token else None
+        found += record.arrays.values() if record else ()
+    return found
+
+
+def resident_bytes(caches: Sequence[Any]) -> int:
+    """Memory that the caches' arrays take, padding behind the tokens included."""
+    return sum(int(cache.nbytes) for _, cache in leaves(caches) if not kind_of(cache).is_empty(cache))
+
+
+def can_truncate(caches: Sequence[Any], token_count: int) -> bool:
+    """Whether `truncate` leaves exactly what the caches held after their first `token_count` tokens."""
+    return all(
+        kind.is_empty(cache) or kind.can_truncate(cache, token_count)
+        for _, cache in leaves(caches)
+        for kind in (kind_of(cache),)
+    )
+
+
+def truncate(caches: Sequence[Any], token_count: int) -> None:
+    """Drop all that was appended after the first `token_count` tokens, cache by cache.
+
+    Raises:
+        InconsistentState: a cache cannot go back that far; none has been touched.
+    """
+    if not can_truncate(caches, token_count):
+        raise InconsistentState(
+            f"The caches cannot go back to token {token_count}: a window or a recurrence has gone past it.",
+            token_count=token_count,
+        )
+    for _, cache in leaves(caches):
+        kind = kind_of(cache)
+        if not kind.is_empty(cache):
+            kind.truncate(cache, token_count)
+
+
+def keep(caches: Sequence[Any], *, one_token: bool = False) -> Callable[[], None]:
+    """Remember what the caches hold now; what is returned puts them back to it, whatever was read since.
+
+    It also mends a model call that failed half-way, when only some layers had grown. What it holds on to is what the
+    next tokens write over, and no more.
+
+    one_token: that at most one token will be read in between, which for windows is far cheaper.
+    """
+    undos, needed = [], []
+    for _, cache in leaves(caches):
+        undo, arrays = kind_of(cache).keep(cache, one_token=one_token)
+        undos.append(undo)
+        needed += arrays
+    mx.eval(needed)
+
+    def put_back() -> None:
+        for undo in undos:
+            undo()
+
+    return put_back
+
+
+def last_rows(caches: Sequence[Any]) -> Rows:
+    """What each span array holds of the last token, evaluated, as arrays of their own."""
+    rows = []
+    for _, cache in leaves(caches):
+        kind = kind_of(cache)
+        spans = {} if kind.is_empty(cache) else kind.spans(cache)
+        at = slice((kind.offset(cache) or 0) - 1, kind.offset(cache))
+        rows.append({name: mx.contiguous(array[..., at, :]) for name, array in spans.items()})
+    mx.eval(rows)
+    return rows
+
+
+def put_last_rows(caches: Sequence[Any], rows: Rows) -> None:
+    """Put back what `last_rows` gave, over what the caches hold of the last token now."""
+    for (_, cache), kept in zip(leaves(caches), rows, strict=True):
+        kind = kind_of(cache)
+        if not kept:
+            continue
+        spans, at = kind.spans(cache), (kind.offset(cache) or 0) - 1
+        for name, row in kept.items():
+            spans[name][..., at : at + 1, :] = row
+    mx.eval(arrays_of(caches))

@@ -1,0 +1,125 @@
+"""Whole state at earlier positions, for caches that cannot go back by themselves.
+
+A window or a recurrence forgets what it was. So of sessions that have such caches a record is kept now and then, at
+the ends of full blocks, and a wake at an earlier token computes only what lies behind the nearest one. How many there
+are is a matter of a byte budget: where one more would not fit, every second is let go, and the distance doubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import mlx.core as mx
+
+from ..memvid.blocks import BLOCK_TOKENS
+from .kinds import Record, kind_of, leaves
+from .passes import Passes
+
+CHECKPOINT_TOKENS: Final = 2 * BLOCK_TOKENS
+"""The shortest distance of two checkpoints."""
+
+DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
+"""What the checkpoints of one session may take together, in memory and in its bundles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a state record keeps, in evaluated memory of its own.
+
+    records: by the path of the cache; logits, random_key and passes are those of that position.
+    """
+
+    position: int
+    records: dict[str, Record]
+    logits: mx.array
+    random_key: mx.array
+    passes: Passes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its arrays."""
+        arrays = [array for record in self.records.values() for array in record.arrays.values()]
+        return sum(array.nbytes for array in (*arrays, self.logits, self.random_key))
+
+
+def checkpoint_of(
+    caches: Sequence[Any], position: int, logits: mx.array, random_key: mx.array, passes: Passes
+) -> Checkpoint:
+    """The whole state of the caches as it is now, evaluated; later tokens do not change it."""
+    records = {}
+    for path, cache in leaves(caches):
+        kind = kind_of(cache)
+        record = None if kind.by_token or kind.is_empty(cache) else kind.record(cache)
+        if record is not None:
+            arrays = {name: mx.contiguous(array) for name, array in record.arrays.items()}
+            records[path] = Record(record.numbers, arrays)
+    mx.eval([list(record.arrays.values()) for record in records.values()], logits, random_key)
+    return Checkpoint(position, records, logits, random_key, passes.copy())
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """The checkpoints of one session, by position; None for one that lies in its last snapshot and not in memory."""
+
+    budget_bytes: int = DEFAULT_BUDGET_BYTES
+    _size_bytes: int = 0
+    _held: dict[int, Checkpoint | None] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Of all, in memory or not, in ascending order."""
+        return tuple(sorted(self._held))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that those take which are not durable yet."""
+        return sum(each.size_bytes for each in self._held.values() if each is not None)
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        """Those in memory, in ascending order."""
+        for position in self.positions:
+            held = self._held[position]
+            if held is not None:
+                yield held
+
+    def next_due(self, position: int) -> int:
+        """The first position after this one at which a checkpoint is to be taken."""
+        due = position + 1
+        while True:
+            distance = self._distance(due)
+            due = -(-due // distance) * distance
+            if self._distance(due) == distance:
+                return due
+
+    def is_due(self, position: int) -> bool:
+        """Whether a checkpoint is to be taken at this position."""
+        return position > 0 and position % self._distance(position) == 0
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Take one in, and let those go for which the budget has no room any more."""
+        self._size_bytes = max(self._size_bytes, checkpoint.size_bytes)
+        self._held[checkpoint.position] = checkpoint
+        distance = self._distance(checkpoint.position)
+        for position in self.positions:
+            if position % distance or checkpoint.size_bytes > self.budget_bytes:
+                del self._held[position]
+
+    def cut(self, token_count: int) -> None:
+        """Forget those behind the first `token_count` tokens, which are no longer the session's."""
+        for position in self.positions:
+            if position > token_count:
+                del self._held[position]
+
+    def became_durable(self, positions: Iterable[int]) -> None:
+        """A snapshot holds exactly the checkpoints at these positions: none needs to be kept in memory."""
+        self._held = dict.fromkeys(positions)
+
+    def _distance(self, position: int) -> int:
+        """How far checkpoints are apart in a session of that length: doubled until they fit the budget."""
+        most = max(1, self.budget_bytes // self._size_bytes) if self._size_bytes else position
+        distance = CHECKPOINT_TOKENS
+        while position // distance > most:
+            distance *= 2
+        return distance

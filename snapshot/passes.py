@@ -1,0 +1,83 @@
+"""How a ledger was read: the number of tokens in each model call, run by run.
+
+Numbers can differ in the last bits when tokens are read in other chunks. So whoever has to compute a state again, from
+an earlier one or from nothing, reads its tokens as they were read before, and gets the same bits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import repeat
+
+from ..memvid.blocks import BLOCK_TOKENS
+
+
+@dataclass(slots=True)
+class Passes:
+    """Runs of model calls that each read equally many tokens: (tokens, calls) one after the other, as uint32."""
+
+    _runs: array[int] = field(default_factory=lambda: array("I"))
+    token_count: int = 0
+
+    @classmethod
+    def from_bytes(cls, stored: bytes | bytearray | memoryview, token_count: int) -> Passes:
+        """Passes as they are stored.
+
+        Raises:
+            ValueError: they do not read exactly `token_count` tokens.
+        """
+        runs = array("I")
+        runs.frombytes(stored)
+        sizes, counts = runs[::2], runs[1::2]
+        if any(not size for size in runs) or sum(size * count for size, count in zip(sizes, counts, strict=True)) != (
+            token_count
+        ):
+            raise ValueError(f"the passes do not read {token_count} tokens")
+        return cls(runs, token_count)
+
+    def tobytes(self) -> bytes:
+        """As they are stored: uint32 `[runs, 2]`, little-endian."""
+        return self._runs.tobytes()
+
+    @property
+    def run_count(self) -> int:
+        return len(self._runs) // 2
+
+    def copy(self) -> Passes:
+        return Passes(self._runs[:], self.token_count)
+
+    def add(self, tokens: int) -> None:
+        """Count one model call that has read that many tokens."""
+        if len(self._runs) and self._runs[-2] == tokens:
+            self._runs[-1] += 1
+        else:
+            self._runs.extend((tokens, 1))
+        self.token_count += tokens
+
+    def __iter__(self) -> Iterator[int]:
+        """The number of tokens of each call."""
+        for at in range(0, len(self._runs), 2):
+            size, count = self._runs[at : at + 2]
+            yield from repeat(size, count)
+
+    def between(self, start: int, end: int) -> Iterator[int]:
+        """The calls that read the tokens `[start, end)`; one that began before or ended after them is cut there."""
+        position = 0
+        for size in self:
+            first, last = max(position, start), min(position + size, end)
+            if first < last:
+                yield last - first
+            position += size
+            if position >= end:
+                return
+
+    def cut(self, token_count: int) -> Passes:
+        """The passes of the first tokens alone; as calls of one block each where it is not known how they were read."""
+        shorter = Passes()
+        for size in self.between(0, token_count):
+            shorter.add(size)
+        while shorter.token_count < token_count:
+            shorter.add(min(BLOCK_TOKENS, token_count - shorter.token_count))
+        return shorter

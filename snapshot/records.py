@@ -1,0 +1,140 @@
+"""What stored blocks say of the caches that they hold, checked against the model's before any memory is taken."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..memvid.blocks import BlockEntry, SlotSpec
+from ..memvid.bundle import BundleReader
+from .errors import LayoutMismatch, MalformedSnapshot
+from .kinds import RecordShape, kind_named
+from .layout import NUMBERS, STATE_KINDS, CacheEntry, CacheLayout
+from .passes import Passes
+
+# How many slots of a state record come before those of the caches.
+_OWN_SLOTS = len(STATE_KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """One cache's part of a state record. slots: of its arrays, in order; first_slot: where in the block they begin."""
+
+    entry: CacheEntry
+    numbers: tuple[int, ...]
+    slots: tuple[SlotSpec, ...]
+    first_slot: int
+
+    @property
+    def reaches_back(self) -> bool:
+        """Whether it holds all that the cache had at any earlier position."""
+        return kind_named(self.entry.kind).reaches_back(dict(self.entry.settings), self.numbers)
+
+    def array_names(self) -> Iterator[str]:
+        """The names of its arrays within the cache."""
+        for slot in self.slots:
+            yield slot.name.removeprefix(f"{self.entry.path}.")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """What a state record says of itself; only its numbers have been read."""
+
+    records: tuple[StoredRecord, ...]
+    passes: Passes
+
+
+def require_spans(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -> None:
+    """Check that a span block has exactly the slots that the model's caches are cut into.
+
+    Raises:
+        LayoutMismatch, UnsupportedCache
+    """
+    found = [spec for spec, _ in reader.read_header(entry).slots]
+    _require_known(found)
+    expected = layout.span_slots(entry.token_count)
+    if tuple(found) != expected:
+        _refuse_slots(entry, found, expected)
+
+
+def stored_state(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -> StoredState:
+    """A state record's parts, each of them one that the model's caches can have at that position.
+
+    Raises:
+        LayoutMismatch, UnsupportedCache, MalformedSnapshot; StoreError where it is damaged.
+    """
+    slots = [spec for spec, _ in reader.read_header(entry).slots]
+    _require_known(slots[_OWN_SLOTS:])
+    own = layout.state_slots(slots[_OWN_SLOTS - 1].shape[0] if len(slots) >= _OWN_SLOTS else 0)
+    if tuple(slots[:_OWN_SLOTS]) != own:
+        _refuse_slots(entry, slots, own)
+    try:
+        passes = Passes.from_bytes(reader.read_slot(entry, _OWN_SLOTS - 1), entry.start)
+    except ValueError as error:
+        raise _malformed(entry, f"{error}") from error
+    records, at = [], _OWN_SLOTS
+    for cache in layout.recorded():
+        record = _stored_record(reader, entry, cache, slots, at)
+        records.append(record)
+        at = record.first_slot + len(record.slots)
+    if at != len(slots):
+        raise _malformed(entry, f"it has {len(slots) - at} slots too many")
+    return StoredState(tuple(records), passes)
+
+
+def _stored_record(
+    reader: BundleReader, entry: BlockEntry, cache: CacheEntry, slots: Sequence[SlotSpec], at: int
+) -> StoredRecord:
+    kind, settings = kind_named(cache.kind), dict(cache.settings)
+    numbers_slot = cache.slot(NUMBERS, "int64", (kind.number_count(settings),))
+    if tuple(slots[at : at + 1]) != (numbers_slot,):
+        _refuse_slots(entry, slots[at : at + 1], (numbers_slot,))
+    numbers = array("q")
+    numbers.frombytes(reader.read_slot(entry, at))
+    prefix = f"{cache.path}."
+    arrays: dict[str, SlotSpec] = {}
+    for slot in slots[at + 1 :]:
+        name = slot.name.removeprefix(prefix)
+        if name == slot.name or slot.kind != cache.slot(name, slot.dtype, slot.shape).kind:
+            break
+        arrays[name] = slot
+    _require_admitted(entry, cache, arrays)
+    problem = kind.problem(
+        settings, entry.start, RecordShape(tuple(numbers), {name: slot.shape for name, slot in arrays.items()})
+    )
+    if problem is not None:
+        raise _malformed(entry, f"cache {cache.path}: {problem}")
+    return StoredRecord(cache, tuple(numbers), tuple(arrays.values()), at + 1)
+
+
+def _require_admitted(entry: BlockEntry, cache: CacheEntry, arrays: dict[str, SlotSpec]) -> None:
+    known = {each.name: each for each in cache.record}
+    for name, slot in arrays.items():
+        # An array that the model had not made after its first token is bounded by what a slot may be.
+        if name in known and not known[name].admits(slot):
+            _refuse_slots(entry, [slot], [cache.slot(name, known[name].dtype, known[name].sized(0))])
+
+
+def _require_known(slots: Sequence[SlotSpec]) -> None:
+    for kind in dict.fromkeys(slot.kind for slot in slots):
+        family, version = kind.partition(".")[0], kind.partition("/")[2]
+        kind_named(f"{family}/{version}")
+
+
+def _refuse_slots(entry: BlockEntry, found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> None:
+    differing = [str(spec) for spec, wanted in zip(found, expected, strict=False) if spec != wanted]
+    raise LayoutMismatch(
+        f"The block at token {entry.start} has {len(found)} slots where the model's caches have {len(expected)}"
+        + (f", and {differing[0]} is not one of them." if differing else "."),
+        block_id=entry.id.hex(),
+        start=entry.start,
+    )
+
+
+def _malformed(entry: BlockEntry, why: str) -> MalformedSnapshot:
+    return MalformedSnapshot(
+        f"The state record at token {entry.start} is not one that this version writes: {why}.",
+        block_id=entry.id.hex(),
+        start=entry.start,
+    )
