@@ -70,11 +70,11 @@ def wake(
             f" in {format_seconds(result.seconds)}"
         )
     if result.differs:
-        output.remark(f"[yellow]computed elsewhere[/]: {plain(describe_differing(result.differs))}")
+        output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(result.differs))}")
 
 
 def describe_differing(differs: Sequence[PartDiffers]) -> str:
-    """Say in one line what computed a snapshot otherwise than what computes now; what it does not tell is unknown."""
+    """Say in one line what is other than when a session slept; what its snapshot does not tell is unknown."""
     return ", ".join(f"{each.field} {each.stored or 'unknown'} → {each.live or 'none'}" for each in differs)
 
 

@@ -38,13 +38,17 @@ MAX_CIRCUMSTANCE_CHARS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """why: what would go wrong, or why nothing would. remedy: what a person does about a difference."""
+    """why: what would go wrong, or why nothing would. remedy: what a person does about a difference.
+
+    decides_bits: whether what is computed next could be other by it; if not, nobody is strict about it.
+    """
 
     name: str
     side: Side
     policy: Policy
     why: str
     remedy: str
+    decides_bits: bool = True
 
 
 PARTS: Final = (
@@ -127,6 +131,7 @@ PARTS: Final = (
         "adapter_path", "representation", "may_differ",
         "where an adapter lies decides nothing; what it is, the part adapter says",
         "load the adapter from the folder it was in",
+        decides_bits=False,
     ),
 )  # fmt: skip
 _PARTS: Final = {part.name: part for part in PARTS}
@@ -161,14 +166,14 @@ class Comparison:
     def refused(self, *, conversions: Collection[str] = (), strict: bool = False) -> tuple[Difference, ...]:
         """Those that stand in the way of a wake that converts the parts in `conversions`.
 
-        strict: refuse even what may differ.
+        strict: refuse even what may differ, if it decides bits.
         """
         return tuple(
             found
             for found in self.differing
             if found.policy == "must_match"
             or (found.policy == "convertible" and found.field not in conversions)
-            or (found.policy == "may_differ" and strict)
+            or (found.policy == "may_differ" and strict and _PARTS[found.field].decides_bits)
         )
 
 
@@ -227,7 +232,7 @@ def require_nothing_differs(differing: tuple[Difference, ...], *, model: str) ->
     """Refuse what may differ, for somebody who is strict.
 
     Raises:
-        IdentityMismatch: something differs.
+        IdentityMismatch: something differs that decides bits.
     """
     if Comparison(differing).refused(strict=True):
         _refuse(differing, model)

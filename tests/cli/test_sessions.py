@@ -154,7 +154,7 @@ def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torp
     torpor("sleep", "a")
     daemon.service.differs = (PartDiffers("device", "metal", "cpu"), PartDiffers("mlx", None, "1.2"))
     ran = torpor("wake", "a")
-    assert "computed elsewhere: device metal → cpu, mlx unknown → 1.2\n" in ran.err
+    assert "differs since it slept: device metal → cpu, mlx unknown → 1.2\n" in ran.err
     assert daemon.service.calls[-1][1]["strict"] is False
     strict = torpor("wake", "a", "--strict", "--json").document
     assert strict["differs"] == [

@@ -14,7 +14,8 @@ from torpor.daemon.errors import ModelUnavailable
 from torpor.daemon.models import DEFAULT_CONTEXT_TOKENS, LoadedModel, load_model
 from torpor.daemon.service import Service
 from torpor.snapshot.digests import DigestCache
-from torpor.snapshot.errors import ModelFilesChanging, UnsupportedCache
+from torpor.snapshot.errors import IdentityMismatch, ModelFilesChanging, UnsupportedCache
+from torpor.snapshot.identity import CIRCUMSTANCES, PARTS, STATE_LAYOUT
 from torpor.snapshot.state import LiveState, token_array
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -209,6 +210,79 @@ def test_half_precision_is_computed_in_float32_on_a_cpu_and_the_identity_says_so
     assert model.compute_dtype == "float32"
     assert dict(model.identity.parts)["compute_dtype"] == "float32"
     assert {array.dtype for _, array in model.layout.spans()} == {"float32"}
+
+
+def parts_of(model: LoadedModel) -> dict[str, str]:
+    return dict(model.identity.parts)
+
+
+def test_the_identity_has_every_part_that_decides(tiny_model: Path, digests: DigestCache) -> None:
+    parts = parts_of(load(tiny_model, digests))
+    assert set(parts) == {part.name for part in PARTS} - CIRCUMSTANCES
+    assert {name: parts[name] for name in ("adapter", "kv_format", "cache_layout", "state_layout", "rope")} == {
+        "adapter": "none",
+        "kv_format": "float",
+        "cache_layout": "3 x kv/1 2x16 float32",
+        "state_layout": STATE_LAYOUT,
+        "rope": '{"max_position_embeddings":2048,"rope_theta":10000.0}',
+    }
+
+
+async def test_a_session_is_refused_where_its_kv_would_be_held_in_another_format_qc14(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never reinterpreted: the refusal names the format that it slept in and the one that is served."""
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2, 3])
+        await rig.sleep("a")
+    monkeypatch.setattr(models, "kv_format_of", lambda _: "q8g64")
+    async with open_rig() as rig:
+        with pytest.raises(IdentityMismatch) as refusal:
+            await rig.wake("a")
+    assert refusal.value.mismatched_fields == [
+        {"field": "kv_format", "stored": "float", "live": "q8g64", "policy": "convertible"}
+    ]
+
+
+def test_the_template_is_the_one_that_was_loaded_wherever_it_is_kept(
+    own_tiny_model: Path, digests: DigestCache
+) -> None:
+    before = parts_of(load(own_tiny_model, digests))
+    settings = json.loads((own_tiny_model / "tokenizer_config.json").read_text())
+    (own_tiny_model / "chat_template.jinja").write_text(settings.pop("chat_template"))
+    (own_tiny_model / "tokenizer_config.json").write_text(json.dumps(settings))
+    (own_tiny_model / "chat_template.json").write_text('{"chat_template": "of a processor; no tokenizer reads it"}')
+    assert parts_of(load(own_tiny_model, digests)) == before
+    more = own_tiny_model / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("{{ tools }}")
+    after = parts_of(load(own_tiny_model, digests))
+    assert {name for name in before if before[name] != after[name]} == {"template"}
+
+
+def test_a_template_that_is_code_of_mlx_lm_counts_by_that_code(tiny_model: Path, digests: DigestCache) -> None:
+    from mlx_lm.chat_templates import deepseek_v32
+
+    tokenizer = load(tiny_model, digests).tokenizer
+    assert models._template_of(tokenizer) == tokenizer.chat_template
+    tokenizer._chat_template = deepseek_v32.apply_chat_template
+    assert models._template_of(tokenizer) == {
+        "text": tokenizer.chat_template,
+        "code": Path(deepseek_v32.__file__).read_text(),
+    }
+
+
+def test_a_folder_of_links_is_loaded_as_what_they_lead_to(
+    own_tiny_model: Path, tiny_model: Path, digests: DigestCache, tmp_path: Path
+) -> None:
+    """A hub's cache is made of links, some of which may lead nowhere."""
+    blobs = tmp_path / "blobs"
+    own_tiny_model.rename(blobs)
+    own_tiny_model.mkdir()
+    for blob in blobs.iterdir():
+        (own_tiny_model / blob.name).symlink_to(blob)
+    (own_tiny_model / "README.md").symlink_to(blobs / "nowhere")
+    assert load(own_tiny_model, digests).identity == load(tiny_model, digests).identity
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,11 @@ def test_other_circumstances_are_reported_and_refused_only_if_one_is_strict() ->
     assert require_circumstances(HERE, HERE, model="m", strict=True) == ()
 
 
+def test_where_an_adapter_lies_is_told_and_nobody_is_strict_about_it() -> None:
+    (found,) = require_circumstances({"adapter_path": "/a"}, {"adapter_path": "/b"}, model="m", strict=True)
+    assert (found.field, found.stored, found.live) == ("adapter_path", "/a", "/b")
+
+
 @pytest.mark.parametrize("stored", [None, 5, "text", [], {}, {"device": 5, "mlx": "x" * 5000}, {1: "one"}])
 def test_circumstances_that_we_did_not_write_count_as_missing_gm11(stored: object) -> None:
     assert circumstances_in(stored) == {}
