@@ -132,7 +132,7 @@ def load_model(name: str, source: str, digests: DigestCache, adapter: AdapterCho
         folder,
         chat_template=_template_of(tokenizer),
         compute_dtype=compute_dtype,
-        kv_format=kv_format_of(make_prompt_cache(network)),
+        kv_format=kv_format_of(layout),
         cache_layout=str(layout),
         adapter=adapter_part,
         digests=digests,

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Final
 
-PLAIN = "float"
+from .layout import CacheEntry, CacheLayout
 
-
-def kv_format_of(caches: Iterable[Any]) -> str:
-    """`float`, or bits and group size as in `q8g64`; several, joined by `+`, where the layers differ."""
-    return "+".join(sorted(set(_formats(caches)))) or PLAIN
+PLAIN: Final = "float"
 
 
-def _formats(caches: Iterable[Any]) -> Iterator[str]:
-    for cache in caches:
-        if hasattr(cache, "caches"):  # a list of caches for one layer
-            yield from _formats(cache.caches)
-        elif hasattr(cache, "bits"):
-            yield f"q{cache.bits}g{cache.group_size}"
-        else:
-            yield PLAIN
+def kv_format_of(layout: CacheLayout) -> str:
+    """`float`, or bits and group size as in `q8g64`; several, joined by `+`, where the caches differ."""
+    return "+".join(sorted({_format_of(entry) for entry in layout.entries if entry.in_use})) or PLAIN
+
+
+def _format_of(entry: CacheEntry) -> str:
+    settings = dict(entry.settings)
+    return f"q{settings['bits']}g{settings['group_size']}" if "bits" in settings else PLAIN

@@ -222,7 +222,7 @@ def test_the_identity_has_every_part_that_decides(tiny_model: Path, digests: Dig
     assert {name: parts[name] for name in ("adapter", "kv_format", "cache_layout", "state_layout", "rope")} == {
         "adapter": "none",
         "kv_format": "float",
-        "cache_layout": "3 x kv/1 2x16 float32",
+        "cache_layout": "kv/1 k, v 2xnx16 float32 @ 0-2",
         "state_layout": STATE_LAYOUT,
         "rope": '{"max_position_embeddings":2048,"rope_theta":10000.0}',
     }
