@@ -128,6 +128,8 @@ class DigestCache:
         return FileCheck(path, "changed_unseen", remembered, found, size_bytes)
 
     def _remember(self, path: str, entry: list[str | int]) -> None:
+        # What another process has put right meanwhile stays so; without a file that can be read, ours is all there is.
+        self._known = _read(self.path) or self._known
         self._known.pop(path, None)
         self._known[path] = entry
         while len(self._known) > MAX_REMEMBERED_FILES:

@@ -136,17 +136,27 @@ async def test_a_session_wakes_exactly_with_the_adapter_that_it_slept_with(open_
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(None, "unfused"), ("unfused", None), ("unfused", "fused"), ("fused", "unfused"), ("unfused", "other")],
+    [
+        (None, "unfused"),
+        ("unfused", None),
+        ("unfused", "fused"),
+        ("fused", "unfused"),
+        ("unfused", "other"),
+        ("unfused", "rescaled"),
+    ],
 )
-async def test_a_session_is_refused_under_another_adapter_and_both_are_named_ms1(
+async def test_a_session_is_refused_under_another_adapter_and_both_are_named_ms1_threat_55(
     open_rig: Any, tiny_model: Path, adapter: Path, tmp_path: Path, before: str | None, after: str | None
 ) -> None:
     other = write_adapter(tmp_path / "other", tiny_model, kind=adapter.name, seed=2)
+    rescaled = Path(shutil.copytree(adapter, tmp_path / "rescaled"))
+    edit_config(rescaled, scale=11.0)
     options = {
         None: {},
         "unfused": served(adapter),
         "fused": served(adapter, fused=True),
         "other": served(other),
+        "rescaled": served(rescaled),
     }
     async with open_rig(**options[before]) as rig:
         await rig.read("a", tokens_of(1, 10))

@@ -260,6 +260,27 @@ def test_the_template_is_the_one_that_was_loaded_wherever_it_is_kept(
     assert {name for name in before if before[name] != after[name]} == {"template"}
 
 
+def test_sharded_weights_are_loaded_and_every_shard_is_needed(
+    own_tiny_model: Path, tiny_model: Path, digests: DigestCache
+) -> None:
+    whole = own_tiny_model / "model.safetensors"
+    weights: Any = mx.load(str(whole))
+    mx.eval(weights)
+    whole.unlink()
+    names = sorted(weights)
+    shards = [own_tiny_model / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for shard, part in zip(shards, (names[::2], names[1::2]), strict=True):
+        mx.save_safetensors(str(shard), {name: weights[name] for name in part}, {"format": "mlx"})
+    (own_tiny_model / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    sharded, expected = load(own_tiny_model, digests), load(tiny_model, digests)
+    assert mx.array_equal(sharded.network(mx.array([[1, 2]])), expected.network(mx.array([[1, 2]]))).item()
+    differing = {name for name, value in parts_of(expected).items() if parts_of(sharded)[name] != value}
+    assert differing == {"weights"}, "other files, though the same numbers"
+    shards[1].unlink()
+    with pytest.raises(ModelUnavailable):
+        load(own_tiny_model, digests)
+
+
 def test_a_template_that_is_code_of_mlx_lm_counts_by_that_code(tiny_model: Path, digests: DigestCache) -> None:
     from mlx_lm.chat_templates import deepseek_v32
 

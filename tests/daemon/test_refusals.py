@@ -481,6 +481,27 @@ async def test_an_identity_of_other_parts_is_refused(open_rig: Any, store: Path)
         assert "colour" in [part["field"] for part in error.mismatched_fields]
 
 
+async def test_an_identity_of_before_a_part_was_known_is_refused_by_the_parts_that_it_lacks_gm9(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig() as rig:
+        live = dict(rig.model.identity.parts)
+        later = {"kv_format", "rope", "state_layout"}
+        rig.service._store.write_bundle(
+            uri=URI_A,
+            identity=Identity(tuple((part, value) for part, value in live.items() if part not in later)),
+            parent=None,
+            reused=(),
+            blocks=drafts(rig),
+            session=GOOD_MAP,
+            token_count=1,
+        )
+        error = await refused(rig, store)
+    assert {(each["field"], each["stored"], each["live"]) for each in error.mismatched_fields} == {
+        (part, None, live[part]) for part in later
+    }
+
+
 # --- names and locks
 
 

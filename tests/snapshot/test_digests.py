@@ -272,6 +272,20 @@ def test_all_remembered_files_are_checked_and_told_apart(
     assert "changed_unseen" not in {check.outcome for check in again}, "the memory was put right"
 
 
+def test_what_a_check_puts_right_is_not_undone_by_a_process_that_remembered_it_before(
+    file: Path, memory: Path, tmp_path: Path, edit_unseen: Any
+) -> None:
+    """A daemon that starts while `torpor doctor` checks."""
+    DigestCache(memory).digest(file)
+    starting = DigestCache(memory)
+    edit_unseen(file, memory)
+    DigestCache(memory).check_all()
+    (tmp_path / "other").write_bytes(b"other")
+    starting.digest(tmp_path / "other")
+    assert DigestCache(memory).digest(file) == blake3(file.read_bytes()).hexdigest()
+    assert str(tmp_path / "other") in json.loads(memory.read_bytes())["files"]
+
+
 def test_a_file_that_changes_while_it_is_checked_is_not_judged(
     file: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
