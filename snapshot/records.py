@@ -45,16 +45,15 @@ class StoredState:
     passes: Passes
 
 
-def require_spans(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -> None:
-    """Check that a span block has exactly the slots that the model's caches are cut into.
+def require_spans(reader: BundleReader, entry: BlockEntry, expected: tuple[SlotSpec, ...]) -> None:
+    """Check that a span block has exactly the slots that the model's caches are cut into: the expected ones.
 
     Raises:
         LayoutMismatch, UnsupportedCache
     """
-    found = [spec for spec, _ in reader.read_header(entry).slots]
-    _require_known(found)
-    expected = layout.span_slots(entry.token_count)
-    if tuple(found) != expected:
+    found = tuple(spec for spec, _ in reader.read_header(entry).slots)
+    if found != expected:
+        _require_known(found)
         _refuse_slots(entry, found, expected)
 
 

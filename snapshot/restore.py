@@ -7,6 +7,7 @@ memory, `Filling.run` (I/O threads) reads each slot straight into it and hashes 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -27,11 +28,13 @@ from .finite import is_drawable
 from .identity import require_same
 from .kinds import Record, dtype_named, kind_named, kind_of, leaves
 from .layout import ArrayLayout, CacheLayout
+from .pages import LargePages
 from .passes import Passes
 from .records import StoredRecord, require_spans, stored_state
 from .state import LiveState, token_array
 
 OnProgress = Callable[[int, int], None]
+ReadSlots = Callable[[BlockEntry, Sequence[tuple[int, Sequence[memoryview]]]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +130,9 @@ def plan_wake(
             context_tokens=context_tokens,
         )
     spans, states = _chain_of(reader)
+    expected = functools.cache(layout.span_slots)  # the same for all blocks but the last
     for entry in spans:
-        require_spans(reader, entry, layout)
+        require_spans(reader, entry, expected(entry.token_count))
     tokens = reader.tokens()[: 4 * target]
     highest = max(token_array(tokens), default=0)
     if highest >= layout.vocabulary:
@@ -217,13 +221,23 @@ class Filling:
     _logits: bytearray = field(default_factory=bytearray)
     _random_key: bytearray = field(default_factory=bytearray)
 
-    def run(self, reader: BundleReader, pool: Executor, on_progress: OnProgress | None = None) -> None:
+    def run(
+        self,
+        reader: BundleReader,
+        pool: Executor,
+        on_progress: OnProgress | None = None,
+        *,
+        trusting: bool = False,
+    ) -> None:
         """Read and verify every slot, first caches first, on the threads of the pool.
+
+        trusting: raw bytes are taken for what was written without being hashed (`BundleReader.read_slots_into`).
 
         Raises:
             StoreError: a byte is not what its block id says; nothing live has been touched.
         """
-        jobs = [pool.submit(job) for job in self._jobs(reader)]
+        source = partial(reader.read_slots_into, trusting=trusting)
+        jobs = [pool.submit(job) for job in self._jobs(source, LargePages())]
         try:
             for done, job in enumerate(jobs, start=1):
                 job.result()
@@ -288,32 +302,36 @@ class Filling:
         if plan.is_cut_back:
             truncate(caches, plan.resumed_tokens)
 
-    def _jobs(self, reader: BundleReader) -> Iterator[Callable[[], None]]:
+    def _jobs(self, source: ReadSlots, large: LargePages) -> Iterator[Callable[[], None]]:
         """What fills each array, in the order of the caches."""
         places = {entry.path: index for index, entry in enumerate(self.plan.layout.entries)}
         jobs: list[tuple[int, Callable[[], None]]] = []
         if self.spans:
             for index, (entry, _) in enumerate(self.plan.layout.spans()):
-                jobs.append((places[entry.path], partial(self._fill_span, reader, index)))
+                jobs.append((places[entry.path], partial(self._fill_span, source, large, index)))
         for record, arrays in zip(self.plan.records, self.records, strict=True):
             for slot, words in enumerate(arrays, start=record.first_slot):
-                jobs.append((places[record.entry.path], partial(self._fill_whole, reader, slot, words)))
+                jobs.append((places[record.entry.path], partial(self._fill_whole, source, large, slot, words)))
         for _, fill in sorted(jobs, key=lambda each: each[0]):
             yield fill
 
-    def _fill_span(self, reader: BundleReader, index: int) -> None:
+    def _fill_span(self, source: ReadSlots, large: LargePages, index: int) -> None:
         words = self.spans[index]
+        large.back(words)
         *outer, capacity, dim = words.shape
         target = memory.writable(words)
         for entry in self.plan.spans:
             runs = memory.head_runs(
                 target, math.prod(outer), capacity, dim * words.itemsize, entry.start, entry.token_count
             )
-            reader.read_slot_into(entry, index, runs)
+            source(entry, [(index, runs)])
+        # What the memory held before is nobody's business, and a NaN among it would outlive a mask's zero.
+        np.asarray(words)[..., self.plan.filled_tokens :, :] = 0
 
-    def _fill_whole(self, reader: BundleReader, slot: int, words: mx.array) -> None:
+    def _fill_whole(self, source: ReadSlots, large: LargePages, slot: int, words: mx.array) -> None:
         assert self.plan.state is not None
-        reader.read_slot_into(self.plan.state, slot, [memory.writable(words)])
+        large.back(words)
+        source(self.plan.state, [(slot, [memory.writable(words)])])
 
 
 def _record(stored: StoredRecord, arrays: Sequence[mx.array]) -> Record:
@@ -330,8 +348,8 @@ def allocate(plan: WakePlan) -> Filling:
         NotEnoughMemory: the system does not have it; MLX itself would end the process.
     """
     memory.require_available(plan.memory_bytes)
-    spans = [memory.allocate(shape, dtype_named(each.dtype)) for each, shape in plan.span_shapes()]
+    spans = [memory.unfilled(shape, dtype_named(each.dtype)) for each, shape in plan.span_shapes()]
     records = [
-        [memory.allocate(slot.shape, dtype_named(slot.dtype)) for slot in record.slots] for record in plan.records
+        [memory.unfilled(slot.shape, dtype_named(slot.dtype)) for slot in record.slots] for record in plan.records
     ]
     return Filling(plan, spans, records)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from torpor.memvid import Identity, SessionUri, Store
+from torpor.snapshot import memory
 from torpor.snapshot.state import LiveState, token_array
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -17,6 +18,19 @@ from mlx_lm.models.cache import KVCache  # isort: skip
 VOCABULARY = 50
 HEADS, KEY_DIM, VALUE_DIM = 2, 8, 4
 Grow = Callable[[LiveState, int], None]
+
+
+@pytest.fixture
+def dirty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a wake gets to fill is full of NaN, so that nothing comes back right that was not put there."""
+    unfilled = memory.unfilled
+
+    def dirty(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        array = unfilled(shape, dtype)
+        memory.writable(array)[:] = b"\xff" * array.nbytes
+        return array
+
+    monkeypatch.setattr(memory, "unfilled", dirty)
 
 
 @pytest.fixture

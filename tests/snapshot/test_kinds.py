@@ -21,6 +21,8 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip
 from mlx_lm.models.deepseek_v41 import LayerCache  # isort: skip
 
+pytestmark = pytest.mark.usefixtures("dirty_memory")
+
 VOCABULARY = 50
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 

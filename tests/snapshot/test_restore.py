@@ -26,6 +26,8 @@ from torpor.snapshot.state import LiveState
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models.cache import KVCache  # isort: skip
 
+pytestmark = pytest.mark.usefixtures("dirty_memory")
+
 MakeState = Callable[..., LiveState]
 VOCABULARY = 50
 LONG = 10_000
@@ -51,10 +53,10 @@ class Shelf:
             **options,
         )
 
-    def take(self, layout: CacheLayout, on_progress: Any = None) -> LiveState:
+    def take(self, layout: CacheLayout, on_progress: Any = None, *, trusting: bool = False) -> LiveState:
         with self.store.open_session(self.uri) as reader:
             filling = allocate(plan_wake(reader, self.identity, layout, model="m", context_tokens=LONG))
-            filling.run(reader, self.pool, on_progress)
+            filling.run(reader, self.pool, on_progress, trusting=trusting)
             return filling.assemble([KVCache() for _ in layout.entries], mx.random.key(0))
 
 
@@ -78,6 +80,32 @@ def test_what_was_cut_comes_back_bit_for_bit_t11(
     assert again.last_logits.tolist() == state.last_logits.tolist()  # type: ignore[union-attr]
     assert again.random_key.tolist() == state.random_key.tolist()
     assert again.computed_tokens == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": zstd(1)}], ids=["raw", "compressed"])
+def test_a_trusting_wake_gives_the_same_state(
+    shelf: Shelf, make_state: MakeState, kv_of: Any, options: dict[str, Any]
+) -> None:
+    state = make_state(600)
+    shelf.put(state, **options)
+    again = shelf.take(layout_of(state.caches, VOCABULARY), trusting=True)
+    assert kv_of(again) == kv_of(state)
+    assert again.last_logits.tolist() == state.last_logits.tolist()  # type: ignore[union-attr]
+
+
+def test_only_a_trusting_wake_takes_a_flipped_bit_for_what_was_written(
+    shelf: Shelf, make_state: MakeState, kv_of: Any
+) -> None:
+    state = make_state(300)
+    receipt = shelf.put(state)
+    path = next(Path(shelf.store.path).rglob(f"{receipt.bundle_id.hex()}.mvb"))
+    data = bytearray(path.read_bytes())
+    data[data.index(bytes(memoryview(state.caches[0].keys))[:64])] ^= 1
+    path.write_bytes(data)
+    layout = layout_of(state.caches, VOCABULARY)
+    with pytest.raises(CorruptBlock):
+        shelf.take(layout)
+    assert kv_of(shelf.take(layout, trusting=True)) != kv_of(state)
 
 
 def test_odd_numbers_come_back_as_they_were(shelf: Shelf, make_state: MakeState, kv_of: Any) -> None:
