@@ -229,7 +229,7 @@ def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_
             if as_json:
                 assert json.loads(done.stdout)["warnings"] == 1
             else:
-                assert b"1 warning about the store, in that log" in done.stderr
+                assert b"1 warning about the store or the models, in that log" in done.stderr
             assert f"{made_store.bundles[2]} is missing" in log.read_text()
         finally:
             stopped = run("stop", "--json", capture_output=True)
