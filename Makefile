@@ -15,10 +15,10 @@ ifneq ($(shell cat "$(VENV)/.installed" 2>/dev/null),$(HOME_OF_VENV))
 .PHONY: $(VENV)/.installed
 endif
 
-.PHONY: demo test test-all check bench install blas clean help
+.PHONY: demo test test-all check bench cache-kinds install blas clean help
 
 help: ## say what the targets are
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
 
 demo: install ## an agent reads, sleeps, loses its process to SIGKILL, wakes, and goes on
 	@$(BIN)/torpor demo
@@ -36,6 +36,9 @@ check: install ## style and types
 
 bench: install ## measure what the documents claim, with the figures of the peers beside them
 	@$(BIN)/python bench/run.py
+
+cache-kinds: install ## sleep and wake every architecture of mlx-lm, and write docs/cache-kinds.md
+	@$(BIN)/python tests/snapshot/matrix/run.py --document docs/cache-kinds.md
 
 install: $(VENV)/.installed blas ## the virtual environment
 

@@ -619,7 +619,7 @@ def bits_of(value: mx.array) -> bytes:
     """The bytes of an array's elements in row-major order."""
     if not value.size:
         return b""
-    raw = mx.contiguous(value).view(mx.uint8)
+    raw = mx.contiguous(value.reshape(-1)).view(mx.uint8)
     mx.eval(raw)
     return bytes(memoryview(raw))
 
