@@ -4,7 +4,7 @@ Owns which blocks are written and which are only referred to, and the order file
 
 Rules:
 - Reused blocks are the beginning of the parent's block list, as the parent's own manifest tells it: their ids bind
-  their content, so nothing of them is read again, and a sleep costs what is new.
+  their content, so nothing of them is read again, and a sleep costs what is new. State records of it may be left out.
 - A new block that some live bundle holds already, by its id, is referred to and not written. Its bytes on disk are
   read and compared first: nothing is acknowledged that was not found good on disk.
 - What is referred to is pinned until the new version's row stands in the index, and is looked for once more under the
@@ -346,13 +346,23 @@ def _places_of_reused(
                 f"blocks of {parent.path} were made under another identity and cannot be reused.",
                 mismatched_fields=manifest.identity.mismatched_fields(request.identity),
             )
-        begin = [entry.held_by(None) for entry in request.reused]
-        if begin != list(manifest.blocks[: len(begin)]):
+        if not _is_beginning(request.reused, manifest.blocks):
             raise InvalidDraft(
                 f"the reused blocks are not the beginning of the chain of {parent.path}.", field="reused"
             )
-        places = {entry.id: entry.bundle_id for entry in parent.entries[: len(begin)]}
+        held = {entry.id: entry.bundle_id for entry in parent.entries}
+        places = {entry.id: held[entry.id] for entry in request.reused}
     return {block_id: _holder_now(holdings, block_id, place, request.parent) for block_id, place in places.items()}
+
+
+def _is_beginning(reused: Iterable[BlockEntry], chain: Iterable[BlockEntry]) -> bool:
+    """Whether these are the first blocks of the chain. A session may have stopped keeping a state record."""
+    rest = iter(chain)
+    for entry in reused:
+        wanted = entry.held_by(None)
+        if next((block for block in rest if block == wanted or block.kind != "state"), None) != wanted:
+            return False
+    return True
 
 
 def _holder_now(holdings: Holdings, block_id: bytes, place: bytes | None, parent: bytes) -> bytes:

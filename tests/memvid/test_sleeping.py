@@ -93,6 +93,38 @@ def test_a_block_that_nobody_holds_any_more_cannot_be_reused(store: Store) -> No
     assert not list(Path(store.path).rglob("*.tmp"))
 
 
+def test_state_records_may_be_left_out_of_what_is_reused_and_nothing_else(store: Store) -> None:
+    """A session keeps the records of fewer positions as it grows."""
+    blocks = [making.span(0, 256), making.state(256), making.span(256, 256), making.state(512)]
+    first = _written(store, blocks, 512)
+    one, between, two, _ = first.entries
+    for wrong in ((one, between, between), (between, one, two), (two,), (between, two)):
+        with pytest.raises(InvalidDraft):
+            _written(store, [making.state(512, seed=1)], 512, before=first, reused=wrong)
+    second = _written(store, [making.state(512, seed=1)], 512, before=first, reused=(one, two))
+    assert [entry.kind for entry in second.entries] == ["span", "span", "state"]
+    assert second.entries[:2] == (one, two)
+    assert store.verify(deep=True).ok
+
+
+def _written(
+    store: Store,
+    blocks: Iterable[BlockDraft],
+    token_count: int,
+    before: Receipt | None = None,
+    reused: tuple[BlockEntry, ...] = (),
+) -> Receipt:
+    return store.write_bundle(
+        uri=URI,
+        identity=IDENTITY,
+        parent=before.bundle_id if before else None,
+        reused=reused,
+        blocks=blocks,
+        session={},
+        token_count=token_count,
+    )
+
+
 @pytest.mark.parametrize(
     "choose",
     [

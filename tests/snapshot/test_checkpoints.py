@@ -1,0 +1,73 @@
+"""Whole state at earlier positions: how far apart, and what a snapshot keeps of it as the session grows."""
+
+from __future__ import annotations
+
+from torpor.memvid import Identity, Receipt, SessionUri, Store
+from torpor.snapshot.capture import cut
+from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS, checkpoint_of
+from torpor.snapshot.layout import layout_of
+from torpor.snapshot.state import LiveState, token_array
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
+
+VOCABULARY = 50
+
+
+def grow(state: LiveState, until: int) -> None:
+    """Read up to that many tokens, with a checkpoint wherever one is due."""
+    while len(state.tokens) < until:
+        held = len(state.tokens)
+        count = min(until, state.checkpoints.next_due(held)) - held
+        rows = mx.random.normal((1, 2, count, 4), key=mx.random.key(held))
+        state.caches[0].update_and_fetch(rows, rows)
+        state.caches[1][0] = mx.full((1, 8), held + count, mx.float32)
+        state.tokens.extend(index % VOCABULARY for index in range(held, held + count))
+        state.passes.add(count)
+        state.last_logits = mx.random.normal((VOCABULARY,), key=mx.random.key(held))
+        if state.checkpoints.is_due(held + count):
+            made = checkpoint_of(state.caches, held + count, state.last_logits, state.random_key, state.passes)
+            state.checkpoints.add(made)
+
+
+def sleep(store: Store, state: LiveState, uri: SessionUri, identity: Identity, before: Receipt | None) -> Receipt:
+    """Put it to sleep as its next version, and know what is durable since."""
+    snapshot = cut(
+        state,
+        layout_of(state.caches, VOCABULARY),
+        durable=before.entries if before else (),
+        unchanged_tokens=before.token_count if before else 0,
+    )
+    receipt = store.write_bundle(
+        uri=uri,
+        identity=identity,
+        parent=before.bundle_id if before else None,
+        reused=snapshot.reused,
+        blocks=snapshot.drafts(),
+        session={},
+        token_count=snapshot.token_count,
+    )
+    state.checkpoints.became_durable(records_in(receipt)[:-1])
+    return receipt
+
+
+def records_in(receipt: Receipt) -> list[int]:
+    return [entry.start for entry in receipt.entries if entry.kind == "state"]
+
+
+def test_a_session_that_keeps_fewer_checkpoints_than_it_did_sleeps_on(
+    store: Store, uri: SessionUri, identity: Identity
+) -> None:
+    """What lies in the last snapshot and is let go stands in the middle of its chain."""
+    state = LiveState(token_array(), [KVCache(), ArraysCache(1)], None, mx.random.key(7))
+    grow(state, CHECKPOINT_TOKENS)
+    state.checkpoints.budget_bytes = 2 * next(iter(state.checkpoints)).size_bytes
+    grow(state, 2 * CHECKPOINT_TOKENS + 10)
+    first = sleep(store, state, uri, identity, None)
+    assert records_in(first) == [CHECKPOINT_TOKENS, 2 * CHECKPOINT_TOKENS, first.token_count]
+    grow(state, 4 * CHECKPOINT_TOKENS + 10)
+    assert state.checkpoints.positions == (2 * CHECKPOINT_TOKENS, 4 * CHECKPOINT_TOKENS)
+    second = sleep(store, state, uri, identity, first)
+    assert records_in(second) == [2 * CHECKPOINT_TOKENS, 4 * CHECKPOINT_TOKENS, second.token_count]
+    assert second.entries[0] == first.entries[0]
+    assert store.verify(deep=True).ok
