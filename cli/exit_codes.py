@@ -76,10 +76,10 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         INTEGRITY,
         (
-            "block_missing", "bundle_mismatch", "bundle_missing", "corrupt_block", "corrupt_bundle", "corrupt_marks",
-            "corrupt_store_file", "corruption", "demo_disproved", "index_mismatch", "malformed_snapshot", "marks_lost",
-            "non_finite_state", "owner_mismatch", "parent_mismatch", "read_back_failed", "trailing_data", "truncated",
-            "version_mismatch",
+            "block_missing", "bundle_mismatch", "bundle_missing", "canary_failed", "corrupt_block", "corrupt_bundle",
+            "corrupt_marks", "corrupt_store_file", "corruption", "demo_disproved", "index_mismatch",
+            "malformed_snapshot", "marks_lost", "non_finite_state", "owner_mismatch", "parent_mismatch",
+            "read_back_failed", "trailing_data", "truncated", "version_mismatch",
         ),
     ),
     (

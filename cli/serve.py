@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -107,11 +107,22 @@ KeepFreeOption = Annotated[
 ]
 
 
+CanaryPolicy = Literal["always", "changed", "never"]
+CanaryOption = Annotated[
+    CanaryPolicy,
+    typer.Option(
+        "--canary",
+        help="When a wake computes one token to prove its state: always, if it was computed elsewhere, or never.",
+    ),
+]
+
+
 def serve(
     model: ModelsOption = None,
     adapter: AdaptersOption = None,
     fuse: FuseOption = False,
     check_models: CheckModelsOption = False,
+    canary: CanaryOption = "always",
     store: ServedStoreOption = None,
     socket: SocketOption = None,
     detach: DetachOption = False,
@@ -157,6 +168,7 @@ def serve(
         for option, value in budgets.items():
             arguments += [] if value is None else [option, str(value)]
         arguments += ["--fuse"] * fuse + ["--check-models"] * check_models
+        arguments += [] if canary == "always" else ["--canary", canary]
         return _serve_in_background(arguments, store, log, as_json=as_json)
     if log is not None:
         raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
@@ -172,6 +184,7 @@ def serve(
             adapters=adapters,
             fuse=fuse,
             check_models=check_models,
+            canary=canary,
             json=as_json,
             store_budget=store_budget,
             daily_write_budget=daily_write_budget,

@@ -22,6 +22,16 @@ VersionOption = Annotated[
     str | None,
     typer.Option("--version", metavar="VERSION", show_default=False, help="As behind the @: an earlier sleep."),
 ]
+AtOption = Annotated[
+    int | None,
+    typer.Option(
+        "--at",
+        metavar="TOKEN",
+        min=1,
+        show_default=False,
+        help="With only so many of its tokens: as it was then. What it takes to get there is computed, and told.",
+    ),
+]
 StrictOption = Annotated[
     bool,
     typer.Option(
@@ -30,12 +40,18 @@ StrictOption = Annotated[
         help="Refuse it too if another device, BLAS or version of a library computed it.",
     ),
 ]
+_CANARY = {
+    "same_bits": ", and it computes the same bits",
+    "within_tolerance": ", and it computes the same within the tolerance",
+    "not_run": "",
+}
 PLAIN_NUMBER_DIGITS = 7  # from one more on, digits may also begin a bundle id, and the daemon looks for both
 
 
 def wake(
     session: VersionArgument,
     version: VersionOption = None,
+    at: AtOption = None,
     strict: StrictOption = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
@@ -52,12 +68,13 @@ def wake(
     [cyan]torpor wake notes[/]
     [cyan]torpor wake notes --version 2[/]
     [cyan]torpor wake notes@before-refactor[/]
+    [cyan]torpor wake notes --at 1500[/]
     """
     output = Output(as_json=as_json)
     session, number = _named(session, version)
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         with naming_the_intact(client, session, number):
-            result = client.wake(session, version=number, strict=strict, on_event=on_event)
+            result = client.wake(session, version=number, at_token=at, strict=strict, on_event=on_event)
         ignore_interrupts()
     if as_json:
         output.document("wake", result.model_dump(mode="json"))
@@ -67,7 +84,7 @@ def wake(
         output.line(
             f"{plain(result.session)}  awake at version {result.version}: {format_plural(result.token_count, 'token')},"
             f" {result.tokens_prefilled} of them prefilled, {format_bytes(result.bytes_read)} read"
-            f" in {format_seconds(result.seconds)}"
+            f" in {format_seconds(result.seconds)}{_CANARY[result.canary]}"
         )
     if result.differs:
         output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(result.differs))}")

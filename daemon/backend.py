@@ -7,6 +7,8 @@ these are the parts of the identity that may differ (`snapshot/identity.py`).
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import platform
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,6 +23,7 @@ def describe(adapter: Path | None = None) -> dict[str, str]:
     facts = {
         "device": _device(),
         "blas": library_in_use() or "as shipped",
+        "processor": _processor()[:MAX_CIRCUMSTANCE_CHARS],
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
         "torpor": __version__,
@@ -35,3 +38,14 @@ def _device() -> str:
     if mx.default_device().type == mx.DeviceType.cpu:
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
+
+
+def _processor() -> str:
+    """The processor as the system names it, and how many of its cores this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{named or platform.processor() or platform.machine()} x {cores}"

@@ -22,6 +22,7 @@ from ..snapshot import memory
 from ..snapshot.caches import arrays_of, last_rows, put_last_rows, truncate
 from ..snapshot.checkpoints import checkpoint_of
 from ..snapshot.state import LiveState
+from . import canary
 from .engine import Steps
 from .errors import ContextOverflow, GenerationFailed, InvalidTokens
 from .models import LoadedModel
@@ -91,7 +92,7 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
             done += size
             if wants_logits:
                 logits = _logits_after(model, state, chunk)
-                _take_checkpoint(model, state, held + done, logits)
+                _take_checkpoint(model, state, held + done, chunk[-1], logits)
             else:
                 model.extend(chunk, state)
                 mx.eval(arrays_of(state.caches))
@@ -125,10 +126,11 @@ def _reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple
         position = stop
 
 
-def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, logits: mx.array) -> None:
-    """Keep the whole state as it is now, if it is time to and the model's caches need it."""
+def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, last: int, logits: mx.array) -> None:
+    """Keep the whole state as it is now, behind the token `last`, if it is time to and the model's caches need it."""
     if not model.layout.by_token and state.checkpoints.is_due(position):
-        state.checkpoints.add(checkpoint_of(state.caches, position, logits, state.random_key, state.passes))
+        probe = canary.take(model, state, last)
+        state.checkpoints.add(checkpoint_of(state.caches, position, logits, state.random_key, state.passes, probe))
 
 
 @dataclass(slots=True)
@@ -200,15 +202,6 @@ def logits_digest(logits: mx.array) -> str:
 def find_logits(model: LoadedModel, state: LiveState) -> None:
     """Read the last token once more, for the logits of a state that was put back without them; one token computed.
 
-    Raises:
-        GenerationFailed: the model failed; the state is not to be used.
-    """
-    state.last_logits = logits_of_last(model, state)
-
-
-def logits_of_last(model: LoadedModel, state: LiveState) -> mx.array:
-    """The logits that reading the state's last token once more gives, for a state that can go back by one token.
-
     What the caches hold of that token stays as it is, bit for bit: a token read alone may differ from one read in a
     chunk, and the snapshot's blocks are still referred to.
 
@@ -216,17 +209,17 @@ def logits_of_last(model: LoadedModel, state: LiveState) -> mx.array:
         GenerationFailed: the model failed; the state is not to be used.
     """
     held, last = len(state.tokens), state.tokens[-1]
-    rows = last_rows(state.caches)
-    put_back = state.kept()
+    rows, put_back = last_rows(state.caches), state.kept()
     truncate(state.caches, held - 1)
     try:
-        return _logits_after(model, state, [last])
+        logits = _logits_after(model, state, [last])
     except BaseException as error:
         _raise_as_failure(error, held)
         raise
     finally:
         put_back()
         put_last_rows(state.caches, rows)
+    state.last_logits = logits
 
 
 def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) -> tuple[str, int]:
@@ -247,7 +240,7 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) ->
     state.tokens.append(drawn.token)
     state.last_logits = logits
     state.random_key = drawn.next_key
-    _take_checkpoint(model, state, len(state.tokens), logits)
+    _take_checkpoint(model, state, len(state.tokens), drawn.token, logits)
     return proof, drawn.token
 
 
@@ -281,13 +274,13 @@ def _raise_as_failure(error: BaseException, position: int) -> None:
 def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: Sequence[int]) -> Steps[None]:
     """Read tokens again that a session had read before, in model calls of the same sizes, so that the same bits result.
 
-    passes: the sizes, which add up to the tokens.
+    passes: the sizes, which add up to the tokens. Of the last call the last token is read alone, as `read` reads it.
 
     Raises:
         GenerationFailed: the model failed; the state is not to be used.
     """
-    done = 0
-    for size in passes:
+    done, last = 0, passes[-1]
+    for size in (*passes[:-1], *((last - 1,) if last > 1 else ()), 1):
         chunk = tokens[done : done + size]
         done += size
         if done == len(tokens):

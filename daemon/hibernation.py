@@ -7,9 +7,10 @@ threads of its own, so that other sessions go on. Callers hold the session alone
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import mlx.core as mx
@@ -23,9 +24,11 @@ from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..memvid.waiting import salvaged_from
 from ..snapshot import restore
-from ..snapshot.capture import cut
-from ..snapshot.identity import require_circumstances
+from ..snapshot.canary import Policy, Verdict
+from ..snapshot.capture import Cut, cut
+from ..snapshot.identity import decide_bits, require_circumstances
 from ..snapshot.state import LiveState, token_array
+from . import canary
 from .compactor import Compactor
 from .engine import Engine, Steps
 from .generation import find_logits, replay
@@ -46,17 +49,32 @@ ModelNamed = Callable[[str], LoadedModel]
 
 
 @dataclass(frozen=True, slots=True)
+class WakeOrder:
+    """What is asked of a wake. version: the last one if None; at_token: how many of its tokens, all if None.
+
+    strict: refuse what was computed by another device, library or version too.
+    """
+
+    version: int | None = None
+    at_token: int | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
-    """A session that was read back, and how many bytes of state that took."""
+    """A session that was read back, how many bytes of state that took, and what the canary said."""
 
     session: Session
     bytes_read: int
+    canary: Verdict
+    canary_seconds: float
 
 
 class Hibernation:
     """Puts sessions to sleep in a store and wakes them from it."""
 
-    def __init__(self, store: Store, engine: Engine, way: Way) -> None:
+    def __init__(self, store: Store, engine: Engine, way: Way, *, canary: Policy = "always") -> None:
+        self._canary = canary
         self._store = store
         self._way = way
         self._engine = engine
@@ -160,9 +178,7 @@ class Hibernation:
 
     async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: bool) -> Receipt:
         """Cut and write a snapshot that refers to what it can of `durable`."""
-        snapshot = await self._engine.call(
-            lambda: cut(session.state, session.model.layout, durable=durable, unchanged_tokens=session.unchanged_tokens)
-        )
+        snapshot = await self._engine.call(lambda: self._cut(session, durable))
         on_progress = _reporter("sleep", emit)
         return await self.on_writer(
             lambda: self._store.write_bundle(
@@ -178,40 +194,55 @@ class Hibernation:
             )
         )
 
-    async def wake(
-        self, uri: SessionUri, version: int | None, model_named: ModelNamed, emit: Emit, *, strict: bool = False
-    ) -> Woken:
+    def _cut(self, session: Session, durable: tuple[BlockEntry, ...]) -> Cut:
+        """The state with its canary, on the engine thread."""
+        return cut(
+            session.state,
+            session.model.layout,
+            durable=durable,
+            unchanged_tokens=session.unchanged_tokens,
+            canary=canary.take(session.model, session.state) if self._canary != "never" else None,
+        )
+
+    async def wake(self, uri: SessionUri, order: WakeOrder, model_named: ModelNamed, emit: Emit) -> Woken:
         """Read a session back. All of it is verified before a session exists; nothing live is touched.
 
-        strict: refuse what was computed by another device, library or version too.
-
-        What a repair salvaged has no logits: then one token is computed, and the session counts as completed.
+        Where no record is of the position that is wanted, what is missing is computed: of a state that is cut by token
+        its logits, of another what lies behind the nearest record. The session then counts as completed.
 
         Raises:
             StoreError: it is not in the store, or not what the index says, or damaged.
             SnapshotError: it belongs to another model, or to none that this version can restore.
             UnknownModel: the model that it was slept with is not loaded.
+            GenerationFailed: the model failed on it.
         """
-        reader = await self.on_io(lambda: self._store.open_session(uri, version))
+        reader = await self.on_io(lambda: self._store.open_session(uri, order.version))
         try:
             kept = reader.manifest.session
             model = model_named(str(kept.get("model")))
             plan = await self.on_io(
                 lambda: restore.plan_wake(
-                    reader, model.identity, model.layout, model=model.name, context_tokens=model.context_tokens
+                    reader,
+                    model.identity,
+                    model.layout,
+                    model=model.name,
+                    context_tokens=model.context_tokens,
+                    at=order.at_token,
                 )
             )
-            differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=strict)
+            differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=order.strict)
             filling = await self._engine.call(lambda: restore.allocate(plan))
             on_progress = _reporter("wake", emit)
             await self.on_io(lambda: filling.run(reader, self._fill, on_progress))
-            state = await self._engine.run(_assembled(filling, model, initial_key(sampling_of(kept))))
+            assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(differs))
+            state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
             session.differs = differs
             session.unchanged_tokens = plan.target_tokens
             session.saved_from = salvaged_from(reader.manifest)
             session.completed = not plan.has_logits  # the next sleep keeps the logits that had to be found
-            return Woken(session, plan.read_bytes)
+            session.rewound = plan.target_tokens < reader.manifest.token_count
+            return Woken(session, plan.read_bytes, assembly.verdict, assembly.canary_seconds)
         finally:
             reader.close()
 
@@ -231,19 +262,46 @@ class Hibernation:
         self._fill.shutdown()
 
 
-def _assembled(filling: restore.Filling, model: LoadedModel, random_key: mx.array) -> Steps[LiveState]:
-    """The state that was read, brought to the position that is wanted: what lies behind the record that was read is
-    computed as it was before, and logits that no record has are found by reading the last token once more.
+@dataclass(slots=True)
+class _Assembly:
+    """What turns filled memory into a state, on the engine thread, and proves it.
 
-    random_key: that of a new session, for a state that no record has one for.
+    foreign: whether what computed the state may have computed other bits than what computes here.
     """
-    state, plan = filling.assemble(model.new_caches(), random_key), filling.plan
-    behind = token_array(plan.tokens)[plan.resumed_tokens :]
-    if behind:
-        yield from replay(model, state, behind, list(plan.passes.between(plan.resumed_tokens, plan.target_tokens)))
-    elif not plan.has_logits:
-        find_logits(model, state)
-    return state
+
+    model: LoadedModel
+    filling: restore.Filling
+    policy: Policy
+    foreign: bool
+    verdict: Verdict = "not_run"
+    canary_seconds: float = 0.0
+
+    def steps(self, random_key: mx.array) -> Steps[LiveState]:
+        """The state that was read, its canary run, brought to the position that is wanted: what lies behind the record
+        is computed as it was before, and logits that no record has are found by reading the last token once more.
+
+        random_key: that of a new session, for a state that no record has one for.
+        """
+        state, plan = self.filling.assemble(self.model.new_caches(), random_key), self.filling.plan
+        if plan.resumed_tokens:
+            self._prove(state)
+            yield
+        behind = token_array(plan.tokens)[plan.resumed_tokens :]
+        if behind:
+            sizes = list(plan.passes.between(plan.resumed_tokens, plan.target_tokens))
+            yield from replay(self.model, state, behind, sizes)
+        elif not plan.has_logits:
+            find_logits(self.model, state)
+        return state
+
+    def _prove(self, state: LiveState) -> None:
+        expected = self.filling.expected
+        if expected is None or self.policy == "never" or (self.policy == "changed" and not self.foreign):
+            return
+        begun = time.monotonic()
+        expected = replace(expected, exact=expected.exact and not self.foreign)
+        self.verdict = canary.check(self.model, state, expected)
+        self.canary_seconds = time.monotonic() - begun
 
 
 def _checkpoints_in(entries: Iterable[BlockEntry], token_count: int) -> list[int]:

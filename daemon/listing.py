@@ -10,6 +10,7 @@ from ..memvid.marks import SessionMarks
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
 from ..memvid.versions import lineage_of
+from ..snapshot.canary import Verdict
 from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.identity import circumstances_in
 from ..snapshot.layout import described
@@ -199,7 +200,14 @@ def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
 
 
 def wake_result(
-    live: Session, *, bytes_read: int, tokens_prefilled: int, seconds: float, already_awake: bool
+    live: Session,
+    *,
+    bytes_read: int,
+    tokens_prefilled: int,
+    seconds: float,
+    already_awake: bool,
+    canary: Verdict = "not_run",
+    canary_seconds: float = 0.0,
 ) -> WakeResult:
     """The report of a wake; `tokens_prefilled` is what the model computed on the way."""
     return WakeResult(
@@ -212,6 +220,8 @@ def wake_result(
         seconds=seconds,
         already_awake=already_awake,
         differs=tuple(PartDiffers(each.field, each.stored, each.live) for each in live.differs),
+        canary=canary,
+        canary_seconds=canary_seconds,
     )
 
 

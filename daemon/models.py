@@ -77,7 +77,12 @@ class LoadedModel:
         """
         state.computed_tokens += len(tokens)
         state.passes.add(len(tokens))
-        logits: mx.array = self.network(mx.array(list(tokens))[None], cache=state.caches)
+        return self.run(tokens, state.caches)
+
+    def run(self, tokens: Sequence[int], caches: list[Any]) -> mx.array:
+        """One model call: unevaluated logits `[1, len(tokens), vocabulary]`. Counts nothing; who calls it puts the
+        caches back."""
+        logits: mx.array = self.network(mx.array(list(tokens))[None], cache=caches)
         return logits
 
     def encode(self, text: str, *, opening: bool) -> list[int]:

@@ -13,6 +13,7 @@ from .sampling import Sampling
 
 SessionState = Literal["awake", "asleep"]
 FinishReason = Literal["stop", "length"]
+CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 Stage = Literal["prefill", "sleep", "wake"]
 
 
@@ -150,7 +151,11 @@ class PartDiffers:
 
 @dataclass(frozen=True, slots=True)
 class WakeResult:
-    """The report of a wake. differs: what computed the snapshot otherwise than what computes here."""
+    """The report of a wake. tokens_prefilled: what the model computed to come to the state, 0 unless an earlier token
+    was asked for or the snapshot was salvaged. differs: what computed the snapshot otherwise than what computes here.
+
+    canary: what proved that the state computes what the slept one did, and in how many seconds.
+    """
 
     session: str
     version: int | None
@@ -161,6 +166,8 @@ class WakeResult:
     seconds: float
     already_awake: bool
     differs: tuple[PartDiffers, ...] = ()
+    canary: CanaryVerdict = "not_run"
+    canary_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

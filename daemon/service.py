@@ -25,6 +25,7 @@ from ..memvid.orders import Order, set_mark
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, resolve
 from ..snapshot.blas import library_in_use
+from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
 from ..snapshot.identity import require_nothing_differs
 from ..snapshot.state import LiveState, token_array
@@ -34,7 +35,7 @@ from .encoding import Encoder
 from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
 from .generation import WriteOrder, Written
-from .hibernation import Hibernation
+from .hibernation import Hibernation, WakeOrder
 from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel, load_model
 from .results import (
@@ -70,13 +71,14 @@ class Service:
         loaded: Mapping[str, LoadedModel],
         *,
         changed_unseen: Sequence[FileCheck] = (),
+        canary: Policy = "always",
     ) -> None:
         self._store = store
         self._changed_unseen = tuple(changed_unseen)
         self._engine = engine
         self._models = dict(loaded)
         way = Way()
-        self._hibernation = Hibernation(store, engine, way)
+        self._hibernation = Hibernation(store, engine, way, canary=canary)
         self._maintenance = Maintenance(store, way)
         self._encoder = Encoder()
         self._turns = Turns()
@@ -97,11 +99,13 @@ class Service:
         store_budget: int | None = None,
         daily_write_budget: int | None = None,
         keep_free: int = 0,
+        canary: Policy = "always",
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
         in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
 
         adapters: by the name of the model that each is loaded on top of.
+        canary: when a wake proves that the state computes what the slept one did.
         check_models: read every model file anew, whatever is remembered of it; `warnings` then names those that had
             changed unseen.
 
@@ -127,7 +131,7 @@ class Service:
             loaded = {}
             for name, source in sources.items():
                 loaded[name] = await engine.call(partial(load_model, name, source, digests, adapters.get(name)))
-            return cls(store, engine, loaded, changed_unseen=digests.changed_unseen)
+            return cls(store, engine, loaded, changed_unseen=digests.changed_unseen, canary=canary)
         except BaseException:
             await asyncio.to_thread(engine.stop)
             store.close()
@@ -353,15 +357,27 @@ class Service:
         async with self._turn(self._resolve(session)) as uri:
             return await to_the_end(self._sleep(uri, emit, started))
 
-    async def wake(self, *, session: str, version: int | None = None, strict: bool = False, emit: Emit) -> WakeResult:
+    async def wake(
+        self,
+        *,
+        session: str,
+        version: int | None = None,
+        at_token: int | None = None,
+        strict: bool = False,
+        emit: Emit,
+    ) -> WakeResult:
         """Put a session's state back, at its last version or an earlier one, with nothing prefilled.
 
         The version is named by `version`, or behind an `@` of `session`: by number, tag, or digits of its bundle id.
+        at_token: how many of its tokens are wanted, all if None. Where its caches can be cut back to them, one token is
+            computed for their logits; else what lies behind the nearest record is.
         strict: refuse it too if another device, library or version computed it, which may differ in the last bits.
 
         Raises:
             AmbiguousVersion: several versions fit what is behind the `@`.
-            SessionAwake: another version was asked for while the session is awake.
+            SessionAwake: another version or position was asked for while the session is awake.
+            NoSuchPosition: the version has fewer tokens than are wanted.
+            CanaryFailed: the state does not compute what it did when it slept.
             IdentityMismatch, OwnerMismatch, CorruptBlock, ...: why it was refused; nothing live has changed.
         """
         started = time.monotonic()
@@ -370,7 +386,7 @@ class Service:
             row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
             session, version = str(row.uri), row.version
         async with self._turn(self._resolve(session)) as uri:
-            return await to_the_end(self._wake(uri, version, emit, started, strict=strict))
+            return await to_the_end(self._wake(uri, WakeOrder(version, at_token, strict), emit, started))
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         """All sessions, or those of one namespace, by name."""
@@ -499,27 +515,18 @@ class Service:
             )
         return await self._hibernation.sleep(live, emit, last=last)
 
-    async def _wake(
-        self, uri: SessionUri, version: int | None, emit: Emit, started: float, *, strict: bool
-    ) -> WakeResult:
+    async def _wake(self, uri: SessionUri, order: WakeOrder, emit: Emit, started: float) -> WakeResult:
         live = await self._live(uri)
         if live is not None:
-            at = live.durable.version if live.durable else None
-            if version is not None and (version != at or live.dirty):
-                raise SessionAwake(
-                    f"{uri} is awake{' and has changed' if live.dirty else f' at version {at}'}; "
-                    f"put it to sleep before waking version {version}.",
-                    session=str(uri),
-                    version=version,
-                )
-            if strict:
+            _require_as_ordered(live, order)
+            if order.strict:
                 require_nothing_differs(live.differs, model=live.model.name)
             return listing.wake_result(
                 live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
             )
         latest = self._require_row(uri).version
-        woken = await self._hibernation.wake(uri, version, self._model_named, emit, strict=strict)
-        woken.session.rewound = version is not None and version != latest
+        woken = await self._hibernation.wake(uri, order, self._model_named, emit)
+        woken.session.rewound |= order.version is not None and order.version != latest
         self._awake[uri] = woken.session
         return listing.wake_result(
             woken.session,
@@ -527,6 +534,8 @@ class Service:
             tokens_prefilled=woken.session.state.computed_tokens,
             seconds=time.monotonic() - started,
             already_awake=False,
+            canary=woken.canary,
+            canary_seconds=woken.canary_seconds,
         )
 
     async def _delete(self, uri: SessionUri) -> DeleteResult:
@@ -638,7 +647,7 @@ class Service:
         async with self._turn(self._resolve(name)) as uri:
             if await self._live(uri) is None:
                 self._require_row(uri)
-                woken = await to_the_end(self._hibernation.wake(uri, None, self._model_named, emit))
+                woken = await to_the_end(self._hibernation.wake(uri, WakeOrder(), self._model_named, emit))
                 self._awake[uri] = woken.session
             yield self._awake[uri]
 
@@ -725,3 +734,19 @@ def _final_digest(state: LiveState) -> str:
 
 def _ignore(_event: object) -> None:
     """For work that nobody watches."""
+
+
+def _require_as_ordered(live: Session, order: WakeOrder) -> None:
+    """Refuse to wake a session at another version or position than the one at which it is awake."""
+    version, held = live.durable.version if live.durable else None, len(live.state.tokens)
+    other_version = order.version is not None and (order.version != version or live.dirty)
+    if not other_version and order.at_token in (None, held):
+        return
+    wanted = f"version {order.version}" if order.at_token is None else f"token {order.at_token}"
+    raise SessionAwake(
+        f"{live.uri} is awake{' and has changed' if live.dirty else f' at version {version}'}, with {held} tokens; put "
+        f"it to sleep before waking {wanted}.",
+        session=str(live.uri),
+        version=order.version,
+        at_token=order.at_token,
+    )

@@ -20,7 +20,7 @@ from .checkpoints import Checkpoint, checkpoint_of
 from .errors import InconsistentState, NonFiniteState
 from .finite import is_drawable, is_finite
 from .kinds import kind_of, leaves
-from .layout import CacheLayout, record_slots
+from .layout import CANARY_KIND, LOGITS_KIND, CacheLayout, record_slots
 from .state import LiveState
 
 
@@ -52,8 +52,8 @@ class StateSource:
             NonFiniteState: an array of it, or its logits, hold NaN or infinity.
         """
         for spec, view in self.slots:
-            sound = is_drawable(view) if spec.name == "logits" else is_finite([view], spec.dtype)
-            if not sound:
+            drawn = spec.kind in (LOGITS_KIND, CANARY_KIND) and view.nbytes
+            if not (is_drawable(view) if drawn else is_finite([view], spec.dtype)):
                 raise NonFiniteState(
                     f"The state at token {self.start} holds NaN or infinity ({spec.name}): what the session would say "
                     "after it is garbage. It was not put to sleep; wake its last version, or start anew.",
@@ -134,8 +134,17 @@ def plan_reuse(
     return tuple(reused)
 
 
-def cut(state: LiveState, layout: CacheLayout, *, durable: Sequence[BlockEntry], unchanged_tokens: int) -> Cut:
+def cut(
+    state: LiveState,
+    layout: CacheLayout,
+    *,
+    durable: Sequence[BlockEntry],
+    unchanged_tokens: int,
+    canary: mx.array | None = None,
+) -> Cut:
     """A consistent snapshot of the state as it is now.
+
+    canary: float32 `[vocabulary]`, its canary's logits, where not all of the state is cut by token.
 
     Raises:
         InconsistentState: ledger and caches do not describe one span, or nothing has been read yet.
@@ -151,7 +160,7 @@ def cut(state: LiveState, layout: CacheLayout, *, durable: Sequence[BlockEntry],
     reused = plan_reuse(durable, unchanged_tokens, state.checkpoints.positions)
     kept = {entry.start for entry in reused if entry.kind == "state"}
     between = [each for each in state.checkpoints if each.position not in kept]
-    end = checkpoint_of(state.caches, len(state.tokens), state.last_logits, state.random_key, state.passes)
+    end = checkpoint_of(state.caches, len(state.tokens), state.last_logits, state.random_key, state.passes, canary)
     return Cut(
         reused=reused,
         token_count=len(state.tokens),
@@ -196,8 +205,11 @@ def _span_source(whole: mx.array) -> SpanSource:
 
 def _state_source(checkpoint: Checkpoint, layout: CacheLayout) -> StateSource:
     passes = memoryview(checkpoint.passes.tobytes())
-    own = layout.state_slots(checkpoint.passes.run_count)
-    slots = list(zip(own, (_bytes(checkpoint.logits), _bytes(checkpoint.random_key), passes), strict=True))
+    own = layout.state_slots(checkpoint.passes.run_count, canary=checkpoint.canary is not None)
+    views = [_bytes(checkpoint.logits), _bytes(checkpoint.random_key), passes]
+    if not layout.by_token:
+        views.append(memoryview(b"") if checkpoint.canary is None else _bytes(checkpoint.canary))
+    slots = list(zip(own, views, strict=True))
     for entry in layout.recorded():
         record = checkpoint.records[entry.path]
         numbers = memoryview(array("q", record.numbers).tobytes())

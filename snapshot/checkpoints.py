@@ -28,7 +28,8 @@ DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
 class Checkpoint:
     """What a state record keeps, in evaluated memory of its own.
 
-    records: by the path of the cache; logits, random_key and passes are those of that position.
+    records: by the path of the cache; logits, random_key and passes are those of that position; canary: the logits of
+        its canary, None where none was taken.
     """
 
     position: int
@@ -36,16 +37,23 @@ class Checkpoint:
     logits: mx.array
     random_key: mx.array
     passes: Passes
+    canary: mx.array | None = None
 
     @property
     def size_bytes(self) -> int:
         """Bytes of its arrays."""
         arrays = [array for record in self.records.values() for array in record.arrays.values()]
-        return sum(array.nbytes for array in (*arrays, self.logits, self.random_key))
+        own = [self.logits, self.random_key, *([] if self.canary is None else [self.canary])]
+        return sum(array.nbytes for array in (*arrays, *own))
 
 
 def checkpoint_of(
-    caches: Sequence[Any], position: int, logits: mx.array, random_key: mx.array, passes: Passes
+    caches: Sequence[Any],
+    position: int,
+    logits: mx.array,
+    random_key: mx.array,
+    passes: Passes,
+    canary: mx.array | None = None,
 ) -> Checkpoint:
     """The whole state of the caches as it is now, evaluated; later tokens do not change it."""
     records = {}
@@ -56,7 +64,7 @@ def checkpoint_of(
             arrays = {name: mx.contiguous(array) for name, array in record.arrays.items()}
             records[path] = Record(record.numbers, arrays)
     mx.eval([list(record.arrays.values()) for record in records.values()], logits, random_key)
-    return Checkpoint(position, records, logits, random_key, passes.copy())
+    return Checkpoint(position, records, logits, random_key, passes.copy(), canary)
 
 
 @dataclass(slots=True)

@@ -59,6 +59,12 @@ class NoSuchPosition(SnapshotError):
     code = "no_such_position"
 
 
+class CanaryFailed(SnapshotError):
+    """A state that was put back does not compute what the slept one did."""
+
+    code = "canary_failed"
+
+
 class NotEnoughMemory(SnapshotError):
     """There is no memory for the state; nothing has been taken."""
 

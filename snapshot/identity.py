@@ -113,6 +113,11 @@ PARTS: Final = (
         "give the daemon the BLAS it was slept with (TORPOR_BLAS)",
     ),
     Part(
+        "processor", "representation", "may_differ",
+        "as for the device; a BLAS chooses its kernels by the processor, and splits sums by the number of its cores",
+        "run the daemon on the processor it was slept on, with as many cores",
+    ),
+    Part(
         "mlx", "representation", "may_differ",
         "as for the device; a kernel may add up in another order",
         "install the version of mlx it was slept with",
@@ -236,6 +241,11 @@ def require_nothing_differs(differing: tuple[Difference, ...], *, model: str) ->
     """
     if Comparison(differing).refused(strict=True):
         _refuse(differing, model)
+
+
+def decide_bits(differing: tuple[Difference, ...]) -> bool:
+    """Whether what differs may make other bits of what is computed next."""
+    return bool(Comparison(differing).refused(strict=True))
 
 
 def circumstances_in(stored: object) -> dict[str, str]:

@@ -16,7 +16,8 @@ from .kinds import Record, kind_named, kind_of, leaves, name_of_dtype
 LOGITS_KIND: Final = "state.logits/1"
 RANDOM_KEY_KIND: Final = "state.random_key/1"
 PASSES_KIND: Final = "state.passes/1"
-STATE_KINDS: Final = (LOGITS_KIND, RANDOM_KEY_KIND, PASSES_KIND)
+CANARY_KIND: Final = "state.canary/1"
+STATE_KINDS: Final = (LOGITS_KIND, RANDOM_KEY_KIND, PASSES_KIND, CANARY_KIND)
 NUMBERS: Final = "n"
 """Name of the slot with the numbers of a cache's record."""
 
@@ -120,14 +121,21 @@ class CacheLayout:
         """The caches with whole state, in stored order."""
         return tuple(entry for entry in self.entries if entry.has_record)
 
-    def state_slots(self, pass_count: int) -> tuple[SlotSpec, ...]:
+    def state_slots(self, pass_count: int, *, canary: bool = False) -> tuple[SlotSpec, ...]:
         """The first slots of each state record: the logits `[vocabulary]` that the next token is drawn from, the random
-        key `[2]` that draws it, and how many tokens were read at once, how often in a row, `[passes, 2]`."""
-        return (
+        key `[2]` that draws it, and how many tokens were read at once, how often in a row, `[passes, 2]`.
+
+        Where not all of the state is cut by token, the logits `[vocabulary]` of the canary follow, or `[0]` where none
+        was taken (canary: whether one was). Else the canary is the last token itself, and its logits are those above.
+        """
+        slots = (
             SlotSpec("logits", LOGITS_KIND, "float32", (self.vocabulary,)),
             SlotSpec("random_key", RANDOM_KEY_KIND, "uint32", (2,)),
             SlotSpec("passes", PASSES_KIND, "uint32", (pass_count, 2)),
         )
+        if self.by_token:
+            return slots
+        return (*slots, SlotSpec("canary", CANARY_KIND, "float32", (self.vocabulary if canary else 0,)))
 
 
 def record_slots(entry: CacheEntry, record: Record) -> Iterator[SlotSpec]:

@@ -73,6 +73,11 @@ class Passes:
             if position >= end:
                 return
 
+    @property
+    def last(self) -> int:
+        """Tokens of the last call; 0 where there was none."""
+        return self._runs[-2] if len(self._runs) else 0
+
     def cut(self, token_count: int) -> Passes:
         """The passes of the first tokens alone; as calls of one block each where it is not known how they were read."""
         shorter = Passes()

@@ -13,8 +13,8 @@ from .kinds import RecordShape, kind_named
 from .layout import NUMBERS, STATE_KINDS, CacheEntry, CacheLayout
 from .passes import Passes
 
-# How many slots of a state record come before those of the caches.
-_OWN_SLOTS = len(STATE_KINDS)
+# Where in a state record they are.
+LOGITS_SLOT, RANDOM_KEY_SLOT, PASSES_SLOT, CANARY_SLOT = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,16 @@ def stored_state(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -
         LayoutMismatch, UnsupportedCache, MalformedSnapshot; StoreError where it is damaged.
     """
     slots = [spec for spec, _ in reader.read_header(entry).slots]
-    _require_known(slots[_OWN_SLOTS:])
-    own = layout.state_slots(slots[_OWN_SLOTS - 1].shape[0] if len(slots) >= _OWN_SLOTS else 0)
-    if tuple(slots[:_OWN_SLOTS]) != own:
+    _require_known([slot for slot in slots if slot.kind not in STATE_KINDS])
+    shapes = {slot.name: slot.shape for slot in slots}
+    own = layout.state_slots((shapes.get("passes") or (0,))[0], canary=shapes.get("canary") != (0,))
+    if tuple(slots[: len(own)]) != own:
         _refuse_slots(entry, slots, own)
     try:
-        passes = Passes.from_bytes(reader.read_slot(entry, _OWN_SLOTS - 1), entry.start)
+        passes = Passes.from_bytes(reader.read_slot(entry, PASSES_SLOT), entry.start)
     except ValueError as error:
         raise _malformed(entry, f"{error}") from error
-    records, at = [], _OWN_SLOTS
+    records, at = [], len(own)
     for cache in layout.recorded():
         record = _stored_record(reader, entry, cache, slots, at)
         records.append(record)

@@ -23,6 +23,7 @@ from ..memvid.bundle import BundleReader
 from ..memvid.identity import Identity
 from . import memory
 from .caches import truncate
+from .canary import Expectation
 from .errors import ContextTooShort, MalformedSnapshot, NonFiniteState, NoSuchPosition
 from .finite import is_drawable
 from .identity import require_same
@@ -30,7 +31,7 @@ from .kinds import Record, dtype_named, kind_named, kind_of, leaves
 from .layout import ArrayLayout, CacheLayout
 from .pages import LargePages
 from .passes import Passes
-from .records import StoredRecord, require_spans, stored_state
+from .records import CANARY_SLOT, LOGITS_SLOT, RANDOM_KEY_SLOT, StoredRecord, require_spans, stored_state
 from .state import LiveState, token_array
 
 OnProgress = Callable[[int, int], None]
@@ -212,12 +213,14 @@ class Filling:
     """Memory that is being filled.
 
     spans: for each span array in stored order integers `[1, heads, capacity, dim]`; records: for each record its
-        arrays.
+        arrays; expected: what the canary of the state is to give, once it has been read, None where none was kept of
+        the position at which the caches resume.
     """
 
     plan: WakePlan
     spans: list[mx.array]
     records: list[list[mx.array]]
+    expected: Expectation | None = None
     _logits: bytearray = field(default_factory=bytearray)
     _random_key: bytearray = field(default_factory=bytearray)
 
@@ -251,8 +254,18 @@ class Filling:
                 if not job.cancelled():
                     job.exception()
         if self.plan.state is not None:
-            self._logits = reader.read_slot(self.plan.state, 0)
-            self._random_key = reader.read_slot(self.plan.state, 1)
+            self._logits = reader.read_slot(self.plan.state, LOGITS_SLOT)
+            self._random_key = reader.read_slot(self.plan.state, RANDOM_KEY_SLOT)
+            self._expect(reader, self.plan.state)
+
+    def _expect(self, reader: BundleReader, state: BlockEntry) -> None:
+        if not self.plan.has_logits:
+            return
+        if self.plan.layout.by_token:
+            # The last token is run again alone: the same bits only if it was read alone.
+            self.expected = Expectation(bytes(self._logits), exact=self.plan.passes.cut(state.start).last == 1)
+        elif logits := reader.read_slot(state, CANARY_SLOT):
+            self.expected = Expectation(bytes(logits), exact=True)
 
     def assemble(self, caches: list[Any], random_key: mx.array) -> LiveState:
         """The caches, over the filled memory, cut back to where they resume, with ledger, logits and random key.

@@ -133,10 +133,17 @@ class AsyncClient:
         return await self._run(calls.sleep(session), on_event)
 
     async def wake(
-        self, session: str, *, version: int | None = None, strict: bool = False, on_event: OnEvent | None = None
+        self,
+        session: str,
+        *,
+        version: int | None = None,
+        at_token: int | None = None,
+        strict: bool = False,
+        on_event: OnEvent | None = None,
     ) -> results.WakeResult:
-        """Wake the session; nothing is prefilled again. strict: refuse what another backend computed."""
-        return await self._run(calls.wake(session, version=version, strict=strict), on_event)
+        """Wake the session; nothing is prefilled again. at_token: with only so many of its tokens, what it takes to get
+        there computed. strict: refuse what another backend computed."""
+        return await self._run(calls.wake(session, version=version, at_token=at_token, strict=strict), on_event)
 
     async def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
         """All sessions, or those of one namespace."""

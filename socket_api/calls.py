@@ -122,8 +122,10 @@ def sleep(session: str) -> Call[results.SleepResult]:
     return _call("sleep", results.SleepResult, session=session)
 
 
-def wake(session: str, *, version: int | None, strict: bool) -> Call[results.WakeResult]:
-    return _call("wake", results.WakeResult, session=session, version=version, **({"strict": True} if strict else {}))
+def wake(session: str, *, version: int | None, at_token: int | None, strict: bool) -> Call[results.WakeResult]:
+    given: dict[str, Any] = {} if at_token is None else {"at_token": at_token}
+    given |= {"strict": True} if strict else {}
+    return _call("wake", results.WakeResult, session=session, version=version, **given)
 
 
 def list_sessions(namespace: str | None) -> Call[results.ListResult]:

@@ -68,7 +68,13 @@ class Backend(Protocol):
     async def sleep(self, *, session: str, emit: daemon.Emit) -> daemon.SleepResult: ...
 
     async def wake(
-        self, *, session: str, version: int | None = None, strict: bool = False, emit: daemon.Emit
+        self,
+        *,
+        session: str,
+        version: int | None = None,
+        at_token: int | None = None,
+        strict: bool = False,
+        emit: daemon.Emit,
     ) -> daemon.WakeResult: ...
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[daemon.SessionInfo]: ...
@@ -183,7 +189,9 @@ async def _sleep(backend: Backend, params: methods.SessionParams, emit: daemon.E
 
 
 async def _wake(backend: Backend, params: methods.WakeParams, emit: daemon.Emit) -> object:
-    return await backend.wake(session=params.session, version=params.version, strict=params.strict, emit=emit)
+    return await backend.wake(
+        session=params.session, version=params.version, at_token=params.at_token, strict=params.strict, emit=emit
+    )
 
 
 async def _list(backend: Backend, params: methods.ListParams, emit: daemon.Emit) -> object:

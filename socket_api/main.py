@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..daemon.adapters import AdapterChoice
+from ..daemon.canary import POLICIES, Policy
 from ..daemon.results import CloseReport
 from ..daemon.service import Service
 from ..errors import TorporError
@@ -26,7 +27,8 @@ from .serving import serve_until_signal
 class ServeOptions:
     """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
     object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
-    model file anew. The budgets are bytes: what the store may hold, may write in a day, and leaves free on the disk."""
+    model file anew. `canary`: when a wake proves its state by computing one token. The budgets are bytes: what the
+    store may hold, may write in a day, and leaves free on the disk."""
 
     store: Path | None = None
     socket: Path = field(default_factory=default_socket_path)
@@ -34,6 +36,7 @@ class ServeOptions:
     adapters: Mapping[str, str] = field(default_factory=dict)
     fuse: bool = False
     check_models: bool = False
+    canary: Policy = "always"
     json: bool = False
     store_budget: int | None = None
     daily_write_budget: int | None = None
@@ -56,6 +59,7 @@ def run(options: ServeOptions) -> None:
             models=options.models,
             adapters={name: AdapterChoice(path, options.fuse) for name, path in options.adapters.items()},
             check_models=options.check_models,
+            canary=options.canary,
             store_budget=options.store_budget,
             daily_write_budget=options.daily_write_budget,
             keep_free=options.keep_free,
@@ -99,6 +103,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     )
     parser.add_argument("--fuse", action="store_true", help="add the adapters to the weights")
     parser.add_argument("--check-models", action="store_true", help="read every model file anew")
+    parser.add_argument(
+        "--canary", choices=POLICIES, default="always", help="when a wake computes one token to prove its state"
+    )
     for option, meaning in _BUDGETS:
         parser.add_argument(option, type=int, metavar="BYTES", help=meaning)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
@@ -115,6 +122,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         adapters=dict(parsed.adapter),
         fuse=parsed.fuse,
         check_models=parsed.check_models,
+        canary=parsed.canary,
         json=parsed.json,
         store_budget=parsed.store_budget,
         daily_write_budget=parsed.daily_write_budget,

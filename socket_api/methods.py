@@ -113,11 +113,12 @@ class SessionParams(Params):
 
 
 class WakeParams(Params):
-    """A session and, if not the latest, which version of it: by `version`, or behind an `@` of `session`. `strict`
-    refuses what may differ too."""
+    """A session and, if not the latest, which version of it: by `version`, or behind an `@` of `session`; if not all,
+    how many of its tokens. `strict` refuses what may differ too."""
 
     session: SessionText
     version: Annotated[int, Field(ge=0, le=limits.MAX_REQUEST_ID)] | None = None
+    at_token: Annotated[int, Field(ge=1, le=limits.MAX_REQUEST_ID)] | None = None
     strict: bool = False
 
     @model_validator(mode="after")

@@ -187,8 +187,9 @@ class PartDiffers(Reply):
 
 
 class WakeResult(Reply):
-    """The report of a wake. `tokens_prefilled` is zero: nothing is read again. `differs`: what computed the snapshot
-    otherwise than what computes now."""
+    """The report of a wake. `tokens_prefilled` is zero, for nothing is read again, unless an earlier token was asked
+    for or the snapshot had been salvaged. `differs`: what computed the snapshot otherwise than what computes now.
+    `canary`: what proved that the state computes what the slept one did."""
 
     session: str
     version: int | None
@@ -199,6 +200,8 @@ class WakeResult(Reply):
     seconds: Seconds
     already_awake: bool
     differs: tuple[PartDiffers, ...] = ()
+    canary: Literal["same_bits", "within_tolerance", "not_run"] = "not_run"
+    canary_seconds: Seconds = 0.0
 
 
 class ShutdownResult(Reply):

@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,39 @@ def write_model(folder: Path, *, seed: int = 0, **changes: object) -> Path:
     weights = {name: value * 4 if "norm" not in name else value for name, value in tree_flatten(network.parameters())}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return folder
+
+
+def write_model_like(folder: Path, name: str) -> Path:
+    """A model folder of another architecture of the matrix of cache kinds, with random weights and our tokenizer."""
+    import torpor.snapshot  # noqa: F401  # chooses the BLAS before MLX is imported
+
+    import mlx.core as mx  # isort: skip
+    from mlx.utils import tree_flatten
+
+    sys.path.insert(0, str(Path(__file__).parent / "snapshot" / "matrix"))
+    from architectures import cases
+
+    case = next(case for case in cases() if case.name == name)
+    config = {**case.config, "vocab_size": 259, "eos_token_id": 258, "max_position_embeddings": 2048}
+    folder.mkdir(parents=True)
+    told = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(told))
+    write_tokenizer(folder)
+    weights = dict(tree_flatten(replace(case, config=config).build("float32").parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models_of_kinds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of tiny models by architecture, each made once; tests must not write into them."""
+    root = tmp_path_factory.mktemp("kinds")
+
+    def folder_of(name: str) -> Path:
+        folder = root / name
+        return folder if folder.exists() else write_model_like(folder, name)
+
+    return folder_of
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from torpor.daemon.results import Event
 from torpor.daemon.sampling import Sampling
 from torpor.daemon.service import Service
 from torpor.daemon.sessions import Session
-from torpor.snapshot.caches import arrays_of
+from torpor.snapshot.kinds import kind_of, leaves
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -45,7 +45,7 @@ def tokens_of(seed: int, count: int) -> list[int]:
 class Fingerprint:
     """All that a session's model state consists of; two that are equal are bit-equal.
 
-    kv: BLAKE3 of the live bytes of each layer's keys and values; offsets: the length of each layer's cache.
+    kv: BLAKE3 of the live bytes of each array of each cache; offsets: how long each cache is, and what else it counts.
     """
 
     tokens: tuple[int, ...]
@@ -172,20 +172,28 @@ class Rigged:
     async def sleep(self, name: str) -> Any:
         return await self.service.sleep(session=name, emit=ignore)
 
-    async def wake(self, name: str, version: int | None = None) -> Any:
-        return await self.service.wake(session=name, version=version, emit=ignore)
+    async def wake(self, name: str, version: int | None = None, **order: Any) -> Any:
+        return await self.service.wake(session=name, version=version, emit=ignore, **order)
 
 
 def fingerprint_of(session: Session) -> Fingerprint:
     """The model state as digests; on the engine thread."""
     state = session.state
-    kv = []
-    for cache in state.caches:
-        arrays = arrays_of([cache]) if cache.keys is not None else ()
-        kv += [_digest(array[..., : cache.offset, :]) for array in arrays]
+    kv, numbers = [], []
+    for _, cache in leaves(state.caches):
+        kind = kind_of(cache)
+        if kind.is_empty(cache):
+            continue
+        offset = kind.offset(cache)
+        numbers.append(-1 if offset is None else offset)
+        kv += [_digest(array[..., :offset, :]) for array in kind.spans(cache).values()]
+        record = None if kind.by_token else kind.record(cache)
+        if record is not None:
+            numbers += record.numbers
+            kv += [_digest(array) for array in record.arrays.values()]
     return Fingerprint(
         tokens=tuple(state.tokens),
-        offsets=tuple(cache.offset for cache in state.caches),
+        offsets=tuple(numbers),
         kv=tuple(kv),
         logits=None if state.last_logits is None else _digest(state.last_logits),
         random_key=tuple(state.random_key.tolist()),
@@ -193,6 +201,8 @@ def fingerprint_of(session: Session) -> Fingerprint:
 
 
 def _digest(values: mx.array) -> str:
+    if not values.size:
+        return blake3(repr(values.shape).encode()).hexdigest()
     plain = mx.contiguous(values)
     mx.eval(plain)
     return blake3(bytes(memoryview(plain.view(mx.uint8)))).hexdigest()
@@ -200,10 +210,10 @@ def _digest(values: mx.array) -> str:
 
 @contextlib.asynccontextmanager
 async def open_rigged(
-    store: Path, models: dict[str, str], digests: Path, *, endless: bool = True, close: bool = True, **budgets: int
+    store: Path, models: dict[str, str], digests: Path, *, endless: bool = True, close: bool = True, **options: Any
 ) -> AsyncIterator[Rigged]:
     """A service whose networks are watched. endless: no token ends a generation, so that lengths are certain."""
-    service = await Service.open(store_path=store, models=models, digest_cache=digests, **budgets)
+    service = await Service.open(store_path=store, models=models, digest_cache=digests, **options)
     try:
         watched = {}
         for name, model in service._models.items():

@@ -19,6 +19,7 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "MalformedSnapshot": "malformed_snapshot",
         "ContextTooShort": "context_too_short",
         "NoSuchPosition": "no_such_position",
+        "CanaryFailed": "canary_failed",
         "NotEnoughMemory": "not_enough_memory",
         "ModelFilesMissing": "model_files_missing",
         "AdapterFilesMissing": "adapter_files_missing",

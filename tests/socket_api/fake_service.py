@@ -184,8 +184,16 @@ class FakeService:
             found.info.session, version, made.bundle_id, parent, len(found.tokens), size, size, 1, version - 1, 0.25
         )
 
-    async def wake(self, *, session: str, version: int | None = None, strict: bool = False, emit: Emit) -> WakeResult:
-        self._record("wake", session=session, version=version, strict=strict)
+    async def wake(
+        self,
+        *,
+        session: str,
+        version: int | None = None,
+        at_token: int | None = None,
+        strict: bool = False,
+        emit: Emit,
+    ) -> WakeResult:
+        self._record("wake", session=session, version=version, at_token=at_token, strict=strict)
         found = self._find(session)
         await self._step()
         emit(Progress("wake", 1, 1))

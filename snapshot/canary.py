@@ -1,0 +1,77 @@
+"""Whether a state that was put back computes what the slept one did.
+
+The canary is the logits of one token run on the state. Where all of the state is cut by token it is the last token,
+run again on the state before it: its logits are kept as the last logits anyway. Elsewhere it is the last token run
+once more, behind itself, on a state that is then put back; those logits are kept beside the last ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from .errors import CanaryFailed
+
+Policy = Literal["always", "changed", "never"]
+POLICIES: Final[tuple[Policy, ...]] = ("always", "changed", "never")
+"""When to run it at a wake: each time; when another device, library or processor computed the state; or never."""
+
+Verdict = Literal["same_bits", "within_tolerance", "not_run"]
+
+COMPARED_TOKENS: Final = 256
+"""Tokens whose log-probabilities are compared where bits may differ: the most probable ones of what was kept."""
+
+TOLERANCE: Final = {"float32": 0.01, "float16": 0.25, "bfloat16": 0.25}
+"""The largest difference of a log-probability that another device, library or processor may make, by compute dtype.
+Half precision keeps 8 or 11 bits of a logit of some tens. A state that is wrong is off by whole units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What was kept. logits: float32 `[vocabulary]`; exact: whether the very bits must come again, because the same
+    environment reads the token in a call of the same size."""
+
+    logits: bytes
+    exact: bool
+
+
+def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, position: int) -> Verdict:
+    """Compare the canary's logits, float32 `[vocabulary]` and evaluated, with those that were kept.
+
+    Raises:
+        CanaryFailed: they do not agree; the state is not to be used.
+    """
+    then, now = np.frombuffer(expected.logits, dtype="<f4"), np.asarray(found)
+    if then.tobytes() == now.tobytes():
+        return "same_bits"
+    difference = _difference(then, now)
+    tolerance = 0.0 if expected.exact else min(TOLERANCE.get(name, 0.0) for name in compute_dtype.split("+"))
+    if not difference <= tolerance:  # also where it is no number
+        raise CanaryFailed(
+            f"The state at token {position} was put back, and does not compute what it did before it slept: a "
+            f"log-probability differs by {difference:.3g}, where {tolerance:.3g} is allowed. Nothing was woken. Wake "
+            "an earlier version; if none agrees, run `torpor doctor`.",
+            difference=float(difference),
+            tolerance=tolerance,
+            position=position,
+        )
+    return "within_tolerance"
+
+
+def _difference(then: np.ndarray, now: np.ndarray) -> float:
+    """The largest difference of a log-probability among the tokens that were most probable."""
+    if not (np.isfinite(then.max()) and np.isfinite(now.max())):
+        return float("nan")
+    most = np.argsort(then)[-COMPARED_TOKENS:]
+    most = most[np.isfinite(then[most])]
+    return float(np.max(np.abs(_log_probabilities(then)[most] - _log_probabilities(now)[most])))
+
+
+def _log_probabilities(logits: np.ndarray) -> np.ndarray:
+    wide = logits.astype(np.float64)
+    highest = wide.max()
+    with np.errstate(over="ignore"):
+        return np.asarray(wide - highest - np.log(np.exp(wide - highest).sum()))

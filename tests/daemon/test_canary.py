@@ -1,0 +1,178 @@
+"""A woken session serves only once it computes what the slept one did."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import MODEL, Rigged, ignore, tokens_of
+from torpor.daemon import canary, hibernation
+from torpor.daemon.errors import GenerationFailed
+from torpor.snapshot.caches import arrays_of
+from torpor.snapshot.canary import TOLERANCE
+from torpor.snapshot.errors import CanaryFailed
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+
+KINDS = ["qwen3", "gemma3_text", "lfm2", "mamba2"]
+
+
+@pytest.fixture
+def open_kind(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Callable[..., Any]:
+    return lambda kind, **options: open_rig(models_of_kinds(kind), **options)
+
+
+async def asleep(rig: Rigged, count: int = 300) -> None:
+    await rig.read("s", tokens_of(1, count))
+    await rig.sleep("s")
+    rig.network.reset()
+
+
+def disturb(rig: Rigged, by: float) -> None:
+    """The model now computes logits that are off for one token, as a bad state would make it."""
+    rig.network.after = lambda _, logits: logits.at[..., 5].add(by)
+
+
+def elsewhere(rig: Rigged, **circumstances: str) -> None:
+    """Let the model say that it runs in another place."""
+    model = rig.model
+    rig.service._models[MODEL] = dataclasses.replace(model, backend={**model.backend, **circumstances})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_wake_that_computes_the_same_bits_says_so_and_what_it_cost(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        report = await rig.wake("s")
+        assert report.canary == "same_bits"
+        assert report.canary_seconds > 0
+        assert rig.network.calls == [1], "one token, once"
+        assert report.tokens_prefilled == 0, "and it is not one of the session's"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_state_that_computes_something_else_is_refused_and_nothing_is_woken(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        disturb(rig, 1e-4)
+        with pytest.raises(CanaryFailed) as refusal:
+            await rig.wake("s")
+        assert (refusal.value.tolerance, refusal.value.position) == (0.0, 300)
+        assert not rig.is_awake("s")
+        rig.network.reset()
+        assert (await rig.wake("s")).canary == "same_bits"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", ["processor", "mlx", "blas", "device", "mlx_lm"])
+async def test_elsewhere_the_same_within_the_tolerance_is_enough(open_kind: Any, kind: str, part: str) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        elsewhere(rig, **{part: "another"})
+        disturb(rig, TOLERANCE["float32"] / 10)
+        report = await rig.wake("s")
+        assert report.canary == "within_tolerance"
+        assert [each.field for each in report.differs] == [part]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", [3.0, float("nan")])
+async def test_elsewhere_too_a_state_that_is_wrong_is_refused(open_kind: Any, kind: str, by: float) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        elsewhere(rig, processor="another")
+        rig.network.after = lambda _, logits: logits + by * mx.arange(logits.shape[-1]) / 50
+        with pytest.raises(CanaryFailed):
+            await rig.wake("s")
+        assert not rig.is_awake("s")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_state_whose_shape_the_model_cannot_use_is_refused(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        rig.network.fail_at(1)
+        with pytest.raises(GenerationFailed, match="canary"):
+            await rig.wake("s")
+        assert not rig.is_awake("s")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_values_that_are_no_numbers_are_refused_at_wake_threat_11(
+    open_kind: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a bundle of another maker: ours are looked through when they are written."""
+    from torpor.snapshot import capture
+
+    async with open_kind(kind) as rig:
+        await rig.read("s", tokens_of(1, 20))
+        cut = hibernation.cut
+
+        def spoilt(state: Any, *args: Any, **options: Any) -> Any:
+            first = state.caches[0]
+            if hasattr(first, "keys"):
+                first.keys[..., :1, :] = float("nan")
+            else:
+                first[0] = first[0] * float("nan")
+            mx.eval(arrays_of(state.caches))
+            return cut(state, *args, **options)
+
+        monkeypatch.setattr(capture, "is_finite", lambda *_: True)
+        monkeypatch.setattr(hibernation, "cut", spoilt)
+        await rig.sleep("s")
+        monkeypatch.undo()
+        with pytest.raises(CanaryFailed):
+            await rig.wake("s")
+        assert not rig.is_awake("s")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_canary_leaves_no_trace_in_a_session_that_goes_on(open_kind: Any, kind: str) -> None:
+    """At a sleep that leaves the session awake as at a wake: it writes what it would have written."""
+    async with open_kind(kind) as rig:
+        for name in ("control", "s"):
+            await rig.read(name, tokens_of(1, 300))
+        session = rig.live("s")
+        before = await rig.fingerprint("s")
+        for _ in range(3):
+            await rig.service._engine.call(lambda: canary.take(session.model, session.state))
+        assert await rig.fingerprint("s") == before
+        await rig.sleep("s")
+        await rig.wake("s")
+        assert await rig.fingerprint("s") == before
+        assert await rig.write("s", 16) == await rig.write("control", 16)
+
+
+@pytest.mark.parametrize(
+    ("policy", "other", "verdict"),
+    [
+        ("always", False, "same_bits"),
+        ("always", True, "same_bits"),
+        ("changed", False, "not_run"),
+        ("changed", True, "same_bits"),
+        ("never", False, "not_run"),
+        ("never", True, "not_run"),
+    ],
+)
+async def test_when_it_runs_is_a_matter_of_policy(open_kind: Any, policy: Any, other: bool, verdict: str) -> None:
+    async with open_kind("qwen3", canary=policy) as rig:
+        await asleep(rig)
+        if other:
+            elsewhere(rig, processor="another")
+        report = await rig.wake("s")
+        assert report.canary == verdict
+        assert rig.network.calls == ([] if verdict == "not_run" else [1])
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "gemma3_text"])
+async def test_a_snapshot_without_a_canary_wakes_and_says_that_none_was_run(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind, canary="never") as rig:
+        await asleep(rig)
+    async with open_kind(kind) as rig:
+        assert (await rig.wake("s")).canary == "not_run"
+        await rig.service.append(session="s", tokens=[1], emit=ignore)
+        await rig.sleep("s")
+        assert (await rig.wake("s")).canary == "same_bits"

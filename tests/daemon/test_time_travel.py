@@ -1,0 +1,153 @@
+"""A session woken at an earlier token is what it was then, bit for bit, and the report says what that took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import Rigged, ignore, tokens_of
+from torpor.daemon.errors import SessionAwake
+from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
+from torpor.snapshot.errors import NoSuchPosition
+
+# Cut by token; windows beside plain caches; recurrences beside plain ones; recurrences and windows; recurrences alone.
+KINDS = ["qwen3", "gemma3_text", "lfm2", "recurrent_gemma", "mamba2"]
+BY_TOKEN = {"qwen3"}
+TOKENS = tokens_of(1, 2000)
+
+
+@pytest.fixture
+def open_kind(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Callable[..., Any]:
+    return lambda kind, **options: open_rig(models_of_kinds(kind), **options)
+
+
+async def read_turns(rig: Rigged, name: str, turns: list[int]) -> None:
+    await rig.service.create(session=name)
+    start = 0
+    for count in turns:
+        await rig.service.append(session=name, tokens=TOKENS[start : start + count], emit=ignore)
+        start += count
+
+
+async def control_at(rig: Rigged, name: str, turns: list[int], more: int) -> tuple[Any, Any]:
+    """A session that reads turn by turn and never sleeps: its state, and what it then writes."""
+    await read_turns(rig, name, turns)
+    return await rig.fingerprint(name), await rig.write(name, more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_session_sleeps_and_wakes_with_nothing_computed_and_goes_on_alike_t11(
+    open_kind: Any, kind: str
+) -> None:
+    async with open_kind(kind) as rig:
+        for count in (1, 255, 256, 257, 700):
+            name = f"s{count}"
+            await rig.read(name, TOKENS[:count])
+            _, wanted = await control_at(rig, f"c{count}", [count], 16)
+            before = await rig.fingerprint(name)
+            await rig.sleep(name)
+            report = await rig.wake(name)
+            assert (report.tokens_prefilled, report.canary) == (0, "same_bits")
+            assert await rig.fingerprint(name) == before
+            assert await rig.write(name, 16) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_session_woken_where_a_turn_ended_is_what_it_was_then(open_kind: Any, kind: str) -> None:
+    """Turns end inside and outside of windows (32 tokens), of blocks (256), and of the distance of checkpoints."""
+    turns = [20, 15, 221, 300, 144]
+    async with open_kind(kind) as rig:
+        await read_turns(rig, "s", turns)
+        await rig.sleep("s")
+        for ended in range(1, len(turns) + 1):
+            at = sum(turns[:ended])
+            wanted = await control_at(rig, f"c{at}", turns[:ended], 8)
+            report = await rig.wake("s", at_token=at, version=1)
+            assert report.token_count == at
+            computed = report.tokens_prefilled
+            if at == sum(turns):
+                assert computed == 0
+            else:
+                assert computed == (1 if kind in BY_TOKEN else at % CHECKPOINT_TOKENS)
+            assert (await rig.fingerprint("s"), await rig.write("s", 8)) == wanted
+            await rig.sleep("s")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_session_woken_inside_a_turn_is_one_that_read_no_further(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind) as rig:
+        await rig.read("s", TOKENS[:700])
+        whole = await rig.fingerprint("s")
+        await rig.sleep("s")
+        for at in (1, 30, 33, 255, 256, 257, CHECKPOINT_TOKENS, 640, 700):
+            state, written = await control_at(rig, f"c{at}", [at], 8)
+            report = await rig.wake("s", at_token=at, version=1)
+            if kind not in BY_TOKEN:
+                assert report.tokens_prefilled == (at % CHECKPOINT_TOKENS if at < 700 else 0)
+                assert await rig.fingerprint("s") == state
+                assert await rig.write("s", 8) == written
+            else:
+                assert report.tokens_prefilled == (1 if at < 700 else 0)
+                assert (await rig.write("s", 8))[0] == written[0]
+            await rig.sleep("s")
+        await rig.wake("s", version=1)
+        assert await rig.fingerprint("s") == whole, "the later tokens are not lost"
+
+
+async def test_what_is_read_behind_an_earlier_token_sleeps_as_a_version_of_its_own(open_kind: Any) -> None:
+    async with open_kind("lfm2") as rig:
+        await rig.read("s", TOKENS[:1100])
+        first = await rig.sleep("s")
+        await rig.wake("s", at_token=600)
+        await rig.service.append(session="s", tokens=[7] * 30, emit=ignore)
+        state = await rig.fingerprint("s")
+        receipt = await rig.sleep("s")
+        assert (first.version, receipt.version, receipt.token_count) == (1, 2, 630)
+        assert receipt.blocks_reused == 3, "two full blocks and the checkpoint at their end"
+        report = await rig.wake("s")
+        assert (report.version, report.tokens_prefilled) == (2, 0)
+        assert await rig.fingerprint("s") == state
+
+
+async def test_a_session_woken_at_an_earlier_token_sleeps_so_even_when_nothing_is_read(open_kind: Any) -> None:
+    async with open_kind("qwen3") as rig:
+        await rig.read("s", TOKENS[:300])
+        await rig.sleep("s")
+        await rig.wake("s", at_token=200)
+        assert (await rig.sleep("s")).token_count == 200
+        assert (await rig.wake("s")).token_count == 200
+
+
+@pytest.mark.parametrize("at", [301, 10**6])
+async def test_a_token_that_a_session_does_not_have_is_refused_with_both_numbers(open_kind: Any, at: int) -> None:
+    async with open_kind("qwen3") as rig:
+        await rig.read("s", TOKENS[:300])
+        await rig.sleep("s")
+        with pytest.raises(NoSuchPosition) as refusal:
+            await rig.wake("s", at_token=at)
+        assert (refusal.value.token_count, refusal.value.at) == (300, at)
+        assert not rig.is_awake("s")
+
+
+async def test_a_session_that_is_awake_is_not_taken_back(open_kind: Any) -> None:
+    async with open_kind("qwen3") as rig:
+        await rig.read("s", TOKENS[:300])
+        with pytest.raises(SessionAwake, match="token 20"):
+            await rig.wake("s", at_token=20)
+        assert (await rig.wake("s", at_token=300)).already_awake
+
+
+async def test_checkpoints_stay_within_their_budget_and_wakes_compute_what_lies_behind_them(open_kind: Any) -> None:
+    async with open_kind("lfm2") as rig:
+        await rig.service.create(session="s")
+        await rig.service.append(session="s", tokens=[1], emit=ignore)
+        state = rig.live("s").state
+        await rig.service.append(session="s", tokens=TOKENS[1:CHECKPOINT_TOKENS], emit=ignore)
+        (one,) = state.checkpoints
+        state.checkpoints.budget_bytes = one.size_bytes * 3 // 2
+        await rig.service.append(session="s", tokens=TOKENS[CHECKPOINT_TOKENS:1800], emit=ignore)
+        assert state.checkpoints.positions == (2 * CHECKPOINT_TOKENS,)
+        await rig.sleep("s")
+        assert (await rig.wake("s", at_token=1100)).tokens_prefilled == 1100 - 2 * CHECKPOINT_TOKENS

@@ -1,0 +1,74 @@
+"""Bundles of every kind of cache as a release of mlx-lm held them, which must wake for ever.
+
+`python tests/snapshot/release_fixtures.py` writes those of the installed release; those of others stay as they are.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from torpor.memvid import Identity, SessionUri, Store, zstd
+from torpor.snapshot.capture import cut
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+from blake3 import blake3  # isort: skip
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from growers import GROWERS, Run, fingerprint
+
+FOLDER = Path(__file__).parent / "release_fixtures"
+URI = SessionUri("fixtures", "kind")
+IDENTITY = Identity((("fixture", "of every kind of cache"),))
+READ = (12, 1, 20, 1, 1)
+"""Past the windows and chunks of 16 tokens, with reads at once and one by one."""
+
+
+def grown(kind: str) -> Run:
+    """A state of that kind after all of `READ`."""
+    run = Run(GROWERS[kind], mx.float32)
+    for count in READ:
+        run.read(count)
+    return run
+
+
+def file_of(kind: str) -> str:
+    return kind.replace(" ", "-") + ".mvb"
+
+
+def digest_of(run: Run) -> str:
+    """BLAKE3, as hex, of all that its caches hold."""
+    return blake3(repr(fingerprint(run.state.caches)).encode()).hexdigest()
+
+
+def write(folder: Path) -> None:
+    """The bundles of every kind, and what is in them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = {}
+    for kind in GROWERS:
+        run = grown(kind)
+        with tempfile.TemporaryDirectory() as scratch, Store.open(Path(scratch) / "store", writable=True) as store:
+            snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
+            store.write_bundle(
+                uri=URI,
+                identity=IDENTITY,
+                parent=None,
+                reused=(),
+                blocks=snapshot.drafts(),
+                session={"model": "m", "labels": []},
+                token_count=snapshot.token_count,
+                codec=zstd(9),
+            )
+            (bundle,) = Path(scratch).rglob("*.mvb")
+            shutil.copyfile(bundle, folder / file_of(kind))
+        held[kind] = digest_of(run)
+    (folder / "held.json").write_text(json.dumps(held, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    write(FOLDER / f"mlx-lm-{importlib.metadata.version('mlx-lm')}")

@@ -1,0 +1,46 @@
+"""T16: what any supported release of mlx-lm held when it was slept wakes in this one, bit for bit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from growers import GROWERS, Run
+from release_fixtures import FOLDER, IDENTITY, READ, URI, digest_of, file_of
+from torpor.memvid import Store
+from torpor.snapshot.restore import allocate, plan_wake
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+
+RELEASES = sorted(FOLDER.iterdir())
+
+
+def test_there_are_fixtures_of_the_installed_release_for_every_kind() -> None:
+    folder = FOLDER / f"mlx-lm-{importlib.metadata.version('mlx-lm')}"
+    if folder not in RELEASES:
+        pytest.skip("another release of mlx-lm is installed than those that fixtures were written with")
+    assert set(json.loads((folder / "held.json").read_text())) == set(GROWERS)
+
+
+@pytest.mark.parametrize("kind", GROWERS)
+@pytest.mark.parametrize("release", RELEASES, ids=lambda folder: folder.name)
+def test_a_fixture_wakes_with_all_that_it_held_and_goes_on_t16(
+    tmp_path: Path, pool: ThreadPoolExecutor, release: Path, kind: str
+) -> None:
+    with Store.open(tmp_path / "store", writable=True) as store:
+        store.import_file(release / file_of(kind))
+        run = Run(GROWERS[kind], mx.float32)
+        with store.open_session(URI) as reader:
+            filling = allocate(plan_wake(reader, IDENTITY, run.layout(), model="m", context_tokens=1000))
+            filling.run(reader, pool)
+            run.state = filling.assemble(run.fresh(), mx.random.key(0))
+    assert digest_of(run) == json.loads((release / "held.json").read_text())[kind]
+    control = Run(GROWERS[kind], mx.float32)
+    for count in (*READ, 1, 5):
+        control.read(count)
+    for count in (1, 5):
+        run.read(count)
+    assert digest_of(run) == digest_of(control)
