@@ -35,6 +35,7 @@ from .records import CANARY_SLOT, LOGITS_SLOT, RANDOM_KEY_SLOT, StoredRecord, re
 from .state import LiveState, token_array
 
 OnProgress = Callable[[int, int], None]
+OnFilled = Callable[[str], None]
 ReadSlots = Callable[[BlockEntry, Sequence[tuple[int, Sequence[memoryview]]]], None]
 
 
@@ -231,21 +232,29 @@ class Filling:
         on_progress: OnProgress | None = None,
         *,
         trusting: bool = False,
+        on_filled: OnFilled | None = None,
     ) -> None:
         """Read and verify every slot, first caches first, on the threads of the pool.
 
+        on_filled: told the path of each cache, in order, once all of its memory is filled and verified: from then on it
+            may be looked at, while later ones are still being read. Whether the state as a whole is good is known at
+            the end.
         trusting: raw bytes are taken for what was written without being hashed (`BundleReader.read_slots_into`).
 
         Raises:
             StoreError: a byte is not what its block id says; nothing live has been touched.
         """
         source = partial(reader.read_slots_into, trusting=trusting)
-        jobs = [pool.submit(job) for job in self._jobs(source, LargePages())]
+        planned = list(self._jobs(source, LargePages()))
+        jobs = [pool.submit(job) for _, job in planned]
         try:
             for done, job in enumerate(jobs, start=1):
                 job.result()
                 if on_progress is not None:
                     on_progress(self.plan.read_bytes * done // len(jobs), self.plan.read_bytes)
+                path = planned[done - 1][0]
+                if on_filled is not None and (done == len(jobs) or planned[done][0] != path):
+                    on_filled(path)
         finally:
             # After a failure the rest is not worth reading, but none may go on writing into memory that is let go.
             for job in jobs:
@@ -315,8 +324,8 @@ class Filling:
         if plan.is_cut_back:
             truncate(caches, plan.resumed_tokens)
 
-    def _jobs(self, source: ReadSlots, large: LargePages) -> Iterator[Callable[[], None]]:
-        """What fills each array, in the order of the caches."""
+    def _jobs(self, source: ReadSlots, large: LargePages) -> Iterator[tuple[str, Callable[[], None]]]:
+        """What fills each array, with the path of its cache, in the order of the caches."""
         places = {entry.path: index for index, entry in enumerate(self.plan.layout.entries)}
         jobs: list[tuple[int, Callable[[], None]]] = []
         if self.spans:
@@ -325,8 +334,8 @@ class Filling:
         for record, arrays in zip(self.plan.records, self.records, strict=True):
             for slot, words in enumerate(arrays, start=record.first_slot):
                 jobs.append((places[record.entry.path], partial(self._fill_whole, source, large, slot, words)))
-        for _, fill in sorted(jobs, key=lambda each: each[0]):
-            yield fill
+        for place, fill in sorted(jobs, key=lambda each: each[0]):
+            yield self.plan.layout.entries[place].path, fill
 
     def _fill_span(self, source: ReadSlots, large: LargePages, index: int) -> None:
         words = self.spans[index]
