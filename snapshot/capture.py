@@ -6,7 +6,6 @@ read, hash and write; the store does that while the engine serves others.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,21 +20,9 @@ from .errors import InconsistentState, NonFiniteState
 from .finite import is_drawable, is_finite
 from .kinds import kind_of, leaves
 from .layout import CANARY_KIND, LOGITS_KIND, CacheLayout, record_slots
+from .lossy import LossyTokens
+from .spans import SpanSource, span_source
 from .state import LiveState
-
-
-@dataclass(frozen=True, slots=True)
-class SpanSource:
-    """The memory of one span array: `heads` times `capacity` rows of `row_bytes`. Only the tokens' are looked at."""
-
-    view: memoryview
-    heads: int
-    capacity: int
-    row_bytes: int
-
-    def runs(self, start: int, count: int) -> list[memoryview]:
-        """The bytes of tokens `[start, start + count)`, one run a head."""
-        return memory.head_runs(self.view, self.heads, self.capacity, self.row_bytes, start, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +56,8 @@ class Cut:
     """A snapshot that is ready to be written: blocks that are durable already, then the new ones.
 
     tokens: the ledger's bytes at the moment of the cut; spans: where each span array lies, in stored order;
-    checkpoints: the records in between that are not durable yet, by position; state: the one at the end.
+    checkpoints: the records in between that are not durable yet, by position; state: the one at the end;
+    lossy: the first tokens in the form in which they are to be kept, None where all are kept exact.
     """
 
     reused: tuple[BlockEntry, ...]
@@ -79,6 +67,7 @@ class Cut:
     spans: tuple[SpanSource, ...]
     checkpoints: Mapping[int, StateSource]
     state: StateSource
+    lossy: LossyTokens | None = None
 
     def drafts(self) -> Iterator[BlockDraft]:
         """The new blocks in the order of the chain, the state record last.
@@ -99,8 +88,7 @@ class Cut:
 
     def _span(self, start: int, count: int) -> BlockDraft:
         slots = []
-        for source, spec in zip(self.spans, self.layout.span_slots(count), strict=True):
-            runs = source.runs(start, count)
+        for spec, runs in self._runs(start, count):
             if not is_finite(runs, spec.dtype):
                 raise NonFiniteState(
                     f"{spec.name} holds NaN or infinity between token {start} and {start + count}: what the session "
@@ -110,6 +98,12 @@ class Cut:
                 )
             slots.append(SlotDraft(spec, runs))
         return BlockDraft(kind="span", start=start, tokens=self.tokens[4 * start : 4 * (start + count)], slots=slots)
+
+    def _runs(self, start: int, count: int) -> Iterator[tuple[SlotSpec, list[memoryview]]]:
+        """The slots of a span block with their bytes, exact or not."""
+        for index, (source, spec) in enumerate(zip(self.spans, self.layout.span_slots(count), strict=True)):
+            kept = self.lossy.slots(index, spec, start, count) if self.lossy else None
+            yield from kept if kept is not None else [(spec, source.runs(start, count))]
 
 
 def plan_reuse(
@@ -141,10 +135,14 @@ def cut(
     durable: Sequence[BlockEntry],
     unchanged_tokens: int,
     canary: mx.array | None = None,
+    is_lossy: bool = False,
+    lossy: LossyTokens | None = None,
 ) -> Cut:
     """A consistent snapshot of the state as it is now.
 
-    canary: float32 `[vocabulary]`, its canary's logits, where not all of the state is cut by token.
+    canary: float32 `[vocabulary]`, its canary's logits, where not all of the state is cut by token or it is lossy.
+    is_lossy: whether keys and values of the session have ever been kept in few bits.
+    lossy: the first tokens in the form in which they are to be kept, where that is in few bits.
 
     Raises:
         InconsistentState: ledger and caches do not describe one span, or nothing has been read yet.
@@ -156,7 +154,7 @@ def cut(
             f"The ledger has {len(state.tokens)} tokens and the caches do not.", token_count=len(state.tokens)
         )
     used = _used(state, layout)
-    sources = [_span_source(whole) for cache in used for whole in kind_of(cache).spans(cache).values()]
+    sources = [span_source(whole) for cache in used for whole in kind_of(cache).spans(cache).values()]
     reused = plan_reuse(durable, unchanged_tokens, state.checkpoints.positions)
     kept = {entry.start for entry in reused if entry.kind == "state"}
     between = [each for each in state.checkpoints if each.position not in kept]
@@ -167,8 +165,9 @@ def cut(
         tokens=state.tokens.tobytes(),
         layout=layout,
         spans=tuple(sources),
-        checkpoints={each.position: _state_source(each, layout) for each in between},
-        state=_state_source(end, layout),
+        checkpoints={each.position: _state_source(each, layout, is_lossy=is_lossy) for each in between},
+        state=_state_source(end, layout, is_lossy=is_lossy),
+        lossy=lossy,
     )
 
 
@@ -195,19 +194,11 @@ def _used(state: LiveState, layout: CacheLayout) -> list[Any]:
     return found
 
 
-def _span_source(whole: mx.array) -> SpanSource:
-    """Where a span array `[1, …, capacity, dim]` lies; evaluated."""
-    words = memory.contiguous(whole)
-    mx.eval(words)
-    *outer, capacity, dim = whole.shape
-    return SpanSource(memory.readable(words), math.prod(outer), capacity, dim * whole.itemsize)
-
-
-def _state_source(checkpoint: Checkpoint, layout: CacheLayout) -> StateSource:
+def _state_source(checkpoint: Checkpoint, layout: CacheLayout, *, is_lossy: bool) -> StateSource:
     passes = memoryview(checkpoint.passes.tobytes())
-    own = layout.state_slots(checkpoint.passes.run_count, canary=checkpoint.canary is not None)
+    own = layout.state_slots(checkpoint.passes.run_count, canary=checkpoint.canary is not None, is_lossy=is_lossy)
     views = [_bytes(checkpoint.logits), _bytes(checkpoint.random_key), passes]
-    if not layout.by_token:
+    if len(own) > len(views):
         views.append(memoryview(b"") if checkpoint.canary is None else _bytes(checkpoint.canary))
     slots = list(zip(own, views, strict=True))
     for entry in layout.recorded():

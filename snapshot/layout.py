@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any, Final
@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..memvid.blocks import SlotSpec
 from .kinds import Record, kind_named, kind_of, leaves, name_of_dtype
+from .lossy_kinds import Quantisation, exact_of, is_beside
 
 # The slots of a state record that are not a cache's: what the next token is drawn from, and how tokens were read.
 LOGITS_KIND: Final = "state.logits/1"
@@ -81,7 +82,8 @@ class CacheEntry:
     @property
     def described(self) -> str:
         """Its kind and what it holds, in words: `kv/1 k, v 8xnx128 float32`."""
-        return f"{self.kind} {_texts((*self.spans, *self.record)) if self.in_use else 'not used'}"
+        held = _texts((array, "") for array in (*self.spans, *self.record))
+        return f"{self.kind} {held if self.in_use else 'not used'}"
 
     def __str__(self) -> str:
         """What it is, without its place."""
@@ -121,19 +123,20 @@ class CacheLayout:
         """The caches with whole state, in stored order."""
         return tuple(entry for entry in self.entries if entry.has_record)
 
-    def state_slots(self, pass_count: int, *, canary: bool = False) -> tuple[SlotSpec, ...]:
+    def state_slots(self, pass_count: int, *, canary: bool = False, is_lossy: bool = False) -> tuple[SlotSpec, ...]:
         """The first slots of each state record: the logits `[vocabulary]` that the next token is drawn from, the random
         key `[2]` that draws it, and how many tokens were read at once, how often in a row, `[passes, 2]`.
 
-        Where not all of the state is cut by token, the logits `[vocabulary]` of the canary follow, or `[0]` where none
-        was taken (canary: whether one was). Else the canary is the last token itself, and its logits are those above.
+        Where not all of the state is cut by token, or keys and values are lossy, so that the logits above may have been
+        computed from others, the logits `[vocabulary]` of the canary follow, or `[0]` where none was taken (canary:
+        whether one was). Else the canary is the last token itself, and its logits are those above.
         """
         slots = (
             SlotSpec("logits", LOGITS_KIND, "float32", (self.vocabulary,)),
             SlotSpec("random_key", RANDOM_KEY_KIND, "uint32", (2,)),
             SlotSpec("passes", PASSES_KIND, "uint32", (pass_count, 2)),
         )
-        if self.by_token:
+        if self.by_token and not is_lossy:
             return slots
         return (*slots, SlotSpec("canary", CANARY_KIND, "float32", (self.vocabulary if canary else 0,)))
 
@@ -212,21 +215,33 @@ def _path_of(slot: SlotSpec) -> str:
 
 
 def _described(path: str, slots: Sequence[tuple[SlotSpec, bool]]) -> str:
-    family, version = slots[0][0].kind.partition(".")[0], slots[0][0].kind.partition("/")[2]
+    kept = list(_exact(slots))
+    family, version = kept[0][0].kind.partition(".")[0], kept[0][0].kind.partition("/")[2]
     kind = kind_named(f"{family}/{version}")
     arrays = []
-    for slot, by_token in slots:
+    for slot, by_token, loss in kept:
         name = slot.name.removeprefix(f"{path}.")
         if name != NUMBERS:
             rows = (len(slot.shape) - 2,) if by_token else kind.row_axes
             sizes = tuple(None if axis in rows else size for axis, size in enumerate(slot.shape))
-            arrays.append(ArrayLayout(name, slot.dtype, sizes))
+            arrays.append((ArrayLayout(name, slot.dtype, sizes), loss))
     return f"{kind.name} {_texts(arrays)}"
 
 
-def _texts(arrays: Sequence[ArrayLayout]) -> str:
-    """Arrays as text, those of one shape and type together: `k, v 8xnx128 float32`."""
+def _exact(slots: Sequence[tuple[SlotSpec, bool]]) -> Iterator[tuple[SlotSpec, bool, str]]:
+    """The slots as they would be without a loss, each with the loss in words."""
+    for at, (slot, by_token) in enumerate(slots):
+        quantisation = Quantisation.of_kind(slot.kind)
+        if quantisation is None:
+            yield slot, by_token, ""
+        elif not is_beside(slot):
+            loss = f" in {quantisation.bits} bits, groups of {quantisation.group_size}"
+            yield exact_of(slot, slots[at + 1][0]), by_token, loss
+
+
+def _texts(arrays: Iterable[tuple[ArrayLayout, str]]) -> str:
+    """Arrays with their losses as text, those of one shape and type together: `k, v 8xnx128 float32`."""
     alike: dict[str, list[str]] = {}
-    for array in arrays:
-        alike.setdefault(str(array), []).append(array.name)
+    for array, loss in arrays:
+        alike.setdefault(f"{array}{loss}", []).append(array.name)
     return "; ".join(f"{', '.join(names)} {text}" for text, names in alike.items())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from ..memvid.blocks import BlockEntry, SlotSpec
 from ..memvid.bundle import BundleReader
 from .errors import LayoutMismatch, MalformedSnapshot
 from .kinds import RecordShape, kind_named
 from .layout import NUMBERS, STATE_KINDS, CacheEntry, CacheLayout
+from .lossy import StoredArray, arranged
+from .lossy_kinds import KINDS as LOSSY_KINDS
 from .passes import Passes
 
 # Where in a state record they are.
@@ -43,18 +47,26 @@ class StoredState:
 
     records: tuple[StoredRecord, ...]
     passes: Passes
+    has_canary: bool
 
 
-def require_spans(reader: BundleReader, entry: BlockEntry, expected: tuple[SlotSpec, ...]) -> None:
-    """Check that a span block has exactly the slots that the model's caches are cut into: the expected ones.
+def require_spans(reader: BundleReader, entry: BlockEntry, expected: tuple[SlotSpec, ...]) -> tuple[StoredArray, ...]:
+    """Where a span block has the arrays that the model's caches are cut into: exactly the expected ones, each as it is
+    or with a loss.
 
     Raises:
         LayoutMismatch, UnsupportedCache
     """
     found = tuple(spec for spec, _ in reader.read_header(entry).slots)
-    if found != expected:
+    arrays = _arranged(found, expected)
+    if arrays is None:
         _require_known(found)
         _refuse_slots(entry, found, expected)
+    return arrays
+
+
+# All blocks of a session but the last mostly have the very same slots.
+_arranged = functools.lru_cache(maxsize=64)(arranged)
 
 
 def stored_state(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -> StoredState:
@@ -66,7 +78,9 @@ def stored_state(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -
     slots = [spec for spec, _ in reader.read_header(entry).slots]
     _require_known([slot for slot in slots if slot.kind not in STATE_KINDS])
     shapes = {slot.name: slot.shape for slot in slots}
-    own = layout.state_slots((shapes.get("passes") or (0,))[0], canary=shapes.get("canary") != (0,))
+    canary = shapes.get("canary")
+    pass_count = (shapes.get("passes") or (0,))[0]
+    own = layout.state_slots(pass_count, canary=canary != (0,), is_lossy=canary is not None)
     if tuple(slots[: len(own)]) != own:
         _refuse_slots(entry, slots, own)
     try:
@@ -80,7 +94,7 @@ def stored_state(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -
         at = record.first_slot + len(record.slots)
     if at != len(slots):
         raise _malformed(entry, f"it has {len(slots) - at} slots too many")
-    return StoredState(tuple(records), passes)
+    return StoredState(tuple(records), passes, canary is not None)
 
 
 def _stored_record(
@@ -119,10 +133,11 @@ def _require_admitted(entry: BlockEntry, cache: CacheEntry, arrays: dict[str, Sl
 def _require_known(slots: Sequence[SlotSpec]) -> None:
     for kind in dict.fromkeys(slot.kind for slot in slots):
         family, version = kind.partition(".")[0], kind.partition("/")[2]
-        kind_named(f"{family}/{version}")
+        if f"{family}/{version}" not in LOSSY_KINDS:
+            kind_named(f"{family}/{version}")
 
 
-def _refuse_slots(entry: BlockEntry, found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> None:
+def _refuse_slots(entry: BlockEntry, found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> NoReturn:
     differing = [str(spec) for spec, wanted in zip(found, expected, strict=False) if spec != wanted]
     raise LayoutMismatch(
         f"The block at token {entry.start} has {len(found)} slots where the model's caches have {len(expected)}"

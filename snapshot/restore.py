@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,11 +24,13 @@ from ..memvid.identity import Identity
 from . import memory
 from .caches import truncate
 from .canary import Expectation
+from .checkpoints import Checkpoint
 from .errors import ContextTooShort, MalformedSnapshot, NonFiniteState, NoSuchPosition
 from .finite import is_drawable
 from .identity import require_same
 from .kinds import Record, dtype_named, kind_named, kind_of, leaves
 from .layout import ArrayLayout, CacheLayout
+from .lossy import Loss, StoredArray, expand
 from .pages import LargePages
 from .passes import Passes
 from .records import CANARY_SLOT, LOGITS_SLOT, RANDOM_KEY_SLOT, StoredRecord, require_spans, stored_state
@@ -43,17 +45,20 @@ ReadSlots = Callable[[BlockEntry, Sequence[tuple[int, Sequence[memoryview]]]], N
 class WakePlan:
     """What a wake will read, decided from the manifest and the block headers, before any memory is taken.
 
-    spans: the blocks to read, in order; filled_tokens: how many tokens are in them.
+    spans: the blocks to read, in order; arrays: where each of them has the span arrays; filled_tokens: how many tokens
+        are in them.
     state: the record to read, None where there is none at or before the position that could be used.
     records: what is in it, cache by cache.
     resumed_tokens: how much of the session the caches hold once they are filled and cut back.
     target_tokens: how much of it is wanted; what lies between has to be computed.
     tokens: the ledger's bytes up to the target; passes: how it was read, as far as it is known.
     checkpoints: positions of the records in between that stay usable.
+    has_canary: whether the record has a slot for the canary's logits.
     """
 
     layout: CacheLayout
     spans: tuple[BlockEntry, ...]
+    arrays: tuple[tuple[StoredArray, ...], ...]
     filled_tokens: int
     state: BlockEntry | None
     records: tuple[StoredRecord, ...]
@@ -62,6 +67,7 @@ class WakePlan:
     tokens: bytes
     passes: Passes
     checkpoints: tuple[int, ...]
+    has_canary: bool = False
 
     @property
     def has_logits(self) -> bool:
@@ -85,6 +91,19 @@ class WakePlan:
     def read_bytes(self) -> int:
         """Bytes of state that the wake reads and verifies."""
         return sum(entry.raw_bytes for entry in self.spans) + (self.state.raw_bytes if self.state else 0)
+
+    @property
+    def loss(self) -> Loss | None:
+        """What the blocks that are read have lost; None where all of them are exact."""
+        kept = [
+            (array.quantisation.bits, entry.end)
+            for entry, arrays in zip(self.spans, self.arrays, strict=True)
+            for array in arrays
+            if array.quantisation is not None
+        ]
+        if not kept:
+            return None
+        return Loss(min(bits for bits, _ in kept), min(max(end for _, end in kept), self.target_tokens))
 
     @property
     def memory_bytes(self) -> int:
@@ -133,8 +152,7 @@ def plan_wake(
         )
     spans, states = _chain_of(reader)
     expected = functools.cache(layout.span_slots)  # the same for all blocks but the last
-    for entry in spans:
-        require_spans(reader, entry, expected(entry.token_count))
+    arrays = {entry.id: require_spans(reader, entry, expected(entry.token_count)) for entry in spans}
     tokens = reader.tokens()[: 4 * target]
     highest = max(token_array(tokens), default=0)
     if highest >= layout.vocabulary:
@@ -143,13 +161,14 @@ def plan_wake(
             token=highest,
             vocabulary=layout.vocabulary,
         )
-    return _planned(reader, layout, spans, states, target, tokens)
+    return _planned(reader, layout, spans, arrays, states, target, tokens)
 
 
 def _planned(
     reader: BundleReader,
     layout: CacheLayout,
     spans: Sequence[BlockEntry],
+    arrays: Mapping[bytes, tuple[StoredArray, ...]],
     states: Sequence[BlockEntry],
     target: int,
     tokens: bytes,
@@ -157,21 +176,25 @@ def _planned(
     """Which blocks to read for the first `target` tokens: those that leave the least to compute."""
     state: BlockEntry | None = None
     records: tuple[StoredRecord, ...] = ()
+    has_canary = False
     resumed = target
     later = next((each for each in states if each.start >= target), None)
     if later is not None:
         found = stored_state(reader, later, layout)
         if later.start == target or all(record.reaches_back for record in found.records):
-            state, records = later, found.records
+            state, records, has_canary = later, found.records, found.has_canary
     if state is None and not layout.by_token:
         state = next((each for each in reversed(states) if each.start <= target), None)
         resumed = state.start if state else 0
-        records = stored_state(reader, state, layout).records if state else ()
+        if state is not None:
+            found = stored_state(reader, state, layout)
+            records, has_canary = found.records, found.has_canary
     wanted = tuple(entry for entry in spans if entry.start < resumed)
     read_by = stored_state(reader, states[-1], layout).passes if states else Passes()
     return WakePlan(
         layout=layout,
         spans=wanted,
+        arrays=tuple(arrays[entry.id] for entry in wanted),
         filled_tokens=wanted[-1].end if wanted else 0,
         state=state,
         records=records,
@@ -180,6 +203,7 @@ def _planned(
         tokens=tokens,
         passes=read_by.cut(target),
         checkpoints=tuple(each.start for each in states if each.start <= target and each is not states[-1]),
+        has_canary=has_canary,
     )
 
 
@@ -270,7 +294,7 @@ class Filling:
     def _expect(self, reader: BundleReader, state: BlockEntry) -> None:
         if not self.plan.has_logits:
             return
-        if self.plan.layout.by_token:
+        if not self.plan.has_canary:
             # The last token is run again alone: the same bits only if it was read alone.
             self.expected = Expectation(bytes(self._logits), exact=self.plan.passes.cut(state.start).last == 1)
         elif logits := reader.read_slot(state, CANARY_SLOT):
@@ -341,19 +365,47 @@ class Filling:
         words = self.spans[index]
         large.back(words)
         *outer, capacity, dim = words.shape
-        target = memory.writable(words)
-        for entry in self.plan.spans:
+        target, values = memory.writable(words), np.asarray(words)
+        for entry, arrays in zip(self.plan.spans, self.plan.arrays, strict=True):
+            stored = arrays[index]
+            if stored.quantisation is not None:
+                parts = [memoryview(bytearray(slot.size_bytes)) for slot in stored.slots]
+                source(entry, [(stored.first_slot + at, [part]) for at, part in enumerate(parts)])
+                values[0, ..., entry.start : entry.end, :] = expand(stored, parts)
+                continue
             runs = memory.head_runs(
                 target, math.prod(outer), capacity, dim * words.itemsize, entry.start, entry.token_count
             )
-            source(entry, [(index, runs)])
+            source(entry, [(stored.first_slot, runs)])
         # What the memory held before is nobody's business, and a NaN among it would outlive a mask's zero.
-        np.asarray(words)[..., self.plan.filled_tokens :, :] = 0
+        values[..., self.plan.filled_tokens :, :] = 0
 
     def _fill_whole(self, source: ReadSlots, large: LargePages, slot: int, words: mx.array) -> None:
         assert self.plan.state is not None
         large.back(words)
         source(self.plan.state, [(slot, [memory.writable(words)])])
+
+
+def read_checkpoint(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -> Checkpoint:
+    """A state record as a checkpoint in memory, verified, without the logits of its canary: for a chain whose blocks
+    before it become others, from which the canary would compute something else. Runs on the engine thread.
+
+    Raises:
+        LayoutMismatch, UnsupportedCache, MalformedSnapshot; StoreError where it is damaged.
+    """
+    stored = stored_state(reader, entry, layout)
+    records = {}
+    for record in stored.records:
+        arrays = []
+        for slot, spec in enumerate(record.slots, start=record.first_slot):
+            words = memory.allocate(spec.shape, dtype_named(spec.dtype))
+            reader.read_slots_into(entry, [(slot, [memory.writable(words)])])
+            arrays.append(words)
+        records[record.entry.path] = _record(record, arrays)
+    logits = mx.array(np.frombuffer(reader.read_slot(entry, LOGITS_SLOT), dtype="<f4"))
+    random_key = mx.array(np.frombuffer(reader.read_slot(entry, RANDOM_KEY_SLOT), dtype="<u4"))
+    mx.eval([list(record.arrays.values()) for record in records.values()], logits, random_key)
+    return Checkpoint(entry.start, records, logits, random_key, stored.passes)
 
 
 def _record(stored: StoredRecord, arrays: Sequence[mx.array]) -> Record:

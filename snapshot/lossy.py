@@ -1,0 +1,234 @@
+"""Lossy blocks: keys and values of plain caches in 8 or 4 bits, under slot kinds of their own.
+
+An array of a span block is exact, or three slots in its place: words, scales and biases, as `mx.quantize` makes them
+of rows that are cut into groups. Their kind names bits and group (`kv8g64.k/1`), so whoever reads a slot knows that it
+is lossy, and a version that does not know those bits refuses it by name.
+
+A value is `scale * level + bias` in float32, product and sum each rounded, then rounded to the array's own type.
+That is what `mx.dequantize` gives of float32 where operations are not fused. Of half types it computes in their own
+arithmetic, which loses more, and fused operations give other last bits. So the arithmetic here is ours, of operations
+that are rounded in the same way everywhere: a lossy block holds the same numbers on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..memvid.blocks import BLOCK_TOKENS, SlotSpec
+from .errors import MalformedSnapshot, NonFiniteState
+from .kinds import kind_of, leaves
+from .layout import CacheLayout
+from .lossy_kinds import BITS, Quantisation, choose
+from .spans import SpanSource, span_source
+
+Buffer = memoryview | bytes | bytearray
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and
+    whatever was read behind them was computed from those."""
+
+    bits: int
+    tokens: int
+
+    def within(self, token_count: int) -> Loss | None:
+        """What is left of it in a session that is cut back to its first tokens."""
+        return Loss(self.bits, min(self.tokens, token_count)) if token_count else None
+
+    def to_map(self) -> dict[str, int]:
+        """As the session map keeps it."""
+        return {"bits": self.bits, "tokens": self.tokens}
+
+    @classmethod
+    def from_map(cls, stored: object) -> Loss | None:
+        """Out of a session map; None where it has none.
+
+        Raises:
+            ValueError: it is not what `to_map` makes.
+        """
+        if stored is None:
+            return None
+        if not isinstance(stored, Mapping) or stored.keys() != {"bits", "tokens"}:
+            raise ValueError("lossy is not bits and tokens")
+        bits, tokens = stored["bits"], stored["tokens"]
+        if type(bits) is not int or bits not in BITS or type(tokens) is not int or tokens < 1:
+            raise ValueError(f"lossy says {bits!r} bits of {tokens!r} tokens")
+        return cls(bits, tokens)
+
+
+def worst(first: Loss | None, second: Loss | None) -> Loss | None:
+    """Both losses as one: the fewest bits, of the most tokens."""
+    if first is None or second is None:
+        return first or second
+    return Loss(min(first.bits, second.bits), max(first.tokens, second.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """How a block keeps one span array. exact: its slot as it would be without a loss; first_slot: where in the block
+    it begins; quantisation: None where it is exact."""
+
+    exact: SlotSpec
+    first_slot: int
+    quantisation: Quantisation | None
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The slots that it takes."""
+        return (self.exact,) if self.quantisation is None else self.quantisation.slots(self.exact)
+
+
+def arranged(found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> tuple[StoredArray, ...] | None:
+    """The arrays that a block's slots hold; None unless they are the expected ones in order, each exact or lossy."""
+    arrays, at = [], 0
+    for exact in expected:
+        quantisation = None
+        if at < len(found) and found[at] != exact:
+            quantisation = Quantisation.of_kind(found[at].kind)
+            if quantisation is None or not quantisation.fits(exact):
+                return None
+        array = StoredArray(exact, at, quantisation)
+        if tuple(found[at : at + len(array.slots)]) != array.slots:
+            return None
+        arrays.append(array)
+        at += len(array.slots)
+    return tuple(arrays) if at == len(found) else None
+
+
+def expand(stored: StoredArray, parts: Sequence[Buffer]) -> np.ndarray:
+    """The values that words, scales and biases stand for: integers of the array's own width, bit for bit its numbers,
+    of the shape of the exact slot.
+
+    Takes three times the memory of that in float32 for a moment, so it is given a block at a time.
+
+    Raises:
+        MalformedSnapshot: a scale or a bias is no number.
+    """
+    assert stored.quantisation is not None
+    *outer, dim = stored.exact.shape
+    group = stored.quantisation.group_size
+    scales, biases = (_widened(part, stored.exact.dtype) for part in parts[1:])
+    if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
+        raise MalformedSnapshot(
+            f"{stored.exact.name} is kept with a scale that is no number.", slot=stored.slots[1].name
+        )
+    levels = _levels(parts[0], stored.quantisation.bits).reshape(*outer, dim // group, group)
+    values = levels.astype(np.float32)
+    with np.errstate(over="ignore"):
+        values *= scales.reshape(*outer, dim // group, 1)
+        values += biases.reshape(*outer, dim // group, 1)
+        return _narrowed(values.reshape(*outer, dim), stored.exact.dtype)
+
+
+def _levels(words: Buffer, bits: int) -> np.ndarray:
+    """The integers in words, in which the first one has the lowest bits."""
+    octets = np.frombuffer(words, dtype=np.uint8)
+    return octets if bits == 8 else np.stack([octets & 15, octets >> 4], axis=-1)
+
+
+def _widened(part: Buffer, dtype: str) -> np.ndarray:
+    if dtype == "bfloat16":
+        return (np.frombuffer(part, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(part, dtype="<f4" if dtype == "float32" else "<f2").astype(np.float32)
+
+
+def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Rounded to the nearest number of a type, to the even one of two; as integers of its width."""
+    if dtype == "float32":
+        return values.view(np.uint32)
+    if dtype == "float16":
+        return values.astype(np.float16).view(np.uint16)
+    bits = values.view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+@dataclass(frozen=True, slots=True)
+class LossyTokens:
+    """The first tokens of a session in the form in which lossy blocks keep them, whole blocks of them.
+
+    arrays: for each span array in stored order how it is kept and where its words, scales and biases lie; None for one
+        that stays exact.
+    """
+
+    bits: int
+    token_count: int
+    arrays: tuple[tuple[Quantisation, tuple[SpanSource, ...]] | None, ...]
+
+    def slots(
+        self, index: int, exact: SlotSpec, start: int, count: int
+    ) -> list[tuple[SlotSpec, list[memoryview]]] | None:
+        """What a block of these tokens keeps of one array; None where it keeps the array itself."""
+        kept = self.arrays[index]
+        if kept is None or start + count > self.token_count:
+            return None
+        quantisation, sources = kept
+        return [
+            (slot, source.runs(start, count)) for slot, source in zip(quantisation.slots(exact), sources, strict=True)
+        ]
+
+
+def stored_bytes(layout: CacheLayout, bits: int) -> int:
+    """Raw bytes of a full span block whose arrays are kept in that many bits, where they can be."""
+    total = 0
+    for exact in layout.span_slots(BLOCK_TOKENS):
+        quantisation = choose(exact, bits)
+        slots = (exact,) if quantisation is None else quantisation.slots(exact)
+        total += sum(slot.size_bytes for slot in slots)
+    return total
+
+
+def quantise(
+    caches: Sequence[Any], layout: CacheLayout, token_count: int, bits: int
+) -> Generator[None, None, LossyTokens]:
+    """Quantise the first tokens of caches, array by array, and put into them what a wake will give back: the caches
+    are then those of the session that sleeps. Runs on the engine thread.
+
+    token_count: a whole number of blocks. Beside the caches it takes the bytes that will be stored, and one array three
+    times.
+
+    Raises:
+        NonFiniteState: a group spans more than its type can hold. Caches before it are quantised then: the state is not
+            to be used any more.
+    """
+    assert token_count % BLOCK_TOKENS == 0
+    arrays: list[tuple[Quantisation, tuple[SpanSource, ...]] | None] = []
+    for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
+        for each in entry.spans:
+            exact = entry.slot(each.name, each.dtype, each.sized(BLOCK_TOKENS))
+            quantisation = choose(exact, bits)
+            if quantisation is None:
+                arrays.append(None)
+                continue
+            whole = kind_of(cache).spans(cache)[each.name]
+            parts = mx.quantize(whole[..., :token_count, :], group_size=quantisation.group_size, bits=bits)
+            sources = tuple(span_source(part) for part in parts)
+            values = _values(StoredArray(exact, 0, quantisation), sources, token_count)
+            whole[..., :token_count, :] = mx.array(values).view(whole.dtype)[None]
+            mx.eval(whole)
+            arrays.append((quantisation, sources))
+            yield
+    return LossyTokens(bits, token_count, tuple(arrays))
+
+
+def _values(stored: StoredArray, sources: Sequence[SpanSource], token_count: int) -> np.ndarray:
+    """What a wake gives back of an array, block by block."""
+    *outer, _, dim = stored.exact.shape
+    values = np.empty((*outer, token_count, dim), dtype=f"<u{stored.exact.element_bytes}")
+    for start in range(0, token_count, BLOCK_TOKENS):
+        parts = [b"".join(source.runs(start, BLOCK_TOKENS)) for source in sources]
+        try:
+            values[..., start : start + BLOCK_TOKENS, :] = expand(stored, parts)
+        except MalformedSnapshot as error:
+            raise NonFiniteState(
+                f"{stored.exact.name} spans more between token {start} and {start + BLOCK_TOKENS} than can be kept in "
+                "few bits; the session stays as it is.",
+                slot=stored.exact.name,
+                start=start,
+            ) from error
+    return values
