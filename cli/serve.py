@@ -107,6 +107,17 @@ KeepFreeOption = Annotated[
 ]
 
 
+KvBitsOption = Annotated[
+    Literal["8", "4"] | None,
+    typer.Option(
+        "--kv-bits",
+        show_default=False,
+        help="Keep keys and values in so many bits: less memory and disk, and no longer the model's own numbers.",
+    ),
+]
+KvGroupOption = Annotated[
+    Literal["32", "64", "128"], typer.Option("--kv-group", help="How many of these numbers share a scale.")
+]
 CanaryPolicy = Literal["always", "changed", "never"]
 CanaryOption = Annotated[
     CanaryPolicy,
@@ -121,6 +132,8 @@ def serve(
     model: ModelsOption = None,
     adapter: AdaptersOption = None,
     fuse: FuseOption = False,
+    kv_bits: KvBitsOption = None,
+    kv_group: KvGroupOption = "64",
     check_models: CheckModelsOption = False,
     canary: CanaryOption = "always",
     store: ServedStoreOption = None,
@@ -168,6 +181,7 @@ def serve(
         for option, value in budgets.items():
             arguments += [] if value is None else [option, str(value)]
         arguments += ["--fuse"] * fuse + ["--check-models"] * check_models
+        arguments += [] if kv_bits is None else ["--kv-bits", kv_bits, "--kv-group", kv_group]
         arguments += [] if canary == "always" else ["--canary", canary]
         return _serve_in_background(arguments, store, log, as_json=as_json)
     if log is not None:
@@ -183,6 +197,8 @@ def serve(
             models=models,
             adapters=adapters,
             fuse=fuse,
+            kv_bits=None if kv_bits is None else int(kv_bits),
+            kv_group=int(kv_group),
             check_models=check_models,
             canary=canary,
             json=as_json,

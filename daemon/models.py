@@ -20,9 +20,11 @@ from mlx_lm.utils import hf_repo_to_path
 
 from ..memvid.identity import Identity
 from ..snapshot.adapter_files import identify_adapter
+from ..snapshot.caches import arrays_of
 from ..snapshot.digests import DigestCache
 from ..snapshot.errors import ModelFilesChanging
-from ..snapshot.kv_format import kv_format_of
+from ..snapshot.kinds import quantised
+from ..snapshot.kv_format import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice, kv_format_of
 from ..snapshot.layout import CacheLayout, layout_of
 from ..snapshot.model_files import NO_ADAPTER, identify
 from ..snapshot.state import LiveState
@@ -30,6 +32,8 @@ from . import backend
 from .adapters import AdapterChoice, attach, folder_of
 from .errors import ModelUnavailable
 from .turns import Render, renderer
+
+__all__ = ("DEFAULT_KV_GROUP", "KV_BITS", "KV_GROUPS", "KvChoice", "LoadedModel", "load_model")
 
 DEMO_MODEL_NAME = "demo"
 DEMO_MODEL_FOLDER = Path(__file__).parent / "demo_model"
@@ -64,11 +68,11 @@ class LoadedModel:
     end_tokens: frozenset[int]
     control_texts: frozenset[str]
     render: Render
+    kv: KvChoice | None = None
 
     def new_caches(self) -> list[Any]:
         """Empty caches, one a layer."""
-        caches: list[Any] = make_prompt_cache(self.network)
-        return caches
+        return _new_caches(self.network, self.kv)
 
     def extend(self, tokens: Sequence[int], state: LiveState) -> mx.array:
         """Read tokens into the state's caches; the unevaluated logits `[1, len(tokens), vocabulary]`.
@@ -108,13 +112,20 @@ class LoadedModel:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
-def load_model(name: str, source: str, digests: DigestCache, adapter: AdapterChoice | None = None) -> LoadedModel:
+def load_model(
+    name: str,
+    source: str,
+    digests: DigestCache,
+    adapter: AdapterChoice | None = None,
+    kv: KvChoice | None = None,
+) -> LoadedModel:
     """Load a model, evaluate every weight, and find out its identity. Runs on the engine thread.
 
-    source: a folder, or a name on the hub. adapter: what to load on top of it.
+    source: a folder, or a name on the hub. adapter: what to load on top of it. kv: how to quantise its keys and values
+        as they are computed; they are kept as numbers of the computing type if None.
 
     Raises:
-        ModelUnavailable: there is no such model, or mlx-lm cannot load it.
+        ModelUnavailable: there is no such model, mlx-lm cannot load it, or it cannot keep its KV quantised so.
         ModelFilesChanging: the files were written to while they were being loaded.
         AdapterUnavailable, AdapterFilesMissing, AdapterMismatch: the adapter is not there, not whole, or of another
             model.
@@ -132,7 +143,7 @@ def load_model(name: str, source: str, digests: DigestCache, adapter: AdapterCho
     compute_dtype = _settle_dtype(network)
     # All of it, now: a lazily loaded weight would be read from a file that may change under the daemon (threat 53).
     mx.eval(network.parameters())
-    layout = _probe_layout(network)
+    layout = _probe_layout(network, name, kv)
     identity = identify(
         folder,
         chat_template=_template_of(tokenizer),
@@ -162,6 +173,7 @@ def load_model(name: str, source: str, digests: DigestCache, adapter: AdapterCho
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         control_texts=frozenset(str(text) for text in tokenizer.get_added_vocab()),
         render=renderer(tokenizer),
+        kv=kv,
     )
 
 
@@ -222,11 +234,29 @@ def _template_of(tokenizer: Any) -> object:
     return text if module is None else {"text": text, "code": inspect.getsource(module)}
 
 
-def _probe_layout(network: Any) -> CacheLayout:
+def _new_caches(network: Any, kv: KvChoice | None) -> list[Any]:
+    caches: list[Any] = make_prompt_cache(network)
+    if kv is None:
+        return caches
+    return [quantised(cache, bits=kv.bits, group_size=kv.group_size) for cache in caches]
+
+
+def _probe_layout(network: Any, name: str, kv: KvChoice | None) -> CacheLayout:
     """Read one token, and look at what that made the caches hold; it also warms the model up."""
-    caches = make_prompt_cache(network)
-    logits = network(mx.array([[0]]), cache=caches)
-    mx.eval(logits)
+    caches = _new_caches(network, kv)
+    try:
+        logits = network(mx.array([[0]]), cache=caches)
+        mx.eval(logits, arrays_of(caches))
+    except Exception as error:  # a model's code raises whatever a cache that it does not expect leads to
+        if kv is None:
+            raise
+        raise ModelUnavailable(
+            f"Model {name!r} cannot keep its KV in {kv.bits} bits in groups of {kv.group_size}: {_first_line(error)}. "
+            "Choose a group that divides the size of its heads, or serve it without --kv-bits.",
+            model=name,
+            bits=kv.bits,
+            group_size=kv.group_size,
+        ) from error
     return layout_of(caches, int(logits.shape[-1]))
 
 

@@ -28,6 +28,7 @@ from ..snapshot.blas import library_in_use
 from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
 from ..snapshot.identity import require_nothing_differs
+from ..snapshot.kv_format import KvChoice
 from ..snapshot.state import LiveState, token_array
 from . import generation, listing
 from .adapters import AdapterChoice
@@ -94,6 +95,7 @@ class Service:
         store_path: str | os.PathLike[str] | None = None,
         models: Mapping[str, str] | None = None,
         adapters: Mapping[str, AdapterChoice] | None = None,
+        kv: KvChoice | None = None,
         digest_cache: Path | None = None,
         check_models: bool = False,
         store_budget: int | None = None,
@@ -104,6 +106,7 @@ class Service:
         """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
         in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
 
+        kv: how all of them quantise keys and values as they compute them; not at all if None.
         adapters: by the name of the model that each is loaded on top of.
         canary: when a wake proves that the state computes what the slept one did.
         check_models: read every model file anew, whatever is remembered of it; `warnings` then names those that had
@@ -130,7 +133,7 @@ class Service:
             digests = DigestCache(digest_cache or default_cache_path(), full=check_models)
             loaded = {}
             for name, source in sources.items():
-                loaded[name] = await engine.call(partial(load_model, name, source, digests, adapters.get(name)))
+                loaded[name] = await engine.call(partial(load_model, name, source, digests, adapters.get(name), kv))
             return cls(store, engine, loaded, changed_unseen=digests.changed_unseen, canary=canary)
         except BaseException:
             await asyncio.to_thread(engine.stop)

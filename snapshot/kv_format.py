@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from .layout import CacheEntry, CacheLayout
 
 PLAIN: Final = "float"
+KV_BITS: Final = (8, 4)
+KV_GROUPS: Final = (32, 64, 128)
+DEFAULT_KV_GROUP: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KvChoice:
+    """How keys and values are quantised as they are computed: bits a number, and how many numbers share a scale."""
+
+    bits: int
+    group_size: int = DEFAULT_KV_GROUP
 
 
 def kv_format_of(layout: CacheLayout) -> str:

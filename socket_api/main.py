@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..daemon.adapters import AdapterChoice
 from ..daemon.canary import POLICIES, Policy
+from ..daemon.models import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice
 from ..daemon.results import CloseReport
 from ..daemon.service import Service
 from ..errors import TorporError
@@ -27,7 +28,8 @@ from .serving import serve_until_signal
 class ServeOptions:
     """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
     object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
-    model file anew. `canary`: when a wake proves its state by computing one token. The budgets are bytes: what the
+    model file anew. `kv_bits` and `kv_group` quantise keys and values. `canary`: when a wake proves its state by
+    computing one token. The budgets are bytes: what the
     store may hold, may write in a day, and leaves free on the disk."""
 
     store: Path | None = None
@@ -35,6 +37,8 @@ class ServeOptions:
     models: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     fuse: bool = False
+    kv_bits: int | None = None
+    kv_group: int = DEFAULT_KV_GROUP
     check_models: bool = False
     canary: Policy = "always"
     json: bool = False
@@ -57,6 +61,7 @@ def run(options: ServeOptions) -> None:
         service = await Service.open(
             store_path=options.store,
             models=options.models,
+            kv=None if options.kv_bits is None else KvChoice(options.kv_bits, options.kv_group),
             adapters={name: AdapterChoice(path, options.fuse) for name, path in options.adapters.items()},
             check_models=options.check_models,
             canary=options.canary,
@@ -102,6 +107,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         "--adapter", action="append", default=[], type=_named_folder, metavar="NAME=PATH", help="an adapter for it"
     )
     parser.add_argument("--fuse", action="store_true", help="add the adapters to the weights")
+    parser.add_argument("--kv-bits", type=int, choices=KV_BITS, help="quantise keys and values to so many bits")
+    parser.add_argument(
+        "--kv-group", type=int, choices=KV_GROUPS, default=DEFAULT_KV_GROUP, help="how many numbers share a scale"
+    )
     parser.add_argument("--check-models", action="store_true", help="read every model file anew")
     parser.add_argument(
         "--canary", choices=POLICIES, default="always", help="when a wake computes one token to prove its state"
@@ -120,6 +129,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         socket=parsed.socket or default_socket_path(),
         models=dict(parsed.model),
         adapters=dict(parsed.adapter),
+        kv_bits=parsed.kv_bits,
+        kv_group=parsed.kv_group,
         fuse=parsed.fuse,
         check_models=parsed.check_models,
         canary=parsed.canary,

@@ -111,6 +111,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def quantisable_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose heads can be quantised in groups of 32; tests must not write into it."""
+    return write_model(tmp_path_factory.mktemp("models") / "quantisable", head_dim=32)
+
+
 @pytest.fixture
 def own_tiny_model(tiny_model: Path, tmp_path: Path) -> Path:
     """A copy of the tiny model that a test may change."""

@@ -37,8 +37,11 @@ def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(
 
     monkeypatch.setattr(background, "start", start)
     given = {"model": ["m=/m"], "adapter": ["m=/a"], "fuse": True, "check_models": True}
+    given |= {"kv_bits": "8", "kv_group": "32", "canary": "changed"}
     serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, **given)
-    assert started[0][-6:] == ["--model", "m=/m", "--adapter", "m=/a", "--fuse", "--check-models"]
+    wanted = ["--model", "m=/m", "--adapter", "m=/a", "--fuse", "--check-models"]
+    wanted += ["--kv-bits", "8", "--kv-group", "32", "--canary", "changed"]
+    assert started[0][-len(wanted) :] == wanted
 
 
 def test_the_daemon_in_this_process_gets_them_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -46,6 +49,7 @@ def test_the_daemon_in_this_process_gets_them_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torpor.socket_api.main.run", handed.append)
     assert serve.serve(store=tmp_path, model=["m=/m"], adapter=["m=~/a"], fuse=True, check_models=True) == 0
     (options,) = handed
+    assert (options.kv_bits, options.kv_group, options.canary) == (None, 64, "always")
     assert (options.adapters, options.fuse, options.check_models) == ({"m": str(Path.home() / "a")}, True, True)
 
 

@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share session_rig.py
 
 from session_rig import MODEL, Rigged, open_rigged
+from torpor.daemon.models import KvChoice
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,5 +47,17 @@ def open_rig(store: Path, tiny_model: Path, digest_cache: Path) -> OpenRig:
 
     def opener(model: Path = tiny_model, store: Path = store, **options: Any) -> AbstractAsyncContextManager[Rigged]:
         return open_rigged(store, {MODEL: str(model)}, digest_cache, **options)
+
+    return opener
+
+
+@pytest.fixture
+def open_kind(open_rig: OpenRig, models_of_kinds: Callable[[str], Path], quantisable_model: Path) -> OpenRig:
+    """As `open_rig`, with a tiny model of that architecture; `quantised` is one that keeps its KV in 8 bits."""
+
+    def opener(kind: str, **options: Any) -> AbstractAsyncContextManager[Rigged]:
+        if kind == "quantised":
+            return open_rig(quantisable_model, kv=KvChoice(8, 32), **options)
+        return open_rig(models_of_kinds(kind), **options)
 
     return opener

@@ -11,7 +11,7 @@ import pytest
 from session_rig import ignore
 from torpor.daemon import models
 from torpor.daemon.errors import ModelUnavailable
-from torpor.daemon.models import DEFAULT_CONTEXT_TOKENS, LoadedModel, load_model
+from torpor.daemon.models import DEFAULT_CONTEXT_TOKENS, KvChoice, LoadedModel, load_model
 from torpor.daemon.service import Service
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import IdentityMismatch, ModelFilesChanging, UnsupportedCache
@@ -151,11 +151,11 @@ def test_files_that_change_while_they_are_loaded_are_refused_threat_53(
     """Else the identity would be that of other files than those that were loaded."""
     probe = models._probe_layout
 
-    def change_meanwhile(network: Any) -> Any:
+    def change_meanwhile(network: Any, *given: Any) -> Any:
         path = own_tiny_model / name
         data = bytearray(path.read_bytes())
         path.write_bytes(data + b" ")
-        return probe(network)
+        return probe(network, *given)
 
     monkeypatch.setattr(models, "_probe_layout", change_meanwhile)
     with pytest.raises(ModelFilesChanging):
@@ -171,11 +171,11 @@ def test_every_weight_is_in_memory_before_the_model_first_computes_threat_53(
     path, probe = own_tiny_model / "model.safetensors", models._probe_layout
     data = path.read_bytes()
 
-    def disturb_meanwhile(network: Any) -> Any:
+    def disturb_meanwhile(network: Any, *given: Any) -> Any:
         with path.open("r+b") as file:
             file.seek(len(data) // 2)
             file.write(bytes(len(data) - len(data) // 2))
-        layout = probe(network)
+        layout = probe(network, *given)
         with path.open("r+b") as file:
             file.write(data)
         return layout
@@ -353,3 +353,20 @@ def write_other_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
     mx.eval(weights)
     mx.save_safetensors(path, {name: value * -1.1 for name, value in weights.items()}, {"format": "mlx"})
     return folder
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(8, 32), (4, 32)])
+def test_a_model_can_keep_its_kv_quantised_and_its_identity_says_so_qc14(
+    quantisable_model: Path, digests: DigestCache, bits: int, group_size: int
+) -> None:
+    model = load_model("m", str(quantisable_model), digests, kv=KvChoice(bits, group_size))
+    assert {type(cache).__name__ for cache in model.new_caches()} == {"QuantizedKVCache"}
+    assert dict(model.identity.parts)["kv_format"] == f"q{bits}g{group_size}"
+    assert f"bits={bits}" in str(model.layout)
+    assert model.identity.digest != load_model("m", str(quantisable_model), digests).identity.digest
+
+
+def test_groups_that_do_not_divide_the_heads_are_refused_by_name(tiny_model: Path, digests: DigestCache) -> None:
+    with pytest.raises(ModelUnavailable, match="groups of 64") as refusal:
+        load_model("m", str(tiny_model), digests, kv=KvChoice(8, 64))
+    assert (refusal.value.bits, refusal.value.group_size) == (8, 64)

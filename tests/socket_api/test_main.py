@@ -30,6 +30,10 @@ def test_adapters_are_named_by_their_model_and_fused_if_asked() -> None:
     assert parse_arguments([]).adapters == {}
     options = parse_arguments(["--adapter", "a=/x", "--adapter", "b=/y=z"])
     assert (dict(options.adapters), options.fuse, options.check_models) == ({"a": "/x", "b": "/y=z"}, False, False)
+    options = parse_arguments(["--kv-bits", "8", "--kv-group", "32", "--canary", "never"])
+    assert (options.kv_bits, options.kv_group, options.canary) == (8, 32, "never")
+    options = parse_arguments([])
+    assert (options.kv_bits, options.kv_group, options.canary) == (None, 64, "always")
     options = parse_arguments(["--adapter", "a=/x", "--fuse", "--check-models"])
     assert (options.fuse, options.check_models) == (True, True)
 
