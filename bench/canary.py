@@ -3,8 +3,8 @@
 The demo model's caches are cut by token: its canary is the last token run again at wake, and nothing at sleep. The
 other is made here with random weights in the shape of LFM2-350M's first six layers (convolutions beside attention):
 there a token is run at sleep, one at each checkpoint, and one at wake. For each length of context, round by round and
-with the policies taking turns: seconds of a sleep until its receipt, of a wake, and of the canary within it; beside them
-the seconds of one token that the woken session writes, which is what a canary is.
+with the policies taking turns: seconds of a sleep until its receipt, of a wake, and of the canary within it; beside
+them the seconds of one token that the woken session writes, which is what a canary is.
 
 Medians are reported. Nothing else should run on the machine.
 """
