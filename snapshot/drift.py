@@ -61,7 +61,7 @@ def common_tokens(one: BundleReader, other: BundleReader) -> int:
         if mine.id != others.id:
             tokens, theirs = one.read_header(mine).tokens, other.read_header(others).tokens
             alike = _common_bytes(tokens, theirs) // TOKEN_BYTES
-            if alike < mine.token_count or alike < others.token_count:
+            if alike < mine.token_count:
                 return common + alike
         common = mine.end
     return common

@@ -57,7 +57,7 @@ class Kept:
             if hasattr(cache, "maybe_trim_front"):
                 cache.maybe_trim_front()
             if hasattr(cache, "cache"):
-                cache[0] = mx.array(self.numbers(layer, 0, start + count - 1, 1, 8)[:, 0])
+                cache[0] = mx.array(self.numbers(layer, 0, start + count - 1, 1, KEY_DIM)[:, 0])
                 cache[2] = mx.arange(start + count - 3, start + count, dtype=mx.int64)[None]
                 continue
             keys = self.numbers(layer, 0, start, count, KEY_DIM)

@@ -145,11 +145,13 @@ def _fill_list(held: list[Any], start: int, count: int) -> None:
 def test_arrays_without_tokens_have_norms_and_outliers(kept: MakeKept) -> None:
     session = kept(lambda: [caches.ArraysCache(3)])
     session.read(9)
+    session.state.caches[0][0][0, 5] = 1000.0
     session.sleep()
     first, third = analysed(session)["layers"][0]["arrays"]
     live = np.array(session.state.caches[0][0]).astype(float)
     assert first["rms"] == pytest.approx(np.sqrt((live**2).mean()), rel=6e-6)
     assert first["shape"] == list(live.shape)
+    assert (first["outliers"]["count"], first["max_at"]) == (1, 5)
     assert (third["name"], third["dtype"], third["max_abs"], third["max_at"]) == ("a2", "int64", 8.0, 2)
     assert "coherence" not in first
 

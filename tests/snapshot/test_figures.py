@@ -107,6 +107,16 @@ def test_entropy_is_that_of_the_eigenvalues_of_the_covariance(values: np.ndarray
         assert found["effective_rank"][head] == pytest.approx(math.exp(entropy), rel=1e-5)
 
 
+def test_the_covariance_is_the_plain_one_whatever_its_size() -> None:
+    numbers = np.random.default_rng(4)
+    made = (numbers.normal(size=(2, 150, 130)) * np.linspace(0.1, 3, 130) + 7).astype(np.float32)
+    sums = HeadSums(2, 130)
+    for start in (0, 70, 140):
+        sums.add(made[:, start : start + 70], np.arange(start, min(150, start + 70)))
+    for head, vectors in enumerate(made.astype(float)):
+        np.testing.assert_allclose(sums.covariance(head), np.cov(vectors.T, bias=True), rtol=1e-9, atol=1e-9)
+
+
 def test_the_effective_rank_is_that_of_the_space_in_which_vectors_vary() -> None:
     numbers = np.random.default_rng(1)
     flat = np.zeros((1, 2000, 16), dtype=np.float32)

@@ -123,7 +123,7 @@ def test_the_rows_of_a_chunked_cache_begin_where_its_chunk_does(kept: MakeKept) 
 
 
 def test_arrays_without_tokens_come_as_elements(kept: MakeKept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_arrays, "_PIECE_ELEMENTS", 5)
+    monkeypatch.setattr(stored_arrays, "_PIECE_ELEMENTS", 50)
     session = kept(lambda: [caches.ArraysCache(3), caches.CacheList(caches.KVCache(), caches.KVCache())], idle=[1])
     session.read(9)
     session.sleep()
@@ -131,7 +131,7 @@ def test_arrays_without_tokens_come_as_elements(kept: MakeKept, monkeypatch: pyt
     first, third = version.arrays["0", "a0"], version.arrays["0", "a2"]
     assert not first.has_tokens
     pieces = list(version.elements(first))
-    assert [len(piece) for piece in pieces] == [5, 5, 5, 1]
+    assert [len(piece) for piece in pieces] == [50, 50, 28]
     assert np.array_equal(np.concatenate(pieces), as_live(session.state.caches[0][0][None]).ravel())
     assert [int(x) for piece in version.elements(third) for x in piece] == [6, 7, 8]
 
@@ -234,6 +234,30 @@ def made_by_hand(store: Store, session: Kept, *blocks: list[SlotSpec]) -> Bundle
         token_count=256 * (len(blocks) - 1) + 4,
     )
     return session.open(receipt)
+
+
+def test_a_record_that_is_not_of_the_end_is_not_that_of_the_version(store: Store, kept: MakeKept) -> None:
+    """As in what a repair has saved of a version: its last record may lie before its last token."""
+    session = kept(lambda: [caches.ArraysCache(3), caches.KVCache()])
+    session.read(256)
+    whole = session.sleep()
+    last = SlotSpec("1.k", "kv.k/1", "float32", (HEADS, 4, KEY_DIM))
+    draft = BlockDraft(
+        kind="span", start=256, tokens=bytes(16), slots=[SlotDraft(last, [memoryview(bytes(last.size_bytes))])]
+    )
+    receipt = store.write_bundle(
+        uri=session.uri,
+        identity=session.open().manifest.identity,
+        parent=whole.bundle_id,
+        reused=whole.entries,
+        blocks=iter([draft]),
+        session={},
+        token_count=260,
+    )
+    version = StoredVersion(session.open(receipt))
+    assert version.state is None
+    assert version.state_array("logits") is None
+    assert [cache.path for cache in version.caches] == ["1"]
 
 
 def test_a_slot_of_no_cache_is_a_malformed_snapshot(store: Store, kept: MakeKept) -> None:
