@@ -21,7 +21,7 @@ from .. import __version__
 from ..memvid.bundle import BundleReader
 from .drift import drift_from, no_drift
 from .figures import ElementFigures, HeadOutliers, HeadSums, figures_of
-from .stored_arrays import StoredArray, StoredCache, StoredVersion
+from .stored_version import CacheArray, StoredCache, StoredVersion
 
 FORMAT: Final = "torpor.analysis/1"
 DEFAULT_KIND: Final = "kv-analysis"
@@ -109,7 +109,7 @@ def _layer(version: StoredVersion, cache: StoredCache) -> dict[str, Any]:
     }
 
 
-def _array(version: StoredVersion, array: StoredArray) -> dict[str, Any]:
+def _array(version: StoredVersion, array: CacheArray) -> dict[str, Any]:
     told: dict[str, Any] = {"name": array.name, "dtype": array.dtype, "why": array.why_not}
     if array.why_not is not None:
         return told | {"shape": list(array.shape)}
@@ -122,10 +122,11 @@ def _array(version: StoredVersion, array: StoredArray) -> dict[str, Any]:
     for piece in version.pieces(array):
         outliers.add(piece.values, piece.positions)
     sizes = {"heads": array.heads, "dim": array.dim, "tokens": sums.count, "first_token": sums.first_token}
-    return told | sizes | figures_of(sums, outliers)
+    lossy = {"lossy_tokens": version.lossy_tokens(array)}
+    return told | sizes | lossy | figures_of(sums, outliers)
 
 
-def _element_figures(version: StoredVersion, array: StoredArray) -> dict[str, Any]:
+def _element_figures(version: StoredVersion, array: CacheArray) -> dict[str, Any]:
     figures = ElementFigures()
     for values in version.elements(array):
         figures.add(values)

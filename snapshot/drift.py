@@ -14,7 +14,7 @@ from typing import Any
 from ..memvid.blocks import TOKEN_BYTES, BlockEntry
 from ..memvid.bundle import BundleReader
 from .figures import Difference, rounded
-from .stored_arrays import StoredArray, StoredVersion
+from .stored_version import CacheArray, StoredVersion
 
 _NOT_THERE = "the parent has no such array"
 _OTHER_SHAPE = "the parent's has another shape"
@@ -77,7 +77,7 @@ def _common_bytes(one: bytes, other: bytes) -> int:
 def _drift_of(
     version: StoredVersion,
     parent: StoredVersion,
-    array: StoredArray,
+    array: CacheArray,
     pairs: list[tuple[BlockEntry, BlockEntry]],
     common: int,
 ) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _drift_of(
 
 
 def _compare_records(
-    version: StoredVersion, parent: StoredVersion, array: StoredArray, other: StoredArray, difference: Difference
+    version: StoredVersion, parent: StoredVersion, array: CacheArray, other: CacheArray, difference: Difference
 ) -> None:
     if array.shape != other.shape or array.dtype != other.dtype:
         difference.refuse(_OTHER_SHAPE)

@@ -11,6 +11,7 @@ from torpor.memvid import BundleReader, Identity, Receipt, SessionUri, Store
 from torpor.snapshot.caches import arrays_of
 from torpor.snapshot.capture import cut
 from torpor.snapshot.layout import CacheLayout, layout_of
+from torpor.snapshot.lossy import LossyTokens
 from torpor.snapshot.state import LiveState, token_array
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -78,11 +79,19 @@ class Kept:
         self._fill(caches, 0, 1)
         return layout_of(caches, VOCABULARY)
 
-    def sleep(self, *, reuse: bool = True, labels: Sequence[str] = (), identity: Identity | None = None) -> Receipt:
+    def sleep(
+        self,
+        *,
+        reuse: bool = True,
+        labels: Sequence[str] = (),
+        identity: Identity | None = None,
+        lossy: LossyTokens | None = None,
+    ) -> Receipt:
         """Put what has been read to sleep, referring to the last version's blocks unless told otherwise."""
         durable = self.last.entries if self.last and reuse else ()
         unchanged = self.last.token_count if self.last and reuse else 0
-        snapshot = cut(self.state, self.layout, durable=durable, unchanged_tokens=unchanged)
+        loss = {"is_lossy": lossy is not None, "lossy": lossy}
+        snapshot = cut(self.state, self.layout, durable=durable, unchanged_tokens=unchanged, **loss)
         parts = (("cache_layout", str(self.layout)), ("weights", "w" * 64))
         self.last = self.store.write_bundle(
             uri=self.uri,

@@ -187,7 +187,7 @@ def test_an_array_that_cannot_be_read_says_why_and_leaves_the_others_their_figur
     session = kept(one_layer)
     session.read(20)
     session.sleep()
-    monkeypatch.setattr("torpor.snapshot.stored_arrays.MAX_READ_SLOT_BYTES", 4 * 20 * HEADS * VALUE_DIM)
+    monkeypatch.setattr("torpor.snapshot.stored_version.MAX_READ_SLOT_BYTES", 4 * 20 * HEADS * VALUE_DIM)
     keys, values = analysed(session)["layers"][0]["arrays"]
     assert "more than" in keys["why"]
     assert keys["shape"] == [HEADS, 20, KEY_DIM]

@@ -10,7 +10,7 @@ import pytest
 from stored_rig import KEY_DIM, VALUE_DIM, Kept
 from torpor.memvid import Receipt, Store
 from torpor.snapshot.drift import common_tokens, drift_from
-from torpor.snapshot.stored_arrays import StoredVersion
+from torpor.snapshot.stored_version import StoredVersion
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip

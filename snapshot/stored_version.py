@@ -7,6 +7,7 @@ none above `MAX_READ_SLOT_BYTES`. Nothing is computed by MLX, so any thread may 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from .errors import MalformedSnapshot
 from .figures import sums_bytes
 from .kinds import RecordShape, kind_named
 from .layout import NUMBERS, STATE_KINDS, ToldCache, path_of, told_caches
+from .lossy import StoredArray, arranged, expand
+from .lossy_kinds import Quantisation, exact_of, is_beside
 
 MAX_READ_SLOT_BYTES: Final = 256 << 20
 """Of one slot that is held in memory to be looked at: a window of 32,768 tokens has half of it."""
@@ -56,10 +59,10 @@ TOO_MANY: Final = "it has too many heads or too long vectors"
 
 
 @dataclass(frozen=True, slots=True)
-class StoredArray:
+class CacheArray:
     """One array of a cache.
 
-    slots: the slots that it is made of: one; three of what is quantised (integers, scales, biases).
+    slots: the exact slots that it is made of: one; three in a quantised cache (integers, scales, biases).
     heads, dim: of its vectors, where it has tokens; both 0 where it has none.
     why_not: why it cannot be read as numbers; None if it can.
     """
@@ -87,7 +90,7 @@ class StoredCache:
 
     path: str
     kind: str
-    arrays: tuple[StoredArray, ...]
+    arrays: tuple[CacheArray, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +117,14 @@ class StoredVersion:
         self.token_count = reader.manifest.token_count
         # What was salvaged may end behind its last record: that one is of another position then, and left out.
         self.state = states[-1] if states and states[-1].start == self.token_count else None
-        self._span_slots = _slots_of(reader, self.spans[0]) if self.spans else ()
+        # As they would be without a loss: which blocks keep them with one differs from block to block.
+        self._span_slots = _exact_slots(_slots_of(reader, self.spans[0])) if self.spans else ()
         self._state_slots = _slots_of(reader, self.state) if self.state else ()
         self._told = told_caches(dict(reader.manifest.identity.parts).get("cache_layout", ""))
         self.caches = tuple(self._caches(self._told))
         self.arrays = {(array.path, array.name): array for cache in self.caches for array in cache.arrays}
 
-    def pieces(self, array: StoredArray) -> Iterator[Piece]:
+    def pieces(self, array: CacheArray) -> Iterator[Piece]:
         """The vectors of an array that has tokens, in the order of their positions."""
         if array.in_spans:
             for entry in self.spans:
@@ -128,24 +132,39 @@ class StoredVersion:
         elif self.state is not None:
             yield from self._record_pieces(array, self.state)
 
-    def piece(self, array: StoredArray, entry: BlockEntry) -> Piece:
+    def piece(self, array: CacheArray, entry: BlockEntry) -> Piece:
         """The vectors of one span."""
-        slots = _slots_of(self.reader, entry)
+        kept = self._kept_in(entry)
         parts = []
         for index in array.slots:
-            expected = _with_tokens(self._span_slots[index], entry.token_count)
-            if index >= len(slots) or slots[index] != expected:
-                raise MalformedSnapshot(
-                    f"The block at token {entry.start} does not have the slots that the first one has.",
-                    block_id=entry.id.hex(),
-                    start=entry.start,
-                )
-            data = self._read(entry, index)
-            parts.append(as_numbers(data, expected.dtype).reshape(-1, *expected.shape[-2:]))
+            numbers = as_numbers(self._exact_bytes(entry, kept[index]), kept[index].exact.dtype)
+            parts.append(numbers.reshape(-1, *kept[index].exact.shape[-2:]))
         values = parts[0] if len(parts) == 1 else self._dequantised(array, parts)
         return Piece(values, np.arange(entry.start, entry.end, dtype=np.int64))
 
-    def elements(self, array: StoredArray) -> Iterator[NDArray[Any]]:
+    def lossy_tokens(self, array: CacheArray) -> int:
+        """How many tokens are in blocks that keep the array with a loss."""
+        if not array.in_spans:
+            return 0
+        lossy = (entry for entry in self.spans if self._kept_in(entry)[array.slots[0]].quantisation is not None)
+        return sum(entry.token_count for entry in lossy)
+
+    def _kept_in(self, entry: BlockEntry) -> tuple[StoredArray, ...]:
+        expected = tuple(_with_tokens(spec, entry.token_count) for spec in self._span_slots)
+        kept = _arranged(_slots_of(self.reader, entry), expected)
+        if kept is None:
+            raise MalformedSnapshot(
+                f"The block at token {entry.start} does not have the slots that the first one has.",
+                block_id=entry.id.hex(),
+                start=entry.start,
+            )
+        return kept
+
+    def _exact_bytes(self, entry: BlockEntry, kept: StoredArray) -> bytearray | memoryview:
+        parts = [self._read(entry, kept.first_slot + part) for part in range(len(kept.slots))]
+        return parts[0] if kept.quantisation is None else np.ascontiguousarray(expand(kept, parts)).data.cast("B")
+
+    def elements(self, array: CacheArray) -> Iterator[NDArray[Any]]:
         """The elements of an array without tokens, flat."""
         if self.state is None:
             return
@@ -155,11 +174,11 @@ class StoredVersion:
         for start in range(0, len(data), step):
             yield as_numbers(data[start : start + step], spec.dtype)
 
-    def state_array(self, name: str) -> StoredArray | None:
+    def state_array(self, name: str) -> CacheArray | None:
         """One of the arrays of the record that are no cache's, such as the logits."""
         for index, spec in enumerate(self._state_slots):
             if spec.name == name and spec.kind in STATE_KINDS:
-                return StoredArray("", spec.kind, name, spec.dtype, spec.shape, (index,), in_spans=False)
+                return CacheArray("", spec.kind, name, spec.dtype, spec.shape, (index,), in_spans=False)
         return None
 
     def _read(self, entry: BlockEntry, index: int) -> bytearray:
@@ -169,7 +188,7 @@ class StoredVersion:
         return data
 
     def _caches(self, told: Mapping[str, ToldCache]) -> Iterator[StoredCache]:
-        found: dict[str, list[StoredArray]] = {path: [] for path, cache in told.items() if not cache.in_use}
+        found: dict[str, list[CacheArray]] = {path: [] for path, cache in told.items() if not cache.in_use}
         kinds = {path: cache.kind for path, cache in told.items()}
         for slots, in_spans in ((self._span_slots, True), (self._state_slots, False)):
             for index, spec in enumerate(slots):
@@ -186,9 +205,9 @@ class StoredVersion:
 
     def _array(
         self, path: str, kind: str, name: str, index: int, told: ToldCache | None, *, in_spans: bool
-    ) -> StoredArray:
+    ) -> CacheArray:
         spec = (self._span_slots if in_spans else self._state_slots)[index]
-        made = StoredArray(path, kind, name, spec.dtype, spec.shape, (index,), in_spans)
+        made = CacheArray(path, kind, name, spec.dtype, spec.shape, (index,), in_spans)
         if spec.size_bytes > MAX_READ_SLOT_BYTES:
             return replace(made, why_not=TOO_LARGE)
         if in_spans:
@@ -199,7 +218,7 @@ class StoredVersion:
             return self._rows_of_tokens(made, told)
         return made
 
-    def _span_array(self, array: StoredArray, told: ToldCache | None) -> StoredArray:
+    def _span_array(self, array: CacheArray, told: ToldCache | None) -> CacheArray:
         if len(array.shape) < 3:
             return replace(array, why_not="it has no axis of heads")
         heads = math.prod(array.shape[:-2])
@@ -209,7 +228,7 @@ class StoredVersion:
             return replace(array, why_not=f"{array.dtype} is no type that keys and values are read from")
         return _sized(array, heads, array.shape[-1])
 
-    def _quantised_array(self, array: StoredArray, heads: int, told: ToldCache | None) -> StoredArray:
+    def _quantised_array(self, array: CacheArray, heads: int, told: ToldCache | None) -> CacheArray:
         named = {spec.name: (index, spec) for index, spec in enumerate(self._span_slots)}
         beside = [named.get(f"{array.path}.{array.name}.{part}") for part in ("scales", "biases")]
         bits, group = (told.settings.get(each, 0) for each in ("bits", "group_size")) if told else (0, 0)
@@ -223,7 +242,7 @@ class StoredVersion:
         slots = (array.slots[0], *(each[0] for each in beside if each is not None))
         return _sized(replace(array, slots=slots), heads, dim)
 
-    def _rows_of_tokens(self, array: StoredArray, told: ToldCache | None) -> StoredArray:
+    def _rows_of_tokens(self, array: CacheArray, told: ToldCache | None) -> CacheArray:
         settings = dict(told.settings) if told else {}
         if array.kind == _RING and not {"keep", "max_size"} <= settings.keys():
             return replace(array, why_not=_UNTOLD_WINDOW)
@@ -251,7 +270,7 @@ class StoredVersion:
             if spec.name.startswith(prefix) and spec.name != f"{prefix}{NUMBERS}"
         }
 
-    def _record_pieces(self, array: StoredArray, state: BlockEntry) -> Iterator[Piece]:
+    def _record_pieces(self, array: CacheArray, state: BlockEntry) -> Iterator[Piece]:
         rows = array.shape[-2]
         order, positions = self._order(array, rows)
         whole = np.frombuffer(self._read(state, array.slots[0]), dtype=np.uint8)
@@ -261,7 +280,7 @@ class StoredVersion:
             values = as_numbers(chosen.data.cast("B"), array.dtype).reshape(array.heads, chosen.shape[1], array.dim)
             yield Piece(values, positions[start : start + BLOCK_TOKENS])
 
-    def _order(self, array: StoredArray, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _order(self, array: CacheArray, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Which row has which token, in the order of the tokens."""
         offset, second = self._numbers(array.path)
         as_they_lie = np.arange(rows, dtype=np.int64)
@@ -274,7 +293,7 @@ class StoredVersion:
         last = np.arange(offset - (rows - keep), offset, dtype=np.int64)
         return order, np.concatenate([as_they_lie[:keep], last])
 
-    def _dequantised(self, array: StoredArray, parts: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    def _dequantised(self, array: CacheArray, parts: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         words, scales, biases = parts
         heads, count, width = words.shape
         bits = width * 32 // array.dim
@@ -300,7 +319,27 @@ def _slots_of(reader: BundleReader, entry: BlockEntry) -> tuple[SlotSpec, ...]:
     return tuple(spec for spec, _ in reader.read_header(entry).slots)
 
 
+# All blocks of a session but the last mostly have the very same slots.
+_arranged = functools.lru_cache(maxsize=64)(arranged)
+
+
+def _exact_slots(slots: Sequence[SlotSpec]) -> tuple[SlotSpec, ...]:
+    """The slots as they would be without a loss."""
+    exact = []
+    for at, slot in enumerate(slots):
+        if Quantisation.of_kind(slot.kind) is None:
+            exact.append(slot)
+        elif not is_beside(slot):
+            try:
+                exact.append(exact_of(slot, slots[at + 1]))
+            except (ValueError, IndexError) as error:
+                raise MalformedSnapshot(f"Slot {slot.name} is lossy, and not whole.", slot=slot.name) from error
+    return tuple(exact)
+
+
 def _with_tokens(spec: SlotSpec, token_count: int) -> SlotSpec:
+    if len(spec.shape) < 2:
+        return spec  # no such array of keys or values is read
     return SlotSpec(spec.name, spec.kind, spec.dtype, (*spec.shape[:-2], token_count, spec.shape[-1]))
 
 
@@ -313,7 +352,7 @@ def _place_of(spec: SlotSpec) -> tuple[str, str]:
     return path, f"{family}/{version}"
 
 
-def _sized(array: StoredArray, heads: int, dim: int) -> StoredArray:
+def _sized(array: CacheArray, heads: int, dim: int) -> CacheArray:
     """The array as vectors of tokens, where there is memory for them."""
     if heads * BLOCK_TOKENS * dim > MAX_PIECE_ELEMENTS or sums_bytes(heads, dim) > MAX_SUMS_BYTES:
         return replace(array, why_not=TOO_MANY)

@@ -10,9 +10,10 @@ import pytest
 from stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept
 from torpor.memvid import BlockDraft, Identity, SlotDraft, SlotSpec, Store
 from torpor.memvid.bundle import BundleReader
-from torpor.snapshot import stored_arrays
+from torpor.snapshot import stored_version
 from torpor.snapshot.errors import MalformedSnapshot
-from torpor.snapshot.stored_arrays import StoredVersion, as_numbers
+from torpor.snapshot.lossy import LossyTokens, quantise
+from torpor.snapshot.stored_version import StoredVersion, as_numbers
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip
@@ -82,6 +83,31 @@ def test_quantised_values_are_those_that_mlx_makes_of_them(kept: MakeKept, bits:
         assert np.abs(values - read).max() < 8 / (2**bits - 1) + 0.05
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_that_were_kept_with_a_loss_give_the_numbers_that_a_wake_gives(kept: MakeKept, dtype: mx.Dtype) -> None:
+    session = kept(lambda: [caches.KVCache(), caches.KVCache()], dtype=dtype)
+    session.read(600)
+    session.sleep(lossy=quantised(session, 512, bits=4))
+    version = StoredVersion(session.open())
+    for layer, cache in enumerate(session.state.caches):
+        for name, array in (("k", cache.keys), ("v", cache.values)):
+            values, positions = vectors(version, str(layer), name)
+            assert np.array_equal(values, as_live(array[..., :600, :]))
+            assert positions == list(range(600))
+            assert version.lossy_tokens(version.arrays[str(layer), name]) == 512
+    assert list(version.arrays) == [("0", "k"), ("0", "v"), ("1", "k"), ("1", "v")]
+
+
+def quantised(session: Kept, token_count: int, *, bits: int) -> LossyTokens:
+    """The first tokens in few bits, in the live caches too."""
+    work = quantise(session.state.caches, session.layout, token_count, bits)
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value
+
+
 @pytest.mark.parametrize(("keep", "count"), [(0, 10), (0, 16), (0, 17), (4, 17), (4, 50), (0, 300)])
 def test_the_rows_of_a_window_come_in_the_order_of_their_tokens(kept: MakeKept, keep: int, count: int) -> None:
     session = kept(lambda: [caches.RotatingKVCache(max_size=16, keep=keep)])
@@ -123,7 +149,7 @@ def test_the_rows_of_a_chunked_cache_begin_where_its_chunk_does(kept: MakeKept) 
 
 
 def test_arrays_without_tokens_come_as_elements(kept: MakeKept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_arrays, "_PIECE_ELEMENTS", 50)
+    monkeypatch.setattr(stored_version, "_PIECE_ELEMENTS", 50)
     session = kept(lambda: [caches.ArraysCache(3), caches.CacheList(caches.KVCache(), caches.KVCache())], idle=[1])
     session.read(9)
     session.sleep()
@@ -171,8 +197,8 @@ def test_what_the_identity_does_not_tell_leaves_an_array_unread_with_a_reason(ke
     session.sleep(identity=Identity((("cache_layout", "ab" * 32),)))
     version = StoredVersion(session.open())
     assert {array.why_not for array in version.arrays.values()} <= {
-        stored_arrays._UNTOLD_QUANTISATION,
-        stored_arrays._UNTOLD_WINDOW,
+        stored_version._UNTOLD_QUANTISATION,
+        stored_version._UNTOLD_WINDOW,
     }
 
 
@@ -188,11 +214,11 @@ def test_no_slot_above_the_limit_is_held(kept: MakeKept, monkeypatch: pytest.Mon
     session = kept(lambda: [caches.KVCache(), caches.RotatingKVCache(max_size=16)])
     session.read(40)
     session.sleep()
-    monkeypatch.setattr(stored_arrays, "MAX_READ_SLOT_BYTES", 4 * HEADS * 16 * KEY_DIM)
+    monkeypatch.setattr(stored_version, "MAX_READ_SLOT_BYTES", 4 * HEADS * 16 * KEY_DIM)
     version = StoredVersion(session.open())
     told = {place: array.why_not for place, array in version.arrays.items()}
-    assert told["0", "k"] == stored_arrays.TOO_LARGE
-    assert told["1", "v"] is None or told["1", "v"] == stored_arrays.TOO_LARGE
+    assert told["0", "k"] == stored_version.TOO_LARGE
+    assert told["1", "v"] is None or told["1", "v"] == stored_version.TOO_LARGE
 
 
 @pytest.mark.parametrize("limit", ["MAX_PIECE_ELEMENTS", "MAX_SUMS_BYTES"])
@@ -202,8 +228,8 @@ def test_no_array_is_read_whose_numbers_or_sums_would_be_too_many(
     session = kept(lambda: [caches.KVCache()])
     session.read(3)
     session.sleep()
-    monkeypatch.setattr(stored_arrays, limit, 1000)
-    assert StoredVersion(session.open()).arrays["0", "k"].why_not == stored_arrays.TOO_MANY
+    monkeypatch.setattr(stored_version, limit, 1000)
+    assert StoredVersion(session.open()).arrays["0", "k"].why_not == stored_version.TOO_MANY
 
 
 def test_every_byte_that_is_read_is_told(kept: MakeKept) -> None:
@@ -280,6 +306,7 @@ def test_blocks_of_unlike_slots_are_a_malformed_snapshot(store: Store, kept: Mak
     ("spec", "why"),
     [
         (SlotSpec("0.k", "kv.k/1", "float32", (4, 2)), "no axis of heads"),
+        (SlotSpec("0.k", "kv.k/1", "float32", ()), "no axis of heads"),
         (SlotSpec("0.k", "later.k/9", "uint8", (1, 4, 2)), "no type that keys and values"),
         (SlotSpec("0.k", "kv.k/1", "float32", (1 << 20, 4, 0)), "too many heads"),
         (SlotSpec("0.k", "kvq.k/1", "uint32", (1, 4, 2)), "does not tell its bits"),
