@@ -101,6 +101,9 @@ class _TimedHasher:
     def digest(self, *args: Any, **options: Any) -> bytes:
         return bytes(self._timed(self._hasher.digest, *args, **options))
 
+    def hexdigest(self) -> str:
+        return self.digest().hex()
+
     def _timed(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return _timed(call, "hash", self._parts)(*args, **options)
 

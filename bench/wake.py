@@ -1,252 +1,230 @@
-"""Wake beside reading again, and beside what others and the disk take for the same bytes, in one process and run.
+"""Wake and sleep of whole states in the shapes of real models, beside mlx-lm and plain system calls, in one run.
 
-For each length of context the demo model reads a document, and then, round by round:
+For each shape and size a state of random numbers is put to sleep, and then, round by round and each in a process of its
+own (`bench/wake_child.py`), with the files in the page cache:
 
-- cold: a new session reads the same tokens; time to its first token;
-- woken: the sleeping session is woken; time from the request to its first token, all verification included;
-- sleep: until the receipt, beside a plain `write` + `fsync` of as many bytes to the same file system;
-- wake alone, beside a plain `readv` of as many bytes into fresh memory, and beside mlx-lm's `load_prompt_cache`
-  (which verifies nothing) of the same cache, evaluated.
+- verified: a wake as the daemon does it, from the opening of the store until the caches stand, every byte hashed;
+- trusting: the same, but raw bytes are taken for what was written;
+- mlx_lm: `load_prompt_cache` of the same caches, evaluated, which verifies nothing;
+- plain: `preadv` of as many bytes into memory from the system, on as many threads (two).
 
-Rounds are interleaved and medians reported. Nothing else should run on the machine.
+Each is taken into fresh memory, and once more into memory that the process has used before (MLX keeps it). The order
+turns round with each round. Beside it, in one process: sleep until the receipt, and mlx-lm's `save_prompt_cache`
+without and with a flush, first of the whole state and then of the same state with 200 tokens more. For all of them the
+most memory that was resident beyond what was before.
+
+Before each process as much memory as it will need is taken and given back: on a virtual machine whose host takes free
+memory away, whoever comes first would else pay for getting it again (`--as-found` leaves that out).
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
+import argparse
+import json
 import statistics
+import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
-# isort: off
-from torpor.daemon.results import Event, Token
-from torpor.daemon.service import Service
-import mlx.core as mx
-from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache
 from figures import parser_for, plotted, rounds_of, save
 from machine import spread
-# isort: on
+from model_states import SHAPES
 
-LENGTHS = (512, 1024, 2048, 4096, 7680)
-QUICK_LENGTHS = (256, 512)
+WAYS = ("verified", "trusting", "mlx_lm", "plain")
+MEMORY = ("fresh", "warm")
+SIZES_MIB = (256, 512, 1024, 2048)
 ROUNDS = 5
 _MIB = 2**20
+_CHILD = Path(__file__).parent / "wake_child.py"
+_TOUCH = """
+import ctypes, mmap, sys
+size = int(sys.argv[1])
+with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as taken:
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        taken.madvise(mmap.MADV_HUGEPAGE)
+    memory = (ctypes.c_char * size).from_buffer(taken)
+    ctypes.memset(memory, 1, size)
+    del memory
+"""
 
 
 @dataclass
-class Round:
-    """Seconds of each thing in one round."""
+class Case:
+    """One shape at one size, and what was measured of it: of each way the answers of its processes, round by round."""
 
-    cold_first_token: float = 0.0
-    woken_first_token: float = 0.0
-    sleep: float = 0.0
-    wake: float = 0.0
-    plain_write: float = 0.0
-    plain_read: float = 0.0
-    mlx_lm_save: float = 0.0
-    mlx_lm_load: float = 0.0
-
-
-@dataclass
-class Length:
-    """All rounds at one length; `state_bytes` is what a wake reads and verifies."""
-
-    tokens: int
-    state_bytes: int = 0
-    rounds: list[Round] = field(default_factory=list)
+    shape: str
+    mib: float
+    wakes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    sleep: dict[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """Medians with spread, and the ratios that the documents quote, each taken round by round."""
-        names = tuple(Round.__dataclass_fields__)
+        """Medians with spread, and each ratio taken round by round."""
+        one = self.wakes["verified"][0]
         return {
-            "tokens": self.tokens,
-            "state_bytes": self.state_bytes,
-            "seconds": {name: spread([getattr(each, name) for each in self.rounds]) for name in names},
-            "cold_over_woken": spread([each.cold_first_token / each.woken_first_token for each in self.rounds]),
-            "wake_speed_over_mlx_lm_load": spread([each.mlx_lm_load / each.wake for each in self.rounds]),
-            "wake_speed_over_plain_read": spread([each.plain_read / each.wake for each in self.rounds]),
-            "sleep_speed_over_plain_write": spread([each.plain_write / each.sleep for each in self.rounds]),
-            "sleep_speed_over_mlx_lm_save": spread([each.mlx_lm_save / each.sleep for each in self.rounds]),
+            "shape": self.shape,
+            "tokens": one["tokens"],
+            "state_bytes": one["state_bytes"],
+            "memory_bytes": one["memory_bytes"],
+            "wake_seconds": self._spreads(lambda way, memory: self._taken(way, memory)),
+            "wake_processor_seconds": self._spreads(lambda way, memory: self._taken(way, f"{memory}_processor")),
+            "wake_speed_over_mlx_lm": self._spreads(lambda way, memory: self._ratios("mlx_lm", way, memory)),
+            "wake_speed_over_plain": self._spreads(lambda way, memory: self._ratios("plain", way, memory)),
+            "wake_peak_bytes": {way: spread(self._taken(way, "peak_bytes")) for way in WAYS if "peak_bytes" in one},
+            "wake_stages": {
+                memory: {
+                    stage: statistics.median(run[f"{memory}_stages"][stage] for run in self.wakes["verified"])
+                    for stage in one[f"{memory}_stages"]
+                }
+                for memory in MEMORY
+            },
+            "wake_parts": one["parts"],
+            "sleep_seconds": {name: spread(values) for name, values in self.sleep["seconds"].items()},
+            "sleep_speed_over": {
+                f"{which}_{peer}": spread(
+                    [
+                        theirs / ours
+                        for ours, theirs in zip(
+                            self.sleep["seconds"][f"{which}_torpor"],
+                            self.sleep["seconds"][f"{which}_{peer}"],
+                            strict=True,
+                        )
+                    ]
+                )
+                for which in ("first", "second")
+                for peer in ("mlx_lm", "mlx_lm_flushed")
+            },
+            "second_sleep_speed_over_first": spread(
+                [
+                    first / second
+                    for first, second in zip(
+                        self.sleep["seconds"]["first_torpor"], self.sleep["seconds"]["second_torpor"], strict=True
+                    )
+                ]
+            ),
+            "sleep_peak_bytes": {
+                name.removeprefix("peak_bytes_"): value
+                for name, value in self.sleep.items()
+                if name.startswith("peak_bytes_")
+            },
+            "written_bytes": self.sleep["written_bytes"],
+            "sleep_parts": self.sleep["parts"],
         }
 
+    def _taken(self, way: str, name: str) -> list[float]:
+        return [run[name] for run in self.wakes[way]]
 
-class FirstToken:
-    """An event sink that notes when the first token came."""
+    def _ratios(self, peer: str, way: str, memory: str) -> list[float]:
+        pairs = zip(self._taken(way, memory), self._taken(peer, memory), strict=True)
+        return [theirs / ours for ours, theirs in pairs]
 
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.seconds: float | None = None
-
-    def __call__(self, event: Event) -> None:
-        if self.seconds is None and isinstance(event, Token):
-            self.seconds = time.perf_counter() - self.started
-
-    def require(self) -> float:
-        """The seconds; a generation that gave no token is an error of the benchmark."""
-        assert self.seconds is not None
-        return self.seconds
+    @staticmethod
+    def _spreads(values: Callable[[str, str], list[float]]) -> dict[str, Any]:
+        return {f"{way}_{memory}": spread(values(way, memory)) for way in WAYS for memory in MEMORY}
 
 
-def ignore(_event: object) -> None:
-    """For events that are not measured."""
+def measure(cases: Iterable[Case], rounds: int, folder: Path | None, *, as_found: bool) -> list[Case]:
+    """Every case, in a folder of its own."""
+    done = []
+    for case in cases:
+        with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=folder) as place:
+            case.sleep = _child("sleep", place, case.shape, str(case.mib), str(rounds))
+            for number in range(rounds):
+                for way in WAYS if number % 2 else reversed(WAYS):
+                    if not as_found:
+                        _touch(int(1.25 * case.mib * _MIB))
+                    case.wakes.setdefault(way, []).append(_child("wake", place, case.shape, way))
+        print(f"{case.shape}, {case.mib:g} MiB: done", file=sys.stderr, flush=True)
+        done.append(case)
+    return done
 
 
-async def measure(lengths: tuple[int, ...], rounds: int, parent: Path | None) -> list[Length]:
-    """Everything, on a store of its own in `parent` (the folder for temporary files, unless told)."""
-    with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=parent) as folder:
-        service = await Service.open(store_path=Path(folder) / "store")
-        try:
-            tokens = await document(service, max(lengths))
-            return [await measure_length(service, Path(folder), tokens[:each], rounds) for each in lengths]
-        finally:
-            await service.close()
+def _child(*arguments: str) -> dict[str, Any]:
+    """What one process has measured."""
+    done = subprocess.run([sys.executable, _CHILD, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-async def document(service: Service, count: int) -> list[int]:
-    """The first tokens of a text that is on every machine with Python."""
-    import argparse as source
-    import inspect
-
-    model = service._model_named(None)
-    tokens = model.encode(inspect.getsource(source), opening=True)
-    while len(tokens) < count:
-        tokens = tokens + tokens
-    return tokens[:count]
+def _touch(size_bytes: int) -> None:
+    subprocess.run([sys.executable, "-I", "-S", "-c", _TOUCH, str(size_bytes)], check=True)
 
 
-async def measure_length(service: Service, folder: Path, tokens: list[int], rounds: int) -> Length:
-    """All rounds at one length."""
-    length = Length(len(tokens))
-    await service.create(session="sleeper")
-    await service.append(session="sleeper", tokens=tokens, emit=ignore)
-    await service.sleep(session="sleeper", emit=ignore)
-    for _ in range(rounds):
-        length.rounds.append(await measure_round(service, folder, tokens, length))
-    await service.delete(session="sleeper")
-    return length
+def report(cases: list[Case], out: Path, *, as_found: bool) -> None:
+    """JSON, a plot, and tables for a person."""
+    document = save("wake", {"as_found": as_found, "cases": [case.figures() for case in cases]}, out)
+    with plotted(out / "wake.png", document, "speed of a wake over mlx-lm's load, which verifies nothing", 9) as axes:
+        _draw(axes, document["cases"])
+    for case in document["cases"]:
+        print(f"== {case['shape']}, {case['tokens']} tokens, {case['state_bytes'] / _MIB:.0f} MiB")
+        for memory in MEMORY:
+            seconds = {way: case["wake_seconds"][f"{way}_{memory}"]["median"] for way in WAYS}
+            print(f"  wake, {memory} memory   " + "   ".join(f"{way} {1e3 * s:.0f} ms" for way, s in seconds.items()))
+            for way in WAYS[:2]:
+                name = f"{way}_{memory}"
+                print(
+                    f"    {way:9} over mlx-lm {_text(case['wake_speed_over_mlx_lm'][name])}"
+                    f"   over plain {_text(case['wake_speed_over_plain'][name])}"
+                )
+            stages = case["wake_stages"][memory]
+            print("    verified: " + ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in stages.items()))
+        for way, peak in case["wake_peak_bytes"].items():
+            print(
+                f"  most memory of a wake, {way}: {(peak['highest'] - case['memory_bytes']) / _MIB:+.1f} MiB beside KV"
+            )
+        for name, taken in case["sleep_seconds"].items():
+            print(f"  sleep, {name:22} {1e3 * taken['median']:8.0f} ms")
+        for name, ratio in case["sleep_speed_over"].items():
+            print(f"    speed over {name:22} {_text(ratio)}")
+        print(f"    speed of the second over the first {_text(case['second_sleep_speed_over_first'])}")
+        for name, peak in case["sleep_peak_bytes"].items():
+            print(f"  most memory of a sleep, {name}: {peak / _MIB:.1f} MiB")
 
 
-async def measure_round(service: Service, folder: Path, tokens: list[int], length: Length) -> Round:
-    """One round; the sleeper is asleep before and after it, and woken at its first version each time."""
-    one = Round()
-
-    cold = FirstToken()
-    await service.create(session="cold")
-    await service.append(session="cold", tokens=tokens, emit=ignore)
-    await service.generate(session="cold", max_tokens=1, emit=cold)
-    one.cold_first_token = cold.require()
-    # A whole first sleep: this session has no durable blocks to refer to.
-    one.sleep = await timed(lambda: service.sleep(session="cold", emit=ignore))
-    await service.delete(session="cold")
-
-    woken = FirstToken()
-    report = await service.wake(session="sleeper", version=1, emit=ignore)
-    one.wake = time.perf_counter() - woken.started
-    length.state_bytes = report.bytes_read
-    caches = service._awake[next(iter(service._awake))].state.caches
-    plain = Path(folder) / "plain"
-    # On the engine thread, because that is where MLX may compute.
-    await service._engine.call(lambda: one_peer_round(one, plain, length.state_bytes, caches))
-    await service.sleep(session="sleeper", emit=ignore)
-
-    woken = FirstToken()
-    await service.wake(session="sleeper", version=1, emit=ignore)
-    await service.generate(session="sleeper", max_tokens=1, emit=woken)
-    one.woken_first_token = woken.require()
-    await service.sleep(session="sleeper", emit=ignore)
-    return one
+def _text(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:6.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
 
 
-def one_peer_round(one: Round, path: Path, size: int, caches: list[KVCache]) -> None:
-    """Plain system calls, and mlx-lm, for the same amount of state."""
-    payload = os.urandom(_MIB) * (size // _MIB + 1)
-    started = time.perf_counter()
-    with path.open("wb", buffering=0) as file:
-        view = memoryview(payload)[:size]
-        while view:
-            view = view[file.write(view) :]
-        os.fsync(file.fileno())
-    one.plain_write = time.perf_counter() - started
-
-    started = time.perf_counter()
-    target = bytearray(size)
-    with path.open("rb", buffering=0) as file:
-        view, done = memoryview(target), 0
-        while done < size:
-            done += os.preadv(file.fileno(), [view[done:]], done)
-    one.plain_read = time.perf_counter() - started
-
-    safetensors = path.with_suffix(".safetensors")
-    started = time.perf_counter()
-    save_prompt_cache(str(safetensors), caches)
-    one.mlx_lm_save = time.perf_counter() - started
-    started = time.perf_counter()
-    loaded = load_prompt_cache(str(safetensors))
-    mx.eval([cache.state[:2] for cache in loaded])
-    one.mlx_lm_load = time.perf_counter() - started
-    path.unlink()
-    safetensors.unlink()
+def _draw(axes: Any, cases: list[dict[str, Any]]) -> None:
+    names = [f"{way}_{memory}" for memory in MEMORY for way in WAYS[:2]]
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        ratios = [case["wake_speed_over_mlx_lm"][name] for case in cases]
+        middles = [ratio["median"] for ratio in ratios]
+        errors = [
+            [middle - ratio["lowest"] for middle, ratio in zip(middles, ratios, strict=True)],
+            [ratio["highest"] - middle for middle, ratio in zip(middles, ratios, strict=True)],
+        ]
+        places = [place + (number - (len(names) - 1) / 2) * width for place in range(len(cases))]
+        axes.bar(places, middles, width, yerr=errors, label=name.replace("_", ", ") + " memory", capsize=2)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    labels = [f"{case['shape']}\n{case['state_bytes'] / _MIB:.0f} MiB" for case in cases]
+    axes.set_xticks(range(len(cases)), labels, fontsize=6 if len(cases) > 6 else 8)
+    axes.set(ylabel="mlx-lm's time / Torpor's time")
+    axes.legend(fontsize=7)
 
 
-async def timed(work: Callable[[], Coroutine[Any, Any, object]]) -> float:
-    """Seconds that the work takes."""
-    started = time.perf_counter()
-    await work()
-    return time.perf_counter() - started
-
-
-def report(lengths: list[Length], out: Path) -> None:
-    """The figures as JSON and as a plot, and a few lines for a person."""
-    lines = {"device": str(mx.default_device()), "lengths": [length.figures() for length in lengths]}
-    figures = save("wake", lines, out)
-    plot(figures, out / "wake.png")
-    head = f"{'tokens':>7} {'state MiB':>10} {'cold s':>8} {'woken s':>8} {'ratio':>7}"
-    print(f"{head}   wake / mlx-lm load   sleep / write+fsync")
-    for each in figures["lengths"]:
-        seconds = each["seconds"]
-        print(
-            f"{each['tokens']:>7} {each['state_bytes'] / _MIB:>10.1f} {seconds['cold_first_token']['median']:>8.3f} "
-            f"{seconds['woken_first_token']['median']:>8.3f} {each['cold_over_woken']['median']:>7.1f}"
-            f"   {each['wake_speed_over_mlx_lm_load']['median']:>18.2f}   "
-            f"{each['sleep_speed_over_plain_write']['median']:>19.2f}"
-        )
-
-
-def plot(figures: dict[str, Any], path: Path) -> None:
-    """Time to first token over the length of the context, woken beside read again."""
-    with plotted(path, figures, f"Demo model on {figures['device']}") as axes:
-        for name, label, colour in (
-            ("cold_first_token", "read again", "tab:red"),
-            ("woken_first_token", "woken, verified", "tab:blue"),
-        ):
-            tokens = [each["tokens"] for each in figures["lengths"]]
-            seconds = [each["seconds"][name] for each in figures["lengths"]]
-            lowest, highest = [each["lowest"] for each in seconds], [each["highest"] for each in seconds]
-            axes.plot(tokens, [each["median"] for each in seconds], "o-", label=label, color=colour)
-            axes.fill_between(tokens, lowest, highest, alpha=0.2, color=colour)
-        axes.set(xlabel="tokens of context", ylabel="seconds to the first token", yscale="log", xscale="log")
-        axes.legend()
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """Each shape at each size."""
+    sizes = options.mib or ((2, 4) if options.quick else SIZES_MIB)
+    return [Case(shape, size) for shape in options.shapes for size in sorted(sizes)]
 
 
 def main() -> None:
     """Measure and report."""
     parser = parser_for(__doc__, ROUNDS)
-    parser.add_argument("--lengths", type=int, nargs="+", help="tokens of context")
+    parser.add_argument("--mib", type=float, nargs="+", help="sizes of the state")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES), help="models' shapes")
+    parser.add_argument("--as-found", action="store_true", help="do not touch memory before each process")
     options = parser.parse_args()
-    asked = sorted(options.lengths or (QUICK_LENGTHS if options.quick else LENGTHS))
-    lengths = asyncio.run(measure(tuple(asked), rounds_of(options), options.folder))
-    report(lengths, options.out)
-    medians = [statistics.median(round_.cold_first_token for round_ in length.rounds) for length in lengths]
-    print(f"longest context read in {medians[-1]:.2f} s; figures and plot in {options.out}")
+    done = measure(cases_of(options), rounds_of(options), options.folder, as_found=options.as_found)
+    report(done, options.out, as_found=options.as_found)
+    print(f"figures and plot in {options.out}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NoReturn
 
 import msgpack
@@ -67,13 +67,11 @@ class SlotSpec:
     kind: str
     dtype: str
     shape: tuple[int, ...]
+    size_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _require_spec(self)
-
-    @property
-    def size_bytes(self) -> int:
-        return _size_bytes(self.dtype, self.shape)
+        object.__setattr__(self, "size_bytes", _size_bytes(self.dtype, self.shape))
 
     @property
     def element_bytes(self) -> int:

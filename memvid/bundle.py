@@ -54,6 +54,9 @@ from .paths import Stamp, io_error, stamp_of, stat_open
 
 _MAX_HEAD_BYTES: Final = head_bytes_for(MAX_BLOCK_HEADER_BYTES, MAX_SLOTS)
 
+READ_BYTES: Final = 1 << 20
+"""Of slots that are read in one call: what a processor still has near when it comes to hashing it."""
+
 
 class FrameFile:
     """A bundle file as a holder of frames: header, trailer and directory have been checked. Owns its descriptor.
@@ -158,29 +161,63 @@ class FrameFile:
         return header, head
 
     def read_slot_into(
+        self, block_id: bytes, header: BlockHeader, head: FrameHead, slot_index: int, buffers: Sequence[memoryview]
+    ) -> None:
+        """Fill the buffers with a slot's raw bytes and compare their digest. Raises CorruptBlock."""
+        self.read_slots_into(block_id, header, head, [(slot_index, buffers)])
+
+    def read_slots_into(
         self,
         block_id: bytes,
         header: BlockHeader,
         head: FrameHead,
-        slot_index: int,
-        buffers: Sequence[memoryview],
+        targets: Iterable[tuple[int, Sequence[memoryview]]],
         *,
         trusting: bool = False,
     ) -> None:
-        """Fill the buffers with a slot's raw bytes and compare their digest, unless `trusting`. Raises CorruptBlock.
+        """See `BundleReader.read_slots_into`. Raw slots that lie side by side are read in one call, a few at a time.
 
-        What is compressed is compared as it is stored in either case: a decoder gets no bytes that nobody wrote.
+        What is compressed is compared as it is stored even if `trusting`: a decoder gets no bytes that nobody wrote.
         """
-        spec, digest = header.slots[slot_index]
-        stored = head.stored[slot_index]
-        offset = self.frame_of(block_id).offset + head.payload_offsets[slot_index]
-        if stored.codec == RAW_CODE:
-            self._read_into(offset, buffers)
-        else:
-            data = self._read_stored(offset, stored, header, spec)
-            decode_into(stored.codec, data, buffers, spec.element_bytes, self._slot_name(header, spec))
+        start = self.frame_of(block_id).offset
+        batch: list[tuple[int, Sequence[memoryview]]] = []
+        begin = end = 0
+        for index, buffers in targets:
+            _require_room(header, index, buffers)
+            stored, offset = head.stored[index], head.payload_offsets[index]
+            if stored.codec != RAW_CODE:
+                self._decode_slot(start + offset, stored, header, index, buffers)
+                self._require_digest(header, index, buffers, trusting)
+                continue
+            if batch and (offset != end or end - begin + stored.stored_bytes > READ_BYTES):
+                self._read_raw(start + begin, header, batch, trusting)
+                batch = []
+            if not batch:
+                begin = offset
+            batch.append((index, buffers))
+            end = offset + stored.stored_bytes
+        if batch:
+            self._read_raw(start + begin, header, batch, trusting)
+
+    def _read_raw(
+        self, offset: int, header: BlockHeader, batch: Sequence[tuple[int, Sequence[memoryview]]], trusting: bool
+    ) -> None:
+        self._read_into(offset, [buffer for _, buffers in batch for buffer in buffers])
+        for index, buffers in batch:
+            self._require_digest(header, index, buffers, trusting)
+
+    def _decode_slot(
+        self, offset: int, stored: StoredSlot, header: BlockHeader, index: int, buffers: Sequence[memoryview]
+    ) -> None:
+        spec, _ = header.slots[index]
+        data = self._read_stored(offset, stored, header, spec)
+        views = [memoryview(buffer).cast("B") for buffer in buffers if buffer.nbytes]
+        decode_into(stored.codec, data, views, spec.element_bytes, self._slot_name(header, spec))
+
+    def _require_digest(self, header: BlockHeader, index: int, buffers: Sequence[memoryview], trusting: bool) -> None:
         if trusting:
             return
+        spec, digest = header.slots[index]
         hasher = blake3()
         for buffer in buffers:
             hasher.update(buffer)
@@ -387,6 +424,7 @@ class BundleReader:
         self.entries = file.entries
         self._places = {entry.id: entry.bundle_id for entry in self.entries}
         self._parents = span_parents(self.entries)
+        self._checked: dict[bytes, BlockHeader] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -410,8 +448,11 @@ class BundleReader:
         Raises:
             CorruptBundle, BlockMissing, BundleMissing, and what opening another bundle's file raises.
         """
-        with self._holding(entry) as file:
-            return self._head(file, entry)[0]
+        known = None if self._closed else self._checked.get(entry.id)
+        if known is None:
+            with self._holding(entry) as file:
+                known = self._checked[entry.id] = self._head(file, entry)[0]
+        return known
 
     def read_slot_into(self, entry: BlockEntry, slot_index: int, buffers: Sequence[memoryview]) -> None:
         """Fill writable byte buffers, in order, with a slot's raw bytes. See `read_slots_into`."""
@@ -429,18 +470,18 @@ class BundleReader:
         Raises:
             CorruptBlock: the bytes are not those that were written; the buffers' content is then undefined.
         """
-        with self._holding(entry) as file:
-            header, head = self._head(file, entry)
-            for slot_index, buffers in targets:
-                views = [_byte_view(buffer) for buffer in buffers if buffer.nbytes]
-                expected_bytes = header.slots[slot_index][0].size_bytes
-                if sum(view.nbytes for view in views) != expected_bytes:
-                    raise LimitExceeded(
-                        f"the buffers for slot {header.slots[slot_index][0].name} do not add up to {expected_bytes} "
-                        "bytes.",
-                        expected=expected_bytes,
-                    )
-                file.read_slot_into(entry.id, header, head, slot_index, views, trusting=trusting)
+        own = self._files[-1]
+        if not self._closed and self._places.get(entry.id) == self.bundle_id and entry.id in own.frames:
+            self._read_slots(own, entry, targets, trusting)  # nothing to open and nothing to let go
+        else:
+            with self._holding(entry) as file:
+                self._read_slots(file, entry, targets, trusting)
+
+    def _read_slots(
+        self, file: FrameFile, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]], trusting: bool
+    ) -> None:
+        header, head = self._head(file, entry)
+        file.read_slots_into(entry.id, header, head, targets, trusting=trusting)
 
     def read_slot(self, entry: BlockEntry, slot_index: int) -> bytearray:
         """A slot's raw bytes in memory of their own."""
@@ -542,19 +583,19 @@ class FilePool:
                 self._files.popitem()[1].close()
 
 
+def _require_room(header: BlockHeader, index: int, buffers: Sequence[memoryview]) -> None:
+    spec, _ = header.slots[index]
+    if sum(buffer.nbytes for buffer in buffers) != spec.size_bytes:
+        raise LimitExceeded(
+            f"the buffers for slot {spec.name} do not add up to {spec.size_bytes} bytes.", expected=spec.size_bytes
+        )
+
+
 def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
     """What of the buffers lies behind their first `count` bytes."""
     left = []
     for buffer in buffers:
         if count < buffer.nbytes:
-            left.append(buffer[count:] if count else buffer)
+            left.append(memoryview(buffer).cast("B")[count:] if count else buffer)
         count -= min(count, buffer.nbytes)
     return left
-
-
-def _byte_view(buffer: memoryview) -> memoryview:
-    """The buffer as plain writable bytes; a TypeError for one that is not contiguous is the caller's bug."""
-    view = memoryview(buffer).cast("B")
-    if view.readonly:
-        raise TypeError("a buffer to be filled must be writable")
-    return view

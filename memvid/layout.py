@@ -11,10 +11,11 @@ the file. Every payload's place follows from the lengths before it, so no offset
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from blake3 import blake3
 
@@ -177,8 +178,7 @@ def _require_released(trailer: bytes, path: str) -> None:
 # --- frames
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSlot:
+class StoredSlot(NamedTuple):
     """How one slot's bytes lie in the file: codec number, length, and the digest of the bytes as stored."""
 
     codec: int
@@ -243,26 +243,16 @@ def decode_frame_head(data: bytes, path: str) -> FrameHead:
         _corrupt(path, "frame", "its lengths do not add up")
     block_header, table_and_zeros = rest[:header_bytes], rest[header_bytes:]
     table_bytes = slot_count * STORED_BYTES
-    stored = tuple(_stored_slot(fields, path) for fields in _STORED.iter_unpack(table_and_zeros[:table_bytes]))
+    lines = list(_STORED.iter_unpack(table_and_zeros[:table_bytes]))
+    if any(zero or stored_bytes > MAX_SLOT_BYTES for _, zero, stored_bytes, _ in lines):
+        _corrupt(path, "frame", "a line of its storage table is outside its limits")
+    stored = tuple(StoredSlot(codec, stored_bytes, digest) for codec, _, stored_bytes, digest in lines)
+    offsets = tuple(itertools.accumulate((aligned(slot.stored_bytes) for slot in stored), initial=len(data)))
     if any(table_and_zeros[table_bytes:]) or any(data[_PREFIX.size - 8 : _PREFIX.size]):
         _corrupt(path, "frame", "its unused bytes are not zero")
-    if frame_bytes_for(len(data), stored) != frame_bytes:
+    if offsets[-1] != frame_bytes:
         _corrupt(path, "frame", "its payloads do not fill it")
-    return FrameHead(block_header, stored, frame_bytes, tuple(_payload_offsets(len(data), stored)))
-
-
-def _payload_offsets(head_bytes: int, stored: Sequence[StoredSlot]) -> Iterator[int]:
-    offset = head_bytes
-    for slot in stored:
-        yield offset
-        offset += aligned(slot.stored_bytes)
-
-
-def _stored_slot(fields: tuple[Any, ...], path: str) -> StoredSlot:
-    codec, zero, stored_bytes, digest = fields
-    if zero or stored_bytes > MAX_SLOT_BYTES:
-        _corrupt(path, "frame", "a line of its storage table is outside its limits")
-    return StoredSlot(codec, stored_bytes, digest)
+    return FrameHead(block_header, stored, frame_bytes, offsets[:-1])
 
 
 def _corrupt(path: str, part: str, why: str) -> NoReturn:

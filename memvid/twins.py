@@ -73,17 +73,16 @@ class TwinFrames(FrameFile):
     def read_head(self, block_id: bytes) -> tuple[BlockHeader, FrameHead]:
         return self._holder(block_id).read_head(block_id)
 
-    def read_slot_into(
+    def read_slots_into(
         self,
         block_id: bytes,
         header: BlockHeader,
         head: FrameHead,
-        slot_index: int,
-        buffers: Sequence[memoryview],
+        targets: Iterable[tuple[int, Sequence[memoryview]]],
         *,
         trusting: bool = False,
     ) -> None:
-        self._holder(block_id).read_slot_into(block_id, header, head, slot_index, buffers, trusting=trusting)
+        self._holder(block_id).read_slots_into(block_id, header, head, targets, trusting=trusting)
 
     def check_block(self, block_id: bytes, on_bytes: Callable[[int], None] | None = None) -> BlockHeader:
         return self._holder(block_id).check_block(block_id, on_bytes)

@@ -13,7 +13,6 @@ import ctypes
 import functools
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,6 +21,9 @@ import numpy as np
 
 _SIZE_FILE: Final = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _MADV_HUGEPAGE: Final = 14
+_MADV_POPULATE_WRITE: Final = (
+    23  # since Linux 5.14; an earlier one refuses it, and gives its pages when they are filled
+)
 _MOST_BYTES: Final = 32 << 20
 """A large page of more than this (on systems whose small pages are large) is more than an array has room for."""
 
@@ -34,23 +36,21 @@ class LargePages:
 
     def __init__(self) -> None:
         self._size = _page_bytes()
-        self._advise = _madvise()
-        self.given = 0
-        self.is_slow = self._size is None or self._advise is None
+        self._system = _system()
+        self.is_slow = self._size is None or self._system is None
 
     def back(self, array: mx.array) -> None:
-        """Touch the array's memory, a byte of each large page that lies in it whole. Its bytes stay undefined: it is
-        from `memory.unfilled`, and nothing has been written into it."""
-        if self.is_slow or self._size is None or self._advise is None:
+        """Have each large page that lies in the array whole given now. What is in it stays as it is."""
+        if self.is_slow or self._size is None or self._system is None:
             return
         start = np.asarray(cast(Any, array)).ctypes.data
-        for page in range(-(-start // self._size) * self._size, start + array.nbytes - self._size + 1, self._size):
-            if self.is_slow or self._advise(page, self._size, _MADV_HUGEPAGE) != 0:
-                return
+        first = -(-start // self._size) * self._size
+        for page in range(first, start + array.nbytes - self._size + 1, self._size):
+            if self.is_slow or (page == first and self._system.is_there(page)):
+                return  # memory that was in use before is not given again
             started = time.thread_time()
-            ctypes.memset(page, 0, 1)  # lets go of the interpreter's lock, unlike a write through a view
-            self.given += 1
-            self.is_slow = self.is_slow or time.thread_time() - started > SLOW_SECONDS
+            given = self._system.give(page, self._size)
+            self.is_slow = self.is_slow or not given or time.thread_time() - started > SLOW_SECONDS
 
 
 def _page_bytes() -> int | None:
@@ -62,13 +62,29 @@ def _page_bytes() -> int | None:
     return size if 0 < size <= _MOST_BYTES else None
 
 
+class _System:
+    """The calls of Linux that are needed, through the C library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._madvise, self._mincore = library.madvise, library.mincore
+        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+
+    def is_there(self, address: int) -> bool:
+        """Whether the small page at this address has memory."""
+        answer = ctypes.create_string_buffer(1)
+        return bool(self._mincore(address, 1, answer) == 0 and answer.raw[0] & 1)
+
+    def give(self, address: int, size: int) -> bool:
+        """Have a large page given at this address; False where the system refuses."""
+        return all(self._madvise(address, size, advice) == 0 for advice in (_MADV_HUGEPAGE, _MADV_POPULATE_WRITE))
+
+
 @functools.cache
-def _madvise() -> Callable[[int, int, int], int] | None:
+def _system() -> _System | None:
     if sys.platform != "linux":
         return None
     try:
-        madvise = ctypes.CDLL(None).madvise
+        return _System(ctypes.CDLL(None))
     except (OSError, AttributeError):
         return None
-    madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
-    return cast(Callable[[int, int, int], int], madvise)

@@ -8,6 +8,7 @@ memory, `Filling.run` (I/O threads) reads each slot straight into it and hashes 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -154,7 +155,7 @@ def plan_wake(
     expected = functools.cache(layout.span_slots)  # the same for all blocks but the last
     arrays = {entry.id: require_spans(reader, entry, expected(entry.token_count)) for entry in spans}
     tokens = reader.tokens()[: 4 * target]
-    highest = max(token_array(tokens), default=0)
+    highest = int(np.frombuffer(tokens, dtype="<u4").max(initial=0))
     if highest >= layout.vocabulary:
         raise MalformedSnapshot(
             f"The ledger has token {highest}, and the model's vocabulary ends at {layout.vocabulary - 1}.",
@@ -353,32 +354,43 @@ class Filling:
         places = {entry.path: index for index, entry in enumerate(self.plan.layout.entries)}
         jobs: list[tuple[int, Callable[[], None]]] = []
         if self.spans:
-            for index, (entry, _) in enumerate(self.plan.layout.spans()):
-                jobs.append((places[entry.path], partial(self._fill_span, source, large, index)))
+            paths = [entry.path for entry, _ in self.plan.layout.spans()]
+            for path, indexes in itertools.groupby(range(len(paths)), key=paths.__getitem__):
+                jobs.append((places[path], partial(self._fill_spans, source, large, list(indexes))))
         for record, arrays in zip(self.plan.records, self.records, strict=True):
             for slot, words in enumerate(arrays, start=record.first_slot):
                 jobs.append((places[record.entry.path], partial(self._fill_whole, source, large, slot, words)))
         for place, fill in sorted(jobs, key=lambda each: each[0]):
             yield self.plan.layout.entries[place].path, fill
 
-    def _fill_span(self, source: ReadSlots, large: LargePages, index: int) -> None:
-        words = self.spans[index]
-        large.back(words)
-        *outer, capacity, dim = words.shape
-        target, values = memory.writable(words), np.asarray(words)
+    def _fill_spans(self, source: ReadSlots, large: LargePages, indexes: Sequence[int]) -> None:
+        """Fill one cache's span arrays, which lie side by side in each block."""
+        for index in indexes:
+            large.back(self.spans[index])
         for entry, arrays in zip(self.plan.spans, self.plan.arrays, strict=True):
-            stored = arrays[index]
-            if stored.quantisation is not None:
-                parts = [memoryview(bytearray(slot.size_bytes)) for slot in stored.slots]
-                source(entry, [(stored.first_slot + at, [part]) for at, part in enumerate(parts)])
-                values[0, ..., entry.start : entry.end, :] = expand(stored, parts)
-                continue
-            runs = memory.head_runs(
-                target, math.prod(outer), capacity, dim * words.itemsize, entry.start, entry.token_count
-            )
-            source(entry, [(stored.first_slot, runs)])
-        # What the memory held before is nobody's business, and a NaN among it would outlive a mask's zero.
-        values[..., self.plan.filled_tokens :, :] = 0
+            reads: list[tuple[int, Sequence[memoryview]]] = []
+            packed = []
+            for index in indexes:
+                stored = arrays[index]
+                if stored.quantisation is None:
+                    reads.append((stored.first_slot, self._runs(index, entry)))
+                else:
+                    parts = [memoryview(bytearray(slot.size_bytes)) for slot in stored.slots]
+                    reads += [(stored.first_slot + at, [part]) for at, part in enumerate(parts)]
+                    packed.append((index, stored, parts))
+            source(entry, reads)
+            for index, stored, parts in packed:
+                np.asarray(self.spans[index])[0, ..., entry.start : entry.end, :] = expand(stored, parts)
+        for index in indexes:
+            # What the memory held before is nobody's business, and a NaN among it would outlive a mask's zero.
+            np.asarray(self.spans[index])[..., self.plan.filled_tokens :, :] = 0
+
+    def _runs(self, index: int, entry: BlockEntry) -> list[memoryview]:
+        words = self.spans[index]
+        *outer, capacity, dim = words.shape
+        return memory.head_runs(
+            memory.writable(words), math.prod(outer), capacity, dim * words.itemsize, entry.start, entry.token_count
+        )
 
     def _fill_whole(self, source: ReadSlots, large: LargePages, slot: int, words: mx.array) -> None:
         assert self.plan.state is not None

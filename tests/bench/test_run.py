@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -26,27 +27,43 @@ def test_make_bench_runs_every_script_that_takes_the_common_arguments() -> None:
     assert sources == set(ast.literal_eval(lists[0]))
 
 
-def test_wake_measures_every_peer_in_each_round(tmp_path: Path) -> None:
+def run(name: str, *arguments: str, out: Path) -> dict[str, Any]:
+    """The figures of a benchmark that was run as a program, after a look at its plot and at what it leaves."""
     subprocess.run(
-        [
-            sys.executable,
-            BENCH / "wake.py",
-            "--quick",
-            "--lengths",
-            "64",
-            "--folder",
-            tmp_path,
-            "--out",
-            tmp_path / "out",
-        ],
+        [sys.executable, BENCH / f"{name}.py", "--quick", "--folder", out.parent, "--out", out, *arguments],
         check=True,
         capture_output=True,
         env=os.environ,
-        timeout=200,
+        timeout=250,
     )
-    found = json.loads((tmp_path / "out" / "wake.json").read_text(encoding="utf-8"))
-    seconds = found["lengths"][0]["seconds"]
-    assert all(each["runs"] == 2 and each["lowest"] > 0 for each in seconds.values()), seconds
-    assert {"mlx_lm_load", "plain_read", "plain_write", "mlx_lm_save"} <= seconds.keys()
-    assert (tmp_path / "out" / "wake.png").stat().st_size > 0
-    assert [name.name for name in tmp_path.iterdir()] == ["out"]
+    assert (out / f"{name}.png").stat().st_size > 0
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+    found: dict[str, Any] = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_wake_measures_every_way_in_each_round(tmp_path: Path) -> None:
+    shapes = ("Qwen3-0.6B", "Gemma-3-1B")
+    found = run("wake", "--shapes", *shapes, "--mib", "14", "--rounds", "1", out=tmp_path / "out")
+    ways = {f"{way}_{kind}" for way in ("verified", "trusting", "mlx_lm", "plain") for kind in ("fresh", "warm")}
+    for shape, case in zip(shapes, found["cases"], strict=True):
+        assert case["shape"] == shape
+        assert case["tokens"] > 0
+        for each in ("wake_seconds", "wake_processor_seconds", "wake_speed_over_mlx_lm", "wake_speed_over_plain"):
+            assert case[each].keys() == ways
+            assert all(taken["runs"] == 1 and taken["lowest"] > 0 for taken in case[each].values())
+        peers = {f"{which}_{peer}" for which in ("first", "second") for peer in ("mlx_lm", "mlx_lm_flushed")}
+        assert case["sleep_speed_over"].keys() == peers
+        assert case["written_bytes"]["second"] > 0
+        if Path("/proc/self/clear_refs").exists():
+            assert case["wake_peak_bytes"]["verified"]["highest"] > 0
+
+
+def test_ttft_measures_both_models_at_each_length(tmp_path: Path) -> None:
+    found = run("ttft", "--rounds", "1", out=tmp_path / "out")
+    assert found["woken_is_faster_from"].keys() == found["models"].keys()
+    for lengths in found["models"].values():
+        assert [each["tokens"] for each in lengths] == [16, 300]
+        for each in lengths:
+            assert all(taken["lowest"] > 0 for taken in each["seconds"].values())
+            assert each["state_bytes"] > 0
