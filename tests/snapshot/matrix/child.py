@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,18 +44,18 @@ class Session:
     read: int
     back: tuple[int, ...] = ()
 
-    @property
-    def uri(self) -> SessionUri:
-        """Where it sleeps."""
-        return SessionUri("matrix", f"of-{self.tokens}")
+    def uri(self, at: int | None = None) -> SessionUri:
+        """Where it sleeps, and where what was made of it from an earlier token on does."""
+        return SessionUri("matrix", f"of-{self.tokens}" if at is None else f"of-{self.tokens}-from-{at}")
 
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The snapshot that a session was woken from, for its next sleep to refer to."""
+    """The snapshot that a session was woken from, and of how many of its tokens: what its next sleep refers to."""
 
     bundle_id: bytes
     entries: tuple[BlockEntry, ...]
+    tokens: int
 
 
 # Windows are of 64 tokens at most. One session stays within them, and the last one is long enough for whole state to be
@@ -76,7 +76,7 @@ def main(role: str, row: str, dtype: str, folder: Path) -> None:
     try:
         model = live.model_of(case, dtype)
     except live.CannotRun as error:
-        _leave(folder / "cannot_run.json", str(error).splitlines()[0])
+        _leave(folder / "cannot_run.json", {"why": str(error), "classes": error.classes})
         return
     if role == "sleep":
         with Store.open(folder / "store", writable=True) as store:
@@ -94,27 +94,17 @@ def _facts(model: SmallModel) -> dict[str, Any]:
     return {
         "caches": [[entry.path, entry.kind, entry.in_use] for entry in model.layout.entries],
         "layout": str(model.layout),
-        "classes": sorted(_classes(model.new_caches())),
+        "classes": live.classes_of(model.new_caches()),
         "parameters": model.parameters,
         "weights": digest_of_weights(model.network),
     }
-
-
-def _classes(caches: Sequence[Any]) -> set[str]:
-    names = set()
-    for cache in caches:
-        inner = getattr(cache, "caches", None)
-        names.add(
-            type(cache).__name__ if inner is None else f"CacheList({', '.join(type(one).__name__ for one in inner)})"
-        )
-    return names
 
 
 def _sleep(model: SmallModel, store: Store, session: Session) -> dict[str, Any]:
     """Read a session, put it to sleep, and go on with it, and with what it was at earlier tokens."""
     state = _read(model, session)
     before = live.seen(state)
-    _write(store, model, session, state)
+    _write(store, model, session.uri(), state)
     assert live.seen(state) == before, "a sleep changes the session"
     back = {}
     for at in session.back:
@@ -150,15 +140,15 @@ def _never_slept(model: SmallModel, session: Session, at: int) -> LiveState:
     return again
 
 
-def _write(store: Store, model: SmallModel, session: Session, state: LiveState, last: Last | None = None) -> None:
+def _write(store: Store, model: SmallModel, uri: SessionUri, state: LiveState, last: Last | None = None) -> None:
     snapshot = capture.cut(
         state,
         model.layout,
         durable=last.entries if last else (),
-        unchanged_tokens=session.tokens if last else 0,
+        unchanged_tokens=last.tokens if last else 0,
     )
     store.write_bundle(
-        uri=session.uri,
+        uri=uri,
         identity=model.identity,
         parent=last.bundle_id if last else None,
         reused=snapshot.reused,
@@ -183,19 +173,18 @@ def _woken(
 def _attempt(
     model: SmallModel, store: Store, pool: ThreadPoolExecutor, session: Session, at: int | None, wanted: dict[str, Any]
 ) -> str:
-    """Wake, compare, go on, compare; and, of a session that was woken whole, sleep and wake what came of it."""
+    """Wake, compare, go on, compare; then sleep and wake what came of it, and compare again."""
     try:
-        state, last = _wake(model, store, pool, session, at)
+        state, last = _wake(model, store, pool, session.uri(), at)
         computed = state.computed_tokens
         found = _differences(live.seen(state), wanted["seen"])
         if at is None and computed:
             found.append(f"{computed} tokens computed")
         gone_on = live.go_on(model, state)
         found += _differences_on_the_way(gone_on, wanted["gone_on"])
-        if at is None:
-            _write(store, model, session, state, last)
-            again, _ = _wake(model, store, pool, session, None)
-            found += [f"{what} after a second sleep" for what in _differences(live.seen(again), asdict(gone_on.end))]
+        _write(store, model, session.uri(at), state, last)
+        again, _ = _wake(model, store, pool, session.uri(at), None)
+        found += [f"{what} after a second sleep" for what in _differences(live.seen(again), asdict(gone_on.end))]
     except Exception as error:  # whatever it is, it is what this check came to
         return f"{type(error).__name__}: {error}".splitlines()[0]
     if found:
@@ -204,10 +193,10 @@ def _attempt(
 
 
 def _wake(
-    model: SmallModel, store: Store, pool: ThreadPoolExecutor, session: Session, at: int | None
+    model: SmallModel, store: Store, pool: ThreadPoolExecutor, uri: SessionUri, at: int | None
 ) -> tuple[LiveState, Last]:
-    """The session at one of its tokens, and what its next sleep refers to."""
-    with store.open_session(session.uri, None if at is None else 1) as reader:
+    """A session as it is, or its first version at one of its tokens; and what its next sleep refers to."""
+    with store.open_session(uri, None if at is None else 1) as reader:
         plan = restore.plan_wake(
             reader, model.identity, model.layout, model=model.name, context_tokens=model.context_tokens, at=at
         )
@@ -219,7 +208,7 @@ def _wake(
             live.replay(model, state, behind, list(plan.passes.between(plan.resumed_tokens, plan.target_tokens)))
         elif not plan.has_logits:
             find_logits(model, state)
-        return state, Last(reader.bundle_id, reader.entries)
+        return state, Last(reader.bundle_id, reader.entries, plan.target_tokens)
 
 
 def _differences(found: live.Seen, wanted: dict[str, str]) -> list[str]:

@@ -6,7 +6,7 @@ The caches are looked at here without any of the adapters that keep them: a mist
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,7 +43,7 @@ _LIVE_ROWS = MappingProxyType(
 class SmallModel(LoadedModel):
     """A network of the matrix as the daemon would hold it, with the caches that the row asks for; it has no text."""
 
-    case: Case
+    case: Case = field(kw_only=True)
 
     def new_caches(self) -> list[Any]:
         """Empty caches."""
@@ -69,7 +69,14 @@ class GoneOn:
 
 
 class CannotRun(Exception):
-    """mlx-lm cannot build this architecture here, or not read a single token with it: what it says of that."""
+    """mlx-lm cannot build this architecture here, or not read a single token with it: what it says of that.
+
+    classes: of the caches that it would have kept, as far as it came.
+    """
+
+    def __init__(self, reason: str, classes: Sequence[str]) -> None:
+        super().__init__(reason)
+        self.classes = classes
 
 
 def model_of(case: Case, dtype: str) -> SmallModel:
@@ -79,13 +86,14 @@ def model_of(case: Case, dtype: str) -> SmallModel:
         CannotRun: for want of something that has nothing to do with Torpor.
     """
     generation.PREFILL_CHUNK_TOKENS = case.chunk_tokens
+    caches: list[Any] = []
     try:
         network = case.build(dtype)
         caches = case.caches(network)
         logits = network(mx.array([[0]]), cache=caches)
         mx.eval(logits)
     except Exception as error:  # mlx-lm and MLX raise anything
-        raise CannotRun(f"{type(error).__name__}: {error}") from error
+        raise CannotRun(f"{type(error).__name__}: {error}".splitlines()[0], classes_of(caches)) from error
     layout = layout_of(caches, int(logits.shape[-1]))
     parts = {
         "weights": digest_of_weights(network),
@@ -109,6 +117,15 @@ def model_of(case: Case, dtype: str) -> SmallModel:
         render=None,  # type: ignore[arg-type]  # nothing is rendered
         case=case,
     )
+
+
+def classes_of(caches: Sequence[Any]) -> list[str]:
+    """The names of the classes of a model's caches, each once."""
+    names = set()
+    for cache in caches:
+        inner = [type(each).__name__ for each in getattr(cache, "caches", ())]
+        names.add(f"CacheList({', '.join(inner)})" if inner else type(cache).__name__)
+    return sorted(names)
 
 
 def prompt(model: SmallModel, count: int) -> list[int]:

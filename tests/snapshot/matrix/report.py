@@ -9,6 +9,8 @@ from importlib.metadata import version
 from itertools import groupby
 from typing import Any
 
+from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS, DEFAULT_BUDGET_BYTES
+
 from matrix.rows import Row, is_ok
 
 # What stands in the table of kinds: the stored kind, mlx-lm's class, what is cut by token, what is whole state, and how
@@ -59,6 +61,14 @@ KINDS = (
     ),
 )
 
+_NOTES = f"""\
+A `CacheList` is no kind: each cache in it is kept by itself. A cache that its model never fills is known as such and
+kept empty. Kinds met in the matrix: {{met}}.
+
+What a session of several kinds can do is what the least able of them can. Whole state is kept at the token at which the
+session was put to sleep and, of models with caches that need it, every {CHECKPOINT_TOKENS} tokens, or less often where
+more would take over {DEFAULT_BUDGET_BYTES >> 20} MiB."""
+
 _CHECKS = """\
 Each row is an architecture of mlx-lm's model folder with a small configuration and seeded random weights, in float32
 and in bfloat16 (there with experts quantised to 8 bits, for MLX has no bfloat16 product of gathered matrices on a CPU).
@@ -68,14 +78,18 @@ sessions from the store, and compares, bit for bit:
 
 - the ledger, all that the caches hold of it (looked at without the adapters that keep it), and the logits;
 - the next 16 greedy tokens, the logits of each, and all that the caches hold after them;
-- after a second sleep of those 16 tokens, which refers to the blocks of the first, and a second wake: the same again.
+- after a second sleep, which refers to the blocks of the first, and a second wake: ledger, caches and logits once more.
 
 A plain wake must compute no token. The columns `1` to `620` are sessions of that many tokens. Windows and chunks are of
-64 tokens (deepseek_v41: 32), so `48` lies within them and the others, but for `1`, are past them; the last 70 tokens of
-`620` were read one by one, which takes a window once round its ring. The columns `30 of 48` to `610 of 620` are time
-travel: the session woken at an earlier token, compared with one that never slept and is there: cut back where all its
-caches can be cut back, read again in the same model calls where they cannot. In brackets the tokens that had to be
-computed; one where only the logits of the last token were missing.
+64 tokens, so `1` and `48` lie within them and the others are past them; only those of deepseek_v41 are of 32. The last
+70 tokens of `620` were read one by one, which takes a window once round its ring.
+
+The columns `30 of 48` to `610 of 620` are time travel: the session woken at an earlier token, gone on from there, and
+slept as a session of its own. It is compared with one that never slept and stands at that token: one that was cut back,
+where all its caches can be, and one that has read as far in the same model calls, where they cannot. In brackets stands
+how many tokens had to be computed; one, where only the logits of the last token were missing.
+
+A cell with one word in it is of both types.
 
 `olmo` is read one token at a time, because mlx-lm's masks for it fit no more, and with an empty module in the place of
 a package that mlx-lm only looks for. The configurations are in `tests/snapshot/matrix/architectures.py`; a test
@@ -102,8 +116,7 @@ def document(rows: Sequence[Row]) -> str:
                 KINDS,
             ),
             "",
-            "A `CacheList` is no kind: each cache in it is kept by itself. A cache that its model never fills is known",
-            f"as such and kept empty. Kinds met in the matrix: {_met(rows)}.",
+            _NOTES.format(met=_met(rows)),
             "",
             "## What is checked",
             "",
@@ -166,8 +179,8 @@ def _matrix(by_name: Sequence[tuple[str, list[Row]]]) -> list[str]:
         lines.append(
             (
                 f"`{name}`" if ":" not in name else name,
-                _caches(facts.get("caches", ())),
-                f"{facts['parameters']:,}" if facts else "",
+                _caches(facts["caches"]) if "caches" in facts else ", ".join(facts.get("classes", ())),
+                f"{facts['parameters']:,}" if "parameters" in facts else "",
                 *(_cell(rows, column) for column in columns),
             )
         )

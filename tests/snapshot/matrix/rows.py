@@ -67,7 +67,9 @@ def _run_in(folder: Path, case: Case, dtype: str) -> Row:
         except subprocess.TimeoutExpired:
             return Row(case.name, case.module, dtype, failed=f"{role}: not done after {TIMEOUT_SECONDS} s")
         if (folder / "cannot_run.json").exists():
-            return Row(case.name, case.module, dtype, cannot_run=_load(folder / "cannot_run.json"))
+            found = _load(folder / "cannot_run.json")
+            facts = {"classes": found["classes"]}
+            return Row(case.name, case.module, dtype, cannot_run=found["why"], facts=facts)
         if done.returncode:
             lines = done.stderr.strip().splitlines()
             why = lines[-1] if lines else "it said nothing"

@@ -60,13 +60,13 @@ def test_a_row_that_is_wrong_is_told_with_its_reason() -> None:
         [
             Row("a", "a", "float32", facts=facts, checks={"1": "ok", "2 of 3": "caches, logits differ"}),
             Row("a", "a", "bfloat16", failed="wake ended with -11: it said nothing"),
-            Row("b", "b", "float32", cannot_run="RuntimeError: no back-end"),
+            Row("b", "b", "float32", cannot_run="RuntimeError: no back-end", facts={"classes": ["KVCache"]}),
         ]
     )
     assert "| `a` | kv/1, [arrays/1, kv/1 never filled] | 7 | float32: ok; bfloat16: **wrong** | **wrong** |" in text
     assert "- `a` in float32: 2 of 3: caches, logits differ" in text
     assert "- `a` in bfloat16: wake ended with -11: it said nothing" in text
-    assert "| `b` |  |  | cannot run | cannot run |" in text
+    assert "| `b` | KVCache |  | cannot run | cannot run |" in text
     assert "- `b` in float32: RuntimeError: no back-end" in text
     assert "0 right, 2 wrong, 1 that mlx-lm cannot run" in text
 
