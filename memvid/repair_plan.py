@@ -27,7 +27,7 @@ from .records import Finding, IndexRow
 from .sleeping import environment
 from .survey import FileState, Judgement, Survey
 from .uri import SessionUri
-from .waiting import LOST, SALVAGED_FROM, loss_message, salvaged_from, spans_of, tokens_in_common
+from .waiting import LOST, SALVAGED_FROM, loss_message, only_spans, salvaged_from, spans_of, tokens_in_common
 
 _WHOSE = "Whose {} was cannot be told: its manifest is damaged."
 
@@ -396,7 +396,8 @@ class _Plan:
             manifest, blocks = file.manifest, _beginning(survey, file)
             if manifest is None or not blocks or manifest.version < newest.get(manifest.uri, 0):
                 continue
-            if any(tokens_in_common(chain, blocks) == blocks[-1].end for chain in _chains(standing, manifest.uri)):
+            spans = only_spans(blocks)
+            if any(tokens_in_common(chain, spans) == blocks[-1].end for chain in _chains(standing, manifest.uri)):
                 continue
             candidate = (blocks[-1].end, manifest.version, file, blocks)
             if manifest.uri not in best or candidate[:2] > best[manifest.uri][:2]:
@@ -463,13 +464,14 @@ def _has_rival(survey: Survey, file: FileState) -> bool:
 
 
 def _beginning(survey: Survey, file: FileState) -> tuple[BlockEntry, ...]:
-    """The spans of a version, in order, up to the first that is nowhere."""
+    """The spans of a version, in order, up to the first that is nowhere, with the state records between them that are
+    somewhere: at the last of them nothing has to be computed again."""
     found = []
     for entry in file.manifest.blocks if file.manifest else ():
-        if entry.kind == "span":
-            if not survey.is_sound(entry.id):
-                break
+        if survey.is_sound(entry.id):
             found.append(entry)
+        elif entry.kind == "span":
+            break
     return tuple(found)
 
 
@@ -502,7 +504,7 @@ def _loss(
             return _loss(survey, waiting, standing, salvages, path_of)
         return _loss_of_row(survey, row, path_of) if row else _loss_of_nobody(survey, file)
     spans = spans_of(manifest)
-    saved = max((tokens_in_common(one.blocks, spans) for one in salvages), default=0)
+    saved = max((tokens_in_common(only_spans(one.blocks), spans) for one in salvages), default=0)
     kept = max((tokens_in_common(chain, spans) for chain in _chains(standing, manifest.uri)), default=0)
     where = "a new version" if saved > kept else "another version"
     places = file.places or {}

@@ -75,7 +75,12 @@ def tokens_in_common(chain: Iterable[BlockEntry], spans: Iterable[BlockEntry]) -
 
 
 def spans_of(manifest: Manifest) -> list[BlockEntry]:
-    return [entry for entry in manifest.blocks if entry.kind == "span"]
+    return only_spans(manifest.blocks)
+
+
+def only_spans(chain: Iterable[BlockEntry]) -> list[BlockEntry]:
+    """The spans of a chain, without the state records between them."""
+    return [entry for entry in chain if entry.kind == "span"]
 
 
 def salvaged_from(manifest: Manifest | None) -> bytes | None:

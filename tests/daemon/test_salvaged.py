@@ -213,3 +213,30 @@ async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_ve
         assert (await rig.service.close()).slept == ("torpor://default/a",)
     async with open_rig() as rig:
         assert (await rig.wake("a")).token_count == 300
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["with a checkpoint", "without"])
+async def test_what_was_salvaged_of_windows_and_recurrences_is_computed_from_the_nearest_checkpoint(
+    open_kind: Any, store: Path, kind: str, checkpointed: bool
+) -> None:
+    """The last block of 600 tokens is bad: what is left is 512, at the end of which there is a checkpoint, or none."""
+    tokens = tokens_of(1, 600)
+    async with open_kind(kind) as rig:
+        await rig.read("a", tokens, sampling=SAMPLED)
+        if not checkpointed:
+            rig.live("a").state.checkpoints.cut(0)
+        await rig.read("control", tokens[:512], sampling=SAMPLED)
+        wanted = await rig.fingerprint("control")
+        await rig.sleep("a")
+    damage_last_block(store)
+    async with open_kind(kind) as rig:
+        report = await rig.wake("a")
+        assert report.token_count == 512
+        assert report.tokens_prefilled == (0 if checkpointed else 512)
+        assert await rig.fingerprint("a") == wanted
+        await rig.service.append(session="a", tokens=[1, 2, 3], emit=ignore)
+        again = await rig.fingerprint("a")
+        await rig.sleep("a")
+        assert (await rig.wake("a")).tokens_prefilled == 0
+        assert await rig.fingerprint("a") == again
