@@ -155,7 +155,9 @@ def cut(
         )
     used = _used(state, layout)
     sources = [span_source(whole) for cache in used for whole in kind_of(cache).spans(cache).values()]
-    reused = plan_reuse(durable, unchanged_tokens, state.checkpoints.positions)
+    # At the end itself stands the record of the end, and there is room for one.
+    before_end = [position for position in state.checkpoints.positions if position < len(state.tokens)]
+    reused = plan_reuse(durable, unchanged_tokens, before_end)
     kept = {entry.start for entry in reused if entry.kind == "state"}
     between = [each for each in state.checkpoints if each.position not in kept]
     end = checkpoint_of(state.caches, len(state.tokens), state.last_logits, state.random_key, state.passes, canary)

@@ -147,3 +147,17 @@ async def test_checkpoints_stay_within_their_budget_and_wakes_compute_what_lies_
         assert state.checkpoints.positions == (2 * CHECKPOINT_TOKENS,)
         await rig.sleep("s")
         assert (await rig.wake("s", at_token=1100)).tokens_prefilled == 1100 - 2 * CHECKPOINT_TOKENS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_woken_at_a_checkpoint_and_slept_at_once_it_wakes_again(open_kind: Any, kind: str) -> None:
+    """Where the checkpoint stood stands the record of the end now; two at one token would be no chain."""
+    async with open_kind(kind) as rig:
+        await rig.read("s", TOKENS[: CHECKPOINT_TOKENS + 100])
+        await rig.sleep("s")
+        await rig.wake("s", at_token=CHECKPOINT_TOKENS)
+        state = await rig.fingerprint("s")
+        assert (await rig.sleep("s")).version == 2
+        report = await rig.wake("s")
+        assert (report.version, report.token_count, report.tokens_prefilled) == (2, CHECKPOINT_TOKENS, 0)
+        assert await rig.fingerprint("s") == state
