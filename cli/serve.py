@@ -118,6 +118,14 @@ KvBitsOption = Annotated[
 KvGroupOption = Annotated[
     Literal["32", "64", "128"], typer.Option("--kv-group", help="How many of these numbers share a scale.")
 ]
+TrustingOption = Annotated[
+    bool,
+    typer.Option(
+        "--trusting",
+        show_default=False,
+        help="Wake without hashing the KV that is read: faster, and what the disk has changed is not found.",
+    ),
+]
 CanaryPolicy = Literal["always", "changed", "never"]
 CanaryOption = Annotated[
     CanaryPolicy,
@@ -136,6 +144,7 @@ def serve(
     kv_group: KvGroupOption = "64",
     check_models: CheckModelsOption = False,
     canary: CanaryOption = "always",
+    trusting: TrustingOption = False,
     store: ServedStoreOption = None,
     socket: SocketOption = None,
     detach: DetachOption = False,
@@ -183,6 +192,7 @@ def serve(
         arguments += ["--fuse"] * fuse + ["--check-models"] * check_models
         arguments += [] if kv_bits is None else ["--kv-bits", kv_bits, "--kv-group", kv_group]
         arguments += [] if canary == "always" else ["--canary", canary]
+        arguments += ["--trusting"] * trusting
         return _serve_in_background(arguments, store, log, as_json=as_json)
     if log is not None:
         raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
@@ -201,6 +211,7 @@ def serve(
             kv_group=int(kv_group),
             check_models=check_models,
             canary=canary,
+            trusting=trusting,
             json=as_json,
             store_budget=store_budget,
             daily_write_budget=daily_write_budget,

@@ -62,10 +62,12 @@ class WakeOrder:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """A session that was read back, how many bytes of state that took, and what the canary said."""
+    """A session that was read back, how many bytes of state that took, whether all of them were hashed, and what the
+    canary said."""
 
     session: Session
     bytes_read: int
+    verified: bool
     canary: Verdict
     canary_seconds: float
 
@@ -73,8 +75,11 @@ class Woken:
 class Hibernation:
     """Puts sessions to sleep in a store and wakes them from it."""
 
-    def __init__(self, store: Store, engine: Engine, way: Way, *, canary: Policy = "always") -> None:
+    def __init__(
+        self, store: Store, engine: Engine, way: Way, *, canary: Policy = "always", trusting: bool = False
+    ) -> None:
         self._canary = canary
+        self._trusting = trusting
         self._store = store
         self._way = way
         self._engine = engine
@@ -233,7 +238,7 @@ class Hibernation:
             differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=order.strict)
             filling = await self._engine.call(lambda: restore.allocate(plan))
             on_progress = _reporter("wake", emit)
-            await self.on_io(lambda: filling.run(reader, self._fill, on_progress))
+            await self.on_io(lambda: filling.run(reader, self._fill, on_progress, trusting=self._trusting))
             assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(differs))
             state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
@@ -242,7 +247,7 @@ class Hibernation:
             session.saved_from = salvaged_from(reader.manifest)
             session.completed = not plan.has_logits  # the next sleep keeps the logits that had to be found
             session.rewound = plan.target_tokens < reader.manifest.token_count
-            return Woken(session, plan.read_bytes, assembly.verdict, assembly.canary_seconds)
+            return Woken(session, plan.read_bytes, not self._trusting, assembly.verdict, assembly.canary_seconds)
         finally:
             reader.close()
 

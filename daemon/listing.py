@@ -206,6 +206,7 @@ def wake_result(
     tokens_prefilled: int,
     seconds: float,
     already_awake: bool,
+    verified: bool = True,
     canary: Verdict = "not_run",
     canary_seconds: float = 0.0,
 ) -> WakeResult:
@@ -220,6 +221,7 @@ def wake_result(
         seconds=seconds,
         already_awake=already_awake,
         differs=tuple(PartDiffers(each.field, each.stored, each.live) for each in live.differs),
+        verified=verified,
         canary=canary,
         canary_seconds=canary_seconds,
     )

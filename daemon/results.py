@@ -154,6 +154,7 @@ class WakeResult:
     """The report of a wake. tokens_prefilled: what the model computed to come to the state, 0 unless an earlier token
     was asked for or the snapshot was salvaged. differs: what computed the snapshot otherwise than what computes here.
 
+    verified: whether every byte was hashed, as it is unless the daemon was told to trust its store.
     canary: what proved that the state computes what the slept one did, and in how many seconds.
     """
 
@@ -166,6 +167,7 @@ class WakeResult:
     seconds: float
     already_awake: bool
     differs: tuple[PartDiffers, ...] = ()
+    verified: bool = True
     canary: CanaryVerdict = "not_run"
     canary_seconds: float = 0.0
 

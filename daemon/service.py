@@ -73,13 +73,14 @@ class Service:
         *,
         changed_unseen: Sequence[FileCheck] = (),
         canary: Policy = "always",
+        trusting: bool = False,
     ) -> None:
         self._store = store
         self._changed_unseen = tuple(changed_unseen)
         self._engine = engine
         self._models = dict(loaded)
         way = Way()
-        self._hibernation = Hibernation(store, engine, way, canary=canary)
+        self._hibernation = Hibernation(store, engine, way, canary=canary, trusting=trusting)
         self._maintenance = Maintenance(store, way)
         self._encoder = Encoder()
         self._turns = Turns()
@@ -102,12 +103,14 @@ class Service:
         daily_write_budget: int | None = None,
         keep_free: int = 0,
         canary: Policy = "always",
+        trusting: bool = False,
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
         in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
 
         kv: how all of them quantise keys and values as they compute them; not at all if None.
         adapters: by the name of the model that each is loaded on top of.
+        trusting: wakes take the KV on the disk for what was written, without hashing it.
         canary: when a wake proves that the state computes what the slept one did.
         check_models: read every model file anew, whatever is remembered of it; `warnings` then names those that had
             changed unseen.
@@ -134,7 +137,7 @@ class Service:
             loaded = {}
             for name, source in sources.items():
                 loaded[name] = await engine.call(partial(load_model, name, source, digests, adapters.get(name), kv))
-            return cls(store, engine, loaded, changed_unseen=digests.changed_unseen, canary=canary)
+            return cls(store, engine, loaded, changed_unseen=digests.changed_unseen, canary=canary, trusting=trusting)
         except BaseException:
             await asyncio.to_thread(engine.stop)
             store.close()
@@ -537,6 +540,7 @@ class Service:
             tokens_prefilled=woken.session.state.computed_tokens,
             seconds=time.monotonic() - started,
             already_awake=False,
+            verified=woken.verified,
             canary=woken.canary,
             canary_seconds=woken.canary_seconds,
         )

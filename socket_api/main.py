@@ -29,7 +29,7 @@ class ServeOptions:
     """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
     object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
     model file anew. `kv_bits` and `kv_group` quantise keys and values. `canary`: when a wake proves its state by
-    computing one token. The budgets are bytes: what the
+    computing one token. `trusting`: wakes do not hash the KV that they read. The budgets are bytes: what the
     store may hold, may write in a day, and leaves free on the disk."""
 
     store: Path | None = None
@@ -41,6 +41,7 @@ class ServeOptions:
     kv_group: int = DEFAULT_KV_GROUP
     check_models: bool = False
     canary: Policy = "always"
+    trusting: bool = False
     json: bool = False
     store_budget: int | None = None
     daily_write_budget: int | None = None
@@ -65,6 +66,7 @@ def run(options: ServeOptions) -> None:
             adapters={name: AdapterChoice(path, options.fuse) for name, path in options.adapters.items()},
             check_models=options.check_models,
             canary=options.canary,
+            trusting=options.trusting,
             store_budget=options.store_budget,
             daily_write_budget=options.daily_write_budget,
             keep_free=options.keep_free,
@@ -113,6 +115,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     )
     parser.add_argument("--check-models", action="store_true", help="read every model file anew")
     parser.add_argument(
+        "--trusting", action="store_true", help="take stored KV for what was written, without hashing it"
+    )
+    parser.add_argument(
         "--canary", choices=POLICIES, default="always", help="when a wake computes one token to prove its state"
     )
     for option, meaning in _BUDGETS:
@@ -134,6 +139,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         fuse=parsed.fuse,
         check_models=parsed.check_models,
         canary=parsed.canary,
+        trusting=parsed.trusting,
         json=parsed.json,
         store_budget=parsed.store_budget,
         daily_write_budget=parsed.daily_write_budget,

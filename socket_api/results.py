@@ -200,6 +200,7 @@ class WakeResult(Reply):
     seconds: Seconds
     already_awake: bool
     differs: tuple[PartDiffers, ...] = ()
+    verified: bool = True
     canary: Literal["same_bits", "within_tolerance", "not_run"] = "not_run"
     canary_seconds: Seconds = 0.0
 

@@ -37,10 +37,10 @@ def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(
 
     monkeypatch.setattr(background, "start", start)
     given = {"model": ["m=/m"], "adapter": ["m=/a"], "fuse": True, "check_models": True}
-    given |= {"kv_bits": "8", "kv_group": "32", "canary": "changed"}
+    given |= {"kv_bits": "8", "kv_group": "32", "canary": "changed", "trusting": True}
     serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, **given)
     wanted = ["--model", "m=/m", "--adapter", "m=/a", "--fuse", "--check-models"]
-    wanted += ["--kv-bits", "8", "--kv-group", "32", "--canary", "changed"]
+    wanted += ["--kv-bits", "8", "--kv-group", "32", "--canary", "changed", "--trusting"]
     assert started[0][-len(wanted) :] == wanted
 
 

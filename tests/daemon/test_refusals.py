@@ -27,7 +27,7 @@ from torpor.memvid import BlockDraft, Identity, IndexRow, SessionUri, SlotDraft,
 from torpor.memvid.blocks import SlotSpec
 from torpor.memvid.errors import AmbiguousName, CorruptBlock, NoSpace, SessionNotFound, StoreLocked
 from torpor.memvid.index import Index
-from torpor.snapshot.errors import IdentityMismatch, MalformedSnapshot
+from torpor.snapshot.errors import CanaryFailed, IdentityMismatch, MalformedSnapshot
 
 URI_A = SessionUri("default", "a")
 
@@ -192,6 +192,24 @@ async def test_a_flipped_bit_in_any_slot_of_any_kind_of_cache_is_refused_t12(
             assert not rig.is_awake("a")
             flip(path, offset)
         assert (await rig.wake("a")).canary == "same_bits"
+
+
+async def test_a_daemon_that_trusts_its_store_says_so_and_checks_all_but_the_kv(open_rig: Any, store: Path) -> None:
+    async with open_rig(trusting=True) as rig:
+        await sleeping(rig)
+        assert not (await rig.wake("a")).verified
+        await rig.sleep("a")
+        (path,) = bundles(store)
+        sound = path.read_bytes()
+        for part in ("header", "block head", "manifest", "directory", "trailer"):
+            flip(path, regions(path)[part])
+            with pytest.raises(TorporError):
+                await rig.wake("a")
+            path.write_bytes(sound)
+        flip(path, regions(path)["first slot"])
+        with pytest.raises(CanaryFailed):  # what it does not hash here the canary shows
+            await rig.wake("a")
+        assert not rig.is_awake("a")
 
 
 async def test_a_bad_block_of_an_ancestor_is_refused_and_named(open_rig: Any, store: Path) -> None:
