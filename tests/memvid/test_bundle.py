@@ -23,7 +23,7 @@ from store_making import (
     sleep,
     sleep_compressed,
 )
-from torpor.memvid import RAW, BlockEntry, Codec, Identity, Store, writer, zstd
+from torpor.memvid import RAW, BlockEntry, Codec, Identity, Store, bundle, writer, zstd
 from torpor.memvid.blocks import BlockHeader
 from torpor.memvid.bundle import BundleFile, BundleReader
 from torpor.memvid.codecs import planes
@@ -777,3 +777,34 @@ def test_a_trusting_read_of_a_file_that_was_cut_since_it_was_opened_is_truncated
         os.truncate(file, file.stat().st_size // 2)
         with pytest.raises(Truncated):
             read_blocks(reader, trusting=True)
+
+
+@pytest.mark.parametrize("read_bytes", [1, 2000, 1 << 20])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [1, 2], [0, 3], [2, 2]])
+def test_slots_come_in_whatever_order_and_however_many_are_read_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, order: list[int], read_bytes: int
+) -> None:
+    monkeypatch.setattr(bundle, "READ_BYTES", read_bytes)
+    sleep(store, 30)
+    with store.open_session(URI) as reader:
+        entry = reader.entries[0]
+        targets = [(index, buffers_for(reader.read_header(entry))[index]) for index in order]
+        reader.read_slots_into(entry, targets)
+        assert [b"".join(buffers) for _, buffers in targets] == [expected(30)[0][index] for index in order]
+
+
+def test_slots_that_lie_side_by_side_are_read_in_one_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep(store, 32)  # slots of 512 bytes: no padding between them
+    calls = []
+    real = os.preadv
+
+    def counted(fd: int, buffers: list[memoryview], offset: int) -> int:
+        calls.append(len(buffers))
+        return real(fd, buffers, offset)
+
+    with store.open_session(URI) as reader:
+        entry = reader.entries[0]
+        targets = buffers_for(reader.read_header(entry))
+        monkeypatch.setattr(os, "preadv", counted)
+        reader.read_slots_into(entry, enumerate(targets))
+    assert calls == [sum(map(len, targets))]
