@@ -243,7 +243,8 @@ class Hibernation:
             state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
             session.differs = differs
-            session.unchanged_tokens = plan.target_tokens
+            # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
+            session.unchanged_tokens = plan.resumed_tokens
             session.saved_from = salvaged_from(reader.manifest)
             session.completed = not plan.has_logits  # the next sleep keeps the logits that had to be found
             session.rewound = plan.target_tokens < reader.manifest.token_count

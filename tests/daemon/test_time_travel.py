@@ -107,6 +107,22 @@ async def test_what_is_read_behind_an_earlier_token_sleeps_as_a_version_of_its_o
         assert await rig.fingerprint("s") == state
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_was_computed_again_is_written_again(open_kind: Any, kind: str) -> None:
+    """Inside a turn the calls that compute it are cut, and may give other bits than those that lie in the blocks."""
+    async with open_kind(kind) as rig:
+        for first, at in ((20, 257), (46, 290), (100, 311)):
+            name = f"s{first}"
+            await read_turns(rig, name, [first, 300])
+            await rig.sleep(name)
+            await rig.wake(name, at_token=at)
+            state = await rig.fingerprint(name)
+            await rig.sleep(name)
+            report = await rig.wake(name)
+            assert (report.tokens_prefilled, report.canary) == (0, "same_bits")
+            assert await rig.fingerprint(name) == state
+
+
 async def test_a_session_woken_at_an_earlier_token_sleeps_so_even_when_nothing_is_read(open_kind: Any) -> None:
     async with open_kind("qwen3") as rig:
         await rig.read("s", TOKENS[:300])
