@@ -249,6 +249,8 @@ class _Rotating(Kind):
         return 2
 
     def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
+        if list(stored.shapes) != ["k", "v"]:
+            return "it does not hold keys and values"
         offset, at = stored.numbers
         rows = stored.shapes["k"][-2]
         if offset != position or stored.shapes["v"][-2] != rows:
@@ -317,6 +319,8 @@ class _Chunked(Kind):
         return 2
 
     def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
+        if list(stored.shapes) != ["k", "v"]:
+            return "it does not hold keys and values"
         offset, begin = stored.numbers
         if offset != position or not 0 <= begin <= offset:
             return "its tokens are not those of the session"

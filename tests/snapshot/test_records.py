@@ -1,0 +1,180 @@
+"""A state record that this version did not write is refused by what is wrong with it, before memory is taken."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from growers import GROWERS, Run
+from torpor.memvid import Identity, SessionUri, Store
+from torpor.memvid.blocks import BlockDraft, SlotDraft, SlotSpec
+from torpor.snapshot import restore
+from torpor.snapshot.capture import cut
+from torpor.snapshot.errors import LayoutMismatch, MalformedSnapshot, SnapshotError, UnsupportedCache
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+
+Slots = list[tuple[SlotSpec, bytes]]
+KINDS = ["rotating", "chunked", "arrays", "pooled", "list"]
+
+
+@pytest.fixture
+def wake_with(
+    store: Store, uri: SessionUri, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, Callable[[Slots], Slots]], None]:
+    """Plans a wake of a session whose state record was changed before it was written; no memory may be taken."""
+
+    def plan(kind: str, change: Callable[[Slots], Slots]) -> None:
+        run = Run(GROWERS[kind], mx.float32)
+        run.read(20)
+        run.read(1)
+        snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
+        *spans, state = snapshot.drafts()
+        slots = change([(slot.spec, b"".join(bytes(each) for each in slot.buffers)) for slot in state.slots])
+        made = [SlotDraft(spec, [memoryview(data)]) for spec, data in slots]
+        record = BlockDraft(kind="state", start=21, tokens=b"", slots=made)
+        store.write_bundle(
+            uri=uri,
+            identity=identity,
+            parent=None,
+            reused=(),
+            blocks=[*spans, record],
+            session={"model": "m", "labels": []},
+            token_count=21,
+        )
+        monkeypatch.setattr(restore.memory, "allocate", lambda *_: pytest.fail("memory was taken"))
+        with store.open_session(uri) as reader:
+            restore.plan_wake(reader, identity, run.layout(), model="m", context_tokens=1000)
+
+    return plan
+
+
+def index_of(slots: Slots, ending: str) -> int:
+    return next(at for at, (spec, _) in enumerate(slots) if spec.name.endswith(ending))
+
+
+def with_numbers(*numbers: int) -> Callable[[Slots], Slots]:
+    def change(slots: Slots) -> Slots:
+        at = index_of(slots, ".n")
+        data = array("q", numbers).tobytes()
+        slots[at] = (replace(slots[at][0], shape=(len(numbers),)), data)
+        return slots
+
+    return change
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_that_is_as_it_was_written_is_taken(wake_with: Any, kind: str) -> None:
+    wake_with(kind, lambda slots: slots)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_without_any_one_of_its_slots_is_refused(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, identity: Identity, uri: SessionUri
+) -> None:
+    run = Run(GROWERS[kind], mx.float32)
+    run.read(21)
+    snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
+    *spans, state = snapshot.drafts()
+    for gone in range(len(state.slots)):
+        with Store.open(tmp_path_factory.mktemp("gone") / "store", writable=True) as store:
+            left = [slot for at, slot in enumerate(state.slots) if at != gone]
+            store.write_bundle(
+                uri=uri,
+                identity=identity,
+                parent=None,
+                reused=(),
+                blocks=[*spans, replace(state, slots=left)],
+                session={"model": "m", "labels": []},
+                token_count=21,
+            )
+            with store.open_session(uri) as reader, pytest.raises(SnapshotError):
+                restore.plan_wake(reader, identity, run.layout(), model="m", context_tokens=1000)
+
+
+BIG = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("rotating", (21, 17)),
+        ("rotating", (21, -1)),
+        ("rotating", (20, 5)),
+        ("rotating", (BIG, BIG)),
+        ("rotating", (-BIG, 0)),
+        ("rotating", (21,)),
+        ("rotating", (21, 1, 1)),
+        ("chunked", (21, 22)),
+        ("chunked", (21, -1)),
+        ("chunked", (20, 0)),
+        ("chunked", (BIG, BIG)),
+        ("arrays", (1, 1, 1, 1)),
+        ("arrays", (0, 0, 0, 0)),
+        ("arrays", (2, 0, 1, 1)),
+        ("arrays", (-1, 0, 1, 1)),
+        ("pooled", (20, 1, 1, 0, 1, 0)),
+        ("pooled", (21, 0, 0, 0, 0, 0)),
+        ("pooled", (21, 1, 1, 0, 1, 2)),
+    ],
+)
+def test_numbers_that_do_not_fit_the_arrays_are_refused(wake_with: Any, kind: str, numbers: tuple[int, ...]) -> None:
+    with pytest.raises((MalformedSnapshot, LayoutMismatch)):
+        wake_with(kind, with_numbers(*numbers))
+
+
+@pytest.mark.parametrize("kind", ["rotating", "chunked"])
+def test_rows_that_no_window_has_are_refused(wake_with: Any, kind: str) -> None:
+    def longer(slots: Slots) -> Slots:
+        for name in (".k", ".v"):
+            at = index_of(slots, name)
+            spec = replace(slots[at][0], shape=(1, 2, 500, slots[at][0].shape[-1]))
+            slots[at] = (spec, bytes(spec.size_bytes))
+        return slots
+
+    with pytest.raises(MalformedSnapshot):
+        wake_with(kind, longer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slot_too_many_is_refused(wake_with: Any, kind: str) -> None:
+    with pytest.raises(SnapshotError):
+        wake_with(kind, lambda slots: [*slots, (replace(slots[-1][0], name="2.zz"), slots[-1][1])])
+
+
+def test_an_array_of_another_type_or_rank_is_refused(wake_with: Any) -> None:
+    def halved(slots: Slots) -> Slots:
+        at = index_of(slots, ".k")
+        spec, data = slots[at]
+        slots[at] = (replace(spec, dtype="float16"), data[: len(data) // 2])
+        return slots
+
+    with pytest.raises(LayoutMismatch):
+        wake_with("rotating", halved)
+
+
+def test_a_kind_of_a_later_version_is_refused_by_its_name(wake_with: Any) -> None:
+    def later(slots: Slots) -> Slots:
+        at = index_of(slots, ".k")
+        slots[at] = (replace(slots[at][0], kind="ring.k/9"), slots[at][1])
+        return slots
+
+    with pytest.raises(UnsupportedCache, match="ring/9"):
+        wake_with("rotating", later)
+
+
+@pytest.mark.parametrize(
+    "runs", [(20, 1), (22, 1), (1, 2**32 - 1), (2**32 - 1, 2**32 - 1), (0, 5), (5, 0), (7, 3, 1, 1)]
+)
+def test_passes_that_do_not_read_the_ledger_are_refused(wake_with: Any, runs: tuple[int, ...]) -> None:
+    def claim(slots: Slots) -> Slots:
+        at = index_of(slots, "passes")
+        data = array("I", runs).tobytes()
+        slots[at] = (replace(slots[at][0], shape=(len(runs) // 2, 2)), data)
+        return slots
+
+    with pytest.raises(MalformedSnapshot, match="passes"):
+        wake_with("rotating", claim)
