@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from ..memvid.blocks import SlotSpec
+from ..memvid.limits import MAX_SLOTS
 from .kinds import Record, kind_named, kind_of, leaves, name_of_dtype
 from .lossy_kinds import Quantisation, exact_of, is_beside
 
@@ -21,6 +23,11 @@ CANARY_KIND: Final = "state.canary/1"
 STATE_KINDS: Final = (LOGITS_KIND, RANDOM_KEY_KIND, PASSES_KIND, CANARY_KIND)
 NUMBERS: Final = "n"
 """Name of the slot with the numbers of a cache's record."""
+
+_NOT_USED: Final = "not used"
+# One description in the text of a layout, and its places; what a description holds has no `@`.
+_TOLD: Final = re.compile(r"([a-z_]+/\d+ [^@]+) @ (\d+(?:[-.,]\d+)*)(?:; |$)")
+_TOLD_SETTING: Final = re.compile(r"\b([a-z_]+)=(\d{1,18})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class CacheEntry:
     def described(self) -> str:
         """Its kind and what it holds, in words: `kv/1 k, v 8xnx128 float32`."""
         held = _texts((array, "") for array in (*self.spans, *self.record))
-        return f"{self.kind} {held if self.in_use else 'not used'}"
+        return f"{self.kind} {held if self.in_use else _NOT_USED}"
 
     def __str__(self) -> str:
         """What it is, without its place."""
@@ -159,6 +166,36 @@ def _ranges(paths: Sequence[str]) -> str:
     return ",".join(found)
 
 
+@dataclass(frozen=True, slots=True)
+class ToldCache:
+    """What the text of a layout tells of one cache."""
+
+    kind: str
+    settings: Mapping[str, int]
+    in_use: bool
+
+
+def told_caches(text: str) -> dict[str, ToldCache]:
+    """The caches that the text of a `CacheLayout` tells of, by their places, for those who have a bundle and not its
+    model; none where it is another text, as of a layout whose digest alone is in the identity."""
+    found: dict[str, ToldCache] = {}
+    for description, places in _TOLD.findall(text):
+        kind, _, rest = description.partition(" ")
+        settings = {name: int(value) for name, value in _TOLD_SETTING.findall(rest)}
+        for path in _paths_in(places):
+            found[path] = ToldCache(kind, settings, not rest.startswith(_NOT_USED))
+    return found
+
+
+def _paths_in(places: str) -> Iterator[str]:
+    for place in places.split(","):
+        first, _, last = place.partition("-")
+        if last:
+            yield from map(str, range(int(first), min(int(last), int(first) + MAX_SLOTS) + 1))
+        else:
+            yield first
+
+
 def layout_of(caches: Sequence[Any], vocabulary: int) -> CacheLayout:
     """The layout of caches that hold at least one token.
 
@@ -202,12 +239,12 @@ def described(span_slots: Sequence[SlotSpec], state_slots: Sequence[SlotSpec]) -
     for slots, by_token in ((span_slots, True), (state_slots, False)):
         for slot in slots:
             if slot.kind not in STATE_KINDS:
-                places.setdefault(_path_of(slot), []).append((slot, by_token))
+                places.setdefault(path_of(slot), []).append((slot, by_token))
     ordered = sorted(places, key=lambda path: [int(part) for part in path.split(".")])
     return tuple(_described(path, places[path]) for path in ordered)
 
 
-def _path_of(slot: SlotSpec) -> str:
+def path_of(slot: SlotSpec) -> str:
     path = ".".join(takewhile(str.isdigit, slot.name.split(".")))
     if not path or path == slot.name:
         raise ValueError(f"slot {slot.name!r} is of no cache")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share growers.py
+sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share growers.py and stored_rig.py
 
 from torpor.memvid import Identity, SessionUri, Store
 from torpor.snapshot import memory

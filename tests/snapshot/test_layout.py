@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from torpor.memvid.blocks import SlotSpec
+from torpor.memvid.limits import MAX_SLOTS
 from torpor.snapshot.errors import UnsupportedCache
-from torpor.snapshot.layout import ArrayLayout, CacheEntry, CacheLayout, described, layout_of
+from torpor.snapshot.layout import ArrayLayout, CacheEntry, CacheLayout, described, layout_of, told_caches
 from torpor.snapshot.state import LiveState
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -122,3 +123,26 @@ def test_what_a_cache_was_made_with_is_part_of_its_layout() -> None:
         quantised.update_and_fetch(mx.zeros((1, 1, 1, 64)), mx.zeros((1, 1, 1, 64)))
         texts.add(str(layout_of([quantised], 50)))
     assert len(texts) == 6
+
+
+def test_the_text_of_a_layout_tells_its_caches_again() -> None:
+    ring = caches.RotatingKVCache(max_size=4, keep=1)
+    ring.update_and_fetch(mx.zeros((1, 1, 6, 8)), mx.zeros((1, 1, 6, 4)))
+    quantised = [caches.QuantizedKVCache(group_size=32, bits=4) for _ in range(3)]
+    for each in quantised:
+        each.update_and_fetch(mx.zeros((1, 1, 1, 64)), mx.zeros((1, 1, 1, 32)))
+    listed = caches.CacheList(quantised[2], caches.KVCache())
+    layout = layout_of([*quantised[:2], ring, listed], 50)
+    told = told_caches(str(layout))
+    assert {
+        entry.path: (entry.kind, dict(entry.settings) if entry.in_use else {}, entry.in_use) for entry in layout.entries
+    } == {path: (cache.kind, dict(cache.settings), cache.in_use) for path, cache in told.items()}
+
+
+@pytest.mark.parametrize("text", ["", "ab" * 32, "3 x kv/1 2x16 float32", "kv/1 @ 3", "kv/1 k 2xnx8 float32 @ x"])
+def test_another_text_tells_of_no_cache(text: str) -> None:
+    assert told_caches(text) == {}
+
+
+def test_a_text_that_claims_caches_without_end_tells_of_no_more_than_there_can_be() -> None:
+    assert len(told_caches("kv/1 k 2xnx8 float32 @ 0-999999999999")) == MAX_SLOTS + 1
