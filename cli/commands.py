@@ -18,11 +18,13 @@ import typer
 from .. import __version__
 from ..errors import TorporError
 from . import (
+    analyse,
     append,
     chat,
     demo,
     doctor,
     du,
+    export_kv,
     forget,
     generate,
     ls,
@@ -75,6 +77,7 @@ COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("chat", _AT_WORK, chat.chat),
     ("append", _AT_WORK, append.append),
     ("generate", _AT_WORK, generate.generate),
+    ("analyse", _AT_WORK, analyse.analyse),
     ("rm", _AT_WORK, rm.rm),
     ("forget", _AT_WORK, forget.forget),
     ("sleep", _AT_REST, sleep.sleep),
@@ -84,6 +87,7 @@ COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("verify", _LOOK, verify.verify),
     ("du", _LOOK, du.du),
     ("export", _LOOK, transfer.export),
+    ("export-kv", _LOOK, export_kv.export_kv),
     ("import", _STORE, transfer.import_),
     ("tag", _STORE, marks.tag),
     ("untag", _STORE, marks.untag),

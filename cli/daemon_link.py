@@ -24,7 +24,12 @@ R = TypeVar("R")
 OnEvent = Callable[[ProgressEvent | TokenEvent], None]
 
 CLEAN_UP_TIMEOUT_S = 10.0  # to take back a session that was just made; a daemon that hangs is not waited for
-STAGE_NAMES = {"prefill": ("reading", "tokens"), "sleep": ("sleeping", "tokens"), "wake": ("waking", "bytes")}
+STAGE_NAMES = {
+    "prefill": ("reading", "tokens"),
+    "sleep": ("sleeping", "tokens"),
+    "wake": ("waking", "bytes"),
+    "analyse": ("analysing", "bytes"),
+}
 
 
 def connect(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:

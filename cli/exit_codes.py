@@ -85,8 +85,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         INCOMPATIBLE,
         (
-            "adapter_mismatch", "context_too_short", "identity_mismatch", "layout_mismatch", "template_unusable",
-            "unsupported_cache", "unsupported_format", "unsupported_protocol",
+            "adapter_mismatch", "context_too_short", "identity_mismatch", "layout_mismatch", "not_tensors",
+            "template_unusable", "unsupported_cache", "unsupported_format", "unsupported_protocol",
         ),
     ),
     (

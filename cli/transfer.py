@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from ..memvid.sizes import format_bytes
-from .errors import Interrupted, InvalidUsage, UnreadableInput
+from .artifacts import require_file
+from .errors import Interrupted, UnreadableInput
 from .formatting import format_id, format_plural
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption
@@ -48,11 +49,7 @@ def export(
     [cyan]torpor export notes@before-refactor /backup/notes.mvb --json[/]
     """
     output = Output(as_json=as_json)
-    if target == "-":
-        raise InvalidUsage(
-            "export writes a file that gets its name once it is whole, not to standard output. Name a file; ./- is one"
-            " of that name."
-        )
+    require_file(target, "export")
     with open_store(choose_store(store, socket)) as opened:
         row = opened.resolve_version(version)
         try:

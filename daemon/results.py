@@ -14,12 +14,12 @@ from .sampling import Sampling
 SessionState = Literal["awake", "asleep"]
 FinishReason = Literal["stop", "length"]
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
-Stage = Literal["prefill", "sleep", "wake"]
+Stage = Literal["prefill", "sleep", "wake", "analyse"]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for wake."""
+    """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for wake and analyse."""
 
     stage: Stage
     done: int
@@ -170,6 +170,23 @@ class WakeResult:
     verified: bool = True
     canary: CanaryVerdict = "not_run"
     canary_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisResult:
+    """What a stored version holds. artifact: the document of figures, as JSON (`snapshot/analysis.py`).
+
+    awake_tokens: how many tokens the session has in memory, where more or others may be than were analysed; None for
+        one that sleeps.
+    """
+
+    session: str
+    version: int
+    bundle_id: str
+    token_count: int
+    awake_tokens: int | None
+    artifact: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from ..snapshot.kv_format import KvChoice
 from ..snapshot.state import LiveState, token_array
 from . import generation, listing
 from .adapters import AdapterChoice
+from .analyst import Analyst
 from .encoding import Encoder
 from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
@@ -40,6 +41,7 @@ from .hibernation import Hibernation, WakeOrder
 from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel, load_model
 from .results import (
+    AnalysisResult,
     AppendResult,
     CloseReport,
     DeleteResult,
@@ -82,6 +84,7 @@ class Service:
         way = Way()
         self._hibernation = Hibernation(store, engine, way, canary=canary, trusting=trusting)
         self._maintenance = Maintenance(store, way)
+        self._analyst = Analyst(store)
         self._encoder = Encoder()
         self._turns = Turns()
         self._awake: dict[SessionUri, Session] = {}
@@ -198,6 +201,7 @@ class Service:
         report = await self._keep_all()
         self._awake.clear()
         await asyncio.to_thread(self._encoder.close)
+        await asyncio.to_thread(self._analyst.close)
         await asyncio.to_thread(self._maintenance.close)
         await asyncio.to_thread(self._hibernation.close)
         await asyncio.to_thread(self._engine.stop)
@@ -422,6 +426,38 @@ class Service:
             self._require_row(uri)
             models = self._models.values()
             return await self._hibernation.on_io(lambda: listing.detail_of_asleep(self._store, versions, marks, models))
+
+    async def analyse(
+        self, *, session: str, kind: str | None = None, labels: Sequence[str] | None = None, emit: Emit
+    ) -> AnalysisResult:
+        """Figures of a stored version: of the newest of a session, awake or asleep, or of the one behind an `@`.
+
+        kind, labels: what the artifact is called; by default `kv-analysis`, and the session's labels, its model and the
+            version. Other requests, for this session too, go on meanwhile.
+
+        Raises:
+            SessionNotFound: also of a session that is awake and has never slept. AmbiguousName, AmbiguousVersion.
+            MalformedSnapshot, and what a damaged bundle raises.
+        """
+        started = time.monotonic()
+        name, _, _ = session.partition(VERSION_MARK)
+        uri = self._resolve(name)
+        if uri in self._awake and self._store.find_session(uri) is None:
+            raise SessionNotFound(
+                f"{uri} is awake and has never slept, and what is analysed is what is stored; put it to sleep first.",
+                session=str(uri),
+            )
+        found = await self._analyst.analyse(session, kind=kind, labels=labels, emit=emit)
+        live = self._awake.get(found.row.uri)
+        return AnalysisResult(
+            session=str(found.row.uri),
+            version=found.row.version,
+            bundle_id=found.row.bundle_id.hex(),
+            token_count=found.row.token_count,
+            awake_tokens=len(live.state.tokens) if live is not None else None,
+            artifact=found.artifact,
+            seconds=time.monotonic() - started,
+        )
 
     async def delete(self, *, session: str) -> DeleteResult:
         """Remove a session and all its versions, from memory and from disk. Bytes that others share stay.

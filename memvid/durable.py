@@ -119,6 +119,18 @@ class TempFile:
             except OSError as error:
                 raise write_error(error, "write", self.path) from error
 
+    def write_at(self, offset: int, buffers: Sequence[memoryview | bytes]) -> None:
+        """Write buffers one after the other from a place on, for a file whose layout is known before its content."""
+        for buffer in buffers:
+            left = memoryview(buffer).cast("B")
+            while left.nbytes:
+                try:
+                    written = os.pwrite(self.fd, left, offset)
+                except OSError as error:
+                    raise write_error(error, "write", self.path) from error
+                left, offset = left[written:], offset + written
+        self.size_bytes = max(self.size_bytes, offset)
+
     def sync(self) -> None:
         sync_file(self.fd, self.path)
 

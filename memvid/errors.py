@@ -161,6 +161,12 @@ class NoTargetFolder(StoreError):
     code: ClassVar[str] = "no_target_folder"
 
 
+class NotTensors(StoreError):
+    """A version that was to be written as tensors has slots of which no tensors can be made; `slot` is the first."""
+
+    code: ClassVar[str] = "not_tensors"
+
+
 class NameTaken(StoreError):
     """A session was to be imported under the name of another one, which has nothing to do with it."""
 

@@ -64,6 +64,12 @@ MAX_DIM: Final = 1 << 32
 MAX_SLOT_BYTES: Final = 4 * GIB
 """Raw bytes of one slot. A recurrent state of the largest open models is under 1 GiB."""
 
+MAX_TENSOR_SLOT_BYTES: Final = 1 * GIB
+"""Of a slot that is written as a tensor; it is held in memory whole."""
+
+MAX_TENSOR_HEADER_BYTES: Final = 100_000_000
+"""Of a `.safetensors` file: what the format's own reader takes."""
+
 MAX_FRAME_BYTES: Final = 1 << 44
 """One block's frame: MAX_SLOTS x MAX_SLOT_BYTES."""
 

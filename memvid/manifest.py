@@ -70,6 +70,11 @@ class Manifest:
         labels = self.session.get("labels")
         return tuple(label for label in labels if isinstance(label, str)) if isinstance(labels, list | tuple) else ()
 
+    @property
+    def artifact_labels(self) -> tuple[str, ...]:
+        """Labels by which something made of this version is found: the session's, the model's name, the version."""
+        return tuple(dict.fromkeys(label for label in (*self.labels, self.model, f"v{self.version}") if label))
+
     def encode(self) -> bytes:
         """The canonical bytes. Raises InvalidDraft or LimitExceeded for what may not be written."""
         require_session_map(self.session)

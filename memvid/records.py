@@ -189,6 +189,21 @@ class UsageReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorReport:
+    """A version of a session whose arrays were written to one `.safetensors` file outside the store."""
+
+    uri: SessionUri
+    version: int
+    bundle_id: bytes
+    path: str
+    kind: str
+    labels: tuple[str, ...]
+    token_count: int
+    tensors: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExportReport:
     """A version of a session that was written, with all that it needs, to one file outside the store.
 

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from . import collecting, compaction, deletion, forgetting, marking, pruning, repair, transfer, usage
+from . import collecting, compaction, deletion, forgetting, marking, pruning, repair, tensor_file, transfer, usage
 from .blocks import BlockDraft, BlockEntry
 from .budget import UNLIMITED, Budget
 from .bundle import BundleReader
@@ -51,6 +51,7 @@ from .records import (
     OpenReport,
     Receipt,
     StoreStatistics,
+    TensorReport,
     UsageReport,
     VerifyReport,
 )
@@ -324,6 +325,27 @@ class Store:
         """
         with self.open_session(uri, version) as reader:
             return transfer.export_version(self._core, reader, target, on_progress)
+
+    def export_tensors(
+        self,
+        uri: SessionUri,
+        version: int | None,
+        target: str | os.PathLike[str],
+        *,
+        kind: str = tensor_file.DEFAULT_KIND,
+        labels: Sequence[str] | None = None,
+        replacing: bool = False,
+        on_progress: Progress | None = None,
+    ) -> TensorReport:
+        """As `export_session`, but the arrays as one `.safetensors` file, for other tools; it cannot be imported.
+
+        labels: the session's, the model's name and the version, unless given. replacing: a file that is there is
+        replaced. Raises also NotTensors, LimitExceeded: it has slots of which no tensors are made.
+        """
+        with self.open_session(uri, version) as reader:
+            return tensor_file.export_tensors(
+                self._core, reader, target, kind=kind, labels=labels, replacing=replacing, on_progress=on_progress
+            )
 
     def import_file(
         self,

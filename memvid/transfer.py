@@ -33,17 +33,12 @@ from .errors import (
     BundleMissing,
     CorruptBundle,
     Corruption,
-    DurabilityLost,
     IndexMismatch,
     NameTaken,
-    NoSpace,
-    NoTargetFolder,
     ReadBackFailed,
     StoreBusy,
     StoreIoError,
-    TargetExists,
     Truncated,
-    UnsafePath,
 )
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .foreign import require_whole
@@ -51,16 +46,14 @@ from .incoming import open_waiting, remove_taken
 from .index import LIVE, IndexedBundle, row_of
 from .limits import MAX_IMPORTED_VERSION
 from .manifest import Manifest, bundle_id_of
-from .paths import io_error, open_foreign_file
+from .paths import open_foreign_file
 from .records import ExportReport, IndexRow, Receipt
 from .sleeping import Holdings, environment, moved_blocks, publish, with_name_of_its_own
+from .targets import new_file
 from .uri import SessionUri
 from .writer import BundleWriter
 
 Progress = Callable[[int, int], None]
-
-_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_MAX_PARENTS: Final = 1024
 
 _TRIES: Final = 8
 """How often an import writes its file: again each time what it led to went elsewhere meanwhile. The last time it leads
@@ -74,38 +67,14 @@ def export_version(
     core: StoreCore, reader: BundleReader, target: str | os.PathLike[str], on_progress: Progress | None = None
 ) -> ExportReport:
     """Write an open version with all its blocks to a file that is not there yet. See `Store.export_session`."""
-    path = os.path.abspath(os.fspath(target))
-    if "\0" in path:
-        raise StoreIoError("A path cannot hold a null character.", path=path, action="open", errno=0)
-    folder_path, name = os.path.split(path)
-    with _target_folder(core, folder_path, path) as folder_fd:
-        _require_free(folder_fd, name, path)
-        temp = TempFile(folder_fd, folder_path)
-        try:
-            _write_whole(temp, reader, on_progress)
-            temp.publish_new(name)
-        except FileExistsError as error:
-            raise _taken(path) from error
-        except NoSpace as error:  # the advice for the store's own disk, to delete sessions, would not help here
-            raise NoSpace(
-                f"No room for {path}: {os.strerror(error.details['errno'])}. Free some space there, or export to "
-                "another disk. Nothing of the file is left, and the store is as it was.",
-                **error.details,
-            ) from error
-        except DurabilityLost as error:
-            raise DurabilityLost(
-                f"Flushing {path} to the disk failed: what the disk holds of it is unknown, so it was removed. The "
-                "store is as it was. Check the disk, or export to another one.",
-                **error.details,
-            ) from error
-        finally:
-            temp.close()
+    with new_file(core.folder.root_fd, target) as temp:
+        _write_whole(temp, reader, on_progress)
     manifest = reader.manifest
     return ExportReport(
         uri=manifest.uri,
         version=manifest.version,
         bundle_id=reader.bundle_id,
-        path=path,
+        path=os.path.abspath(os.fspath(target)),
         token_count=manifest.token_count,
         blocks=len(manifest.blocks),
         logical_bytes=manifest.logical_bytes,
@@ -130,64 +99,6 @@ def _write_whole(temp: TempFile, reader: BundleReader, on_progress: Progress | N
             with reader.holding(entry) as file:
                 file.check_block(entry.id)
         raise _bad_copy(error, "Nothing was exported") from error
-
-
-@contextlib.contextmanager
-def _target_folder(core: StoreCore, folder_path: str, path: str) -> Iterator[int]:
-    """The folder that an export goes to: any that the user names, links and all, but the store and what is in it."""
-    try:
-        folder_fd = os.open(folder_path, _FOLDER_FLAGS)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NoTargetFolder(
-            f"{folder_path} is no folder, so nothing can be exported into it. Make it first, or name another file.",
-            path=path,
-        ) from error
-    except OSError as error:
-        raise io_error(error, "open", folder_path) from error
-    try:
-        if _is_within(folder_fd, folder_path, core.folder.root_fd):
-            raise UnsafePath(
-                f"{path} lies in the store. What is in there is the store's own; export to another folder.",
-                path=path,
-                reason="it lies in the store",
-            )
-        yield folder_fd
-    finally:
-        os.close(folder_fd)
-
-
-def _is_within(folder_fd: int, path: str, root_fd: int) -> bool:
-    """Whether a folder is another one or lies in it, told by what they are and not by what they are called."""
-    try:
-        root = os.fstat(root_fd)
-        here, up = os.fstat(folder_fd), ".."
-        for _ in range(_MAX_PARENTS):
-            if os.path.samestat(here, root):
-                return True
-            above = os.stat(up, dir_fd=folder_fd)
-            if os.path.samestat(above, here):
-                return False
-            here, up = above, f"{up}/.."
-    except OSError as error:
-        raise io_error(error, "look at the folders above", path) from error
-    return True  # nobody can tell
-
-
-def _require_free(folder_fd: int, name: str, path: str) -> None:
-    """Say at once, and not after hours of copying, that the name is taken."""
-    if name in ("", ".", ".."):
-        raise _taken(path)
-    try:
-        os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise io_error(error, "look at", path) from error
-    raise _taken(path)
-
-
-def _taken(path: str) -> TargetExists:
-    return TargetExists(f"{path} is there already and is left as it is. Name another file, or remove it.", path=path)
 
 
 # --- import

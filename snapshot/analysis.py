@@ -59,7 +59,7 @@ def analyse(
     return {
         "format": FORMAT,
         "kind": kind,
-        "labels": list(default_labels(reader) if labels is None else dict.fromkeys(labels)),
+        "labels": list(manifest.artifact_labels if labels is None else dict.fromkeys(labels)),
         "made_by": f"torpor {__version__}",
         "session": str(manifest.uri),
         "version": manifest.version,
@@ -72,13 +72,6 @@ def analyse(
         "layers": layers,
         "drift": drift,
     }
-
-
-def default_labels(reader: BundleReader) -> tuple[str, ...]:
-    """Labels by which an artifact of this version is found: the session's, the model's name, and the version."""
-    manifest = reader.manifest
-    told = (*manifest.labels, manifest.model, f"v{manifest.version}")
-    return tuple(dict.fromkeys(label for label in told if label))
 
 
 def encode(document: dict[str, Any]) -> bytes:

@@ -153,6 +153,17 @@ class AsyncClient:
         """Everything that can be seen of one session."""
         return await self._run(calls.show(session))
 
+    async def analyse(
+        self,
+        session: str,
+        *,
+        kind: str | None = None,
+        labels: Sequence[str] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> results.AnalysisResult:
+        """Figures of a stored version (`NAME@3`; the newest of a bare name), as a JSON document in `artifact`."""
+        return await self._run(calls.analyse(session, kind=kind, labels=labels), on_event)
+
     async def delete(self, session: str) -> results.DeleteResult:
         """Remove the session and all its versions."""
         return await self._run(calls.delete(session))

@@ -161,6 +161,13 @@ def maintain(
     )
 
 
+def analyse(session: str, *, kind: str | None, labels: Sequence[str] | None) -> Call[results.AnalysisResult]:
+    if isinstance(labels, str):
+        raise InvalidRequest("analyse: labels: give a list of labels, not one text.", field="labels")
+    listed = None if labels is None else tuple(labels)
+    return _call("analyse", results.AnalysisResult, session=session, kind=kind, labels=listed)
+
+
 def mark(
     session: str, *, tag: str | None, untag: str | None, pinned: bool | None, move: bool
 ) -> Call[results.MarksResult]:

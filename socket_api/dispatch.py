@@ -22,7 +22,8 @@ class Backend(Protocol):
     """What the server needs of a service; `torpor.daemon.service.Service` has this shape.
 
     Every call raises TorporError for expected failures. `emit` is called on the event loop. Cancelling the task that
-    awaits append, generate or chat stops the work within one token and undoes nothing that was committed.
+    awaits append, generate or chat stops the work within one token and undoes nothing that was committed; that of one
+    that awaits analyse stops it.
     """
 
     async def status(self) -> daemon.Status: ...
@@ -80,6 +81,10 @@ class Backend(Protocol):
     async def list_sessions(self, *, namespace: str | None = None) -> list[daemon.SessionInfo]: ...
 
     async def show(self, *, session: str) -> daemon.SessionDetail: ...
+
+    async def analyse(
+        self, *, session: str, kind: str | None = None, labels: Sequence[str] | None = None, emit: daemon.Emit
+    ) -> daemon.AnalysisResult: ...
 
     async def delete(self, *, session: str) -> daemon.DeleteResult: ...
 
@@ -202,6 +207,10 @@ async def _show(backend: Backend, params: methods.SessionParams, emit: daemon.Em
     return await backend.show(session=params.session)
 
 
+async def _analyse(backend: Backend, params: methods.AnalyseParams, emit: daemon.Emit) -> object:
+    return await backend.analyse(session=params.session, kind=params.kind, labels=params.labels, emit=emit)
+
+
 async def _delete(backend: Backend, params: methods.SessionParams, emit: daemon.Emit) -> object:
     return await backend.delete(session=params.session)
 
@@ -240,6 +249,7 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
         "wake": _wake,
         "list": _list,
         "show": _show,
+        "analyse": _analyse,
         "delete": _delete,
         "maintain": _maintain,
         "mark": _mark,

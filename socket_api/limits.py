@@ -41,6 +41,7 @@ MAX_MODEL_CHARS = 256
 MAX_CLIENT_NAME_CHARS = 256
 MAX_LABELS = 64
 MAX_LABEL_CHARS = 256
+MAX_KIND_CHARS = 64
 MAX_TAG_CHARS = 256
 """A tag has at most 64; the daemon says what is wrong with one, so this only bounds what it is shown."""
 

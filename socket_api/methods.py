@@ -128,6 +128,14 @@ class WakeParams(Params):
         return self
 
 
+class AnalyseParams(Params):
+    """A session, perhaps with a version behind an `@`, and how the artifact is called if not by default."""
+
+    session: SessionText
+    kind: Annotated[str, Field(min_length=1, max_length=limits.MAX_KIND_CHARS)] | None = None
+    labels: Annotated[tuple[Label, ...], Field(max_length=limits.MAX_LABELS)] | None = None
+
+
 class ListParams(Params):
     """All sessions, or those of one namespace."""
 
@@ -227,6 +235,7 @@ _TABLE = (
     Method("wake", WakeParams, results.WakeResult),
     Method("list", ListParams, results.ListResult),
     Method("show", SessionParams, results.SessionDetail),
+    Method("analyse", AnalyseParams, results.AnalysisResult, cancellable=True),
     Method("delete", SessionParams, results.DeleteResult),
     Method("maintain", MaintainParams, results.MaintenanceResult),
     Method("mark", MarkParams, results.MarksResult),

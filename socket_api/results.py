@@ -39,10 +39,10 @@ class Sampling(BaseModel):
 
 
 class ProgressEvent(Reply):
-    """How far a stage is: tokens for prefill and sleep, bytes for wake."""
+    """How far a stage is: tokens for prefill and sleep, bytes for wake and analyse."""
 
     kind: Literal["progress"] = "progress"
-    stage: Literal["prefill", "sleep", "wake"]
+    stage: Literal["prefill", "sleep", "wake", "analyse"]
     done: Count
     total: Count
 
@@ -203,6 +203,18 @@ class WakeResult(Reply):
     verified: bool = True
     canary: Literal["same_bits", "within_tolerance", "not_run"] = "not_run"
     canary_seconds: Seconds = 0.0
+
+
+class AnalysisResult(Reply):
+    """What a stored version holds; `artifact` is the JSON document, `awake_tokens` what the session has in memory."""
+
+    session: str
+    version: int
+    bundle_id: str
+    token_count: Count
+    awake_tokens: Count | None
+    artifact: str
+    seconds: Seconds
 
 
 class ShutdownResult(Reply):

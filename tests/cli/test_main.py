@@ -19,6 +19,7 @@ NEEDING_A_DAEMON = [
     ("generate", "x"),
     ("sleep", "x"),
     ("wake", "x"),
+    ("analyse", "x"),
     ("rm", "x", "--yes"),
     ("stop",),
 ]
@@ -27,8 +28,9 @@ NEEDING_A_DAEMON = [
 def test_all_commands_of_the_issue_are_there() -> None:
     of_the_issue = {"serve", "chat", "sleep", "wake", "ls", "show", "verify", "rm", "doctor", "demo"}
     of_the_store = {"gc", "compact", "repair", "rebuild-index", "prune", "forget", "du", "export", "import"}
+    of_artifacts = {"analyse", "export-kv"}
     of_versions = {"tag", "untag", "pin", "unpin"}
-    assert set(NAMES) == of_the_issue | of_the_store | of_versions | {"append", "generate", "stop"}
+    assert set(NAMES) == of_the_issue | of_the_store | of_versions | of_artifacts | {"append", "generate", "stop"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torpor.daemon.results import (
+    AnalysisResult,
     AppendResult,
     CloseReport,
     DeleteResult,
@@ -73,6 +74,7 @@ class FakeService:
         self.fail_sleep: dict[str, str] = {}
         self.store = "/store"
         self.differs: tuple[PartDiffers, ...] = ()
+        self.artifact = "{}\n"
         self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
 
     def hold(self) -> None:
@@ -213,6 +215,20 @@ class FakeService:
         found = self._find(session)
         return SessionDetail(
             found.info, tuple(found.versions), "…tail", ("kv 2x8x32",), (), {"weights": "ab"}, {"mlx": "1.2"}
+        )
+
+    async def analyse(
+        self, *, session: str, kind: str | None = None, labels: Sequence[str] | None = None, emit: Emit
+    ) -> AnalysisResult:
+        self._record("analyse", session=session, kind=kind, labels=labels)
+        name, _, at = session.partition("@")
+        found = self._find(name)
+        await self._step()
+        emit(Progress("analyse", 1, 1))
+        made = found.versions[int(at or len(found.versions)) - 1]
+        awake = len(found.tokens) if found.info.state == "awake" else None
+        return AnalysisResult(
+            found.info.session, made.version, made.bundle_id, made.token_count, awake, self.artifact, 0.25
         )
 
     async def delete(self, *, session: str) -> DeleteResult:

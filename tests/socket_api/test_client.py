@@ -109,6 +109,27 @@ def test_the_store_is_looked_after_through_the_daemon(client: Client, server_thr
     assert client.list_sessions() == ()
 
 
+def test_a_version_is_analysed_under_a_kind_and_labels_that_may_be_named(
+    client: Client, server_thread: ServerThread
+) -> None:
+    client.create("s")
+    client.append("s", text="one two")
+    client.sleep("s")
+    told: list[object] = []
+    found = client.analyse("s", on_event=told.append)
+    assert (found.version, found.token_count, found.awake_tokens, found.artifact) == (1, 2, None, "{}\n")
+    assert [event.stage for event in told] == ["analyse"]  # type: ignore[attr-defined]
+    client.wake("s")
+    assert client.analyse("s@1", kind="probe", labels=["a", "b"]).awake_tokens == 2
+    assert [arguments for method, arguments in server_thread.service.calls if method == "analyse"] == [
+        {"session": "s", "kind": None, "labels": None},
+        {"session": "s@1", "kind": "probe", "labels": ("a", "b")},
+    ]
+    for wrong in ({"kind": ""}, {"kind": "x" * 65}, {"labels": [""]}, {"labels": "text"}, {"labels": ["x"] * 65}):
+        with pytest.raises(InvalidRequest):
+            client.analyse("s", **wrong)  # type: ignore[arg-type]
+
+
 def test_versions_are_marked_and_bundles_imported_through_the_daemon(client: Client) -> None:
     client.create("s")
     client.append("s", text="one two")
