@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..socket_api.results import AnalysisResult
-from .artifacts import KindOption, LabelOption, OverwriteOption, require_file, write_artifact
+from .artifacts import ArtifactFile, KindOption, LabelOption, OverwriteOption, require_file
 from .daemon_link import connect, progress_of
 from .formatting import format_count, format_id, format_plural
 from .options import JsonOption, SocketOption, VersionArgument
@@ -53,20 +53,19 @@ def analyse(
     if out is not None:
         require_file(out, "analyse --out")
     with connect(socket) as client:
-        store = Path(client.status().store)
+        file = ArtifactFile(out, Path(client.status().store), replacing=overwrite) if out is not None else None
         with progress_of(output, "analyse") as on_event:
             result = client.analyse(version, kind=kind, labels=label or None, on_event=on_event)
-    path = None
-    if out is not None:
-        path = write_artifact(result.artifact.encode(), out, store, replacing=overwrite)
+    if file is not None:
+        file.write(result.artifact.encode())
     document = json.loads(result.artifact)
     if as_json:
         body = result.model_dump(mode="json", exclude={"artifact"})
-        output.document("analyse", {**body, "path": path, "artifact": document})
+        output.document("analyse", {**body, "path": file.path if file else None, "artifact": document})
         return
     output.stdout.print(render_analysis(document, output.stdout.width))
-    if path is not None:
-        output.remark(f"written to {plain(path)}")
+    if file is not None:
+        output.remark(f"written to {plain(file.path)}")
     _remark_awake(output, result)
 
 
@@ -124,7 +123,7 @@ def _cells(array: dict[str, Any]) -> dict[str, str]:
             "SHAPE": "x".join(map(str, array["shape"])),
             "RMS": _figure(array["rms"]),
             "MAX": _figure(array["max_abs"]),
-            "OUTLIERS": NONE if outliers["share"] is None else f"{outliers['share']:.2%}",
+            "OUTLIERS": _outliers({name: [value] for name, value in outliers.items()}, named=False),
         }
     return {
         "SHAPE": f"{array['heads']}x{array['tokens']}x{array['dim']}",
@@ -133,7 +132,7 @@ def _cells(array: dict[str, Any]) -> dict[str, str]:
         "NEXT": _figure(_mean(array["coherence"]["consecutive"])),
         "MEAN": _figure(_mean(array["coherence"]["with_mean"])),
         "RANK": _figure(_mean(array["spectrum"]["effective_rank"])),
-        "FAR": _figure(_mean(array["far_tokens"]["count"])),
+        "FAR": _most(array["far_tokens"]["count"]),
         "OUTLIERS": _outliers(outliers),
     }
 
@@ -144,7 +143,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _figure(value: float | None) -> str:
-    return NONE if value is None else f"{value:.3g}"
+    return NONE if value is None else f"{value:#.3g}".rstrip(".")
+
+
+def _most(counts: Sequence[int | None]) -> str:
+    told = [count for count in counts if count is not None]
+    return format_count(max(told)) if told else NONE
 
 
 def _peak(rms: dict[str, Any]) -> str:
@@ -153,23 +157,27 @@ def _peak(rms: dict[str, Any]) -> str:
     if not peaks:
         return NONE
     value, at = max(peaks)
-    return f"{value:.3g} @{-at}"
+    return f"{_figure(value)} @{-at}"
 
 
-def _outliers(outliers: dict[str, Any]) -> str:
+def _outliers(outliers: dict[str, Any], *, named: bool = True) -> str:
     """The share of outliers, and the heads that have most of them, each with the channel where they are."""
     share = _mean(outliers["share"])
     if share is None:
         return NONE
     heads = [(count, -head) for head, count in enumerate(outliers["count"]) if count]
-    named = [f"h{-head}:c{outliers['channel'][-head]}" for _, head in sorted(heads, reverse=True)[:HEADS_NAMED]]
+    if not heads:
+        return "none"
+    if not named:
+        return f"{share:.2%}"
+    most = [f"h{-head}:c{outliers['channel'][-head]}" for _, head in sorted(heads, reverse=True)[:HEADS_NAMED]]
     more = f" +{len(heads) - HEADS_NAMED}" if len(heads) > HEADS_NAMED else ""
-    return f"{share:.2%} {' '.join(named)}{more}".rstrip()
+    return f"{share:.2%} {' '.join(most)}{more}"
 
 
 def _notes(document: dict[str, Any]) -> Iterator[str]:
-    yield "NEXT and MEAN: cosine with the next token and with the head's mean; RANK: effective, of the spectrum;"
-    yield "OUTLIERS: share beyond 6 sigma, then the heads and channels with most"
+    yield "NEXT, MEAN: cosine with the next token, and with the mean of the head"
+    yield "RANK: effective rank; OUTLIERS: share beyond 6 sigma, heads with most"
     for layer in document["layers"]:
         if layer["why"] is not None:
             yield f"{layer['path']}: {layer['why']}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..memvid.folder import open_existing_root
-from ..memvid.targets import new_file
+from ..memvid.targets import new_file, require_target
 from ..socket_api.limits import MAX_KIND_CHARS, MAX_LABEL_CHARS, MAX_LABELS
 from .errors import InvalidUsage
 
@@ -60,13 +62,30 @@ def require_file(target: str, command: str) -> str:
     return target
 
 
-def write_artifact(data: bytes, target: str, store: Path, *, replacing: bool) -> str:
-    """Write a small artifact, whole or not at all, anywhere but into the store; give its full path."""
-    root_fd = open_existing_root(os.path.abspath(store))
-    try:
-        with new_file(root_fd, target, replacing=replacing) as temp:
+class ArtifactFile:
+    """A small file that an artifact goes to, anywhere but into the store."""
+
+    def __init__(self, target: str, store: Path, *, replacing: bool) -> None:
+        """Refuse at once what could not be written later.
+
+        Raises:
+            TargetExists, NoTargetFolder, UnsafePath
+        """
+        self.path = os.path.abspath(target)
+        self._store, self._replacing = store, replacing
+        with self._root() as root_fd:
+            require_target(root_fd, self.path, replacing=replacing)
+
+    def write(self, data: bytes) -> None:
+        """Write it, whole or not at all. Raises also NoSpace, StoreIoError, DurabilityLost."""
+        with self._root() as root_fd, new_file(root_fd, self.path, replacing=self._replacing) as temp:
             temp.append([data])
             temp.sync()
-    finally:
-        os.close(root_fd)
-    return os.path.abspath(target)
+
+    @contextlib.contextmanager
+    def _root(self) -> Iterator[int]:
+        root_fd = open_existing_root(os.path.abspath(self._store))
+        try:
+            yield root_fd
+        finally:
+            os.close(root_fd)

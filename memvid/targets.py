@@ -30,12 +30,8 @@ def new_file(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = 
         TargetExists, NoTargetFolder, UnsafePath: there is a file already, no such folder, or it lies in the store.
         NoSpace, StoreIoError, DurabilityLost: nothing is left of it.
     """
-    path = os.path.abspath(os.fspath(target))
-    if "\0" in path:
-        raise StoreIoError("A path cannot hold a null character.", path=path, action="open", errno=0)
-    folder_path, name = os.path.split(path)
-    with _target_folder(root_fd, folder_path, path) as folder_fd:
-        _require_usable(folder_fd, name, path, replacing=replacing)
+    with _usable_target(root_fd, target, replacing=replacing) as (folder_fd, path):
+        folder_path, name = os.path.split(path)
         temp = TempFile(folder_fd, folder_path)
         try:
             yield temp
@@ -60,6 +56,24 @@ def new_file(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = 
             ) from error
         finally:
             temp.close()
+
+
+def require_target(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = False) -> None:
+    """Refuse, before anything is computed for it, a target that `new_file` would refuse; it is asked again there."""
+    with _usable_target(root_fd, target, replacing=replacing):
+        pass
+
+
+@contextlib.contextmanager
+def _usable_target(root_fd: int, target: str | os.PathLike[str], *, replacing: bool) -> Iterator[tuple[int, str]]:
+    """The folder of a target, open, and the target's full path."""
+    path = os.path.abspath(os.fspath(target))
+    if "\0" in path:
+        raise StoreIoError("A path cannot hold a null character.", path=path, action="open", errno=0)
+    folder_path, name = os.path.split(path)
+    with _target_folder(root_fd, folder_path, path) as folder_fd:
+        _require_usable(folder_fd, name, path, replacing=replacing)
+        yield folder_fd, path
 
 
 @contextlib.contextmanager

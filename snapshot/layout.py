@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import groupby, islice, takewhile
 from typing import Any, Final
 
 import mlx.core as mx
@@ -177,21 +177,27 @@ class ToldCache:
 
 def told_caches(text: str) -> dict[str, ToldCache]:
     """The caches that the text of a `CacheLayout` tells of, by their places, for those who have a bundle and not its
-    model; none where it is another text, as of a layout whose digest alone is in the identity."""
-    found: dict[str, ToldCache] = {}
+    model; none where it is another text, as of a layout whose digest alone is in the identity.
+
+    No more than MAX_SLOTS of them: no block has slots of more.
+    """
+    return dict(islice(_told(text), MAX_SLOTS))
+
+
+def _told(text: str) -> Iterator[tuple[str, ToldCache]]:
     for description, places in _TOLD.findall(text):
         kind, _, rest = description.partition(" ")
         settings = {name: int(value) for name, value in _TOLD_SETTING.findall(rest)}
+        cache = ToldCache(kind, settings, not rest.startswith(_NOT_USED))
         for path in _paths_in(places):
-            found[path] = ToldCache(kind, settings, not rest.startswith(_NOT_USED))
-    return found
+            yield path, cache
 
 
 def _paths_in(places: str) -> Iterator[str]:
     for place in places.split(","):
         first, _, last = place.partition("-")
         if last:
-            yield from map(str, range(int(first), min(int(last), int(first) + MAX_SLOTS) + 1))
+            yield from map(str, range(int(first), int(last) + 1))
         else:
             yield first
 

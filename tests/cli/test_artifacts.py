@@ -94,13 +94,13 @@ def test_a_wide_terminal_is_shown_a_row_for_each_array(document: dict[str, Any])
         [
             "0.k",
             "4x600x128",
-            "2",
-            "9.5",
+            "2.00",
+            "9.50",
             "@5",
-            "0.6",
-            "0.25",
+            "0.600",
+            "0.250",
             "20.2",
-            "1.5",
+            "2",
             "0.0125",
             "0.10%",
             "h1:c17",
@@ -109,9 +109,10 @@ def test_a_wide_terminal_is_shown_a_row_for_each_array(document: dict[str, Any])
         ]
     )
     assert rows["0.v"][2:4] == ["–", "–"]
-    assert rows["1.a0"] == ["1.a0", "1x4x8", "0.5", "2.25", "–", "–", "–", "–", "–", "0.00%"]
+    assert rows["1.a0"] == ["1.a0", "1x4x8", "0.500", "2.25", "–", "–", "–", "–", "–", "none"]
     assert rows["3.1.k"][1:3] == ["4x600x16", "–"]
     text = "\n".join(lines)
+    assert {len(line) for line in lines if "MEAN:" in line or "RANK:" in line} <= set(range(80))
     assert "2: the model keeps nothing in this cache" in text
     assert "3.1.k: it cannot be told" in text
     assert "drift from version 2: 500 tokens in common, 1 of 2 blocks the same; the largest in 0.k, 0.0125" in text
@@ -189,8 +190,10 @@ def test_the_document_is_written_byte_for_byte_and_replaces_nothing_unasked(
     assert f"written to {file}" in ran.err
     assert file.read_text() == analysed.service.artifact
     analysed.service.artifact = "{}\n"
+    analysed.service.calls.clear()
     refused = torpor("analyse", "notes", "--out", file, "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "target_exists")
+    assert [method for method, _ in analysed.service.calls] == ["status"], "that is told before the work"
     assert file.read_text() != "{}\n"
     analysed.service.artifact = file.read_text() + " "
     assert torpor("analyse", "notes", "--out", file, "--overwrite", "--json").document["path"] == str(file)

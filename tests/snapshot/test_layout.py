@@ -145,4 +145,5 @@ def test_another_text_tells_of_no_cache(text: str) -> None:
 
 
 def test_a_text_that_claims_caches_without_end_tells_of_no_more_than_there_can_be() -> None:
-    assert len(told_caches("kv/1 k 2xnx8 float32 @ 0-999999999999")) == MAX_SLOTS + 1
+    for places in ("0-999999999999", ",".join(f"{at}00000-{at}99999" for at in range(10, 99))):
+        assert len(told_caches(f"kv/1 not used @ {places}")) == MAX_SLOTS
