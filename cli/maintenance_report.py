@@ -37,6 +37,7 @@ _DONE = {
     "index": "indexed",
     "import": "imported",
     "export": "exported",
+    "quantise": "quantised",
     KEEP: "kept",
 }
 

@@ -9,6 +9,7 @@ import typer
 
 from ..memvid.location import default_store_path
 from ..socket_api.address import default_socket_path
+from ..socket_api.limits import MAX_DAYS
 from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
@@ -73,6 +74,7 @@ def _size(text: str) -> int:
         raise typer.BadParameter(f"{error}.") from error
 
 
+DEFAULT_QUANTISE_BITS = 8
 BUDGETS = ("--store-budget", "--daily-write-budget", "--keep-free")
 REFUSING_AT_0 = ("--store-budget", "--daily-write-budget")
 StoreBudgetOption = Annotated[
@@ -126,6 +128,19 @@ TrustingOption = Annotated[
         help="Wake without hashing the KV that is read: faster, and what the disk has changed is not found.",
     ),
 ]
+QuantiseAfterOption = Annotated[
+    float | None,
+    typer.Option(
+        "--quantise-after",
+        metavar="DAYS",
+        show_default=False,
+        help="Keep what has slept for so many days in fewer bits, as torpor quantise does.",
+    ),
+]
+QuantiseBitsOption = Annotated[
+    Literal["8", "4"] | None,
+    typer.Option("--quantise-bits", show_default=False, help="In how many bits, with --quantise-after. Default: 8."),
+]
 CanaryPolicy = Literal["always", "changed", "never"]
 CanaryOption = Annotated[
     CanaryPolicy,
@@ -145,6 +160,8 @@ def serve(
     check_models: CheckModelsOption = False,
     canary: CanaryOption = "always",
     trusting: TrustingOption = False,
+    quantise_after: QuantiseAfterOption = None,
+    quantise_bits: QuantiseBitsOption = None,
     store: ServedStoreOption = None,
     socket: SocketOption = None,
     detach: DetachOption = False,
@@ -171,6 +188,7 @@ def serve(
     models, adapters = _named_folders("--model", model), _named_folders("--adapter", adapter)
     if fuse and not adapters:
         raise InvalidUsage("--fuse is for --adapter; without one there is nothing to fuse.", option="--fuse")
+    _require_age(quantise_after, quantise_bits)
     store, socket = store or default_store_path(), socket or default_socket_path()
     budgets = dict(zip(BUDGETS, (store_budget, daily_write_budget, keep_free), strict=True))
     for option, value in budgets.items():
@@ -193,6 +211,8 @@ def serve(
         arguments += [] if kv_bits is None else ["--kv-bits", kv_bits, "--kv-group", kv_group]
         arguments += [] if canary == "always" else ["--canary", canary]
         arguments += ["--trusting"] * trusting
+        arguments += [] if quantise_after is None else ["--quantise-after", str(quantise_after)]
+        arguments += [] if quantise_bits is None else ["--quantise-bits", quantise_bits]
         return _serve_in_background(arguments, store, log, as_json=as_json)
     if log is not None:
         raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
@@ -212,6 +232,8 @@ def serve(
             check_models=check_models,
             canary=canary,
             trusting=trusting,
+            quantise_after=quantise_after,
+            quantise_bits=int(quantise_bits or DEFAULT_QUANTISE_BITS),
             json=as_json,
             store_budget=store_budget,
             daily_write_budget=daily_write_budget,
@@ -219,6 +241,17 @@ def serve(
         )
     )
     return OK.number
+
+
+def _require_age(days: float | None, bits: str | None) -> None:
+    if days is None and bits is not None:
+        raise InvalidUsage(
+            "--quantise-bits is for --quantise-after; without it every session stays exact.", option="--quantise-bits"
+        )
+    if days is not None and not 0 <= days <= MAX_DAYS:
+        raise InvalidUsage(
+            f"--quantise-after takes a number of days from 0 to {MAX_DAYS}, not {days:g}.", option="--quantise-after"
+        )
 
 
 def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_json: bool) -> int:

@@ -15,7 +15,7 @@ from ..memvid.sizes import format_bytes
 from ..memvid.uri import VERSION_MARK
 from .daemon_link import find_daemon
 from .damage import add_suggestion
-from .formatting import format_count, format_id, format_time
+from .formatting import format_count, format_id, format_plural, format_time
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument
 from .output import Output, facts_table, neutralise, plain, render_problem, rows_table
 from .store_view import find_marks_problem, load_detail, open_store
@@ -83,6 +83,7 @@ def _load_from_files(session: str, place: Path) -> dict[str, Any]:
         "lineage": found.lineage,
         "identity": found.identity,
         "backend": found.backend,
+        "lossy": found.lossy,
         "environment": found.environment,
     }
 
@@ -91,7 +92,7 @@ def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
     """Draw what `show` found out, section by section; `width` is that of the terminal, in columns."""
     narrow = width < WIDE_COLUMNS
     info = detail["info"]
-    parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(info)]
+    parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(info, detail.get("lossy"))]
     if detail["versions"]:
         parts += [_heading("versions"), _versions(detail["versions"], narrow=narrow)]
     if detail["lineage"]:
@@ -110,7 +111,7 @@ def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _facts(info: dict[str, Any]) -> RenderableType:
+def _facts(info: dict[str, Any], lossy: dict[str, Any] | None) -> RenderableType:
     facts = facts_table()
     changed = ", changed since it last slept" if info["dirty"] else ""
     facts.add_row("  state", plain(info["state"]) + changed)
@@ -120,6 +121,9 @@ def _facts(info: dict[str, Any]) -> RenderableType:
         facts.add_row("  resident", format_bytes(info["resident_bytes"]))
     if info["stored_bytes"]:
         facts.add_row("  stored", format_bytes(info["stored_bytes"]))
+    if lossy:
+        tokens = format_plural(lossy["tokens"], "token")
+        facts.add_row("  lossy", f"keys and values of the first {tokens} in {lossy['bits']} bits")
     facts.add_row("  bundle", plain(info["bundle_id"] or "– (never slept)"))
     facts.add_row("  last sleep", format_time(info["slept_ns"]))
     if info["labels"]:

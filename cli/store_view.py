@@ -38,6 +38,7 @@ class Detail:
     lineage: list[str]
     identity: dict[str, str]
     backend: dict[str, str]
+    lossy: dict[str, int] | None
     environment: dict[str, str]
 
 
@@ -84,6 +85,7 @@ def load_detail(store: Store, session: str) -> Detail:
         lineage=list(lineage_of(versions, row)),
         identity=dict(manifest.identity.parts),
         backend=_backend_of(manifest),
+        lossy=_lossy_of(manifest),
         environment=dict(manifest.environment),
     )
 
@@ -98,6 +100,14 @@ def _backend_of(manifest: Manifest) -> dict[str, str]:
         for name, value in told.items()
         if isinstance(name, str) and isinstance(value, str) and max(len(name), len(value)) <= MAX_ENVIRONMENT_CHARS
     }
+
+
+def _lossy_of(manifest: Manifest) -> dict[str, int] | None:
+    """What a session has lost, as its map says; whatever else stands there, others wrote."""
+    told = manifest.session.get("lossy")
+    if not isinstance(told, dict) or told.keys() != {"bits", "tokens"}:
+        return None
+    return dict(told) if all(type(value) is int and value > 0 for value in told.values()) else None
 
 
 def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:

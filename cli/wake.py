@@ -9,7 +9,7 @@ import typer
 
 from ..memvid.sizes import format_bytes
 from ..memvid.uri import VERSION_MARK
-from ..socket_api.results import PartDiffers
+from ..socket_api.results import Lossy, PartDiffers
 from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
 from .errors import InvalidUsage
@@ -86,8 +86,16 @@ def wake(
             f" {result.tokens_prefilled} of them prefilled, {format_bytes(result.bytes_read)} read"
             f" in {format_seconds(result.seconds)}{'' if result.verified else ' and trusted'}{_CANARY[result.canary]}"
         )
+    if result.lossy:
+        output.remark(f"[yellow]lossy[/]: {describe_loss(result.lossy)}")
     if result.differs:
         output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(result.differs))}")
+
+
+def describe_loss(lossy: Lossy) -> str:
+    """Say in one line what a session has lost."""
+    tokens = format_plural(lossy.tokens, "token")
+    return f"keys and values of the first {tokens} were kept in {lossy.bits} bits; what was read since rests on those"
 
 
 def describe_differing(differs: Sequence[PartDiffers]) -> str:

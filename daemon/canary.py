@@ -13,14 +13,16 @@ from .models import LoadedModel
 __all__ = ("POLICIES", "Policy", "check", "take")
 
 
-def take(model: LoadedModel, state: LiveState, last: int | None = None) -> mx.array | None:
+def take(model: LoadedModel, state: LiveState, last: int | None = None, *, is_lossy: bool = False) -> mx.array | None:
     """The logits `[vocabulary]` of the last token run once more behind itself; the state is as it was. None where the
     last logits serve as the canary.
 
     last: the last token that the caches hold, where the ledger does not have it yet.
+    is_lossy: whether the caches may hold other values than those from which the last logits were computed. Where the
+        last logits would serve, it is then the last token run again on the state before it.
     """
     if model.layout.by_token:
-        return None
+        return _logits_of_last(model, state) if is_lossy else None
     put_back = keep(state.caches, one_token=True)
     try:
         return _logits(model, state, state.tokens[-1] if last is None else last)

@@ -27,6 +27,7 @@ from ..snapshot import restore
 from ..snapshot.canary import Policy, Verdict
 from ..snapshot.capture import Cut, cut
 from ..snapshot.identity import decide_bits, require_circumstances
+from ..snapshot.lossy import Loss, worst
 from ..snapshot.state import LiveState, token_array
 from . import canary
 from .compactor import Compactor
@@ -52,12 +53,14 @@ ModelNamed = Callable[[str], LoadedModel]
 class WakeOrder:
     """What is asked of a wake. version: the last one if None; at_token: how many of its tokens, all if None.
 
-    strict: refuse what was computed by another device, library or version too.
+    strict: refuse what was computed by another device, library or version too. hashing: hash all that is read, whatever
+        the daemon trusts: what is written anew from it would seal a flipped bit with a digest of its own.
     """
 
     version: int | None = None
     at_token: int | None = None
     strict: bool = False
+    hashing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class Hibernation:
         session.unchanged_tokens = receipt.token_count
         session.dirty = session.completed = session.rewound = False
         session.state.checkpoints.became_durable(_checkpoints_in(receipt.entries, receipt.token_count))
-        session.saved_from = None
+        session.saved_from = session.lossy = None
         return receipt
 
     async def is_kept(self, session: Session) -> bool:
@@ -201,12 +204,15 @@ class Hibernation:
 
     def _cut(self, session: Session, durable: tuple[BlockEntry, ...]) -> Cut:
         """The state with its canary, on the engine thread."""
+        is_lossy = session.loss is not None
         return cut(
             session.state,
             session.model.layout,
             durable=durable,
             unchanged_tokens=session.unchanged_tokens,
-            canary=canary.take(session.model, session.state) if self._canary != "never" else None,
+            canary=canary.take(session.model, session.state, is_lossy=is_lossy) if self._canary != "never" else None,
+            is_lossy=is_lossy,
+            lossy=session.lossy,
         )
 
     async def wake(self, uri: SessionUri, order: WakeOrder, model_named: ModelNamed, emit: Emit) -> Woken:
@@ -238,17 +244,19 @@ class Hibernation:
             differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=order.strict)
             filling = await self._engine.call(lambda: restore.allocate(plan))
             on_progress = _reporter("wake", emit)
-            await self.on_io(lambda: filling.run(reader, self._fill, on_progress, trusting=self._trusting))
+            trusting = self._trusting and not order.hashing
+            await self.on_io(lambda: filling.run(reader, self._fill, on_progress, trusting=trusting))
             assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(differs))
             state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
             session.differs = differs
+            session.loss = _loss_of(session, plan)
             # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
             session.unchanged_tokens = plan.resumed_tokens
             session.saved_from = salvaged_from(reader.manifest)
             session.completed = not plan.has_logits  # the next sleep keeps the logits that had to be found
             session.rewound = plan.target_tokens < reader.manifest.token_count
-            return Woken(session, plan.read_bytes, not self._trusting, assembly.verdict, assembly.canary_seconds)
+            return Woken(session, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds)
         finally:
             reader.close()
 
@@ -308,6 +316,13 @@ class _Assembly:
         expected = replace(expected, exact=expected.exact and not self.foreign)
         self.verdict = canary.check(self.model, state, expected)
         self.canary_seconds = time.monotonic() - begun
+
+
+def _loss_of(session: Session, plan: restore.WakePlan) -> Loss | None:
+    """What a woken session has lost, by what its map says and by what its blocks are. What was computed again is not
+    among it, and where that is all of it, nothing is lost."""
+    found = worst(session.loss, plan.loss)
+    return found and found.within(plan.resumed_tokens)
 
 
 def _checkpoints_in(entries: Iterable[BlockEntry], token_count: int) -> list[int]:

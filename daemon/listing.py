@@ -14,11 +14,12 @@ from ..snapshot.canary import Verdict
 from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.identity import circumstances_in
 from ..snapshot.layout import described
+from ..snapshot.lossy import Loss
 from ..snapshot.state import token_array
 from .models import LoadedModel
-from .results import ModelInfo, PartDiffers, SessionDetail, SessionInfo, SleepResult, VersionInfo, WakeResult
+from .results import Lossy, ModelInfo, PartDiffers, SessionDetail, SessionInfo, SleepResult, VersionInfo, WakeResult
 from .sampling import Sampling
-from .sessions import Durable, Session
+from .sessions import LOSSY, Durable, Session
 
 # How much of a session's end is shown: enough to recognise it by.
 TAIL_TOKENS = 160
@@ -90,6 +91,7 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         lineage=lineage_of(versions, versions[-1]) if versions else (),
         identity=dict(live.model.identity.parts),
         backend=dict(live.model.backend),
+        lossy=_lossy(live.loss),
     )
 
 
@@ -118,6 +120,7 @@ def detail_of_asleep(
                 f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
             )
         layers = _layers(row.uri, reader)
+        loss = _loss_in(row.uri, manifest.session.get(LOSSY))
         sampling = Sampling.from_map(manifest.session["sampling"])
     return SessionDetail(
         info=info_of_asleep(row, _stored_bytes(versions), sampling),
@@ -127,6 +130,7 @@ def detail_of_asleep(
         lineage=lineage_of(versions, versions[-1]),
         identity=identity,
         backend=backend,
+        lossy=_lossy(loss),
     )
 
 
@@ -224,7 +228,19 @@ def wake_result(
         verified=verified,
         canary=canary,
         canary_seconds=canary_seconds,
+        lossy=_lossy(live.loss),
     )
+
+
+def _lossy(loss: Loss | None) -> Lossy | None:
+    return None if loss is None else Lossy(loss.bits, loss.tokens)
+
+
+def _loss_in(uri: SessionUri, stored: object) -> Loss | None:
+    try:
+        return Loss.from_map(stored)
+    except ValueError as error:
+        raise MalformedSnapshot(f"The snapshot of {uri} does not tell its loss: {error}.", session=str(uri)) from error
 
 
 def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:

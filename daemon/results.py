@@ -83,9 +83,18 @@ class VersionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Lossy:
+    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and what
+    was read behind them was computed from those."""
+
+    bits: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionDetail:
     """Everything that an inspector shows about one session. backend: what computes it, or computed it last; those parts
-    of the identity that may differ."""
+    of the identity that may differ. lossy: None for a session that is exact."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -94,6 +103,7 @@ class SessionDetail:
     lineage: tuple[str, ...]
     identity: dict[str, str]
     backend: dict[str, str] = field(default_factory=dict)
+    lossy: Lossy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +166,7 @@ class WakeResult:
 
     verified: whether every byte was hashed, as it is unless the daemon was told to trust its store.
     canary: what proved that the state computes what the slept one did, and in how many seconds.
+    lossy: None where every bit is what it was when it was computed.
     """
 
     session: str
@@ -170,6 +181,7 @@ class WakeResult:
     verified: bool = True
     canary: CanaryVerdict = "not_run"
     canary_seconds: float = 0.0
+    lossy: Lossy | None = None
 
 
 @dataclass(frozen=True, slots=True)

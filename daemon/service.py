@@ -40,6 +40,7 @@ from .generation import WriteOrder, Written
 from .hibernation import Hibernation, WakeOrder
 from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel, load_model
+from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
 from .results import (
     AnalysisResult,
     AppendResult,
@@ -85,6 +86,8 @@ class Service:
         self._hibernation = Hibernation(store, engine, way, canary=canary, trusting=trusting)
         self._maintenance = Maintenance(store, way)
         self._analyst = Analyst(store)
+        self._quantising = Quantising(store, engine, self._hibernation, self._models)
+        self._ageing: Ageing | None = None
         self._encoder = Encoder()
         self._turns = Turns()
         self._awake: dict[SessionUri, Session] = {}
@@ -107,6 +110,7 @@ class Service:
         keep_free: int = 0,
         canary: Policy = "always",
         trusting: bool = False,
+        quantise: AgePolicy | None = None,
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
         in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
@@ -115,6 +119,7 @@ class Service:
         adapters: by the name of the model that each is loaded on top of.
         trusting: wakes take the KV on the disk for what was written, without hashing it.
         canary: when a wake proves that the state computes what the slept one did.
+        quantise: from which age on sleeping sessions are kept in fewer bits, and in how many; None: all stay exact.
         check_models: read every model file anew, whatever is remembered of it; `warnings` then names those that had
             changed unseen.
 
@@ -140,11 +145,16 @@ class Service:
             loaded = {}
             for name, source in sources.items():
                 loaded[name] = await engine.call(partial(load_model, name, source, digests, adapters.get(name), kv))
-            return cls(store, engine, loaded, changed_unseen=digests.changed_unseen, canary=canary, trusting=trusting)
+            service = cls(
+                store, engine, loaded, changed_unseen=digests.changed_unseen, canary=canary, trusting=trusting
+            )
         except BaseException:
             await asyncio.to_thread(engine.stop)
             store.close()
             raise
+        if quantise is not None:
+            service._ageing = Ageing(lambda: service._quantise(None, quantise.order), quantise.every_s)
+        return service
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -200,6 +210,8 @@ class Service:
         prepared = await self._preparing if self._preparing is not None else CloseReport((), {})
         report = await self._keep_all()
         self._awake.clear()
+        if self._ageing is not None:
+            await self._ageing.close()
         await asyncio.to_thread(self._encoder.close)
         await asyncio.to_thread(self._analyst.close)
         await asyncio.to_thread(self._maintenance.close)
@@ -479,15 +491,21 @@ class Service:
         keep_last: int | None = None,
         keep_days: float | None = None,
         cold_after_days: float | None = None,
+        bits: int | None = None,
+        after_days: float | None = None,
     ) -> MaintenanceResult:
-        """Look after the store: gc, empty_quarantine, compact, repair, rebuild_index, prune, or forget a session.
+        """Look after the store: gc, empty_quarantine, compact, repair, rebuild_index, prune, or forget a session; or
+        quantise one, or all that have slept for `after_days`.
 
         Operations run one after the other; sessions are served meanwhile. What has begun runs to its end.
 
         Raises:
             SessionNotFound, AmbiguousName, InvalidPolicy, CorruptMarks, and what else the store refuses.
+            SessionAwake: the session is to be quantised, and is awake.
         """
         self._require_open()
+        if operation == "quantise":
+            return await self._quantise(session, order_of(session, bits, after_days, dry_run=dry_run))
         if operation == "forget" and session is not None:
             async with self._turn(self._resolve_to_forget(session)) as uri:
                 return await to_the_end(self._forget(uri, dry_run=dry_run))
@@ -612,6 +630,27 @@ class Service:
         if not dry_run:
             del self._awake[uri]  # only now, as in `_delete`
         return with_awake(result, str(uri), len(live.state.tokens))
+
+    async def _quantise(self, session: str | None, order: QuantiseOrder) -> MaintenanceResult:
+        """Keep one session in fewer bits, or all that are old enough, one after the other, each in its turn."""
+        tally = Tally(order)
+        uris = [row.uri for row in self._store.iter_sessions()] if session is None else [self._resolve(session)]
+        for uri in uris:
+            async with self._turn(uri):
+                if session is not None and uri in self._awake:
+                    raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
+                row = self._store.find_session(uri) if session is None else self._require_row(uri)
+                if row is not None:  # else it was deleted meanwhile
+                    await to_the_end(self._quantise_one(row, order, tally))
+        return tally.report()
+
+    async def _quantise_one(self, row: IndexRow, order: QuantiseOrder, tally: Tally) -> None:
+        try:
+            plan = await self._quantising.plan(row, order, is_awake=row.uri in self._awake)
+            to_write = plan.left is None and not order.dry_run
+            tally.add(plan, await self._quantising.carry_out(plan, order.bits) if to_write else None)
+        except TorporError as error:
+            tally.fail(row.uri, error)
 
     async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> None:
         loop = asyncio.get_running_loop()

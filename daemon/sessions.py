@@ -14,6 +14,7 @@ from ..memvid.uri import SessionUri
 from ..snapshot.caches import resident_bytes
 from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.identity import Difference
+from ..snapshot.lossy import Loss, LossyTokens
 from ..snapshot.state import LiveState
 from .errors import SessionBusy
 from .models import LoadedModel
@@ -23,6 +24,8 @@ from .sampling import Sampling
 MAX_WAITING = 16
 # The last time, in nanoseconds of the Unix clock, that 64 bits hold: in the year 2262.
 MAX_TIME_NS = 2**63 - 1
+# Under which the session map tells a loss.
+LOSSY = "lossy"
 
 Kind = TypeVar("Kind")
 
@@ -55,6 +58,8 @@ class Session:
     rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
         nothing has changed, so that what was woken is what the next wake gives.
     differs: what computed the snapshot that it was woken from otherwise than what computes here.
+    loss: which of its tokens were ever kept in few bits; None for a session that is exact.
+    lossy: tokens in the form in which the next sleep keeps them; None where it keeps what is new exact.
     """
 
     uri: SessionUri
@@ -72,6 +77,8 @@ class Session:
     completed: bool = False
     rewound: bool = False
     differs: tuple[Difference, ...] = ()
+    loss: Loss | None = None
+    lossy: LossyTokens | None = None
 
     @property
     def needs_sleep(self) -> bool:
@@ -97,6 +104,7 @@ class Session:
             "system": self.system,
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
+            **({LOSSY: self.loss.to_map()} if self.loss else {}),
         }
 
     @classmethod
@@ -122,6 +130,7 @@ class Session:
                 durable=durable,
                 unchanged_tokens=durable.token_count,
                 dirty=False,
+                loss=Loss.from_map(kept.get(LOSSY)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedSnapshot(

@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..memvid.blocks import BLOCK_TOKENS, SlotSpec
+from . import memory
 from .errors import MalformedSnapshot, NonFiniteState
 from .kinds import kind_of, leaves
 from .layout import CacheLayout
@@ -150,14 +151,15 @@ def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class LossyTokens:
-    """The first tokens of a session in the form in which lossy blocks keep them, whole blocks of them.
+    """Tokens `[start, end)` of a session in the form in which lossy blocks keep them, whole blocks of them.
 
     arrays: for each span array in stored order how it is kept and where its words, scales and biases lie; None for one
         that stays exact.
     """
 
     bits: int
-    token_count: int
+    start: int
+    end: int
     arrays: tuple[tuple[Quantisation, tuple[SpanSource, ...]] | None, ...]
 
     def slots(
@@ -165,11 +167,12 @@ class LossyTokens:
     ) -> list[tuple[SlotSpec, list[memoryview]]] | None:
         """What a block of these tokens keeps of one array; None where it keeps the array itself."""
         kept = self.arrays[index]
-        if kept is None or start + count > self.token_count:
+        if kept is None or start < self.start or start + count > self.end:
             return None
         quantisation, sources = kept
         return [
-            (slot, source.runs(start, count)) for slot, source in zip(quantisation.slots(exact), sources, strict=True)
+            (slot, source.runs(start - self.start, count))
+            for slot, source in zip(quantisation.slots(exact), sources, strict=True)
         ]
 
 
@@ -184,19 +187,22 @@ def stored_bytes(layout: CacheLayout, bits: int) -> int:
 
 
 def quantise(
-    caches: Sequence[Any], layout: CacheLayout, token_count: int, bits: int
+    caches: Sequence[Any], layout: CacheLayout, bits: int, start: int, end: int
 ) -> Generator[None, None, LossyTokens]:
-    """Quantise the first tokens of caches, array by array, and put into them what a wake will give back: the caches
-    are then those of the session that sleeps. Runs on the engine thread.
+    """Quantise the tokens `[start, end)` of caches, array by array, and put into them what a wake will give back: the
+    caches are then those of the session that sleeps. Runs on the engine thread.
 
-    token_count: a whole number of blocks. Beside the caches it takes the bytes that will be stored, and one array three
-    times.
+    start, end: at the ends of full blocks. Beside the caches it takes the bytes that will be stored, and one array
+    three times.
 
     Raises:
         NonFiniteState: a group spans more than its type can hold. Caches before it are quantised then: the state is not
             to be used any more.
+        NotEnoughMemory: the system has none for what is to be stored.
     """
-    assert token_count % BLOCK_TOKENS == 0
+    assert start % BLOCK_TOKENS == 0
+    assert end % BLOCK_TOKENS == 0
+    memory.require_available((end - start) // BLOCK_TOKENS * stored_bytes(layout, bits))
     arrays: list[tuple[Quantisation, tuple[SpanSource, ...]] | None] = []
     for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
         for each in entry.spans:
@@ -206,29 +212,29 @@ def quantise(
                 arrays.append(None)
                 continue
             whole = kind_of(cache).spans(cache)[each.name]
-            parts = mx.quantize(whole[..., :token_count, :], group_size=quantisation.group_size, bits=bits)
+            parts = mx.quantize(whole[..., start:end, :], group_size=quantisation.group_size, bits=bits)
             sources = tuple(span_source(part) for part in parts)
-            values = _values(StoredArray(exact, 0, quantisation), sources, token_count)
-            whole[..., :token_count, :] = mx.array(values).view(whole.dtype)[None]
+            values = _values(StoredArray(exact, 0, quantisation), sources, start, end)
+            whole[..., start:end, :] = mx.array(values).view(whole.dtype)[None]
             mx.eval(whole)
             arrays.append((quantisation, sources))
             yield
-    return LossyTokens(bits, token_count, tuple(arrays))
+    return LossyTokens(bits, start, end, tuple(arrays))
 
 
-def _values(stored: StoredArray, sources: Sequence[SpanSource], token_count: int) -> np.ndarray:
-    """What a wake gives back of an array, block by block."""
+def _values(stored: StoredArray, sources: Sequence[SpanSource], start: int, end: int) -> np.ndarray:
+    """What a wake gives back of an array's tokens `[start, end)`, which the sources begin with, block by block."""
     *outer, _, dim = stored.exact.shape
-    values = np.empty((*outer, token_count, dim), dtype=f"<u{stored.exact.element_bytes}")
-    for start in range(0, token_count, BLOCK_TOKENS):
-        parts = [b"".join(source.runs(start, BLOCK_TOKENS)) for source in sources]
+    values = np.empty((*outer, end - start, dim), dtype=f"<u{stored.exact.element_bytes}")
+    for at in range(0, end - start, BLOCK_TOKENS):
+        parts = [b"".join(source.runs(at, BLOCK_TOKENS)) for source in sources]
         try:
-            values[..., start : start + BLOCK_TOKENS, :] = expand(stored, parts)
+            values[..., at : at + BLOCK_TOKENS, :] = expand(stored, parts)
         except MalformedSnapshot as error:
             raise NonFiniteState(
-                f"{stored.exact.name} spans more between token {start} and {start + BLOCK_TOKENS} than can be kept in "
-                "few bits; the session stays as it is.",
+                f"{stored.exact.name} spans more from token {start + at} on than can be kept in few bits; the session "
+                "stays as it is.",
                 slot=stored.exact.name,
-                start=start,
+                start=start + at,
             ) from error
     return values

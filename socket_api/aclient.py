@@ -177,8 +177,11 @@ class AsyncClient:
         keep_last: int | None = None,
         keep_days: float | None = None,
         cold_after_days: float | None = None,
+        bits: int | None = None,
+        after_days: float | None = None,
     ) -> results.MaintenanceResult:
-        """Have the daemon look after its store: gc, compact, repair, rebuild_index, prune, forget.
+        """Have the daemon look after its store: gc, compact, repair, rebuild_index, prune, forget,
+        quantise.
 
         It reports no progress and may take long; `dry_run` tells what it would do and changes nothing.
         """
@@ -189,6 +192,8 @@ class AsyncClient:
             keep_last=keep_last,
             keep_days=keep_days,
             cold_after_days=cold_after_days,
+            bits=bits,
+            after_days=after_days,
         )
         return await self._run(call)
 

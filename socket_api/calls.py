@@ -148,6 +148,8 @@ def maintain(
     keep_last: int | None,
     keep_days: float | None,
     cold_after_days: float | None,
+    bits: int | None,
+    after_days: float | None,
 ) -> Call[results.MaintenanceResult]:
     return _call(
         "maintain",
@@ -158,6 +160,8 @@ def maintain(
         keep_last=keep_last,
         keep_days=keep_days,
         cold_after_days=cold_after_days,
+        bits=bits,
+        after_days=after_days,
     )
 
 

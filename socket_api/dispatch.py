@@ -97,6 +97,8 @@ class Backend(Protocol):
         keep_last: int | None = None,
         keep_days: float | None = None,
         cold_after_days: float | None = None,
+        bits: int | None = None,
+        after_days: float | None = None,
     ) -> daemon.MaintenanceResult: ...
 
     async def mark(
@@ -223,6 +225,8 @@ async def _maintain(backend: Backend, params: methods.MaintainParams, emit: daem
         keep_last=params.keep_last,
         keep_days=params.keep_days,
         cold_after_days=params.cold_after_days,
+        bits=params.bits,
+        after_days=params.after_days,
     )
 
 

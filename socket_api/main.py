@@ -17,6 +17,7 @@ from pathlib import Path
 from ..daemon.adapters import AdapterChoice
 from ..daemon.canary import POLICIES, Policy
 from ..daemon.models import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice
+from ..daemon.quantising import QUANTISE_BITS, AgePolicy
 from ..daemon.results import CloseReport
 from ..daemon.service import Service
 from ..errors import TorporError
@@ -29,8 +30,9 @@ class ServeOptions:
     """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
     object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
     model file anew. `kv_bits` and `kv_group` quantise keys and values. `canary`: when a wake proves its state by
-    computing one token. `trusting`: wakes do not hash the KV that they read. The budgets are bytes: what the
-    store may hold, may write in a day, and leaves free on the disk."""
+    computing one token. `trusting`: wakes do not hash the KV that they read. What has slept for `quantise_after` days
+    is kept in `quantise_bits` bits. The budgets are bytes: what the store may hold, may write in a day, and leaves free
+    on the disk."""
 
     store: Path | None = None
     socket: Path = field(default_factory=default_socket_path)
@@ -42,6 +44,8 @@ class ServeOptions:
     check_models: bool = False
     canary: Policy = "always"
     trusting: bool = False
+    quantise_after: float | None = None
+    quantise_bits: int = 8
     json: bool = False
     store_budget: int | None = None
     daily_write_budget: int | None = None
@@ -67,6 +71,7 @@ def run(options: ServeOptions) -> None:
             check_models=options.check_models,
             canary=options.canary,
             trusting=options.trusting,
+            quantise=_age_policy(options),
             store_budget=options.store_budget,
             daily_write_budget=options.daily_write_budget,
             keep_free=options.keep_free,
@@ -86,6 +91,10 @@ def run(options: ServeOptions) -> None:
         _print(options, describe_stop(report), {"event": "stopped", **asdict(report)})
 
     serve_until_signal(open_service, options.socket, on_ready=on_ready, on_stopped=on_stopped)
+
+
+def _age_policy(options: ServeOptions) -> AgePolicy | None:
+    return None if options.quantise_after is None else AgePolicy(options.quantise_after, options.quantise_bits)
 
 
 def describe_stop(report: CloseReport) -> str:
@@ -120,6 +129,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     parser.add_argument(
         "--canary", choices=POLICIES, default="always", help="when a wake computes one token to prove its state"
     )
+    parser.add_argument("--quantise-after", type=float, metavar="DAYS", help="keep what slept so long in fewer bits")
+    parser.add_argument("--quantise-bits", type=int, choices=QUANTISE_BITS, default=8, help="in how many")
     for option, meaning in _BUDGETS:
         parser.add_argument(option, type=int, metavar="BYTES", help=meaning)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
@@ -140,6 +151,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         check_models=parsed.check_models,
         canary=parsed.canary,
         trusting=parsed.trusting,
+        quantise_after=parsed.quantise_after,
+        quantise_bits=parsed.quantise_bits,
         json=parsed.json,
         store_budget=parsed.store_budget,
         daily_write_budget=parsed.daily_write_budget,

@@ -28,7 +28,8 @@ Role = Literal["user", "system", "tool"]
 Days = Annotated[float, Field(ge=0, le=limits.MAX_DAYS)]
 DaysKept = Annotated[float, Field(gt=0, le=limits.MAX_DAYS)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_REQUEST_ID)]
-Operation = Literal["gc", "empty_quarantine", "compact", "repair", "rebuild_index", "prune", "forget"]
+Operation = Literal["gc", "empty_quarantine", "compact", "repair", "rebuild_index", "prune", "forget", "quantise"]
+Bits = Literal[8, 4]
 
 # What an operation may be told beside `dry_run`; all of it is optional but for what `MaintainParams` asks for.
 OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -40,6 +41,7 @@ OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
         "rebuild_index": frozenset(),
         "prune": frozenset({"session", "keep_last", "keep_days"}),
         "forget": frozenset({"session"}),
+        "quantise": frozenset({"session", "bits", "after_days"}),
     }
 )
 
@@ -151,6 +153,8 @@ class MaintainParams(Params):
     keep_last: Count | None = None
     keep_days: DaysKept | None = None
     cold_after_days: Days | None = None
+    bits: Bits | None = None
+    after_days: Days | None = None
 
     @model_validator(mode="after")
     def _require_what_the_operation_takes(self) -> Self:
@@ -161,6 +165,10 @@ class MaintainParams(Params):
             raise ValueError("forget needs the session to forget")
         if self.operation == "prune" and self.keep_last is None and self.keep_days is None:
             raise ValueError("prune needs keep_last, keep_days or both; without them every version stays")
+        if self.operation == "quantise" and self.bits is None:
+            raise ValueError("quantise needs bits, 8 or 4")
+        if self.operation == "quantise" and self.session is None and self.after_days is None:
+            raise ValueError("quantise needs a session, or after how many days of sleep it takes all: after_days")
         return self
 
 

@@ -120,8 +120,16 @@ class VersionInfo(Reply):
     pinned: bool = False
 
 
+class Lossy(Reply):
+    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and what
+    was read behind them was computed from those."""
+
+    bits: Count
+    tokens: Count
+
+
 class SessionDetail(Reply):
-    """Everything that `show` knows of one session."""
+    """Everything that `show` knows of one session; `lossy` is None for one that is exact."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -130,6 +138,7 @@ class SessionDetail(Reply):
     lineage: tuple[str, ...]
     identity: dict[str, str]
     backend: dict[str, str] = Field(default_factory=dict)
+    lossy: Lossy | None = None
 
 
 class ListResult(Reply):
@@ -189,7 +198,7 @@ class PartDiffers(Reply):
 class WakeResult(Reply):
     """The report of a wake. `tokens_prefilled` is zero, for nothing is read again, unless an earlier token was asked
     for or the snapshot had been salvaged. `differs`: what computed the snapshot otherwise than what computes now.
-    `canary`: what proved that the state computes what the slept one did."""
+    `canary`: what proved that the state computes what the slept one did. `lossy`: None where all of it is exact."""
 
     session: str
     version: int | None
@@ -203,6 +212,7 @@ class WakeResult(Reply):
     verified: bool = True
     canary: Literal["same_bits", "within_tolerance", "not_run"] = "not_run"
     canary_seconds: Seconds = 0.0
+    lossy: Lossy | None = None
 
 
 class AnalysisResult(Reply):

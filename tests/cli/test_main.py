@@ -30,7 +30,8 @@ def test_all_commands_of_the_issue_are_there() -> None:
     of_the_store = {"gc", "compact", "repair", "rebuild-index", "prune", "forget", "du", "export", "import"}
     of_artifacts = {"analyse", "export-kv"}
     of_versions = {"tag", "untag", "pin", "unpin"}
-    assert set(NAMES) == of_the_issue | of_the_store | of_versions | of_artifacts | {"append", "generate", "stop"}
+    of_sessions = {"append", "generate", "stop", "quantise"}
+    assert set(NAMES) == of_the_issue | of_the_store | of_versions | of_artifacts | of_sessions
 
 
 @pytest.mark.parametrize("name", NAMES)

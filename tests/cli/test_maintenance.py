@@ -40,6 +40,8 @@ def slept(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
         (("compact", "notes", "--cold-after-days", "0.5"), {"session": "notes", "cold_after_days": 0.5}),
         (("prune", "--keep-last", "3"), {"operation": "prune", "keep_last": 3}),
         (("prune", "notes", "--keep-days", "7"), {"session": "notes", "keep_days": 7.0}),
+        (("quantise", "notes"), {"session": "notes", "bits": 8}),
+        (("quantise", "--after", "30", "--bits", "4"), {"after_days": 30.0, "bits": 4}),
         (("repair",), {"operation": "repair"}),
         (("rebuild-index",), {"operation": "rebuild_index"}),
     ],
@@ -91,6 +93,24 @@ def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) 
     assert ran.status == 2
     assert "--keep-last" in ran.err
     assert asked(slept, "maintain") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"), [((), "--after DAYS"), (("notes", "--bits", "5"), "--bits"), (("--after", "-1"), "--after")]
+)
+def test_quantise_needs_to_know_whom_and_in_how_many_bits(
+    torpor: Torpor, slept: FakeDaemon, arguments: tuple[str, ...], hint: str
+) -> None:
+    ran = torpor("quantise", *arguments)
+    assert ran.status == 2
+    assert hint in ran.err
+    assert asked(slept, "maintain") == []
+
+
+def test_quantising_needs_a_daemon(torpor: Torpor) -> None:
+    ran = torpor("quantise", "notes")
+    assert ran.status == 12
+    assert "torpor serve" in ran.err
 
 
 def test_versions_are_tagged_and_pinned(torpor: Torpor, slept: FakeDaemon) -> None:

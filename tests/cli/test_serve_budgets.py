@@ -38,9 +38,11 @@ def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(
     monkeypatch.setattr(background, "start", start)
     given = {"model": ["m=/m"], "adapter": ["m=/a"], "fuse": True, "check_models": True}
     given |= {"kv_bits": "8", "kv_group": "32", "canary": "changed", "trusting": True}
+    given |= {"quantise_after": 30.0, "quantise_bits": "4"}
     serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, **given)
     wanted = ["--model", "m=/m", "--adapter", "m=/a", "--fuse", "--check-models"]
     wanted += ["--kv-bits", "8", "--kv-group", "32", "--canary", "changed", "--trusting"]
+    wanted += ["--quantise-after", "30.0", "--quantise-bits", "4"]
     assert started[0][-len(wanted) :] == wanted
 
 
@@ -50,7 +52,21 @@ def test_the_daemon_in_this_process_gets_them_too(monkeypatch: pytest.MonkeyPatc
     assert serve.serve(store=tmp_path, model=["m=/m"], adapter=["m=~/a"], fuse=True, check_models=True) == 0
     (options,) = handed
     assert (options.kv_bits, options.kv_group, options.canary) == (None, 64, "always")
+    assert (options.quantise_after, options.quantise_bits) == (None, 8)
     assert (options.adapters, options.fuse, options.check_models) == ({"m": str(Path.home() / "a")}, True, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"quantise_bits": "8"}, "--quantise-bits"),
+        ({"quantise_after": -1.0}, "--quantise-after"),
+        ({"quantise_after": float("nan")}, "--quantise-after"),
+    ],
+)
+def test_a_policy_of_age_needs_an_age(given: dict[str, Any], option: str) -> None:
+    with pytest.raises(InvalidUsage, match=option):
+        serve.serve(**given)
 
 
 @pytest.mark.parametrize("option", list(BUDGETS))

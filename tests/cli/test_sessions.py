@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
-from torpor.daemon.results import MaintenanceProblem, PartDiffers
+from torpor.daemon.results import Lossy, MaintenanceProblem, PartDiffers
 from torpor.errors import TorporError
 
 
@@ -162,6 +162,16 @@ def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torp
         {"field": "mlx", "stored": None, "live": "1.2"},
     ]
     assert daemon.service.calls[-1][1]["strict"] is True
+
+
+def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    torpor("sleep", "a")
+    assert "lossy" not in torpor("wake", "a").err
+    daemon.service.lossy = Lossy(8, 7680)
+    assert "lossy: keys and values of the first 7,680 tokens were kept in 8 bits; " in torpor("wake", "a").err
+    assert torpor("wake", "a", "--json").document["lossy"] == {"bits": 8, "tokens": 7680}
+    assert "lossy       keys and values of the first 7,680 tokens in 8 bits" in torpor("show", "a").out
 
 
 def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaemon) -> None:

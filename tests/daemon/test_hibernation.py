@@ -35,7 +35,7 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
     note(restore, "plan_wake")
     note(restore, "allocate")
     note(restore.Filling, "run")
-    note(restore.Filling, "_fill_span")
+    note(restore.Filling, "_fill_spans")
     note(restore.Filling, "assemble")
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
@@ -48,7 +48,7 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
         "plan_wake": "torpor-read",
         "allocate": "torpor-engine",
         "run": "torpor-read",
-        "_fill_span": "torpor-fill",
+        "_fill_spans": "torpor-fill",
         "assemble": "torpor-engine",
     }
 

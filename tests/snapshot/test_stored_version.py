@@ -100,7 +100,7 @@ def test_blocks_that_were_kept_with_a_loss_give_the_numbers_that_a_wake_gives(ke
 
 def quantised(session: Kept, token_count: int, *, bits: int) -> LossyTokens:
     """The first tokens in few bits, in the live caches too."""
-    work = quantise(session.state.caches, session.layout, token_count, bits)
+    work = quantise(session.state.caches, session.layout, bits, 0, token_count)
     while True:
         try:
             next(work)

@@ -18,6 +18,7 @@ from torpor.daemon.results import (
     DeleteResult,
     Emit,
     GenerateResult,
+    Lossy,
     MaintenanceAction,
     MaintenanceProblem,
     MaintenanceResult,
@@ -75,6 +76,7 @@ class FakeService:
         self.store = "/store"
         self.differs: tuple[PartDiffers, ...] = ()
         self.artifact = "{}\n"
+        self.lossy: Lossy | None = None
         self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
 
     def hold(self) -> None:
@@ -203,7 +205,16 @@ class FakeService:
         found.info = replace(found.info, state="awake")
         made = found.versions[(version or len(found.versions)) - 1]
         return WakeResult(
-            found.info.session, made.version, made.bundle_id, made.token_count, 0, 8, 0.25, already, self.differs
+            found.info.session,
+            made.version,
+            made.bundle_id,
+            made.token_count,
+            0,
+            8,
+            0.25,
+            already,
+            self.differs,
+            lossy=self.lossy,
         )
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
@@ -213,8 +224,9 @@ class FakeService:
     async def show(self, *, session: str) -> SessionDetail:
         self._record("show", session=session)
         found = self._find(session)
+        identity, backend = {"weights": "ab"}, {"mlx": "1.2"}
         return SessionDetail(
-            found.info, tuple(found.versions), "…tail", ("kv 2x8x32",), (), {"weights": "ab"}, {"mlx": "1.2"}
+            found.info, tuple(found.versions), "…tail", ("kv 2x8x32",), (), identity, backend, self.lossy
         )
 
     async def analyse(
@@ -247,7 +259,10 @@ class FakeService:
         keep_last: int | None = None,
         keep_days: float | None = None,
         cold_after_days: float | None = None,
+        bits: int | None = None,
+        after_days: float | None = None,
     ) -> MaintenanceResult:
+        more = {name: value for name, value in (("bits", bits), ("after_days", after_days)) if value is not None}
         self._record(
             "maintain",
             operation=operation,
@@ -256,6 +271,7 @@ class FakeService:
             keep_last=keep_last,
             keep_days=keep_days,
             cold_after_days=cold_after_days,
+            **more,
         )
         uri = None if session is None else self._find(session).info.session
         await self._step()
