@@ -5,7 +5,7 @@ JSON; `encode` gives the same bytes for the same bundle, with the same version o
 there is no clock in it, keys are sorted, and figures have 6 digits. The formulas are in `figures.py` and `drift.py`.
 
 Memory: one array at a time, and of it one slot of one block, the sums of its heads (`figures.HeadSums`), and numbers
-for 256 tokens: some 20 MiB for 8 heads of 128. Nothing grows with the session but what an open bundle holds, its block
+for 256 tokens: some 10 MiB for 8 heads of 128. Nothing grows with the session but what an open bundle holds, its block
 list and headers. Each array is read twice, for an outlier is told by the deviation of all.
 """
 

@@ -119,6 +119,7 @@ class StoredVersion:
         self.state = states[-1] if states and states[-1].start == self.token_count else None
         # As they would be without a loss: which blocks keep them with one differs from block to block.
         self._span_slots = _exact_slots(_slots_of(reader, self.spans[0])) if self.spans else ()
+        self._expected: dict[int, tuple[SlotSpec, ...]] = {}
         self._state_slots = _slots_of(reader, self.state) if self.state else ()
         self._told = told_caches(dict(reader.manifest.identity.parts).get("cache_layout", ""))
         self.caches = tuple(self._caches(self._told))
@@ -150,7 +151,10 @@ class StoredVersion:
         return sum(entry.token_count for entry in lossy)
 
     def _kept_in(self, entry: BlockEntry) -> tuple[StoredArray, ...]:
-        expected = tuple(_with_tokens(spec, entry.token_count) for spec in self._span_slots)
+        expected = self._expected.get(entry.token_count)
+        if expected is None:  # all blocks but the last have as many tokens
+            expected = tuple(_with_tokens(spec, entry.token_count) for spec in self._span_slots)
+            self._expected[entry.token_count] = expected
         kept = _arranged(_slots_of(self.reader, entry), expected)
         if kept is None:
             raise MalformedSnapshot(

@@ -256,3 +256,28 @@ def test_memory_does_not_grow_with_the_session(kept: MakeKept) -> None:
     peak("first", 300)
     small, large = peak("small", 512), peak("large", 4096)
     assert large < small * 1.05 + 65536
+
+
+def test_every_field_of_the_document_is_in_its_description(kept: MakeKept) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "artifacts.md").read_text()
+    session = kept(lambda: [caches.KVCache(), caches.ArraysCache(3)])
+    session.read(256)
+    first = session.sleep()
+    session.read(9)
+    session.sleep()
+    found = analyse(session.open(), session.open(first))
+
+    def names(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                yield name
+                yield from names(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from names(inner)
+
+    told = set(names({name: value for name, value in found.items() if name != "identity"}))
+    of_the_parent_and_reasons = {"parent", "figure", "heads", "why", "identity"}
+    missing = {name for name in told - of_the_parent_and_reasons if f"`{name}`" not in text}
+    assert missing == set()
+    assert f"`{FORMAT}`" in text
