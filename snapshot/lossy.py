@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
@@ -28,6 +28,8 @@ from .lossy_kinds import BITS, Quantisation, choose
 from .spans import SpanSource, span_source
 
 Buffer = memoryview | bytes | bytearray
+
+_ROWS_AT_ONCE: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,6 @@ def expand(stored: StoredArray, parts: Sequence[Buffer]) -> np.ndarray:
     """The values that words, scales and biases stand for: integers of the array's own width, bit for bit its numbers,
     of the shape of the exact slot.
 
-    Takes three times the memory of that in float32 for a moment, so it is given a block at a time.
-
     Raises:
         MalformedSnapshot: a scale or a bias is no number.
     """
@@ -119,17 +119,22 @@ def expand(stored: StoredArray, parts: Sequence[Buffer]) -> np.ndarray:
         raise MalformedSnapshot(
             f"{stored.exact.name} is kept with a scale that is no number.", slot=stored.slots[1].name
         )
-    levels = _levels(parts[0], stored.quantisation.bits).reshape(*outer, dim // group, group)
-    values = levels.astype(np.float32)
+    found = np.empty((*outer, dim), dtype=f"<u{stored.exact.element_bytes}")
+    rows, octets = found.reshape(-1, dim), np.frombuffer(parts[0], dtype=np.uint8).reshape(scales.size, -1)
     with np.errstate(over="ignore"):
-        values *= scales.reshape(*outer, dim // group, 1)
-        values += biases.reshape(*outer, dim // group, 1)
-        return _narrowed(values.reshape(*outer, dim), stored.exact.dtype)
+        # Few rows at a time: what is made on the way stays in the cache, and in memory that was used before.
+        groups = _ROWS_AT_ONCE * dim // group
+        for at in range(0, scales.size, groups):
+            some = slice(at, at + groups)
+            values = _levels(octets[some], stored.quantisation.bits).reshape(-1, group).astype(np.float32)
+            values *= scales[some, None]
+            values += biases[some, None]
+            rows[at * group // dim :][: values.size // dim] = _narrowed(values.reshape(-1, dim), stored.exact.dtype)
+    return found
 
 
-def _levels(words: Buffer, bits: int) -> np.ndarray:
+def _levels(octets: np.ndarray, bits: int) -> np.ndarray:
     """The integers in words, in which the first one has the lowest bits."""
-    octets = np.frombuffer(words, dtype=np.uint8)
     return octets if bits == 8 else np.stack([octets & 15, octets >> 4], axis=-1)
 
 
@@ -140,13 +145,18 @@ def _widened(part: Buffer, dtype: str) -> np.ndarray:
 
 
 def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Rounded to the nearest number of a type, to the even one of two; as integers of its width."""
+    """Rounded to the nearest number of a type, to the even one of two; as integers of its width. Takes the values'
+    memory for it."""
     if dtype == "float32":
         return values.view(np.uint32)
     if dtype == "float16":
         return values.astype(np.float16).view(np.uint16)
-    bits = values.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    bits = values.view("<u4")
+    half = bits >> 16
+    half &= 1
+    half += 0x7FFF
+    bits += half
+    return bits.view("<u2")[..., 1::2]  # the upper halves
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib
 import json
 import random
 import sys
@@ -228,9 +229,10 @@ async def open_rigged(
 
 def main() -> None:
     """`wake {store, model, digests, session, count}`: wake, go on, say what came of it.
-    `sleep {…, tokens, rounds}`: read, sleep, say so, and wait to be killed. Answers are one JSON line."""
+    `sleep {…, tokens, rounds}`: read, sleep, say so, and wait to be killed.
+    `quantise {…, at}`: begin to, and at that function say so and wait to be killed. Answers are one JSON line."""
     verb, order = sys.argv[1], json.loads(sys.argv[2])
-    asyncio.run({"wake": _wake, "sleep": _sleep}[verb](order))
+    asyncio.run({"wake": _wake, "sleep": _sleep, "quantise": _quantise}[verb](order))
 
 
 async def _wake(order: dict[str, Any]) -> None:
@@ -256,6 +258,21 @@ async def _sleep(order: dict[str, Any]) -> None:
         receipt = await rig.sleep(order["session"])
         _say(bundle_id=receipt.bundle_id)
         await asyncio.to_thread(sys.stdin.read)  # the test ends this process by SIGKILL
+
+
+async def _quantise(order: dict[str, Any]) -> None:
+    def hold(*_args: Any, **_options: Any) -> None:
+        _say(reached=order["at"])
+        sys.stdin.read()
+
+    async with open_rigged(Path(order["store"]), {MODEL: order["model"]}, Path(order["digests"])) as rig:
+        module, path = order["at"].split(":")
+        owner = importlib.import_module(module)
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        setattr(owner, name, hold)
+        await rig.service.maintain(operation="quantise", session=order["session"], bits=8)
 
 
 def _say(**facts: Any) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import session_rig
 from session_rig import Rigged, ignore, tokens_of, until
 from torpor.daemon.errors import SessionAwake
 from torpor.daemon.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
@@ -309,6 +313,38 @@ async def test_one_that_cannot_be_written_is_told_and_the_rest_is_done(
         assert [(each.path, each.code) for each in report.problems] == [("torpor://default/a", "no_space")]
         assert (versions(rig, "a"), versions(rig, "b")) == ([1], [1, 2])
         assert (await rig.wake("a")).lossy is None
+
+
+@pytest.mark.parametrize(
+    ("at", "left"),
+    [
+        ("torpor.daemon.quantising:quantise", [1]),
+        ("torpor.memvid.writer:BundleWriter.finish", [1]),
+        ("torpor.memvid.folder:StoreFolder.publish", [1]),
+        ("torpor.memvid.index:Index.add", [1, 2]),
+    ],
+)
+async def test_killed_on_the_way_it_has_done_all_or_nothing(
+    open_kind: Any, store: Path, quantisable_model: Path, digest_cache: Path, at: str, left: list[int]
+) -> None:
+    async with open_kind() as rig:
+        await rig.read("s", tokens_of(1, 600))
+        before = await rig.fingerprint("s")
+        await rig.sleep("s")
+    order = {"store": str(store), "model": str(quantisable_model), "digests": str(digest_cache)}
+    command = [sys.executable, session_rig.__file__, "quantise", json.dumps({**order, "session": "s", "at": at})]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"reached": at}
+        process.kill()
+    async with open_kind() as rig:
+        assert versions(rig) == left
+        woken = await rig.wake("s")
+        assert woken.canary == "same_bits"
+        assert woken.lossy == (Lossy(8, 512) if left[1:] else None)
+        await rig.sleep("s")
+        await rig.wake("s", 1)
+        assert await rig.fingerprint("s") == before
 
 
 async def test_other_sessions_write_while_one_is_quantised(open_kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
