@@ -9,7 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("wake.py", "ttft.py", "store.py", "delta.py", "forks.py", "compression.py", "lossy.py", "scale.py")
+BENCHMARKS = (
+    "wake.py",
+    "ttft.py",
+    "canary.py",
+    "store.py",
+    "delta.py",
+    "forks.py",
+    "compression.py",
+    "lossy.py",
+    "scale.py",
+)
 
 
 def main() -> int:

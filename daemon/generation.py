@@ -233,14 +233,14 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) ->
         if drawn.token in model.end_tokens and not order.keep_end:
             return proof, drawn.token
         logits = _logits_after(model, state, [drawn.token])
+        state.random_key = drawn.next_key
+        _take_checkpoint(model, state, held + 1, drawn.token, logits)
     except BaseException as error:
         put_back()
         _raise_as_failure(error, held)
         raise
     state.tokens.append(drawn.token)
     state.last_logits = logits
-    state.random_key = drawn.next_key
-    _take_checkpoint(model, state, len(state.tokens), drawn.token, logits)
     return proof, drawn.token
 
 

@@ -26,7 +26,7 @@ from ..memvid.waiting import salvaged_from
 from ..snapshot import restore
 from ..snapshot.canary import Policy, Verdict
 from ..snapshot.capture import Cut, cut
-from ..snapshot.identity import decide_bits, require_circumstances
+from ..snapshot.identity import circumstances_in, decide_bits, require_circumstances
 from ..snapshot.lossy import Loss, worst
 from ..snapshot.state import LiveState, token_array
 from . import canary
@@ -195,7 +195,7 @@ class Hibernation:
                 parent=session.durable.bundle_id if session.durable else None,
                 reused=snapshot.reused,
                 blocks=snapshot.drafts(),
-                session={**session.to_map(), "backend": dict(session.model.backend)},
+                session={**session.to_map(), "backend": session.computed_by()},
                 token_count=snapshot.token_count,
                 on_progress=on_progress,
                 beyond_budget=last,
@@ -249,12 +249,12 @@ class Hibernation:
             assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(differs))
             state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
-            session.differs = differs
+            session.differs, session.slept_by = differs, circumstances_in(kept.get("backend"))
             session.loss = _loss_of(session, plan)
             # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
             session.unchanged_tokens = plan.resumed_tokens
             session.saved_from = salvaged_from(reader.manifest)
-            session.completed = not plan.has_logits  # the next sleep keeps the logits that had to be found
+            session.completed = plan.replayed_tokens > 0  # the next sleep keeps what had to be computed
             session.rewound = plan.target_tokens < reader.manifest.token_count
             return Woken(session, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds)
         finally:

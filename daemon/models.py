@@ -21,13 +21,14 @@ from mlx_lm.utils import hf_repo_to_path
 from ..memvid.identity import Identity
 from ..snapshot.adapter_files import identify_adapter
 from ..snapshot.caches import arrays_of
+from ..snapshot.checkpoints import Checkpoints
 from ..snapshot.digests import DigestCache
 from ..snapshot.errors import ModelFilesChanging
 from ..snapshot.kinds import quantised
 from ..snapshot.kv_format import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice, kv_format_of
 from ..snapshot.layout import CacheLayout, layout_of
 from ..snapshot.model_files import NO_ADAPTER, identify
-from ..snapshot.state import LiveState
+from ..snapshot.state import LiveState, token_array
 from . import backend
 from .adapters import AdapterChoice, attach, folder_of
 from .errors import ModelUnavailable
@@ -73,6 +74,11 @@ class LoadedModel:
     def new_caches(self) -> list[Any]:
         """Empty caches, one a layer."""
         return _new_caches(self.network, self.kv)
+
+    def new_state(self, random_key: mx.array) -> LiveState:
+        """The state of a session that has read nothing."""
+        checkpoints = Checkpoints(record_bytes=self.layout.record_bytes)
+        return LiveState(token_array(), self.new_caches(), None, random_key, checkpoints=checkpoints)
 
     def extend(self, tokens: Sequence[int], state: LiveState) -> mx.array:
         """Read tokens into the state's caches; the unevaluated logits `[1, len(tokens), vocabulary]`.

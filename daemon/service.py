@@ -29,7 +29,7 @@ from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
 from ..snapshot.identity import require_nothing_differs
 from ..snapshot.kv_format import KvChoice
-from ..snapshot.state import LiveState, token_array
+from ..snapshot.state import LiveState
 from . import generation, listing
 from .adapters import AdapterChoice
 from .analyst import Analyst
@@ -286,9 +286,7 @@ class Service:
                 raise SessionExists(
                     f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri)
                 )
-            state = await self._engine.call(
-                lambda: LiveState(token_array(), chosen.new_caches(), None, initial_key(settings))
-            )
+            state = await self._engine.call(lambda: chosen.new_state(initial_key(settings)))
             created = Session(uri, chosen, state, settings, labels=tuple(labels), system=system)
             require_session_map(created.to_map())
             self._awake[uri] = created

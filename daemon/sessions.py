@@ -55,6 +55,7 @@ class Session:
     dirty: whether anything has changed since the durable snapshot.
     saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None for any other.
     completed: whether it holds logits that had to be found and that the durable snapshot, which was salvaged, lacks.
+    slept_by: what computed the snapshot that it was woken from; None where it was not woken.
     rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
         nothing has changed, so that what was woken is what the next wake gives.
     differs: what computed the snapshot that it was woken from otherwise than what computes here.
@@ -76,6 +77,7 @@ class Session:
     saved_from: bytes | None = None
     completed: bool = False
     rewound: bool = False
+    slept_by: Mapping[str, str] | None = None
     differs: tuple[Difference, ...] = ()
     loss: Loss | None = None
     lossy: LossyTokens | None = None
@@ -94,6 +96,13 @@ class Session:
     def resident_bytes(self) -> int:
         """Memory that the state takes."""
         return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes
+
+    def computed_by(self) -> dict[str, str]:
+        """What computed the logits that a canary will be compared with: where nothing has been computed since the wake,
+        that is what had computed the snapshot, but for a canary that each sleep takes anew."""
+        if self.slept_by is None or self.state.computed_tokens or not self.model.layout.by_token:
+            return dict(self.model.backend)
+        return dict(self.slept_by)
 
     def to_map(self) -> dict[str, Any]:
         """What a snapshot keeps of the session beside its model state."""

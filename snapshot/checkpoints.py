@@ -14,6 +14,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from ..memvid.blocks import BLOCK_TOKENS
+from ..memvid.limits import MAX_TOKENS
 from .kinds import Record, kind_of, leaves
 from .passes import Passes
 
@@ -69,10 +70,14 @@ def checkpoint_of(
 
 @dataclass(slots=True)
 class Checkpoints:
-    """The checkpoints of one session, by position; None for one that lies in its last snapshot and not in memory."""
+    """The checkpoints of one session, by position; None for one that lies in its last snapshot and not in memory.
 
+    record_bytes: what one takes at most (`CacheLayout.record_bytes`). Where they are taken follows from it and from the
+        position alone, so that a session that has slept reads its tokens in the same calls as one that has not.
+    """
+
+    record_bytes: int = 0
     budget_bytes: int = DEFAULT_BUDGET_BYTES
-    _size_bytes: int = 0
     _held: dict[int, Checkpoint | None] = field(default_factory=dict)
 
     @property
@@ -93,8 +98,10 @@ class Checkpoints:
                 yield held
 
     def next_due(self, position: int) -> int:
-        """The first position after this one at which a checkpoint is to be taken."""
+        """The first position after this one at which a checkpoint is to be taken; behind every session if none is."""
         due = position + 1
+        if not self._fits:
+            return MAX_TOKENS + due
         while True:
             distance = self._distance(due)
             due = -(-due // distance) * distance
@@ -103,15 +110,14 @@ class Checkpoints:
 
     def is_due(self, position: int) -> bool:
         """Whether a checkpoint is to be taken at this position."""
-        return position > 0 and position % self._distance(position) == 0
+        return self._fits and position > 0 and position % self._distance(position) == 0
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Take one in, and let those go for which the budget has no room any more."""
-        self._size_bytes = max(self._size_bytes, checkpoint.size_bytes)
         self._held[checkpoint.position] = checkpoint
         distance = self._distance(checkpoint.position)
         for position in self.positions:
-            if position % distance or checkpoint.size_bytes > self.budget_bytes:
+            if position % distance:
                 del self._held[position]
 
     def cut(self, token_count: int) -> None:
@@ -124,9 +130,13 @@ class Checkpoints:
         """A snapshot holds exactly the checkpoints at these positions: none needs to be kept in memory."""
         self._held = dict.fromkeys(positions)
 
+    @property
+    def _fits(self) -> bool:
+        return self.record_bytes <= self.budget_bytes
+
     def _distance(self, position: int) -> int:
         """How far checkpoints are apart in a session of that length: doubled until they fit the budget."""
-        most = max(1, self.budget_bytes // self._size_bytes) if self._size_bytes else position
+        most = max(1, self.budget_bytes // max(1, self.record_bytes))
         distance = CHECKPOINT_TOKENS
         while position // distance > most:
             distance *= 2

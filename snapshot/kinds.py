@@ -44,6 +44,9 @@ _DTYPE_NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
+MOST_LATE_ROWS = 64
+"""How many of the last tokens a recurrent cache may keep; models look back a handful."""
+
 Undo = Callable[[], None]
 Arrays = Mapping[str, mx.array]
 
@@ -97,6 +100,10 @@ class Kind:
     """Whether all that the cache holds is cut by token."""
     row_axes: ClassVar[tuple[int, ...]] = ()
     """The axes of its record's arrays that count rows, and so differ from position to position."""
+    late_axes: ClassVar[tuple[int, ...]] = ()
+    """Those that may: where there is one element after one token, there may be `MOST_LATE_ROWS` later."""
+    late_arrays: ClassVar[bool] = False
+    """Whether its record may have arrays that are not there after one token."""
 
     def is_empty(self, cache: Any) -> bool:
         """Whether it has never been filled; a model may have caches that it does not use."""
@@ -121,6 +128,10 @@ class Kind:
     def record(self, cache: Any) -> Record | None:
         """Its whole state, None where all of it is in span arrays."""
         return None
+
+    def most_rows(self, settings: Mapping[str, int]) -> int:
+        """How many rows the arrays of its record have at most, but for what is read at once."""
+        return 1
 
     def number_count(self, settings: Mapping[str, int]) -> int:
         """How many numbers its record has."""
@@ -238,6 +249,9 @@ class _Rotating(Kind):
     def settings(self, cache: Any) -> dict[str, int]:
         return {"max_size": int(cache.max_size), "keep": int(cache.keep)}
 
+    def most_rows(self, settings: Mapping[str, int]) -> int:
+        return settings["max_size"]
+
     def record(self, cache: Any) -> Record:
         live = min(int(cache.offset), cache.keys.shape[-2])  # behind it are rows that no token has been written to
         return Record(
@@ -308,6 +322,9 @@ class _Chunked(Kind):
     def settings(self, cache: Any) -> dict[str, int]:
         return {"chunk_size": int(cache.chunk_size)}
 
+    def most_rows(self, settings: Mapping[str, int]) -> int:
+        return settings["chunk_size"]
+
     def record(self, cache: Any) -> Record:
         live = int(cache.offset) - int(cache.start_position)
         return Record(
@@ -352,8 +369,8 @@ class _Recurrent(Kind):
 
     name = "arrays/1"
     by_token = False
-    # Some models keep the last tokens in one, as many as there are up to a limit.
-    row_axes = (1, 2, 3)
+    # Some models keep the last few tokens in one.
+    late_axes = (1, 2, 3)
 
     def is_empty(self, cache: Any) -> bool:
         return all(array is None for array in cache.cache)
@@ -400,6 +417,7 @@ class _Pooled(Kind):
 
     name = "pooled/1"
     by_token = False
+    late_arrays = True  # no group is closed after one token
     row_axes = (1,)
 
     def is_empty(self, cache: Any) -> bool:
@@ -407,6 +425,9 @@ class _Pooled(Kind):
 
     def settings(self, cache: Any) -> dict[str, int]:
         return {"window_size": int(cache.window_size)}
+
+    def most_rows(self, settings: Mapping[str, int]) -> int:
+        return settings["window_size"]
 
     def record(self, cache: Any) -> Record:
         held = {field: array for field in _POOLED_FIELDS if (array := getattr(cache, field)) is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, islice, takewhile
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..memvid.blocks import SlotSpec
 from ..memvid.limits import MAX_SLOTS
-from .kinds import Record, kind_named, kind_of, leaves, name_of_dtype
+from .kinds import Kind, Record, kind_named, kind_of, leaves, name_of_dtype
 from .lossy_kinds import Quantisation, exact_of, is_beside
 
 # The slots of a state record that are not a cache's: what the next token is drawn from, and how tokens were read.
@@ -62,6 +62,7 @@ class CacheEntry:
     """How one cache of a model is kept. path: its place in the model's list, `3` or `3.1`.
 
     spans: its arrays that are cut by token, `[heads, tokens, dim]`; none for a cache that a model leaves empty.
+    record: those of its whole state; record_bytes: what they take at most.
     """
 
     path: str
@@ -70,6 +71,7 @@ class CacheEntry:
     spans: tuple[ArrayLayout, ...]
     record: tuple[ArrayLayout, ...]
     in_use: bool = True
+    record_bytes: int = field(default=0, compare=False)
 
     @property
     def has_record(self) -> bool:
@@ -115,6 +117,11 @@ class CacheLayout:
     def by_token(self) -> bool:
         """Whether the whole state is cut by token, so that it can be had at any position without computing."""
         return not any(entry.has_record for entry in self.entries)
+
+    @property
+    def record_bytes(self) -> int:
+        """What a state record takes at most: logits, those of the canary, and every cache's whole state."""
+        return 2 * 4 * self.vocabulary + sum(entry.record_bytes for entry in self.entries)
 
     def span_slots(self, token_count: int) -> tuple[SlotSpec, ...]:
         """The slots of a block of `token_count` tokens in stored order, cache by cache, each `[heads, tokens, dim]`."""
@@ -220,8 +227,9 @@ def entry_of(path: str, cache: Any) -> CacheEntry:
     spans = tuple(_span_layout(name, array) for name, array in kind.spans(cache).items())
     record = None if kind.by_token else kind.record(cache)
     held = record.arrays if record else {}
-    arrays = tuple(_record_layout(name, array, kind.row_axes) for name, array in held.items())
-    return CacheEntry(path, kind.name, settings, spans, arrays)
+    arrays = tuple(_record_layout(name, array, kind) for name, array in held.items())
+    size = sum(array.nbytes for array in held.values()) * kind.most_rows(dict(settings))
+    return CacheEntry(path, kind.name, settings, spans, arrays, record_bytes=size)
 
 
 def _span_layout(name: str, array: mx.array) -> ArrayLayout:
@@ -229,9 +237,16 @@ def _span_layout(name: str, array: mx.array) -> ArrayLayout:
     return ArrayLayout(name, name_of_dtype(array), (*sizes[:-2], None, sizes[-1]))
 
 
-def _record_layout(name: str, array: mx.array, row_axes: Sequence[int]) -> ArrayLayout:
-    sizes = tuple(None if axis in row_axes else size for axis, size in enumerate(array.shape))
-    return ArrayLayout(name, name_of_dtype(array), sizes)
+def _record_layout(name: str, array: mx.array, kind: Kind) -> ArrayLayout:
+    return ArrayLayout(name, name_of_dtype(array), _counted(array.shape, kind))
+
+
+def _counted(shape: Sequence[int], kind: Kind) -> tuple[int | None, ...]:
+    """A shape with None where rows are counted, or may be."""
+    return tuple(
+        None if axis in kind.row_axes or (axis in kind.late_axes and size <= 1) else size
+        for axis, size in enumerate(shape)
+    )
 
 
 def described(span_slots: Sequence[SlotSpec], state_slots: Sequence[SlotSpec]) -> tuple[str, ...]:
@@ -265,8 +280,7 @@ def _described(path: str, slots: Sequence[tuple[SlotSpec, bool]]) -> str:
     for slot, by_token, loss in kept:
         name = slot.name.removeprefix(f"{path}.")
         if name != NUMBERS:
-            rows = (len(slot.shape) - 2,) if by_token else kind.row_axes
-            sizes = tuple(None if axis in rows else size for axis, size in enumerate(slot.shape))
+            sizes = (*slot.shape[:-2], None, *slot.shape[-1:]) if by_token else _counted(slot.shape, kind)
             arrays.append((ArrayLayout(name, slot.dtype, sizes), loss))
     return f"{kind.name} {_texts(arrays)}"
 

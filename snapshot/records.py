@@ -6,16 +6,19 @@ import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from ..memvid.blocks import BlockEntry, SlotSpec
 from ..memvid.bundle import BundleReader
 from .errors import LayoutMismatch, MalformedSnapshot
-from .kinds import RecordShape, kind_named
+from .kinds import MOST_LATE_ROWS, RecordShape, is_storable, kind_named
 from .layout import NUMBERS, STATE_KINDS, CacheEntry, CacheLayout
 from .lossy import StoredArray, arranged
 from .lossy_kinds import KINDS as LOSSY_KINDS
 from .passes import Passes
+
+MAX_ARRAY_SIZE: Final = 2**31 - 1
+"""One size of an MLX array's shape."""
 
 # Where in a state record they are.
 LOGITS_SLOT, RANDOM_KEY_SLOT, PASSES_SLOT, CANARY_SLOT = range(4)
@@ -123,11 +126,31 @@ def _stored_record(
 
 
 def _require_admitted(entry: BlockEntry, cache: CacheEntry, arrays: dict[str, SlotSpec]) -> None:
-    known = {each.name: each for each in cache.record}
+    """Refuse arrays that the cache cannot have: of another type or shape, of more rows than tokens, or too many."""
+    kind, known = kind_named(cache.kind), {each.name: each for each in cache.record}
     for name, slot in arrays.items():
-        # An array that the model had not made after its first token is bounded by what a slot may be.
-        if name in known and not known[name].admits(slot):
+        if name not in known:
+            if not _may_come_late(cache, slot):
+                raise _malformed(entry, f"{slot.name} is an array that the model's cache does not have")
+            continue
+        if not known[name].admits(slot):
             _refuse_slots(entry, [slot], [cache.slot(name, known[name].dtype, known[name].sized(0))])
+        most = min(entry.start, MOST_LATE_ROWS) if kind.late_axes else entry.start
+        for axis, size in enumerate(known[name].shape):
+            if size is None and slot.shape[axis] > most:
+                raise _malformed(entry, f"{slot.name} has {slot.shape[axis]} rows, where it can have {most} at most")
+
+
+def _may_come_late(cache: CacheEntry, slot: SlotSpec) -> bool:
+    """Whether an array that was not there after one token is one that the cache can have made since."""
+    alike = {len(each.shape) for each in cache.record}
+    return (
+        kind_named(cache.kind).late_arrays
+        and is_storable(slot.dtype)
+        and len(slot.shape) in alike
+        and slot.shape[0] == 1
+        and all(size <= MAX_ARRAY_SIZE for size in slot.shape)
+    )
 
 
 def _require_known(slots: Sequence[SlotSpec]) -> None:

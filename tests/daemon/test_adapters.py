@@ -296,10 +296,10 @@ def test_an_adapter_that_changes_while_it_is_loaded_is_refused_threat_53(
 ) -> None:
     probe = models._probe_layout
 
-    def change_meanwhile(network: Any) -> Any:
+    def change_meanwhile(network: Any, *given: Any) -> Any:
         path = own_adapter / "adapters.safetensors"
         path.write_bytes(path.read_bytes() + b" ")
-        return probe(network)
+        return probe(network, *given)
 
     monkeypatch.setattr(models, "_probe_layout", change_meanwhile)
     with pytest.raises(ModelFilesChanging, match=str(own_adapter)):

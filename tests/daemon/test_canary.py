@@ -172,3 +172,41 @@ async def test_a_snapshot_without_a_canary_wakes_and_says_that_none_was_run(open
         await rig.service.append(session="s", tokens=[1], emit=ignore)
         await rig.sleep("s")
         assert (await rig.wake("s")).canary == "same_bits"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_session_that_only_passes_through_another_place_wakes_in_both(open_kind: Any, kind: str) -> None:
+    """Slept here, woken elsewhere, slept there with nothing computed, or a little: nowhere are bits expected that
+    another place computed."""
+    async with open_kind(kind) as rig:
+        await asleep(rig, 600)
+        here = dict(rig.model.backend)
+        elsewhere(rig, processor="another")
+        disturb(rig, TOLERANCE["float32"] / 10)
+        assert (await rig.wake("s", at_token=600)).canary == "within_tolerance"
+        rig.live("s").rewound = True
+        await rig.sleep("s")
+        assert (await rig.wake("s")).canary in ("same_bits", "within_tolerance")
+        await rig.service.append(session="s", tokens=[1, 2], emit=ignore)
+        await rig.sleep("s")
+        assert (await rig.wake("s")).canary == "same_bits"
+        await rig.sleep("s")
+        assert (await rig.wake("s", at_token=512)).token_count == 512, "a checkpoint of before"
+        await rig.service.delete(session="s")
+        assert here["processor"] != "another"
+
+
+async def test_a_write_whose_checkpoint_fails_has_not_written_that_token_qc9(open_kind: Any) -> None:
+    """At token 512 a checkpoint is due, and its canary fails: the ledger ends before the token that nobody was told."""
+    async with open_kind("lfm2") as rig:
+        await rig.read("s", tokens_of(1, 510))
+        rig.network.reset()
+        rig.network.fail_at(3)  # two tokens come to 512, then the canary
+        with pytest.raises(GenerationFailed):
+            await rig.write("s", 4)
+        assert len(rig.live("s").state.tokens) == 511
+        rig.network.reset()
+        before = await rig.fingerprint("s")
+        await rig.sleep("s")
+        await rig.wake("s")
+        assert await rig.fingerprint("s") == before

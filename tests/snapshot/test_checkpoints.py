@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torpor.memvid import Identity, Receipt, SessionUri, Store
+from torpor.memvid.limits import MAX_TOKENS
 from torpor.snapshot.capture import cut
-from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS, checkpoint_of
+from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS, DEFAULT_BUDGET_BYTES, Checkpoints, checkpoint_of
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.state import LiveState, token_array
 
@@ -61,7 +62,8 @@ def test_a_session_that_keeps_fewer_checkpoints_than_it_did_sleeps_on(
     """What lies in the last snapshot and is let go stands in the middle of its chain."""
     state = LiveState(token_array(), [KVCache(), ArraysCache(1)], None, mx.random.key(7))
     grow(state, CHECKPOINT_TOKENS)
-    state.checkpoints.budget_bytes = 2 * next(iter(state.checkpoints)).size_bytes
+    state.checkpoints.record_bytes = next(iter(state.checkpoints)).size_bytes
+    state.checkpoints.budget_bytes = 2 * state.checkpoints.record_bytes
     grow(state, 2 * CHECKPOINT_TOKENS + 10)
     first = sleep(store, state, uri, identity, None)
     assert records_in(first) == [CHECKPOINT_TOKENS, 2 * CHECKPOINT_TOKENS, first.token_count]
@@ -71,3 +73,28 @@ def test_a_session_that_keeps_fewer_checkpoints_than_it_did_sleeps_on(
     assert records_in(second) == [2 * CHECKPOINT_TOKENS, 4 * CHECKPOINT_TOKENS, second.token_count]
     assert second.entries[0] == first.entries[0]
     assert store.verify(deep=True).ok
+
+
+def test_where_checkpoints_are_taken_does_not_depend_on_those_that_there_are() -> None:
+    """A session that has slept reads its tokens in the same calls as one that has not."""
+    for record_bytes in (1, 60 << 20, DEFAULT_BUDGET_BYTES, DEFAULT_BUDGET_BYTES + 1):
+        held, woken = Checkpoints(record_bytes=record_bytes), Checkpoints(record_bytes=record_bytes)
+        held.became_durable(range(CHECKPOINT_TOKENS, 5 * CHECKPOINT_TOKENS, CHECKPOINT_TOKENS))
+        for position in range(0, 100 * CHECKPOINT_TOKENS, 100):
+            assert held.next_due(position) == woken.next_due(position)
+            assert held.is_due(position) == woken.is_due(position)
+
+
+def test_a_record_that_no_budget_holds_is_never_due() -> None:
+    held = Checkpoints(record_bytes=DEFAULT_BUDGET_BYTES + 1)
+    assert not any(held.is_due(position) for position in range(0, 10_000, 256))
+    assert held.next_due(10_000) > MAX_TOKENS
+
+
+def test_the_distance_doubles_so_that_as_many_as_the_budget_holds_are_kept() -> None:
+    held = Checkpoints(record_bytes=DEFAULT_BUDGET_BYTES // 4)
+    due, position = [], 0
+    while (position := held.next_due(position)) <= 32 * CHECKPOINT_TOKENS:
+        due.append(position // CHECKPOINT_TOKENS)
+    assert due == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    assert all(held.is_due(at * CHECKPOINT_TOKENS) for at in due)

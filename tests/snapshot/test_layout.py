@@ -61,7 +61,7 @@ def test_caches_are_told_from_stored_slots_alone_as_from_the_model() -> None:
     ]
     assert described(layout.span_slots(6), stored) == (
         "ring/1 k, v 1x1xnx8 float32",
-        "arrays/1 a1 1xn int64",
+        "arrays/1 a1 1x5 int64",
         "kv/1 k, v 2xnx8 float32",
     )
     assert tuple(entry.described for entry in layout.entries if entry.in_use) == described(layout.span_slots(6), stored)

@@ -178,3 +178,51 @@ def test_passes_that_do_not_read_the_ledger_are_refused(wake_with: Any, runs: tu
 
     with pytest.raises(MalformedSnapshot, match="passes"):
         wake_with("rotating", claim)
+
+
+@pytest.mark.parametrize("rows", [65, 10**6])
+def test_an_axis_that_was_counted_once_has_a_limit(wake_with: Any, rows: int) -> None:
+    """What would make the model compute with rows that no model keeps."""
+
+    def longer(slots: Slots) -> Slots:
+        at = index_of(slots, ".a3")
+        spec = replace(slots[at][0], shape=(1, rows))
+        slots[at] = (spec, bytes(spec.size_bytes))
+        return slots
+
+    with pytest.raises(MalformedSnapshot, match="at most"):
+        wake_with("arrays", longer)
+
+
+def test_an_array_that_the_cache_never_makes_is_refused(wake_with: Any) -> None:
+    def added(slots: Slots) -> Slots:
+        slots = with_numbers(1, 1, 1, 1)(slots)
+        at = index_of(slots, ".a2")
+        return [*slots[:at], (replace(slots[at][0], name="0.a1", kind="arrays.a1/1"), slots[at][1]), *slots[at:]]
+
+    with pytest.raises(MalformedSnapshot, match="does not have"):
+        wake_with("arrays", added)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("float64", (1, 2, 3)),
+        ("complex64", (1, 2, 3)),
+        ("float32", (1, 2**32, 0)),
+        ("float32", ()),
+        ("float32", (2, 1, 8)),
+        ("float32", (1, 1, 1, 8)),
+    ],
+)
+def test_an_array_that_can_come_late_is_still_one_that_the_cache_can_make(
+    wake_with: Any, dtype: str, shape: tuple[int, ...]
+) -> None:
+    def late(slots: Slots) -> Slots:
+        slots = with_numbers(21, 1, 1, 1, 1, 0)(slots)
+        at = index_of(slots, ".pending_kv")
+        spec = SlotSpec("0.index_k", "pooled.index_k/1", dtype, shape)
+        return [*slots[:at], (spec, bytes(spec.size_bytes)), *slots[at:]]
+
+    with pytest.raises(MalformedSnapshot):
+        wake_with("pooled", late)

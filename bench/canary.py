@@ -1,0 +1,176 @@
+"""What the canary costs: sleep and wake with it and without, for a model that is cut by token and one that is not.
+
+The demo model's caches are cut by token: its canary is the last token run again at wake, and nothing at sleep. The
+other is made here with random weights in the shape of LFM2-350M's first six layers (convolutions beside attention):
+there a token is run at sleep, one at each checkpoint, and one at wake. For each length of context, round by round and
+with the policies taking turns: seconds of a sleep until its receipt, of a wake, and of the canary within it; beside
+them the seconds of one token that the woken session writes, which is what a canary is.
+
+Medians are reported. Nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+# In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
+# isort: off
+from torpor.daemon.models import DEMO_MODEL_FOLDER
+from torpor.daemon.results import Event
+from torpor.daemon.service import Service
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models import lfm2
+from figures import parser_for, plotted, rounds_of, save
+from machine import spread
+# isort: on
+
+LENGTHS = (512, 2048, 7680)
+QUICK_LENGTHS = (256, 512)
+ROUNDS = 5
+POLICIES = ("always", "never")
+HYBRID = {
+    "model_type": "lfm2",
+    "hidden_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "norm_eps": 1e-5,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_dim": 1024,
+    "block_ff_dim": 4608,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False,
+    "full_attn_idxs": [2, 5],
+    "rope_theta": 1000000.0,
+}
+_MILLI = 1000.0
+
+
+def ignore(_: Event) -> None:
+    pass
+
+
+def hybrid_model(folder: Path) -> Path:
+    """A model folder of the hybrid shape with random weights and the demo model's tokenizer."""
+    shutil.copytree(DEMO_MODEL_FOLDER, folder)
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    config = {**HYBRID, "vocab_size": vocabulary}
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.random.seed(0)
+    network = lfm2.Model(lfm2.ModelArgs.from_dict(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(network.parameters())), {"format": "mlx"})
+    return folder
+
+
+async def one_round(service: Service, name: str, tokens: list[int], seconds: dict[str, list[float]]) -> None:
+    """A session reads, sleeps, wakes and writes a token."""
+    await service.create(session=name)
+    await service.append(session=name, tokens=tokens, emit=ignore)
+    started = time.perf_counter()
+    await service.sleep(session=name, emit=ignore)
+    seconds["sleep"].append(time.perf_counter() - started)
+    started = time.perf_counter()
+    report = await service.wake(session=name, emit=ignore)
+    seconds["wake"].append(time.perf_counter() - started)
+    seconds["canary"].append(report.canary_seconds)
+    started = time.perf_counter()
+    await service.generate(session=name, max_tokens=1, emit=ignore)
+    seconds["token"].append(time.perf_counter() - started)
+    await service.delete(session=name)
+
+
+async def measure(model: Path, lengths: tuple[int, ...], rounds: int, folder: Path) -> list[dict[str, Any]]:
+    """For each length the seconds by policy, the policies taking turns."""
+    services = {
+        policy: await Service.open(
+            store_path=folder / policy, models={"m": str(model)}, digest_cache=folder / "digests.json", canary=policy
+        )
+        for policy in POLICIES
+    }
+    found = []
+    try:
+        for length in lengths:
+            seconds: dict[str, dict[str, list[float]]] = {
+                policy: {what: [] for what in ("sleep", "wake", "canary", "token")} for policy in POLICIES
+            }
+            tokens = [at % 250 for at in range(length)]
+            for number in range(rounds + 1):
+                for policy in POLICIES:
+                    into = seconds[policy] if number else {what: [] for what in seconds[policy]}  # the first warms up
+                    await one_round(services[policy], f"s{length}-{number}", tokens, into)
+            found.append(
+                {
+                    "tokens": length,
+                    "seconds": {
+                        policy: {what: spread(values) for what, values in each.items()}
+                        for policy, each in seconds.items()
+                    },
+                }
+            )
+            print_line(found[-1])
+    finally:
+        for service in services.values():
+            await service.close()
+    return found
+
+
+def print_line(at: dict[str, Any]) -> None:
+    taken = {
+        policy: {what: each["median"] * _MILLI for what, each in of.items()} for policy, of in at["seconds"].items()
+    }
+    always, never = taken["always"], taken["never"]
+    print(
+        f"{at['tokens']:>6} tokens: sleep {never['sleep']:.1f} ms, with it {always['sleep']:.1f}; "
+        f"wake {never['wake']:.1f} ms, with it {always['wake']:.1f}, of which the canary {always['canary']:.1f}; "
+        f"one token {always['token']:.1f} ms",
+        flush=True,
+    )
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    with plotted(path, document, "the canary: a wake with it and without") as axes:
+        for model, lengths in document["models"].items():
+            for policy, style in (("always", "-o"), ("never", "--s")):
+                axes.plot(
+                    [at["tokens"] for at in lengths],
+                    [at["seconds"][policy]["wake"]["median"] * _MILLI for at in lengths],
+                    style,
+                    label=f"{model}, {policy}",
+                )
+        axes.set_xlabel("tokens of context")
+        axes.set_ylabel("ms until the session serves")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+
+
+def main() -> int:
+    options = parser_for(__doc__, ROUNDS).parse_args()
+    lengths = QUICK_LENGTHS if options.quick else LENGTHS
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        models = {"demo": DEMO_MODEL_FOLDER, "hybrid": hybrid_model(Path(scratch) / "hybrid")}
+        figures = {}
+        for name, model in models.items():
+            print(name)
+            folder = Path(scratch) / f"stores-{name}"
+            folder.mkdir()
+            figures[name] = asyncio.run(measure(model, lengths, rounds_of(options), folder))
+    document = save("canary", {"models": figures}, options.out)
+    draw(document, options.out / "canary.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
