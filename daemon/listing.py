@@ -120,7 +120,7 @@ def detail_of_asleep(
                 f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
             )
         layers = _layers(row.uri, reader)
-        loss = _loss_in(row.uri, manifest.session.get(LOSSY))
+        loss = _loss_in(row, manifest.session.get(LOSSY))
         sampling = Sampling.from_map(manifest.session["sampling"])
     return SessionDetail(
         info=info_of_asleep(row, _stored_bytes(versions), sampling),
@@ -236,11 +236,15 @@ def _lossy(loss: Loss | None) -> Lossy | None:
     return None if loss is None else Lossy(loss.bits, loss.tokens)
 
 
-def _loss_in(uri: SessionUri, stored: object) -> Loss | None:
+def _loss_in(row: IndexRow, stored: object) -> Loss | None:
+    """What a version's map says of its loss; what was salvaged of a version has fewer tokens than the map tells of."""
     try:
-        return Loss.from_map(stored)
+        found = Loss.from_map(stored)
     except ValueError as error:
-        raise MalformedSnapshot(f"The snapshot of {uri} does not tell its loss: {error}.", session=str(uri)) from error
+        raise MalformedSnapshot(
+            f"The snapshot of {row.uri} does not tell its loss: {error}.", session=str(row.uri)
+        ) from error
+    return found and found.within(row.token_count)
 
 
 def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:

@@ -384,6 +384,32 @@ async def test_show_says_it_awake_and_asleep(open_kind: Any) -> None:
         assert (await rig.wake("s")).lossy == Lossy(8, 512), "also of a session that is awake already"
 
 
+async def test_what_is_saved_of_a_damaged_lossy_version_stays_marked_and_is_left_alone(
+    open_kind: Any, store: Path
+) -> None:
+    async with open_kind() as rig:
+        await asleep(rig, count=900)
+        await quantise(rig)
+        await rig.service.maintain(operation="prune", session="s", keep_last=1)
+        (path,) = store.rglob("*.mvb")
+        data = bytearray(path.read_bytes())
+        with rig.service._store.open_session(rig.service._resolve("s")) as reader:
+            damaged = reader.read_slot(reader.entries[2], 0)
+        data[data.index(bytes(damaged[:64]))] ^= 1
+        path.write_bytes(data)
+        await rig.service.maintain(operation="repair")
+        assert (await rig.service.show(session="s")).lossy == Lossy(8, 512)
+        woken = await rig.wake("s")
+        assert (woken.token_count, woken.lossy) == (512, Lossy(8, 512))
+        rig.service._awake.clear()
+        [action] = (await quantise(rig, bits=4)).actions
+        assert action.reason == "it is what a repair has saved of a damaged version"
+        await rig.wake("s")
+        await rig.write("s", 2)
+        await rig.sleep("s")
+        assert (await rig.wake("s")).canary == "same_bits"
+
+
 async def test_without_a_canary_the_next_wake_says_that_none_was_run(open_kind: Any) -> None:
     async with open_kind(canary="never") as rig:
         await asleep(rig)
