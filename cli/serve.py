@@ -118,8 +118,10 @@ KvBitsOption = Annotated[
     ),
 ]
 KvGroupOption = Annotated[
-    Literal["32", "64", "128"], typer.Option("--kv-group", help="How many of these numbers share a scale.")
+    Literal["32", "64", "128"] | None,
+    typer.Option("--kv-group", show_default=False, help="How many of these numbers share a scale; 64 unless given."),
 ]
+DEFAULT_KV_GROUP = "64"
 TrustingOption = Annotated[
     bool,
     typer.Option(
@@ -156,7 +158,7 @@ def serve(
     adapter: AdaptersOption = None,
     fuse: FuseOption = False,
     kv_bits: KvBitsOption = None,
-    kv_group: KvGroupOption = "64",
+    kv_group: KvGroupOption = None,
     check_models: CheckModelsOption = False,
     canary: CanaryOption = "always",
     trusting: TrustingOption = False,
@@ -186,6 +188,8 @@ def serve(
     [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --adapter qwen=~/adapters/support --fuse[/]
     """
     models, adapters = _named_folders("--model", model), _named_folders("--adapter", adapter)
+    if kv_group and not kv_bits:
+        raise InvalidUsage("--kv-group is for --kv-bits; give both, or neither.", option="--kv-group")
     if fuse and not adapters:
         raise InvalidUsage("--fuse is for --adapter; without one there is nothing to fuse.", option="--fuse")
     _require_age(quantise_after, quantise_bits)
@@ -208,7 +212,7 @@ def serve(
         for option, value in budgets.items():
             arguments += [] if value is None else [option, str(value)]
         arguments += ["--fuse"] * fuse + ["--check-models"] * check_models
-        arguments += [] if kv_bits is None else ["--kv-bits", kv_bits, "--kv-group", kv_group]
+        arguments += [] if kv_bits is None else ["--kv-bits", kv_bits, "--kv-group", kv_group or DEFAULT_KV_GROUP]
         arguments += [] if canary == "always" else ["--canary", canary]
         arguments += ["--trusting"] * trusting
         arguments += [] if quantise_after is None else ["--quantise-after", str(quantise_after)]
@@ -228,7 +232,7 @@ def serve(
             adapters=adapters,
             fuse=fuse,
             kv_bits=None if kv_bits is None else int(kv_bits),
-            kv_group=int(kv_group),
+            kv_group=int(kv_group or DEFAULT_KV_GROUP),
             check_models=check_models,
             canary=canary,
             trusting=trusting,

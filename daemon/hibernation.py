@@ -244,7 +244,8 @@ class Hibernation:
             differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=order.strict)
             filling = await self._engine.call(lambda: restore.allocate(plan))
             on_progress = _reporter("wake", emit)
-            trusting = self._trusting and not order.hashing
+            # An earlier token may have no canary, and then the hashes are all that proves it.
+            trusting = self._trusting and not order.hashing and order.at_token is None
             await self.on_io(lambda: filling.run(reader, self._fill, on_progress, trusting=trusting))
             assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(differs))
             state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
@@ -254,8 +255,8 @@ class Hibernation:
             # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
             session.unchanged_tokens = plan.resumed_tokens
             session.saved_from = salvaged_from(reader.manifest)
-            session.completed = plan.replayed_tokens > 0  # the next sleep keeps what had to be computed
-            session.rewound = plan.target_tokens < reader.manifest.token_count
+            # The next sleep keeps what had to be computed; but a mere look at an earlier token makes no version.
+            session.completed = plan.replayed_tokens > 0 and plan.target_tokens == reader.manifest.token_count
             return Woken(session, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds)
         finally:
             reader.close()

@@ -584,7 +584,7 @@ class Service:
             )
         latest = self._require_row(uri).version
         woken = await self._hibernation.wake(uri, order, self._model_named, emit)
-        woken.session.rewound |= order.version is not None and order.version != latest
+        woken.session.rewound = order.version not in (None, latest) and not woken.session.is_cut_short
         self._awake[uri] = woken.session
         return listing.wake_result(
             woken.session,
@@ -819,7 +819,8 @@ def _ignore(_event: object) -> None:
 def _require_as_ordered(live: Session, order: WakeOrder) -> None:
     """Refuse to wake a session at another version or position than the one at which it is awake."""
     version, held = live.durable.version if live.durable else None, len(live.state.tokens)
-    other_version = order.version is not None and (order.version != version or live.dirty)
+    changed = live.dirty or (live.is_cut_short and order.at_token is None)
+    other_version = order.version is not None and (order.version != version or changed)
     if not other_version and order.at_token in (None, held):
         return
     wanted = f"version {order.version}" if order.at_token is None else f"token {order.at_token}"

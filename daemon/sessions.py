@@ -88,6 +88,11 @@ class Session:
         return self.dirty or self.completed or self.rewound
 
     @property
+    def is_cut_short(self) -> bool:
+        """Whether it holds fewer tokens than the snapshot that it was woken from."""
+        return self.durable is not None and len(self.state.tokens) < self.durable.token_count
+
+    @property
     def is_untouched(self) -> bool:
         """Whether it is what the last wake found as the newest version, and nothing has happened in it since."""
         return self.durable is not None and not self.dirty and not self.rewound

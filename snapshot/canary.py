@@ -53,7 +53,7 @@ def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, positio
         raise CanaryFailed(
             f"The state at token {position} was put back, and does not compute what it did before it slept: a "
             f"log-probability differs by {difference:.3g}, where {tolerance:.3g} is allowed. Nothing was woken. Wake "
-            "an earlier version; if none agrees, run `torpor doctor`.",
+            "an earlier version; `torpor verify --deep` reads all stored bytes, `torpor doctor` looks at the machine.",
             difference=float(difference),
             tolerance=tolerance,
             position=position,

@@ -216,7 +216,8 @@ def _target(reader: BundleReader, at: int | None) -> int:
         return held
     if not 1 <= at <= held:
         raise NoSuchPosition(
-            f"The snapshot holds {held} tokens, and there is no position {at} in it; give one from 1 to {held}.",
+            f"This version holds {held} tokens, and there is no position {at} in it; give one from 1 to {held}, or "
+            "name another version, as in NAME@1.",
             token_count=held,
             at=at,
         )

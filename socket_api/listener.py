@@ -94,10 +94,13 @@ def _open_folder(folder: str) -> int:
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         os.close(descriptor)
+        # A sticky folder, or another user's, is shared on purpose: to close it would break what others do there.
+        shared = status.st_mode & stat.S_ISVTX or status.st_uid != os.geteuid()
+        remedy = f"a folder in it, as {folder}/torpor/socket" if shared else f"another folder, or: chmod 700 {folder}"
         raise UnsafeSocketPath(
             f"The socket's folder {folder} is not yours alone (owner {status.st_uid}, mode"
             f" {stat.S_IMODE(status.st_mode):04o}): others could put a socket of theirs in its place."
-            f" Use another folder, or: chmod 700 {folder}",
+            f" Use {remedy}",
             path=folder,
             owner=status.st_uid,
             mode=f"{stat.S_IMODE(status.st_mode):04o}",

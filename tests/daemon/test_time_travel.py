@@ -117,19 +117,40 @@ async def test_what_was_computed_again_is_written_again(open_kind: Any, kind: st
             await rig.sleep(name)
             await rig.wake(name, at_token=at)
             state = await rig.fingerprint(name)
+            rig.live(name).rewound = True  # as if it had been changed: its state is written as it is
             await rig.sleep(name)
             report = await rig.wake(name)
             assert (report.tokens_prefilled, report.canary) == (0, "same_bits")
             assert await rig.fingerprint(name) == state
 
 
-async def test_a_session_woken_at_an_earlier_token_sleeps_so_even_when_nothing_is_read(open_kind: Any) -> None:
-    async with open_kind("qwen3") as rig:
-        await rig.read("s", TOKENS[:300])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_mere_look_at_an_earlier_token_makes_no_version(open_kind: Any, kind: str) -> None:
+    """It would be the newest one, and a prune would then remove what it was cut from."""
+    async with open_kind(kind) as rig:
+        await rig.read("s", TOKENS[:700])
+        whole = await rig.fingerprint("s")
+        first = await rig.sleep("s")
+        await rig.wake("s", at_token=200)
+        with pytest.raises(SessionAwake):
+            await rig.wake("s", 1)
+        receipt = await rig.sleep("s")
+        assert (receipt.bundle_id, receipt.token_count, receipt.bytes_written) == (first.bundle_id, 700, 0)
+        assert (await rig.wake("s")).token_count == 700
+        assert await rig.fingerprint("s") == whole
         await rig.sleep("s")
         await rig.wake("s", at_token=200)
-        assert (await rig.sleep("s")).token_count == 200
-        assert (await rig.wake("s")).token_count == 200
+        await rig.service.append(session="s", tokens=[1], emit=ignore)
+        assert (await rig.sleep("s")).token_count == 201, "what is read there is kept"
+
+
+async def test_an_earlier_token_is_hashed_whatever_the_daemon_trusts(open_kind: Any) -> None:
+    async with open_kind("qwen3", trusting=True) as rig:
+        await rig.read("s", TOKENS[:300])
+        await rig.sleep("s")
+        assert (await rig.wake("s", at_token=200)).verified
+        await rig.sleep("s")
+        assert not (await rig.wake("s")).verified
 
 
 @pytest.mark.parametrize("at", [301, 10**6])
@@ -173,6 +194,7 @@ async def test_woken_at_a_checkpoint_and_slept_at_once_it_wakes_again(open_kind:
         await rig.sleep("s")
         await rig.wake("s", at_token=CHECKPOINT_TOKENS)
         state = await rig.fingerprint("s")
+        rig.live("s").rewound = True  # as if it had been changed: its state is written as it is
         assert (await rig.sleep("s")).version == 2
         report = await rig.wake("s")
         assert (report.version, report.token_count, report.tokens_prefilled) == (2, CHECKPOINT_TOKENS, 0)
