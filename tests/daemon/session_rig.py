@@ -25,6 +25,7 @@ from torpor.daemon.sampling import Sampling
 from torpor.daemon.service import Service
 from torpor.daemon.sessions import Session
 from torpor.snapshot.kinds import kind_of, leaves
+from torpor.snapshot.state import LiveState
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -116,6 +117,10 @@ class Gate:
         self._arrived.set()
         assert self._open.wait(DEADLINE_S), "nobody opened the gate"
 
+    @property
+    def is_reached(self) -> bool:
+        return self._arrived.is_set()
+
     async def reached(self) -> None:
         await until(self._arrived.is_set)
 
@@ -156,7 +161,7 @@ class Rigged:
     async def fingerprint(self, name: str) -> Fingerprint:
         """The model state of a session that is awake, looked at on the engine thread."""
         session = self.live(name)
-        return await self.service._engine.call(lambda: fingerprint_of(session))
+        return await self.service._engine.call(lambda: fingerprint_of(session.state))
 
     async def read(self, name: str, tokens: list[int], **create: Any) -> None:
         """A new session that has read the tokens."""
@@ -177,9 +182,8 @@ class Rigged:
         return await self.service.wake(session=name, version=version, emit=ignore, **order)
 
 
-def fingerprint_of(session: Session) -> Fingerprint:
+def fingerprint_of(state: LiveState) -> Fingerprint:
     """The model state as digests; on the engine thread."""
-    state = session.state
     kv, numbers = [], []
     for _, cache in leaves(state.caches):
         kind = kind_of(cache)
