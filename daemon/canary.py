@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..snapshot.caches import arrays_of, keep, last_rows, put_last_rows, truncate
+from ..snapshot.caches import arrays_of, keep, without_last
 from ..snapshot.canary import POLICIES, Expectation, Policy, Verdict, agree
 from ..snapshot.state import LiveState
 from .errors import GenerationFailed
@@ -45,13 +45,8 @@ def check(model: LoadedModel, state: LiveState, expected: Expectation) -> Verdic
 
 def _logits_of_last(model: LoadedModel, state: LiveState) -> mx.array:
     """The logits of the last token, run again on the state before it."""
-    rows, put_back = last_rows(state.caches), keep(state.caches)
-    truncate(state.caches, len(state.tokens) - 1)
-    try:
+    with without_last(state.caches, len(state.tokens)):
         return _logits(model, state, state.tokens[-1])
-    finally:
-        put_back()
-        put_last_rows(state.caches, rows)
 
 
 def _logits(model: LoadedModel, state: LiveState, token: int) -> mx.array:

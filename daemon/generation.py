@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from ..errors import TorporError
 from ..snapshot import memory
-from ..snapshot.caches import arrays_of, last_rows, put_last_rows, truncate
+from ..snapshot.caches import arrays_of, without_last
 from ..snapshot.checkpoints import checkpoint_of
 from ..snapshot.state import LiveState
 from . import canary
@@ -208,17 +208,15 @@ def find_logits(model: LoadedModel, state: LiveState) -> None:
     Raises:
         GenerationFailed: the model failed; the state is not to be used.
     """
-    held, last = len(state.tokens), state.tokens[-1]
-    rows, put_back = last_rows(state.caches), state.kept()
-    truncate(state.caches, held - 1)
+    held, passes = len(state.tokens), state.passes.copy()
     try:
-        logits = _logits_after(model, state, [last])
+        with without_last(state.caches, held):
+            logits = _logits_after(model, state, state.tokens[-1:])
     except BaseException as error:
         _raise_as_failure(error, held)
         raise
     finally:
-        put_back()
-        put_last_rows(state.caches, rows)
+        state.passes = passes
     state.last_logits = logits
 
 

@@ -5,7 +5,8 @@ Owns nothing of a single kind (`kinds.py`) and nothing of how states are stored 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -126,3 +127,20 @@ def put_last_rows(caches: Sequence[Any], rows: Rows) -> None:
         for name, row in kept.items():
             spans[name][..., at : at + 1, :] = row
     mx.eval(arrays_of(caches))
+
+
+@contextlib.contextmanager
+def without_last(caches: Sequence[Any], token_count: int) -> Iterator[None]:
+    """The caches as they were before the last of their `token_count` tokens, for the block; then as they are, bit for
+    bit: a token read alone may differ from one read in a chunk.
+
+    Raises:
+        InconsistentState: they cannot go back.
+    """
+    rows, put_back = last_rows(caches), keep(caches)
+    truncate(caches, token_count - 1)
+    try:
+        yield
+    finally:
+        put_back()
+        put_last_rows(caches, rows)

@@ -238,26 +238,15 @@ class _Quantised(_OfKeysAndValues):
         cache.offset = token_count
 
 
-class _Rotating(Kind):
-    """A window over the last tokens, the first `keep` ones kept. Its rows lie where rotation has left them, and
-    attention adds them up in that order: so they are kept as they lie."""
+class _OfLastRows(Kind):
+    """Keys and values of the last tokens, in a buffer whose rows `_live` are theirs; two numbers say where they lie."""
 
-    name = "ring/1"
     by_token = False
     row_axes = (2,)
 
-    def settings(self, cache: Any) -> dict[str, int]:
-        return {"max_size": int(cache.max_size), "keep": int(cache.keep)}
-
-    def most_rows(self, settings: Mapping[str, int]) -> int:
-        return settings["max_size"]
-
     def record(self, cache: Any) -> Record:
-        live = min(int(cache.offset), cache.keys.shape[-2])  # behind it are rows that no token has been written to
-        return Record(
-            (int(cache.offset), int(cache._idx)),
-            {"k": cache.keys[..., :live, :], "v": cache.values[..., :live, :]},
-        )
+        live = self._live(cache)
+        return Record(self._numbers(cache), {"k": cache.keys[..., :live, :], "v": cache.values[..., :live, :]})
 
     def number_count(self, settings: Mapping[str, int]) -> int:
         return 2
@@ -265,6 +254,37 @@ class _Rotating(Kind):
     def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
         if list(stored.shapes) != ["k", "v"]:
             return "it does not hold keys and values"
+        return self._problem_of_rows(settings, position, stored)
+
+    def _live(self, cache: Any) -> int:
+        raise NotImplementedError
+
+    def _numbers(self, cache: Any) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def _problem_of_rows(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
+        raise NotImplementedError
+
+
+class _Rotating(_OfLastRows):
+    """A window over the last tokens, the first `keep` ones kept. Its rows lie where rotation has left them, and
+    attention adds them up in that order: so they are kept as they lie."""
+
+    name = "ring/1"
+
+    def settings(self, cache: Any) -> dict[str, int]:
+        return {"max_size": int(cache.max_size), "keep": int(cache.keep)}
+
+    def most_rows(self, settings: Mapping[str, int]) -> int:
+        return settings["max_size"]
+
+    def _live(self, cache: Any) -> int:
+        return int(min(cache.offset, cache.keys.shape[-2]))  # behind it are rows that no token has been written to
+
+    def _numbers(self, cache: Any) -> tuple[int, int]:
+        return int(cache.offset), int(cache._idx)
+
+    def _problem_of_rows(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
         offset, at = stored.numbers
         rows = stored.shapes["k"][-2]
         if offset != position or stored.shapes["v"][-2] != rows:
@@ -312,12 +332,10 @@ class _Rotating(Kind):
         return undo, [key, value]
 
 
-class _Chunked(Kind):
+class _Chunked(_OfLastRows):
     """The tokens of the current chunk and of what went before it, up to the size of a chunk."""
 
     name = "chunk/1"
-    by_token = False
-    row_axes = (2,)
 
     def settings(self, cache: Any) -> dict[str, int]:
         return {"chunk_size": int(cache.chunk_size)}
@@ -325,19 +343,13 @@ class _Chunked(Kind):
     def most_rows(self, settings: Mapping[str, int]) -> int:
         return settings["chunk_size"]
 
-    def record(self, cache: Any) -> Record:
-        live = int(cache.offset) - int(cache.start_position)
-        return Record(
-            (int(cache.offset), int(cache.start_position)),
-            {"k": cache.keys[..., :live, :], "v": cache.values[..., :live, :]},
-        )
+    def _live(self, cache: Any) -> int:
+        return int(cache.offset) - int(cache.start_position)
 
-    def number_count(self, settings: Mapping[str, int]) -> int:
-        return 2
+    def _numbers(self, cache: Any) -> tuple[int, int]:
+        return int(cache.offset), int(cache.start_position)
 
-    def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
-        if list(stored.shapes) != ["k", "v"]:
-            return "it does not hold keys and values"
+    def _problem_of_rows(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
         offset, begin = stored.numbers
         if offset != position or not 0 <= begin <= offset:
             return "its tokens are not those of the session"

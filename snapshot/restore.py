@@ -179,9 +179,10 @@ def _planned(
     records: tuple[StoredRecord, ...] = ()
     has_canary = False
     resumed = target
+    end = stored_state(reader, states[-1], layout) if states else None
     later = next((each for each in states if each.start >= target), None)
     if later is not None:
-        found = stored_state(reader, later, layout)
+        found = end if end and later is states[-1] else stored_state(reader, later, layout)
         if later.start == target or all(record.reaches_back for record in found.records):
             state, records, has_canary = later, found.records, found.has_canary
     if state is None and not layout.by_token:
@@ -191,7 +192,7 @@ def _planned(
             found = stored_state(reader, state, layout)
             records, has_canary = found.records, found.has_canary
     wanted = tuple(entry for entry in spans if entry.start < resumed)
-    read_by = stored_state(reader, states[-1], layout).passes if states else Passes()
+    read_by = end.passes if end else Passes()
     return WakePlan(
         layout=layout,
         spans=wanted,

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share growers.py and stored_rig.py
 
+from stored_rig import Kept
 from torpor.memvid import Identity, SessionUri, Store
 from torpor.snapshot import memory
 from torpor.snapshot.state import LiveState, token_array
@@ -118,3 +119,16 @@ def kv_of() -> Callable[[LiveState], list[tuple[bytes, bytes]]]:
         return [(live_bytes(cache.keys, count), live_bytes(cache.values, count)) for cache in caches]
 
     return look
+
+
+@pytest.fixture
+def kept(store: Store) -> Iterator[Callable[..., Kept]]:
+    made: list[Kept] = []
+
+    def make(*args: Any, **options: Any) -> Kept:
+        made.append(Kept(store, *args, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.opened.close()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept
 from torpor import __version__
-from torpor.memvid import Store
 from torpor.memvid.errors import CorruptBlock
 from torpor.snapshot.analysis import FORMAT, analyse, encode
 
@@ -21,19 +20,6 @@ from mlx_lm.models import cache as caches  # isort: skip
 from mlx_lm.models.deepseek_v41 import LayerCache  # isort: skip
 
 MakeKept = Callable[..., Kept]
-
-
-@pytest.fixture
-def kept(store: Store) -> Iterator[MakeKept]:
-    made: list[Kept] = []
-
-    def make(*args: Any, **options: Any) -> Kept:
-        made.append(Kept(store, *args, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.opened.close()
 
 
 def one_layer() -> list[Any]:

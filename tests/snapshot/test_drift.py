@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from stored_rig import KEY_DIM, VALUE_DIM, Kept
-from torpor.memvid import Receipt, Store
+from torpor.memvid import Receipt
 from torpor.snapshot.drift import common_tokens, drift_from
 from torpor.snapshot.stored_version import StoredVersion
 
@@ -16,19 +16,6 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip
 
 MakeKept = Callable[..., Kept]
-
-
-@pytest.fixture
-def kept(store: Store) -> Iterator[MakeKept]:
-    made: list[Kept] = []
-
-    def make(*args: Any, **options: Any) -> Kept:
-        made.append(Kept(store, *args, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.opened.close()
 
 
 def plain() -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,6 @@ from mlx_lm.models import cache as caches  # isort: skip
 
 MakeKept = Callable[..., Kept]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
-
-
-@pytest.fixture
-def kept(store: Store) -> Iterator[MakeKept]:
-    made: list[Kept] = []
-
-    def make(*args: Any, **options: Any) -> Kept:
-        made.append(Kept(store, *args, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.opened.close()
 
 
 def vectors(version: StoredVersion, path: str, name: str) -> tuple[np.ndarray, list[int]]:
