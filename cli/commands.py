@@ -126,7 +126,7 @@ def run(arguments: Sequence[str]) -> int:
     except TorporError as error:
         return report_error(error, as_json=as_json)
     except _UsageError as error:
-        return _report_usage(error, as_json=as_json)
+        return _report_usage(error, arguments, as_json=as_json)
     except UnicodeError:
         if not any(_has_half_characters(argument) for argument in arguments):
             raise
@@ -188,10 +188,19 @@ def _flowing(text: str) -> str:
     return "\n\n".join(paragraphs)
 
 
-def _report_usage(error: Any, *, as_json: bool) -> int:
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "torpor"
+def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int:
     problem = error.format_message().replace("Input should be", "it must be").partition(", unable to parse")[0]
-    message = f"{problem if problem.endswith('?') else problem.rstrip('.') + '.'} See {path} --help."
+    problem = problem.replace("Value error, ", "")  # pydantic's word for what a check of a choice has said
+    sentence = problem if problem.endswith("?") else f"{problem.rstrip('.')}."
+    message = f"{sentence} See {_command_of(error, arguments)} --help."
     write_failure(InvalidUsage.code, message, USAGE.number, {}, as_json=as_json)
     return USAGE.number
+
+
+def _command_of(error: Any, arguments: Sequence[str]) -> str:
+    """The command whose line was wrong. The parser's own errors do not say which; no option before it has a value."""
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        return str(context.command_path)
+    first = next((argument for argument in arguments if not argument.startswith("-")), None)
+    return f"torpor {first}" if first in {name for name, _, _ in COMMANDS} else "torpor"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..memvid.sizes import format_bytes
-from .artifacts import require_file
+from .artifacts import OverwriteOption, require_file
 from .errors import Interrupted, UnreadableInput
 from .formatting import format_id, format_plural
 from .interrupts import ignore_interrupts
@@ -20,7 +20,7 @@ from .store_view import choose_store, open_store
 from .upkeep import import_bundle
 
 TargetArgument = Annotated[
-    str, typer.Argument(metavar="FILE", show_default=False, help="The file to write; it must not be there yet.")
+    str, typer.Argument(metavar="FILE", show_default=False, help="The file to write, such as notes.mvb.")
 ]
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="FILE", show_default=False, help="A file that export has written.")
@@ -34,6 +34,7 @@ AsOption = Annotated[
 def export(
     version: VersionArgument,
     target: TargetArgument,
+    overwrite: OverwriteOption = False,
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -53,7 +54,7 @@ def export(
     with open_store(choose_store(store, socket)) as opened:
         row = opened.resolve_version(version)
         try:
-            report = opened.export_session(row.uri, row.version, target)
+            report = opened.export_session(row.uri, row.version, target, replacing=overwrite)
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted. {target} is there whole or not at all.") from None
         ignore_interrupts()

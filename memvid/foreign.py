@@ -10,15 +10,58 @@ Rules:
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Callable
+from typing import Final
 
 from .blocks import span_parents
 from .bundle import BundleFile, require_promised
 from .errors import BlockMissing, CorruptBundle, LimitExceeded
+from .layout import HEADER_MAGIC
 from .limits import MAX_EXPANSION, MAX_SMALL_BUNDLE_BYTES
 from .manifest import Manifest
+from .paths import io_error, open_foreign_file, stat_open
 
 Progress = Callable[[int, int], None]
+
+_TENSORS_HEADER: Final = struct.Struct("<Q1s")  # of a safetensors file: how long its list is, and how that begins
+
+
+def open_exported(path: str) -> int:
+    """Open a file that is to be imported, and look at its first bytes: before a copy is made of what is no bundle.
+
+    Raises:
+        StoreIoError: it is not there, may not be read, or is a folder, a FIFO or a device.
+        CorruptBundle: it does not begin as a bundle does.
+    """
+    fd = open_foreign_file(path)
+    try:
+        try:
+            begin = os.pread(fd, max(len(HEADER_MAGIC), _TENSORS_HEADER.size), 0)
+        except OSError as error:
+            raise io_error(error, "read", path) from error
+        magic = begin[: len(HEADER_MAGIC)]
+        if not HEADER_MAGIC.startswith(magic):
+            what = "no bundle, or one whose beginning is damaged"
+            if _begins_as_tensors(begin, stat_open(fd, path).st_size):
+                what = "a safetensors file, such as `torpor export-kv` writes for other tools"
+            raise CorruptBundle(
+                f"{path} is {what}. Only a file that `torpor export` has written can be imported.",
+                path=path,
+                part="header",
+            )
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _begins_as_tensors(begin: bytes, file_bytes: int) -> bool:
+    if len(begin) < _TENSORS_HEADER.size:
+        return False
+    list_bytes, first = _TENSORS_HEADER.unpack_from(begin)
+    return bool(first == b"{" and list_bytes <= file_bytes)
 
 
 def require_whole(file: BundleFile, on_progress: Progress | None = None) -> Manifest:

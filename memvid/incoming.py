@@ -16,9 +16,9 @@ from . import durable
 from .bundle import BundleFile
 from .errors import BundleMissing
 from .folder import LIVE_SUFFIX, StoreFolder, load_store_uuid, open_existing_root
-from .foreign import require_manifest, require_whole
+from .foreign import open_exported, require_manifest, require_whole
 from .limits import CHUNK_BYTES
-from .paths import FOLDER_MODE, io_error, open_file, open_folder, open_foreign_file
+from .paths import FOLDER_MODE, io_error, open_file, open_folder
 from .uri import SessionUri
 
 INCOMING: Final = "incoming"
@@ -83,7 +83,7 @@ def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
 
 
 def _copy(source_path: str, temp: durable.TempFile) -> None:
-    fd = open_foreign_file(source_path)
+    fd = open_exported(source_path)
     try:
         while data := os.read(fd, CHUNK_BYTES):
             temp.append([data])

@@ -310,12 +310,14 @@ class Store:
         version: int | None,
         target: str | os.PathLike[str],
         *,
+        replacing: bool = False,
         on_progress: Progress | None = None,
     ) -> ExportReport:
-        """Write a version, the latest if none is named, with all its blocks to one new file outside the store.
+        """Write a version, the latest if none is named, with all its blocks to one file outside the store.
 
         Every byte is checked on the way, and the file is flushed before it gets its name. Works in a store that was
-        opened for reading, beside a live daemon. `on_progress` is told (raw bytes copied, raw bytes in all).
+        opened for reading, beside a live daemon. replacing: a file that is there is replaced, and stays as it is where
+        that fails. `on_progress` is told (raw bytes copied, raw bytes in all).
 
         Raises:
             SessionNotFound
@@ -324,7 +326,7 @@ class Store:
             Corruption: what a wake raises; nothing is left of it.
         """
         with self.open_session(uri, version) as reader:
-            return transfer.export_version(self._core, reader, target, on_progress)
+            return transfer.export_version(self._core, reader, target, on_progress, replacing=replacing)
 
     def export_tensors(
         self,
@@ -339,8 +341,8 @@ class Store:
     ) -> TensorReport:
         """As `export_session`, but the arrays as one `.safetensors` file, for other tools; it cannot be imported.
 
-        labels: the session's, the model's name and the version, unless given. replacing: a file that is there is
-        replaced. Raises also NotTensors, LimitExceeded: it has slots of which no tensors are made.
+        labels: the session's, the model's name and the version, unless given. Raises also NotTensors, LimitExceeded: it
+        has slots of which no tensors are made.
         """
         with self.open_session(uri, version) as reader:
             return tensor_file.export_tensors(

@@ -40,7 +40,7 @@ def new_file(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = 
             else:
                 temp.publish_new(name)
         except FileExistsError as error:
-            raise _taken(path) from error
+            raise _taken(path, replaceable=True) from error
         except NoSpace as error:  # the advice for the store's own disk, to delete sessions, would not help here
             raise NoSpace(
                 f"No room for {path}: {os.strerror(error.details['errno'])}. Free some space there, or export to "
@@ -121,16 +121,22 @@ def _require_usable(folder_fd: int, name: str, path: str, *, replacing: bool) ->
     """Say at once, and not after hours of copying, that the name is taken; by something else than a file, whoever
     asked."""
     if name in ("", ".", ".."):
-        raise _taken(path)
+        raise _taken(path, replaceable=False)
     try:
         found = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
     except FileNotFoundError:
         return
     except OSError as error:
         raise io_error(error, "look at", path) from error
-    if not (replacing and stat.S_ISREG(found.st_mode)):
-        raise _taken(path)
+    is_file = stat.S_ISREG(found.st_mode)
+    if not (replacing and is_file):
+        raise _taken(path, replaceable=is_file)
 
 
-def _taken(path: str) -> TargetExists:
-    return TargetExists(f"{path} is there already and is left as it is. Name another file, or remove it.", path=path)
+def _taken(path: str, *, replaceable: bool) -> TargetExists:
+    """`replaceable`: it is a file, and whoever asks for that has it replaced."""
+    if not replaceable:
+        return TargetExists(f"{path} is there already and is no file that could be replaced. Name another.", path=path)
+    return TargetExists(
+        f"{path} is there already and is left as it is. Name another file, or let --overwrite replace it.", path=path
+    )

@@ -41,12 +41,11 @@ from .errors import (
     Truncated,
 )
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
-from .foreign import require_whole
+from .foreign import open_exported, require_whole
 from .incoming import open_waiting, remove_taken
 from .index import LIVE, IndexedBundle, row_of
 from .limits import MAX_IMPORTED_VERSION
 from .manifest import Manifest, bundle_id_of
-from .paths import open_foreign_file
 from .records import ExportReport, IndexRow, Receipt
 from .sleeping import Holdings, environment, moved_blocks, publish, with_name_of_its_own
 from .targets import new_file
@@ -64,10 +63,15 @@ nowhere and copies every block, so only the file whose place it takes can still 
 
 
 def export_version(
-    core: StoreCore, reader: BundleReader, target: str | os.PathLike[str], on_progress: Progress | None = None
+    core: StoreCore,
+    reader: BundleReader,
+    target: str | os.PathLike[str],
+    on_progress: Progress | None = None,
+    *,
+    replacing: bool = False,
 ) -> ExportReport:
-    """Write an open version with all its blocks to a file that is not there yet. See `Store.export_session`."""
-    with new_file(core.folder.root_fd, target) as temp:
+    """Write an open version with all its blocks to one file. See `Store.export_session`."""
+    with new_file(core.folder.root_fd, target, replacing=replacing) as temp:
         _write_whole(temp, reader, on_progress)
     manifest = reader.manifest
     return ExportReport(
@@ -116,7 +120,7 @@ def import_file(
     core.require_writable()
     core.mend_index_file()
     path = os.path.abspath(os.fspath(source))
-    with contextlib.closing(BundleFile(open_foreign_file(path), path, None)) as file:
+    with contextlib.closing(BundleFile(open_exported(path), path, None)) as file:
         return _import(core, file, as_uri, on_progress, only_kin=only_kin)
 
 

@@ -193,6 +193,7 @@ def test_the_document_is_written_byte_for_byte_and_replaces_nothing_unasked(
     analysed.service.calls.clear()
     refused = torpor("analyse", "notes", "--out", file, "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "target_exists")
+    assert "let --overwrite replace it" in refused.error["error"]["message"]
     assert [method for method, _ in analysed.service.calls] == ["status"], "that is told before the work"
     assert file.read_text() != "{}\n"
     analysed.service.artifact = file.read_text() + " "
@@ -235,6 +236,7 @@ def test_tensors_are_exported_with_no_daemon_beside_the_stores_writer(
     assert len(header) - 1 == told["tensors"]
     again = torpor("export-kv", "agent", file, "--store", made_store.path)
     assert (again.status, "target_exists" in again.err) == (2, True)
+    assert "Name another file, or let --overwrite replace it." in again.err
     replaced = torpor("export-kv", "agent", file, "--store", made_store.path, "--overwrite")
     assert "torpor://default/agent  version 2 exported: " in replaced.out
     assert {name for name in os.listdir(short_path) if name != "store"} == {"agent.safetensors"}

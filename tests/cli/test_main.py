@@ -96,6 +96,26 @@ def test_a_mistyped_command_is_answered_with_the_right_one(torpor: Torpor) -> No
     assert "Did you mean 'verify'? See torpor --help." in torpor("verfiy").err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("generate", "x", "--temperature"),
+            "Option '--temperature' requires an argument. See torpor generate --help.",
+        ),
+        (("prune", "--keep-last"), "Option '--keep-last' requires an argument. See torpor prune --help."),
+        (("ls", "--no-such-option"), "No such option: --no-such-option. See torpor ls --help."),
+        (("serve", "--canary", "x"), "'--canary': 'x' is not one of 'always', 'changed', 'never'. See torpor serve"),
+        (("quantise", "x", "--bits", "3"), "'--bits': '3' is not one of '8', '4'. See torpor quantise --help."),
+    ],
+)
+def test_wrong_usage_points_to_the_help_of_its_command(
+    torpor: Torpor, arguments: tuple[str, ...], sentence: str
+) -> None:
+    ran = torpor(*arguments)
+    assert (ran.status, sentence in ran.err, "Value error" in ran.err) == (2, True, False), ran.err
+
+
 def test_rm_without_a_daemon_names_what_needs_none(torpor: Torpor) -> None:
     ran = torpor("rm", "notes", "--yes")
     assert ran.status == 12

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor
+from torpor.memvid.durable import TempFile
 from torpor.memvid.store import Store
 
 OPERATIONS = [
@@ -149,6 +150,52 @@ def test_an_import_of_what_is_no_file_is_a_wrong_input(
         os.mkfifo(source)
     refused = torpor("import", source, "--store", made_store.path, "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
+
+
+@pytest.mark.parametrize("beside_a_daemon", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("tensors", "is a safetensors file, such as `torpor export-kv` writes for other tools. "),
+        ("text", "is no bundle, or one whose beginning is damaged. "),
+        ("word", "is no bundle, or one whose beginning is damaged. "),
+    ],
+)
+def test_an_import_of_what_no_export_wrote_says_what_it_is_and_copies_nothing(
+    torpor: Torpor,
+    made_store: MadeStore,
+    short_path: Path,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    what: str,
+    beside_a_daemon: bool,
+) -> None:
+    source = short_path / "source"
+    if kind == "tensors":
+        assert torpor("export-kv", "agent", source, "--store", made_store.path).status == 0
+    else:
+        source.write_text("hello" * (1 if kind == "word" else 1000))
+    monkeypatch.setattr(TempFile, "append", lambda *_: pytest.fail("it was copied"))
+    daemon.service.store = str(made_store.path)
+    where = () if beside_a_daemon else ("--store", made_store.path)
+    refused = torpor("import", source, *where)
+    assert refused.status == 6
+    assert f"{source} {what}Only a file that `torpor export` has written can be imported." in refused.err
+
+
+def test_an_export_replaces_a_file_only_when_it_is_told_to(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    target = short_path / "x.mvb"
+    target.write_text("mine")
+    refused = torpor("export", "agent", target, "--store", made_store.path)
+    assert (refused.status, target.read_text()) == (2, "mine")
+    assert f"{target} is there already and is left as it is. Name another file, or let --overwrite" in refused.err
+    assert torpor("export", "agent", target, "--store", made_store.path, "--overwrite").status == 0
+    assert torpor("import", target, "--as", "copy", "--store", made_store.path).status == 0
+    folder = torpor("export", "agent", short_path, "--store", made_store.path, "--overwrite")
+    assert (folder.status, "is no file that could be replaced. Name another." in folder.err) == (2, True)
 
 
 def test_an_export_to_standard_output_is_refused_and_writes_no_file_of_that_name(
