@@ -5,19 +5,20 @@ Reads a store's index and manifests. Decides nothing about whether a byte is sou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..errors import TorporError
+from ..memvid.errors import PUT_BACK
 from ..memvid.records import Finding, IndexRow
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri
 from ..socket_api.client import Client
 from .exit_codes import INTEGRITY, exit_status_of
-from .output import way_out
+from .output import MENDING, way_out
 
 OF_NO_VERSION = frozenset({"twin_file", "rival_version", "version_lost", "unknown_file"})
 """Codes of findings that say themselves what to do, of files that no version looks into."""
@@ -41,76 +42,62 @@ def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str
         bundle = _bundle_named(finding.path)
         hit = [] if finding.code in OF_NO_VERSION else [row for row, bundles in needs.items() if bundle in bundles]
         uris = [] if finding.code in _NOT_MENDED else _uris(hit)
-        remedies = [_remedy(uri, rows_of[uri], needs, damaged) for uri in uris]
+        mending = "" if MENDING in finding.message else f"{PUT_BACK} "
+        remedies = [mending + _what_is_intact(uri, rows_of[uri], needs, damaged) for uri in uris]
         versions = [{"session": str(row.uri), "version": row.version} for row in hit]
         what_to_do = {"remedies": remedies, "remedy": " ".join(remedies)}
         explained.append({**asdict(finding), "bundle": bundle, "versions": versions, **what_to_do})
     return explained
 
 
-def find_intact_version(store: Store, uri: SessionUri, version: int | None = None) -> int | None:
-    """Find the latest version before this one (or before the newest) whose bundles have no finding; None if none has.
+def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
+    """If an error says that a session's state is damaged, add to it what `verify` says of that session, and as
+    `intact_version` the latest version that is not: after what might bring the damaged one back, for what sleeps from
+    an older version is the newest from then on.
 
-    Every byte of it is read, because a suggestion that fails as well would be worse than none.
+    Every byte is read, because a suggestion that fails as well would be worse than none.
     """
-    rows = sorted(store.versions(uri), key=lambda row: row.version, reverse=True)
-    before = version if version is not None else rows[0].version if rows else 0
-    damaged = _damaged(store.verify(uri, deep=True).findings) if rows else set()
-    for row in rows:
-        if row.version < before and not _bundles_of(store, row) & damaged:
-            return row.version
-    return None
-
-
-def add_suggestion(error: TorporError, store_path: Path, session: str, version: int | None = None) -> None:
-    """If an error says that a session's state is damaged, add to it the latest version that is not: after what might
-    bring the damaged one back, for what sleeps from an older version is the newest from then on."""
     if exit_status_of(error.code) != INTEGRITY.number:
         return
     try:
         with Store.open(store_path, writable=False) as store:
-            if VERSION_MARK in session:
-                version = store.resolve_version(session).version
             uri = store.resolve(session.partition(VERSION_MARK)[0])
-            intact = find_intact_version(store, uri, version)
+            needs = {row: _bundles_of(store, row) for row in store.versions(uri)}
+            damaged = _damaged(store.verify(uri, deep=True).findings)
     except TorporError:
         return  # what is wrong has been said; that nothing better is known needs no second error
-    if intact is None:
+    if not needs or not damaged:
         return
-    error.details["intact_version"] = intact
-    error.message += f"{way_out(error)} {_older(uri, intact)}"
+    sound = _sound(list(needs), needs, damaged)
+    if sound:
+        error.details["intact_version"] = max(sound)
+    error.message += f"{way_out(error)} {_what_is_intact(uri, list(needs), needs, damaged)}"
 
 
 @contextmanager
-def naming_the_intact(client: Client, session: str, version: int | None = None) -> Iterator[None]:
+def naming_the_intact(client: Client, session: str) -> Iterator[None]:
     """Let damage that a daemon meets in a session's state be told with the latest version that has none."""
     try:
         yield
     except TorporError as error:
         if exit_status_of(error.code) == INTEGRITY.number:
-            add_suggestion(error, Path(client.status().store), session, version)
+            add_suggestion(error, Path(client.status().store), session)
         raise
 
 
-def _remedy(
-    uri: SessionUri, rows: list[IndexRow], needs: dict[IndexRow, frozenset[str]], damaged: set[str | None]
+def _what_is_intact(
+    uri: SessionUri, rows: list[IndexRow], needs: Mapping[IndexRow, frozenset[str]], damaged: set[str | None]
 ) -> str:
-    sound = [row.version for row in rows if not needs[row] & damaged]
-    newest = max(row.version for row in rows)
+    sound = _sound(rows, needs, damaged)
     if not sound:
-        return (
-            f"No version of {uri} is intact. Put the file back from a backup; without one, `torpor repair` saves the "
-            "longest beginning that is sound."
-        )
-    if newest in sound:
-        return (
-            f"The newest version of {uri} is intact. Earlier ones are damaged: `torpor repair` mends those whose "
-            "blocks are sound in other files."
-        )
-    return (
-        "`torpor repair` mends newer versions whose blocks are sound in other files, or saves the longest beginning "
-        f"that is sound. {_older(uri, max(sound))}"
-    )
+        return f"No version of {uri} is intact."
+    if max(row.version for row in rows) in sound:
+        return f"The newest version of {uri} is intact; earlier ones are damaged."
+    return _older(uri, max(sound))
+
+
+def _sound(rows: list[IndexRow], needs: Mapping[IndexRow, frozenset[str]], damaged: set[str | None]) -> list[int]:
+    return [row.version for row in rows if not needs[row] & damaged]
 
 
 def _older(uri: SessionUri, version: int) -> str:

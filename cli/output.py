@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from ..errors import TorporError
+from ..memvid.errors import PUT_BACK
 from ..memvid.folder import BUNDLES
 from .exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
@@ -32,6 +33,8 @@ PIPED_WIDTH = 120  # columns of text that goes to a file or a pipe; no terminal 
 
 # Delete and the C1 controls; marks of direction and invisible line ends; halves of surrogate pairs.
 _UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
+
+MENDING = "torpor repair"  # a message that names it says itself what to do about damage
 
 OnProgress = Callable[[int, int], None]
 
@@ -103,14 +106,11 @@ def report_error(error: TorporError, *, as_json: bool) -> int:
 def way_out(error: TorporError) -> str:
     """What to do about a damaged file of the store, where the error only says which one it is."""
     path = error.details.get("path")
-    if exit_status_of(error.code) != INTEGRITY.number or "torpor repair" in error.message:
+    if exit_status_of(error.code) != INTEGRITY.number or MENDING in error.message:
         return ""
     if not isinstance(path, str) or f"/{BUNDLES}/" not in path:
         return ""  # an export, say: no repair of a store mends it
-    return (
-        " Put the file back from a backup; without one, `torpor repair` mends it from sound copies of its blocks, "
-        "or saves the longest beginning that is sound."
-    )
+    return f" {PUT_BACK}"
 
 
 def write_failure(code: str, message: str, status: int, details: Mapping[str, Any], *, as_json: bool) -> None:

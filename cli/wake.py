@@ -73,7 +73,7 @@ def wake(
     output = Output(as_json=as_json)
     session, number = _named(session, version)
     with connect(socket) as client, progress_of(output, "wake") as on_event:
-        with naming_the_intact(client, session, number):
+        with naming_the_intact(client, session):
             result = client.wake(session, version=number, at_token=at, strict=strict, on_event=on_event)
         ignore_interrupts()
     if as_json:

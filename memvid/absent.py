@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from .errors import BundleMissing, StoreIoError, UnsafePath
+from .errors import PUT_BACK, BundleMissing, StoreIoError, UnsafePath
 from .folder import StoreFolder
 from .index import ASIDE, MISSED, UNREADABLE, Index, IndexedBundle
 from .records import Finding, IndexRow
@@ -74,10 +74,7 @@ def find_missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]
 def missing_finding(folder: StoreFolder, row: IndexRow) -> Finding:
     """What to tell of a version whose file is not there."""
     path = folder.bundle_path(row.bundle_id)
-    message = (
-        f"{path} is missing: version {row.version} of {row.uri} cannot be woken. Put the file back from a "
-        "backup; without one, `torpor repair` saves what is left."
-    )
+    message = f"{path} is missing: version {row.version} of {row.uri} cannot be woken. {PUT_BACK}"
     return Finding(path, BundleMissing.code, message)
 
 

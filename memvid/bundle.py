@@ -26,6 +26,7 @@ from .blocks import block_id as block_id_of
 from .codecs import CODEC_NAMES, RAW_CODE, decode_chunks, decode_into
 from .directory import Directory, Frame, decode_directory, digest_of, require_covers
 from .errors import (
+    PUT_BACK,
     BlockMissing,
     BundleMismatch,
     BundleMissing,
@@ -94,7 +95,7 @@ class FrameFile:
         if expected_id is not None and self.bundle_id != expected_id:
             raise BundleMismatch(
                 f"{self.path} holds the bundle {self.bundle_id.hex()}: its content is not what its name promises. "
-                "Put the right file back from a backup; without one, `torpor repair` saves what is left.",
+                f"{PUT_BACK}",
                 path=self.path,
                 expected=expected_id.hex(),
                 found=self.bundle_id.hex(),

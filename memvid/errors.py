@@ -6,9 +6,15 @@ The text is written where an error is raised, because only that place knows what
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ..errors import TorporError
+
+PUT_BACK: Final = (
+    "Put the file back from a backup; without one, `torpor repair` mends what needs it from sound copies of its "
+    "blocks, or saves the longest beginning that is sound."
+)
+"""What to do about a file of the store that is damaged or missing, said in one way by whoever meets it."""
 
 
 class StoreError(TorporError):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from . import durable
-from .errors import BundleMissing, CorruptStoreFile, NoStore, NotAStore, StoreError
+from .errors import PUT_BACK, BundleMissing, CorruptStoreFile, NoStore, NotAStore, StoreError
 from .layout import BEGINNING
 from .limits import MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES
 from .lock import LOCK_NAME
@@ -109,8 +109,7 @@ class StoreFolder:
                 with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
                     return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
         raise BundleMissing(
-            f"The bundle {self.bundle_path(bundle_id)} is missing. Put it back from a backup; without one, `torpor "
-            "repair` saves what is left of what needs it.",
+            f"The bundle {self.bundle_path(bundle_id)} is missing. {PUT_BACK}",
             bundle_id=name,
             path=self.bundle_path(bundle_id),
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
-from torpor.memvid.errors import Truncated
+from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 
@@ -301,6 +301,32 @@ def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(torpor:
     assert message.count("`torpor repair`") == 1
     assert message.index("`torpor repair`") < message.index(WAKE_VERSION_1), "what sleeps from there is the newest"
     assert message.endswith("is the newest.")
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+@pytest.mark.parametrize(("bundle", "situation"), [(1, WAKE_VERSION_1), (0, "No version of torpor://")])
+def test_who_looks_and_who_wakes_are_advised_alike(
+    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, damage: str, bundle: int, situation: str
+) -> None:
+    damaged = made_store.bundles[bundle]
+    if damage == "missing":
+        damaged.unlink()
+    else:
+        os.truncate(damaged, damaged.stat().st_size - 1)
+    where = ("--store", made_store.path)
+    found = torpor("verify", "agent", *where, "--json").document["findings"]
+    finding = next(one for one in found if damaged.stem in one["path"])
+    advised = f"{finding['message']} {finding['remedy']}"
+    assert advised.count(PUT_BACK) == 1
+    assert advised.index(PUT_BACK) < advised.index(situation)
+    torpor("append", "agent", "one")
+    torpor("sleep", "agent")
+    daemon.service.store = str(made_store.path)
+    fault = BundleMissing if damage == "missing" else Truncated
+    daemon.service.fault = fault(finding["message"], path=str(damaged))
+    assert torpor("wake", "agent", "--json").error["error"]["message"] == advised
+    if bundle == 1:
+        assert torpor("show", "agent", *where, "--json").error["error"]["message"] == advised
 
 
 @pytest.mark.parametrize("command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x")])
