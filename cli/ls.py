@@ -13,13 +13,17 @@ from .daemon_link import find_daemon
 from .formatting import format_count, format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption
 from .output import Output, plain, render_problem, rows_table
-from .store_view import describe_holder, find_holder, find_marks_problem, list_store, open_store
+from .store_view import describe_holder, find_holder, find_marks_problem, find_missing_files, list_store, open_store
 
 WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
 
 NamespaceArgument = Annotated[
     str | None, typer.Argument(metavar="NAMESPACE", show_default=False, help="Only the sessions of this namespace.")
 ]
+LEGENDS = {
+    "dirty": "* changed since it last slept",
+    "file_missing": "! its newest version has no file: torpor verify says what to do",
+}
 STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
 
 
@@ -43,9 +47,10 @@ def ls(
     output = Output(as_json=as_json)
     source, place, sessions = _load_sessions(namespace, socket, store)
     problem = find_marks_problem(Path(place))
+    missing = find_missing_files(Path(place), sessions)
     holder = find_holder(Path(place)) if source == "store" and store is None else None
     if as_json:
-        problems = [problem] if problem else []
+        problems = [*([problem] if problem else []), *missing]
         body = {"source": source, "store": place, "sessions": sessions, "problems": problems, "locked_by": holder}
         output.document("ls", body)
         return
@@ -89,7 +94,9 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
         style = STATE_STYLES.get(info["state"], "default")
         row = [
             plain(f"{info['namespace']}/{info['name']}"),
-            f"[{style}]{plain(info['state'])}[/]" + ("*" if info["dirty"] else ""),
+            f"[{style}]{plain(info['state'])}[/]"
+            + ("*" if info["dirty"] else "")
+            + ("[red]![/]" if info["file_missing"] else ""),
             format_count(info["token_count"]),
             str(info["version"] or "–"),
             format_bytes(info["stored_bytes"]) if info["stored_bytes"] else "–",
@@ -100,7 +107,7 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
             labels = plain(" ".join(info["labels"])) or "–"
             row += [plain(format_id(info["bundle_id"])), format_time(info["slept_ns"]), labels]
         table.add_row(*row)
-    if any(info["dirty"] for info in sessions):
-        table.caption = "* changed since it last slept"
-        table.caption_justify = "left"
+    legends = [legend for fact, legend in LEGENDS.items() if any(info[fact] for info in sessions)]
+    if legends:
+        table.caption, table.caption_justify = "\n".join(legends), "left"
     return table

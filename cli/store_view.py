@@ -5,8 +5,9 @@ Owns the choice of the store and the shapes that stand in for the daemon's answe
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from ..memvid import lock
 from ..memvid.blocks import SlotSpec
-from ..memvid.errors import CorruptMarks, MarksLost, StoreError, UnsafePath, UnsupportedFormat
+from ..memvid.errors import PUT_BACK, BundleMissing, CorruptMarks, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..memvid.folder import StoreFolder, load_store_uuid, open_existing_root
 from ..memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
 from ..memvid.location import default_store_path
@@ -134,6 +135,43 @@ def find_marks_problem(place: Path) -> dict[str, str] | None:
 
     Whoever leaves them out of what he shows has to say so, whether he has it from the daemon or from the files.
     """
+    with _folder_of(place) as folder:
+        if folder is None:
+            return None
+        try:
+            Marks.load(folder)
+        except StoreError as error:
+            return {"code": error.code, "path": f"{place}/{MARKS_FILE}", "message": error.message}
+    return None
+
+
+def find_missing_files(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -> list[dict[str, str]]:
+    """The sessions of a listing whose newest version has no file, each with code, path and sentence; and say in each
+    session's `file_missing` whether it is among them. Names are looked up, and nothing is read."""
+    problems = []
+    with _folder_of(place) as folder:
+        for info in sessions:
+            bundle_id = info["bundle_id"]
+            path = None if folder is None or bundle_id is None else _missing_file(folder, bundle_id)
+            info["file_missing"] = path is not None
+            if path is not None:
+                message = f"Version {info['version']} of {info['session']} has no file and cannot be woken. {PUT_BACK}"
+                problems.append({"code": BundleMissing.code, "path": path, "message": message})
+    return problems
+
+
+def _missing_file(folder: StoreFolder, hex_id: str) -> str | None:
+    """Where a bundle's file should be; None if it is there, or nobody can tell."""
+    try:
+        bundle_id = bytes.fromhex(hex_id)
+        return None if folder.has_bundle(bundle_id) else folder.bundle_path(bundle_id)
+    except (ValueError, StoreError):
+        return None  # something else is wrong, which `verify` tells
+
+
+@contextlib.contextmanager
+def _folder_of(place: Path) -> Iterator[StoreFolder | None]:
+    """A store's folders, to look at; None if they cannot be: that is told elsewhere."""
     try:
         root_fd = open_existing_root(os.path.abspath(place))
         try:
@@ -142,14 +180,12 @@ def find_marks_problem(place: Path) -> dict[str, str] | None:
             os.close(root_fd)
             raise
     except StoreError:
-        return None  # no store that can be looked at: that is told elsewhere
+        yield None
+        return
     try:
-        Marks.load(folder)
-    except StoreError as error:
-        return {"code": error.code, "path": f"{place}/{MARKS_FILE}", "message": error.message}
+        yield folder
     finally:
         folder.close()
-    return None
 
 
 def find_holder(place: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -30,6 +31,30 @@ def test_ls_with_no_daemon_reads_the_store(torpor: Torpor, made_store: MadeStore
     text = torpor("ls", "--store", made_store.path)
     assert "default/agent" in text.out
     assert "no daemon asked" in text.err
+
+
+@pytest.mark.parametrize("beside_a_daemon", [False, True])
+def test_ls_marks_a_session_whose_newest_version_has_no_file(
+    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, beside_a_daemon: bool
+) -> None:
+    torpor("append", "agent", "one")
+    torpor("append", "fresh", "one")
+    slept = dataclasses.replace(daemon.service.sessions["agent"].info, bundle_id=made_store.bundles[1].stem, version=2)
+    daemon.service.sessions["agent"].info = slept
+    daemon.service.store = str(made_store.path)
+    where = () if beside_a_daemon else ("--store", made_store.path)
+    assert not any(info["file_missing"] for info in torpor("ls", *where, "--json").document["sessions"])
+    assert "has no file" not in torpor("ls", *where).out
+    made_store.bundles[0].unlink()  # of an earlier version: that is for verify
+    made_store.bundles[1].unlink()
+    told = torpor("ls", *where, "--json").document
+    assert [info["name"] for info in told["sessions"] if info["file_missing"]] == ["agent"]
+    (problem,) = told["problems"]
+    assert (problem["code"], problem["path"]) == ("bundle_missing", str(made_store.bundles[1]))
+    assert "Version 2 of torpor://default/agent has no file" in problem["message"]
+    text = torpor("ls", *where).out
+    assert [line.split()[0] for line in text.splitlines() if "! " in line] == ["default/agent", "!"]
+    assert "! its newest version has no file: torpor verify says what to do" in text
 
 
 def test_ls_of_another_namespace_is_empty(torpor: Torpor, made_store: MadeStore) -> None:

@@ -43,6 +43,7 @@ def info(**changes: Any) -> dict[str, Any]:
         "resident_bytes": 4,
         "stored_bytes": 5,
         "dirty": True,
+        "file_missing": True,
         "labels": ["one"],
         "slept_ns": 1,
         "sampling": {"temperature": 0.5},
