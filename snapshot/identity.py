@@ -21,6 +21,7 @@ from typing import Final, Literal, NoReturn
 
 from ..memvid.identity import Identity
 from .errors import IdentityMismatch
+from .kv_format import PLAIN, serving
 
 Side = Literal["meaning", "representation"]
 Policy = Literal["must_match", "convertible", "may_differ"]
@@ -261,7 +262,7 @@ def circumstances_in(stored: object) -> dict[str, str]:
 
 def _refuse(differing: Sequence[Difference], model: str) -> NoReturn:
     told = "; ".join(f"{each.field} was {_shown(each.stored)} and is {_shown(each.live)}" for each in differing)
-    remedies = [_PARTS[each.field].remedy for each in differing if each.field in _PARTS]
+    remedies = [_remedy(each) for each in differing if each.field in _PARTS and not _follows(each, differing)]
     raise IdentityMismatch(
         f"The snapshot was made under another identity than model {model!r} has now: {told}. "
         f"To wake it, {'; '.join(remedies) or 'use the model it was made with'}.",
@@ -269,6 +270,20 @@ def _refuse(differing: Sequence[Difference], model: str) -> NoReturn:
             {"field": each.field, "stored": each.stored, "live": each.live, "policy": each.policy} for each in differing
         ],
         model=model,
+    )
+
+
+def _remedy(difference: Difference) -> str:
+    how = serving(difference.stored or PLAIN) if difference.field == "kv_format" else None
+    if how is not None:
+        return f"stop the daemon and start it {how} (`torpor stop`, `torpor serve`)"
+    return _PARTS[difference.field].remedy
+
+
+def _follows(difference: Difference, differing: Sequence[Difference]) -> bool:
+    """Whether a part is another only because a part is from which it follows: who mends that has mended both."""
+    return difference.field == "cache_layout" and any(
+        each.field != "cache_layout" and each.policy != "may_differ" for each in differing
     )
 
 

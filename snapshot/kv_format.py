@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ PLAIN: Final = "float"
 KV_BITS: Final = (8, 4)
 KV_GROUPS: Final = (32, 64, 128)
 DEFAULT_KV_GROUP: Final = 64
+_QUANTISED: Final = re.compile(r"q([0-9]+)g([0-9]+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,17 @@ class KvChoice:
 def kv_format_of(layout: CacheLayout) -> str:
     """`float`, or bits and group size as in `q8g64`; several, joined by `+`, where the caches differ."""
     return "+".join(sorted({_format_of(entry) for entry in layout.entries if entry.in_use})) or PLAIN
+
+
+def serving(kv_format: str) -> str | None:
+    """How a daemon is started whose model keeps its KV so: a part of a sentence. None where no option gives that."""
+    quantised = [part for part in kv_format.split("+") if part != PLAIN]
+    if not quantised:
+        return "without --kv-bits"
+    found = _QUANTISED.fullmatch(quantised[0])
+    if len(quantised) > 1 or found is None or int(found[1]) not in KV_BITS or int(found[2]) not in KV_GROUPS:
+        return None
+    return f"with --kv-bits {found[1]} --kv-group {found[2]}"
 
 
 def _format_of(entry: CacheEntry) -> str:

@@ -98,6 +98,32 @@ def test_another_kv_format_is_refused_unless_the_caller_converts_it_qc14() -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("stored", "live", "how"),
+    [
+        ("q8g64", "float", "start it with --kv-bits 8 --kv-group 64 ("),
+        ("float", "q8g64", "start it without --kv-bits ("),
+        ("q4g32", "q8g64", "start it with --kv-bits 4 --kv-group 32 ("),
+        ("float+q8g128", "float", "start it with --kv-bits 8 --kv-group 128 ("),
+        ("q3g64", "float", "serve the model with the KV bits and group it was slept with"),
+    ],
+)
+def test_a_refused_kv_format_says_how_to_start_the_daemon_and_nothing_of_what_follows_from_it(
+    stored: str, live: str, how: str
+) -> None:
+    error = refusal_of(
+        identity(kv_format=stored, cache_layout=f"l-{stored}"), identity(kv_format=live, cache_layout=f"l-{live}")
+    )
+    assert [found["field"] for found in error.mismatched_fields] == ["kv_format", "cache_layout"]
+    assert how in error.message
+    assert "mlx-lm" not in error.message
+
+
+def test_a_cache_layout_that_alone_differs_has_its_own_remedy() -> None:
+    error = refusal_of(identity(cache_layout="a"), identity(cache_layout="b"))
+    assert "use a version of mlx-lm that lays the cache out" in error.message
+
+
 def test_no_conversion_lets_another_meaning_through() -> None:
     names = {part.name for part in PARTS}
     error = refusal_of(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torpor.snapshot.kv_format import kv_format_of
+from torpor.snapshot.kv_format import KV_BITS, KV_GROUPS, kv_format_of, serving
 from torpor.snapshot.layout import layout_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -27,7 +27,7 @@ def filled(cache: Any) -> Any:
     elif isinstance(cache, ArraysCache):
         cache[0] = mx.zeros((1, 4))
     else:
-        cache.update_and_fetch(mx.zeros((1, 1, 1, 64)), mx.zeros((1, 1, 1, 64)))
+        cache.update_and_fetch(mx.zeros((1, 1, 1, 128)), mx.zeros((1, 1, 1, 128)))
     return cache
 
 
@@ -44,6 +44,14 @@ def filled(cache: Any) -> Any:
 )
 def test_bits_and_group_size_of_every_cache_are_named(caches: Sequence[object], expected: str) -> None:
     assert kv_format_of(layout_of([filled(cache) for cache in caches], 50)) == expected
+
+
+@pytest.mark.parametrize("bits", KV_BITS)
+@pytest.mark.parametrize("group_size", KV_GROUPS)
+def test_a_format_names_the_options_that_give_it(bits: int, group_size: int) -> None:
+    cache = filled(QuantizedKVCache(group_size=group_size, bits=bits))
+    how = f"with --kv-bits {bits} --kv-group {group_size}"
+    assert serving(kv_format_of(layout_of([cache], 50))) == how
 
 
 def test_a_cache_that_its_model_leaves_empty_has_no_format() -> None:
