@@ -31,7 +31,7 @@ from ..memvid.sizes import format_bytes
 from ..memvid.store import IndexRow, Store
 from ..memvid.uri import SessionUri
 from ..memvid.waiting import salvaged_from
-from ..snapshot.layout import CacheLayout
+from ..snapshot.layout import CANARY_KIND, CacheLayout
 from ..snapshot.lossy import Loss, StoredArray, quantise, stored_bytes, worst
 from ..snapshot.lossy_kinds import BITS, choose
 from ..snapshot.records import require_spans
@@ -111,7 +111,9 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What would be done to one version. left: why nothing, None where the tokens `[start, end)` would be quantised,
-    which takes raw bytes from `before` to `after`."""
+    which takes raw bytes from `before` to `after`. again: raw bytes of what is written again as it is, since it lies
+    behind what changes: the last, not full block, and records of state.
+    """
 
     row: IndexRow
     left: str | None = None
@@ -119,6 +121,12 @@ class Plan:
     end: int = 0
     before: int = 0
     after: int = 0
+    again: int = 0
+
+    @property
+    def raw_bytes(self) -> int:
+        """What the new version has of its own; the heads of its blocks and of its file come on top."""
+        return self.after + self.again
 
 
 def why_left(row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> str | None:
@@ -138,9 +146,10 @@ def why_left(row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> str | No
     return None
 
 
-def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int) -> Plan:
+def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int, states: Sequence[tuple[int, int]] = ()) -> Plan:
     """Which of a version's full blocks to quantise: those from the first one on that is not done, for a block names
-    the one before it. packed_bytes: raw bytes of a full block afterwards."""
+    the one before it. packed_bytes: raw bytes of a full block afterwards; states: of each record of state where it
+    is, and its raw bytes afterwards."""
     full = [span for span in spans if span.token_count == BLOCK_TOKENS]
     if not full:
         return Plan(row, left="it has no full block")
@@ -148,7 +157,10 @@ def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int) -> Plan:
     before, after = sum(span.raw_bytes for span in full[first:]), packed_bytes * (len(full) - first)
     if first == len(full):
         return Plan(row, left="its full blocks are kept in as few bits already")
-    return Plan(row, None, first * BLOCK_TOKENS, len(full) * BLOCK_TOKENS, before, after)
+    start = first * BLOCK_TOKENS
+    again = sum(span.raw_bytes for span in spans if span.token_count != BLOCK_TOKENS)
+    again += sum(raw_bytes for at, raw_bytes in states if at > start)
+    return Plan(row, None, start, len(full) * BLOCK_TOKENS, before, after, again)
 
 
 def is_done(arrays: Collection[StoredArray], bits: int) -> bool:
@@ -193,7 +205,8 @@ class Quantising:
         with self._store.open_session(row.uri, row.version) as reader:
             if salvaged_from(reader.manifest) is not None:
                 return Plan(row, "it is what a repair has saved of a damaged version")
-            return plan_spans(row, _spans(reader, model.layout, order.bits), stored_bytes(model.layout, order.bits))
+            spans, packed_bytes = _spans(reader, model.layout, order.bits), stored_bytes(model.layout, order.bits)
+            return plan_spans(row, spans, packed_bytes, _states(reader, model.layout))
 
     async def carry_out(self, plan: Plan, bits: int) -> Receipt:
         """Write the next version of a session, with the planned tokens in few bits.
@@ -228,6 +241,19 @@ def _spans(reader: BundleReader, layout: CacheLayout, bits: int) -> list[Span]:
         for entry in reader.entries
         if entry.kind == "span"
     ]
+
+
+def _states(reader: BundleReader, layout: CacheLayout) -> list[tuple[int, int]]:
+    """Of each record of state its position, and the raw bytes that it takes behind what was quantised: the last one
+    has a canary then, computed anew, and those before it have none."""
+    found = []
+    for entry in reader.entries:
+        if entry.kind == "state":
+            slots = [spec for spec, _ in reader.read_header(entry).slots]
+            canary = layout.canary_bytes if entry is reader.entries[-1] else 0
+            canary -= sum(spec.size_bytes for spec in slots if spec.kind == CANARY_KIND)
+            found.append((entry.start, entry.raw_bytes + canary))
+    return found
 
 
 def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> Steps[None]:
@@ -267,7 +293,7 @@ class Tally:
         before, after = format_bytes(plan.before), format_bytes(plan.after)
         what = f"{before} of keys and values are {after} in {self._order.bits} bits"
         stays = f"version {row.version} stays as it is until a prune removes it"
-        size, version = (plan.after, row.version) if receipt is None else (receipt.bytes_written, receipt.version)
+        size, version = (plan.raw_bytes, row.version) if receipt is None else (receipt.bytes_written, receipt.version)
         self._written += 0 if receipt is None else receipt.bytes_written
         self._actions.append(MaintenanceAction("quantise", "", str(row.uri), version, size, f"{what}; {stays}"))
 
@@ -277,7 +303,7 @@ class Tally:
 
     def report(self) -> MaintenanceResult:
         """The report, what was done first, as long as a reply takes. Of a plan what would be written is told by its raw
-        bytes."""
+        bytes, to which the heads of blocks and files come."""
         written, actions = self._written, sorted(self._actions, key=lambda action: action.kind == "keep")
         if self._order.dry_run:
             written = sum(action.size_bytes for action in self._actions)

@@ -121,7 +121,7 @@ class CacheLayout:
     @property
     def record_bytes(self) -> int:
         """What a state record takes at most: logits, those of the canary, and every cache's whole state."""
-        return 2 * 4 * self.vocabulary + sum(entry.record_bytes for entry in self.entries)
+        return 4 * self.vocabulary + self.canary_bytes + sum(entry.record_bytes for entry in self.entries)
 
     def span_slots(self, token_count: int) -> tuple[SlotSpec, ...]:
         """The slots of a block of `token_count` tokens in stored order, cache by cache, each `[heads, tokens, dim]`."""
@@ -136,6 +136,11 @@ class CacheLayout:
     def recorded(self) -> tuple[CacheEntry, ...]:
         """The caches with whole state, in stored order."""
         return tuple(entry for entry in self.entries if entry.has_record)
+
+    @property
+    def canary_bytes(self) -> int:
+        """What the logits of a canary take."""
+        return 4 * self.vocabulary
 
     def state_slots(self, pass_count: int, *, canary: bool = False, is_lossy: bool = False) -> tuple[SlotSpec, ...]:
         """The first slots of each state record: the logits `[vocabulary]` that the next token is drawn from, the random
