@@ -27,7 +27,7 @@ from ..snapshot.errors import ModelFilesChanging
 from ..snapshot.kinds import quantised
 from ..snapshot.kv_format import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice, kv_format_of
 from ..snapshot.layout import CacheLayout, layout_of
-from ..snapshot.model_files import NO_ADAPTER, identify
+from ..snapshot.model_files import NO_ADAPTER, identify, lacks, require_model_files
 from ..snapshot.state import LiveState, token_array
 from . import backend
 from .adapters import AdapterChoice, attach, folder_of
@@ -44,6 +44,9 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 DEFAULT_CONTEXT_TOKENS = 8192
 # The tokenizer would warn of texts longer than this; what does not fit is refused by us, with both sizes.
 _TOKENIZER_SETTINGS = {"model_max_length": 10**9}
+# What the hub's client raises, by the names of its classes: the client is mlx-lm's choice.
+_UNREACHABLE = {"ConnectionError", "LocalEntryNotFoundError", "TimeoutError", "TransportError"}
+_NOT_THERE = {"RepositoryNotFoundError"}
 _HALF = (mx.float16, mx.bfloat16)
 
 
@@ -132,6 +135,7 @@ def load_model(
 
     Raises:
         ModelUnavailable: there is no such model, mlx-lm cannot load it, or it cannot keep its KV quantised so.
+        ModelFilesMissing: the folder has not all that a model needs.
         ModelFilesChanging: the files were written to while they were being loaded.
         AdapterUnavailable, AdapterFilesMissing, AdapterMismatch: the adapter is not there, not whole, or of another
             model.
@@ -141,6 +145,7 @@ def load_model(
     adapter_folder = folder_of(adapter, name) if adapter else None
     folders = [folder, adapter_folder] if adapter_folder else [folder]
     before = [_stamps(each) for each in folders]
+    require_model_files(folder)
     network, tokenizer, config = _load(name, source, folder)
     adapter_part = NO_ADAPTER
     if adapter and adapter_folder:
@@ -185,7 +190,7 @@ def load_model(
 
 def _folder_of(source: str) -> Path:
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source and path.is_dir():
         return path.resolve()
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1
     if looks_like_path:
@@ -196,9 +201,18 @@ def _folder_of(source: str) -> Path:
     try:
         return _download(source)
     except Exception as error:  # the hub's client raises errors of many libraries
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if kinds & _UNREACHABLE:
+            why = "and the model hub could not be reached"
+        elif kinds & _NOT_THERE:
+            why = "and the model hub has no such model that you may read"
+        else:
+            why = f"and it could not be had from the model hub: {_first_line(error)}"
         raise ModelUnavailable(
-            f"Model {source!r} is neither a folder here nor to be had from the hub ({_first_line(error)}).",
+            f"There is no folder {source!r} here, {why}. Give the folder of a model that lies on this machine, as in "
+            "--model NAME=./FOLDER, or what names one on the hub.",
             source=source,
+            reason=_first_line(error),
         ) from error
 
 
@@ -214,8 +228,10 @@ def _load(name: str, source: str, folder: Path) -> tuple[Any, Any, dict[str, Any
             str(folder), tokenizer_config=_TOKENIZER_SETTINGS, lazy=True, return_config=True, trust_remote_code=False
         )
     except Exception as error:  # mlx-lm and its tokenizer raise whatever a malformed folder leads to
+        missing = lacks(folder)
+        why = _first_line(error) if missing is None else f"{folder} lacks {missing}"
         raise ModelUnavailable(
-            f"Model {name!r} cannot be loaded from {source!r}: {_first_line(error)}.", model=name, source=source
+            f"Model {name!r} cannot be loaded from {source!r}: {why}.", model=name, source=source
         ) from error
     return network, tokenizer, config
 

@@ -6,13 +6,12 @@ kind, rank, scale, and which layers. Dropout does not (nothing is dropped when a
 
 from __future__ import annotations
 
-import json
-import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from . import tensor_list
 from .digests import DigestCache
 from .errors import AdapterFilesMissing, ModelFilesMissing
 from .model_files import digest_of, load_object
@@ -21,13 +20,10 @@ CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapters.safetensors"
 KINDS: Final = ("lora", "dora", "full")
 """What mlx-lm trains. `full` has whole weights instead of factors; there is nothing to fuse in it."""
-MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
-"""The list of tensors at the beginning of the weights: room for a hundred thousand."""
 
 Kind = Literal["lora", "dora", "full"]
 # Of a value that is not what it should be.
 _SHOWN_CHARS = 60
-_HEADER_BYTES = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +95,18 @@ def tensor_names(folder: Path) -> frozenset[str]:
     """The names of the adapter's tensors, from the list at the beginning of its weights.
 
     Raises:
-        AdapterFilesMissing: it is not such a file.
+        AdapterFilesMissing: it is not such a file, or not all of it.
     """
     file = folder / WEIGHTS_FILE
-    with file.open("rb") as opened:
-        head = opened.read(_HEADER_BYTES.size)
-        size_bytes = _HEADER_BYTES.unpack(head)[0] if len(head) == _HEADER_BYTES.size else MAX_HEADER_BYTES + 1
-        if size_bytes > MAX_HEADER_BYTES:
-            raise _unreadable(folder, f"{WEIGHTS_FILE} does not begin as a safetensors file does")
-        try:
-            listed = json.loads(opened.read(size_bytes))
-        except (ValueError, RecursionError) as error:
-            raise _unreadable(folder, f"{WEIGHTS_FILE} does not begin as a safetensors file does") from error
-    if not isinstance(listed, dict):
-        raise _unreadable(folder, f"{WEIGHTS_FILE} does not begin as a safetensors file does")
-    return frozenset(listed) - {"__metadata__"}
+    try:
+        return tensor_list.tensor_names(file)
+    except tensor_list.NotWhole as error:
+        raise AdapterFilesMissing(
+            f"The adapter's weights cannot be read: {file} {error}. Copy the adapter anew from where it was trained.",
+            path=str(file),
+        ) from error
+    except OSError as error:
+        raise AdapterFilesMissing(f"{file} cannot be read: {error.strerror or error}.", path=str(file)) from error
 
 
 def _integer(folder: Path, settings: dict[str, Any], name: str, *, lowest: int) -> int:

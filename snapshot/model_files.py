@@ -13,6 +13,7 @@ from ..memvid.identity import Identity
 from .digests import DigestCache
 from .errors import ModelFilesMissing
 from .identity import STATE_LAYOUT
+from .tensor_list import NotWhole, tensor_names
 
 # What mlx-lm loads, and nothing else: an adapter or a second form of the weights may lie in the same folder. The
 # index of sharded weights is not read by it.
@@ -35,6 +36,14 @@ TOKENIZER_PATTERNS = (
 )
 # How a quantised checkpoint of another make is to be read; mlx-lm takes it for a section of config.json.
 QUANTISATION_FILE = "hf_quant_config.json"
+CONFIG_FILE = "config.json"
+SHARDS_FILE = "model.safetensors.index.json"
+A_MODEL_FOLDER = (
+    f"A model folder has {CONFIG_FILE}, weights ({WEIGHT_PATTERN}) and tokenizer files (tokenizer.json, or what its "
+    "kind has instead), in the form that mlx-lm reads; `mlx_lm.convert` makes one of a model in another form."
+)
+# Of the files of a tokenizer those that hold settings only.
+_WITHOUT_WORDS = ("added_tokens*.json", "special_tokens*.json", "tokenizer_config.json")
 NO_ADAPTER = "none"
 NO_ROPE = "none"
 # Keys of a configuration that decide how positions become keys. Lengths count: scaled bases are derived from them.
@@ -42,6 +51,8 @@ _ROPE_WORDS = ("rope", "rotary", "yarn")
 _LENGTH_KEYS = ("max_position_embeddings", "original_max_position_embeddings")
 # A longer value is kept as its digest: some models list a factor for each frequency, or lay every layer out otherwise.
 _MAX_PLAIN_CHARS = 2048
+# Of a file's name that another file tells.
+_MAX_NAME_CHARS = 100
 
 
 def identify(
@@ -60,13 +71,8 @@ def identify(
         ModelFilesMissing: the folder has no weights, no config or no tokenizer.
         ModelFilesChanging: a file is being written to.
     """
-    weights = sorted(folder.glob(WEIGHT_PATTERN))
-    tokenizer = sorted({file for pattern in TOKENIZER_PATTERNS for file in folder.glob(pattern) if file.is_file()})
-    config = folder / "config.json"
-    for what, found in (("weights", weights), ("tokenizer files", tokenizer), ("config.json", config.is_file())):
-        if not found:
-            raise ModelFilesMissing(f"{folder} has no {what}; give the folder of an MLX model.", path=str(folder))
-    settings = load_object(config)
+    weights, tokenizer = _files_of(folder)
+    settings = load_object(folder / CONFIG_FILE)
     parts = {
         "weights": _digest_of_files(weights, digests),
         "config": _digest_of_config(settings, folder),
@@ -80,6 +86,61 @@ def identify(
         "state_layout": STATE_LAYOUT,
     }
     return Identity(tuple(sorted(parts.items())))
+
+
+def require_model_files(folder: Path) -> None:
+    """Look, before anything is loaded, whether a folder has what a model needs. Reads no weights.
+
+    Raises:
+        ModelFilesMissing: it has no weights, no config or no tokenizer, weights that are not all there, or a config of
+            something else.
+    """
+    weights, _ = _files_of(folder)
+    config = folder / CONFIG_FILE
+    try:
+        is_of_model = "model_type" in load_object(config)
+        for file in weights:
+            tensor_names(file)
+    except NotWhole as error:
+        raise ModelFilesMissing(f"{file} {error}. Copy or download it anew.", path=str(file)) from error
+    except OSError as error:
+        raise ModelFilesMissing(
+            f"{error.filename or folder} cannot be read: {error.strerror or error}.", path=str(error.filename or folder)
+        ) from error
+    if not is_of_model:
+        raise ModelFilesMissing(
+            f"{config} names no model_type, so it is of no model. {A_MODEL_FOLDER}", path=str(config)
+        )
+
+
+def _files_of(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files of weights and of the tokenizer in a model's folder, by name."""
+    weights = sorted(folder.glob(WEIGHT_PATTERN))
+    tokenizer = sorted({file for pattern in TOKENIZER_PATTERNS for file in folder.glob(pattern) if file.is_file()})
+    needed = {CONFIG_FILE: (folder / CONFIG_FILE).is_file(), "weights": weights, "tokenizer files": tokenizer}
+    missing = [what for what, found in needed.items() if not found]
+    if missing:
+        raise ModelFilesMissing(
+            f"{folder} has no {', no '.join(missing)}. {A_MODEL_FOLDER}", path=str(folder), missing=missing
+        )
+    return weights, tokenizer
+
+
+def lacks(folder: Path) -> str | None:
+    """What a model that could not be loaded lacks: shards that its list of them names, or what its tokenizer reads.
+    None where neither is so: these files alone prove nothing, for some models need none of them."""
+    try:
+        named = load_object(folder / SHARDS_FILE).get("weight_map")
+    except (OSError, ModelFilesMissing):
+        named = None
+    shards = {str(name) for name in named.values()} if isinstance(named, Mapping) else set()
+    missing = sorted(name for name in shards if not (folder / name).is_file())
+    if missing:
+        return f"{len(missing)} of its {len(shards)} files of weights, the first being {missing[0][:_MAX_NAME_CHARS]}"
+    found = {file for pattern in TOKENIZER_PATTERNS for file in folder.glob(pattern)}
+    if not found - {file for pattern in _WITHOUT_WORDS for file in folder.glob(pattern)}:
+        return "a file of the tokenizer's words, which is tokenizer.json for most models"
+    return None
 
 
 def rope_of(settings: Mapping[str, Any]) -> str:

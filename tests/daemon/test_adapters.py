@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -229,6 +230,20 @@ def test_a_folder_that_is_not_whole_is_refused_by_the_file_that_it_lacks(
     (own_adapter / name).unlink()
     with pytest.raises(AdapterFilesMissing, match=f"has no {name}"):
         load(own_adapter)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0.5, "has [0-9]+ of its [0-9]+ bytes, as"), (0.01, "does not begin as"), (0, "does not")],
+)
+def test_weights_that_were_cut_off_are_told_by_their_path_and_not_taken_for_another_models(
+    own_adapter: Path, load: Callable[..., LoadedModel], size: float, words: str
+) -> None:
+    file = own_adapter / "adapters.safetensors"
+    os.truncate(file, int(file.stat().st_size * size))
+    with pytest.raises(AdapterFilesMissing, match=f"{file} {words}.* Copy the adapter anew") as refusal:
+        load(own_adapter)
+    assert refusal.value.details["path"] == str(file)
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, mx.array]], object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torpor.daemon import models
 from torpor.daemon.errors import ModelUnavailable
 from torpor.daemon.models import DEFAULT_CONTEXT_TOKENS, KvChoice, LoadedModel, load_model
 from torpor.daemon.service import Service
+from torpor.errors import TorporError
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import IdentityMismatch, ModelFilesChanging, UnsupportedCache
 from torpor.snapshot.identity import CIRCUMSTANCES, PARTS, STATE_LAYOUT
@@ -69,14 +71,63 @@ def test_a_folder_that_is_not_there_is_named_and_no_network_is_asked(
     assert repr(source) in refusal.value.message
 
 
-def test_a_hub_name_that_cannot_be_had_says_why(digests: DigestCache, monkeypatch: pytest.MonkeyPatch) -> None:
+class LocalEntryNotFoundError(FileNotFoundError):
+    """As the hub's client calls it."""
+
+
+class RepositoryNotFoundError(OSError):
+    """As the hub's client calls it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ConnectionError("[Errno -2] of a library\nand more"), "and the model hub could not be reached. "),
+        (LocalEntryNotFoundError("[Errno -2] of a library"), "and the model hub could not be reached. "),
+        (TimeoutError(), "and the model hub could not be reached. "),
+        (RepositoryNotFoundError("401 [Errno -2]"), "and the model hub has no such model that you may read. "),
+        (ValueError("a word\nand more"), "and it could not be had from the model hub: ValueError: a word. "),
+    ],
+)
+def test_a_hub_name_that_cannot_be_had_says_why_and_to_give_a_folder(
+    digests: DigestCache, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
     def fail(repository: str) -> Path:
-        raise ConnectionError(f"no way to {repository}\nand more lines")
+        raise error
 
     monkeypatch.setattr(models, "_download", fail)
-    with pytest.raises(ModelUnavailable, match="no way to owner/name") as refusal:
+    with pytest.raises(ModelUnavailable) as refusal:
         load_model("tiny", "owner/name", digests)
-    assert "more lines" not in refusal.value.message
+    assert f"There is no folder 'owner/name' here, {why}Give the folder of a model" in refusal.value.message
+    assert "Errno" not in refusal.value.message
+    assert "and more" not in refusal.value.message
+    assert refusal.value.details["reason"].startswith(type(error).__name__)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "words"),
+    [
+        (lambda it: [file.unlink() for file in it.iterdir()], "model_files_missing", "no weights, no tokenizer files."),
+        (lambda it: (it / "config.json").unlink(), "model_files_missing", "has no config.json. A model folder has"),
+        (lambda it: (it / "model.safetensors").unlink(), "model_files_missing", "has no weights. A model folder has"),
+        (lambda it: os.truncate(it / "model.safetensors", 5000), "model_files_missing", "has 5000 of its "),
+        (
+            lambda it: (it / "model.safetensors").write_bytes(b"x" * 99),
+            "model_files_missing",
+            "does not begin as",
+        ),
+        (lambda it: (it / "tokenizer.json").unlink(), "model_unavailable", "lacks a file of the tokenizer's words"),
+    ],
+    ids=["empty", "no config", "no weights", "half the weights", "other weights", "no words"],
+)
+def test_a_folder_that_is_no_whole_model_says_what_it_lacks(
+    own_tiny_model: Path, digests: DigestCache, spoil: Any, code: str, words: str
+) -> None:
+    spoil(own_tiny_model)
+    with pytest.raises(TorporError) as refusal:
+        load(own_tiny_model, digests)
+    assert (refusal.value.code, words in refusal.value.message) == (code, True), refusal.value.message
+    assert str(own_tiny_model) in refusal.value.message
 
 
 @pytest.mark.parametrize(
@@ -271,13 +322,14 @@ def test_sharded_weights_are_loaded_and_every_shard_is_needed(
     shards = [own_tiny_model / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     for shard, part in zip(shards, (names[::2], names[1::2]), strict=True):
         mx.save_safetensors(str(shard), {name: weights[name] for name in part}, {"format": "mlx"})
-    (own_tiny_model / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    shown = {name: shards[number % 2].name for number, name in enumerate(names)}
+    (own_tiny_model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shown}))
     sharded, expected = load(own_tiny_model, digests), load(tiny_model, digests)
     assert mx.array_equal(sharded.network(mx.array([[1, 2]])), expected.network(mx.array([[1, 2]]))).item()
     differing = {name for name, value in parts_of(expected).items() if parts_of(sharded)[name] != value}
     assert differing == {"weights"}, "other files, though the same numbers"
     shards[1].unlink()
-    with pytest.raises(ModelUnavailable):
+    with pytest.raises(ModelUnavailable, match=f"lacks 1 of its 2 files of weights, the first being {shards[1].name}"):
         load(own_tiny_model, digests)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from torpor.snapshot.adapter_files import (
-    MAX_HEADER_BYTES,
     AdapterSettings,
     identify_adapter,
     load_settings,
@@ -16,6 +15,7 @@ from torpor.snapshot.adapter_files import (
 )
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import AdapterFilesMissing
+from torpor.snapshot.tensor_list import MAX_LIST_BYTES
 
 CONFIG: dict[str, Any] = {
     "fine_tune_type": "lora",
@@ -148,7 +148,7 @@ def test_the_names_of_the_tensors_are_read_from_the_beginning_of_the_weights(fol
     [
         b"",
         b"\7",
-        (MAX_HEADER_BYTES + 1).to_bytes(8, "little"),
+        (MAX_LIST_BYTES + 1).to_bytes(8, "little"),
         (2**64 - 1).to_bytes(8, "little"),
         (5).to_bytes(8, "little") + b"{",
         (3).to_bytes(8, "little") + b"[1]",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.snapshot import model_files
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import ModelFilesMissing
 from torpor.snapshot.identity import CIRCUMSTANCES, PARTS
-from torpor.snapshot.model_files import identify, rope_of
+from torpor.snapshot.model_files import TOKENIZER_PATTERNS, identify, require_model_files, rope_of
 
 FACTS: dict[str, Any] = {
     "chat_template": "T",
@@ -221,3 +224,25 @@ def test_a_layout_that_is_long_is_kept_as_a_digest(own_tiny_model: Path, parts: 
 @pytest.mark.parametrize("settings", [{}, {"hidden_size": 3, "text_config": None, "vision_config": {"depth": 1}}])
 def test_a_configuration_without_positions_says_so(settings: dict[str, Any]) -> None:
     assert rope_of(settings) == "none"
+
+
+def test_the_document_names_every_pattern_of_tokenizer_files() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "identity.md").read_text()
+    (told,) = re.findall(r"Files of the tokenizer are those(.*?)\. Each counts", text, re.DOTALL)
+    assert set(re.findall(r"`(.+?)`", told)) == set(TOKENIZER_PATTERNS)
+
+
+def test_a_config_of_something_else_and_weights_that_may_not_be_read_are_told(
+    own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    require_model_files(own_tiny_model)
+    with monkeypatch.context() as patch:
+        patch.setattr(model_files, "tensor_names", refuse)
+        with pytest.raises(ModelFilesMissing, match=r"model.safetensors cannot be read: Permission denied\.$"):
+            require_model_files(own_tiny_model)
+    (own_tiny_model / "config.json").write_text("{}")
+    with pytest.raises(ModelFilesMissing, match=r"config\.json names no model_type.* A model folder has"):
+        require_model_files(own_tiny_model)
