@@ -14,6 +14,7 @@ from .inputs import load_text
 from .interrupts import ignore_interrupts
 from .options import JsonOption, ModelOption, SessionArgument, SocketOption
 from .output import Output, plain
+from .wake_remarks import remark_on_wake_in_passing
 
 FileOption = Annotated[
     Path | None, typer.Option("--file", "-f", metavar="PATH", show_default=False, help="Read this file; - is stdin.")
@@ -49,6 +50,7 @@ def append(
     if as_json:
         output.document("append", result.model_dump(mode="json"))
         return
+    remark_on_wake_in_passing(output, result.woken)
     output.line(
         f"{plain(result.session)}  read {format_plural(result.tokens_added, 'token')}"
         f" in {format_seconds(result.seconds)}"

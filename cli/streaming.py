@@ -20,6 +20,7 @@ from .exit_codes import OK
 from .formatting import format_count, format_plural, format_rate, format_seconds
 from .options import DEFAULT_MAX_TOKENS
 from .output import OnProgress, Output, plain
+from .wake_remarks import remark_on_wake_in_passing
 
 Begin = Callable[[int, OnEvent], TextStream]
 
@@ -75,6 +76,7 @@ def finish_generation(output: Output, command: str, result: GenerateResult) -> i
     if output.as_json:
         output.document(command, result.model_dump(mode="json"))
         return OK.number
+    remark_on_wake_in_passing(output, result.woken)
     written = len(result.tokens)
     output.remark(
         f"[dim]{format_plural(written, 'token')} in {format_seconds(result.seconds)}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from ..memvid.sizes import format_bytes
 from ..memvid.uri import VERSION_MARK
-from ..socket_api.results import Lossy, PartDiffers
 from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
 from .errors import InvalidUsage
@@ -17,6 +15,7 @@ from .formatting import format_plural, format_seconds
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, VersionArgument
 from .output import Output, plain
+from .wake_remarks import remark_on_wake
 
 VersionOption = Annotated[
     str | None,
@@ -41,8 +40,8 @@ StrictOption = Annotated[
     ),
 ]
 _CANARY = {
-    "same_bits": ", and it computes the same bits",
-    "within_tolerance": ", and it computes the same within the tolerance",
+    "same_bits": ", and it computes what it did when it slept, to the bit",
+    "within_tolerance": ", and it computes what it did when it slept, within the tolerance",
     "not_run": "",
 }
 PLAIN_NUMBER_DIGITS = 7  # from one more on, digits may also begin a bundle id, and the daemon looks for both
@@ -86,21 +85,7 @@ def wake(
             f" {result.tokens_prefilled} of them prefilled, {format_bytes(result.bytes_read)} read"
             f" in {format_seconds(result.seconds)}{'' if result.verified else ' and trusted'}{_CANARY[result.canary]}"
         )
-    if result.lossy:
-        output.remark(f"[yellow]lossy[/]: {describe_loss(result.lossy)}")
-    if result.differs:
-        output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(result.differs))}")
-
-
-def describe_loss(lossy: Lossy) -> str:
-    """Say in one line what a session has lost."""
-    tokens = format_plural(lossy.tokens, "token")
-    return f"keys and values of the first {tokens} were kept in {lossy.bits} bits; what was read since rests on those"
-
-
-def describe_differing(differs: Sequence[PartDiffers]) -> str:
-    """Say in one line what is other than when a session slept; what its snapshot does not tell is unknown."""
-    return ", ".join(f"{each.field} {each.stored or 'unknown'} → {each.live or 'none'}" for each in differs)
+    remark_on_wake(output, result)
 
 
 def _named(session: str, version: str | None) -> tuple[str, int | None]:

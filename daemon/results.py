@@ -107,34 +107,6 @@ class SessionDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendResult:
-    """What reading new text or tokens did."""
-
-    session: str
-    tokens_added: int
-    token_count: int
-    prefilled_tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateResult:
-    """What a generation produced. With `prove`, `logits_blake3` has one digest per token: of the float32 logits
-    from which it was drawn; `final_logits_blake3` is that of the logits from which the next one would be."""
-
-    session: str
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    token_count: int
-    prefilled_tokens: int
-    time_to_first_token_s: float | None
-    seconds: float
-    logits_blake3: tuple[str, ...] | None
-    final_logits_blake3: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class SleepResult:
     """The receipt of a sleep: by the time it exists, the state is durable."""
 
@@ -182,6 +154,38 @@ class WakeResult:
     canary: CanaryVerdict = "not_run"
     canary_seconds: float = 0.0
     lossy: Lossy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What reading new text or tokens did. woken: the report of the wake that this request was the cause of."""
+
+    session: str
+    tokens_added: int
+    token_count: int
+    prefilled_tokens: int
+    seconds: float
+    woken: WakeResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateResult:
+    """What a generation produced. With `prove`, `logits_blake3` has one digest per token: of the float32 logits
+    from which it was drawn; `final_logits_blake3` is that of the logits from which the next one would be.
+
+    woken: the report of the wake that this request was the cause of, None where the session was awake."""
+
+    session: str
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    token_count: int
+    prefilled_tokens: int
+    time_to_first_token_s: float | None
+    seconds: float
+    logits_blake3: tuple[str, ...] | None
+    final_logits_blake3: str | None
+    woken: WakeResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

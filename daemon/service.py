@@ -303,7 +303,7 @@ class Service:
         if (text is None) == (tokens is None):
             raise InvalidTokens("Give either text or tokens to append.")
         started = time.monotonic()
-        async with self._woken(session, emit) as live:
+        async with self._woken(session, emit) as (live, woken):
             ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
             await self._read(live, ids, emit, turn_open=False)
             return AppendResult(
@@ -312,6 +312,7 @@ class Service:
                 token_count=len(live.state.tokens),
                 prefilled_tokens=len(ids),
                 seconds=time.monotonic() - started,
+                woken=woken,
             )
 
     async def generate(
@@ -331,7 +332,7 @@ class Service:
             EmptyContext, ContextOverflow, GenerationFailed, and what a wake raises.
         """
         started = time.monotonic()
-        async with self._woken(session, emit) as live:
+        async with self._woken(session, emit) as (live, woken):
             ids = await self._encoder.text(live, text) if text else []
             if not ids and not live.state.tokens:
                 raise EmptyContext(
@@ -341,7 +342,7 @@ class Service:
             if ids:
                 await self._read(live, ids, emit, turn_open=False)
             order = WriteOrder(max_tokens, sampling or live.sampling, tuple(stop), prove)
-            return await self._write(live, order, emit, prefilled=len(ids), started=started)
+            return await self._write(live, order, emit, prefilled=len(ids), started=started, woken=woken)
 
     async def chat(
         self,
@@ -360,12 +361,12 @@ class Service:
             TemplateUnusable, ContextOverflow, GenerationFailed, and what a wake raises.
         """
         started = time.monotonic()
-        async with self._woken(session, emit) as live:
+        async with self._woken(session, emit) as (live, woken):
             ids = await self._encoder.turn(live, {"role": role, "content": message})
             generation.require_room(live.model, live.state, len(ids) + max_tokens)
             await self._read(live, ids, emit, turn_open=True)
             order = WriteOrder(max_tokens, sampling or live.sampling, (), prove, keep_end=True)
-            return await self._write(live, order, emit, prefilled=len(ids), started=started)
+            return await self._write(live, order, emit, prefilled=len(ids), started=started, woken=woken)
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
         """Make a session durable and free its memory. Asking again gives the same receipt, with nothing written.
@@ -582,6 +583,10 @@ class Service:
             return listing.wake_result(
                 live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
             )
+        return await self._bring_back(uri, order, emit, started)
+
+    async def _bring_back(self, uri: SessionUri, order: WakeOrder, emit: Emit, started: float) -> WakeResult:
+        """Wake a session that is asleep."""
         latest = self._require_row(uri).version
         woken = await self._hibernation.wake(uri, order, self._model_named, emit)
         woken.session.rewound = order.version not in (None, latest) and not woken.session.is_cut_short
@@ -666,7 +671,14 @@ class Service:
                 live.system = None if turn_open else live.system  # a chat's first turn has it before it
 
     async def _write(
-        self, live: Session, order: WriteOrder, emit: Emit, *, prefilled: int, started: float
+        self,
+        live: Session,
+        order: WriteOrder,
+        emit: Emit,
+        *,
+        prefilled: int,
+        started: float,
+        woken: WakeResult | None,
     ) -> GenerateResult:
         loop = asyncio.get_running_loop()
         held = len(live.state.tokens)
@@ -703,6 +715,7 @@ class Service:
             seconds=time.monotonic() - started,
             logits_blake3=tuple(written.proofs) if order.prove else None,
             final_logits_blake3=final,
+            woken=woken,
         )
 
     async def _settle_sampling(self, live: Session, wanted: Sampling) -> None:
@@ -722,14 +735,13 @@ class Service:
         return live
 
     @asynccontextmanager
-    async def _woken(self, name: str, emit: Emit) -> AsyncIterator[Session]:
-        """The session, awake, alone."""
+    async def _woken(self, name: str, emit: Emit) -> AsyncIterator[tuple[Session, WakeResult | None]]:
+        """The session, awake, alone; with the report of the wake if it was asleep."""
         async with self._turn(self._resolve(name)) as uri:
+            report = None
             if await self._live(uri) is None:
-                self._require_row(uri)
-                woken = await to_the_end(self._hibernation.wake(uri, WakeOrder(), self._model_named, emit))
-                self._awake[uri] = woken.session
-            yield self._awake[uri]
+                report = await to_the_end(self._bring_back(uri, WakeOrder(), emit, time.monotonic()))
+            yield self._awake[uri], report
 
     @asynccontextmanager
     async def _turn(self, uri: SessionUri) -> AsyncIterator[SessionUri]:

@@ -147,31 +147,6 @@ class ListResult(Reply):
     sessions: tuple[SessionInfo, ...]
 
 
-class AppendResult(Reply):
-    """What reading new text or tokens did."""
-
-    session: str
-    tokens_added: Count
-    token_count: Count
-    prefilled_tokens: Count
-    seconds: Seconds
-
-
-class GenerateResult(Reply):
-    """What a generation produced, whole. `logits_blake3` is there when `prove` was asked for."""
-
-    session: str
-    text: str
-    tokens: tuple[TokenId, ...]
-    finish_reason: Literal["stop", "length"]
-    token_count: Count
-    prefilled_tokens: Count
-    time_to_first_token_s: Seconds | None
-    seconds: Seconds
-    logits_blake3: tuple[str, ...] | None = None
-    final_logits_blake3: str | None = None
-
-
 class SleepResult(Reply):
     """The receipt of a sleep: it exists only once the state is durable."""
 
@@ -213,6 +188,34 @@ class WakeResult(Reply):
     canary: Literal["same_bits", "within_tolerance", "not_run"] = "not_run"
     canary_seconds: Seconds = 0.0
     lossy: Lossy | None = None
+
+
+class AppendResult(Reply):
+    """What reading new text or tokens did. `woken` is the report of the wake that the request was the cause of."""
+
+    session: str
+    tokens_added: Count
+    token_count: Count
+    prefilled_tokens: Count
+    seconds: Seconds
+    woken: WakeResult | None = None
+
+
+class GenerateResult(Reply):
+    """What a generation produced, whole. `logits_blake3` is there when `prove` was asked for. `woken` is the report of
+    the wake that the request was the cause of; None where the session was awake."""
+
+    session: str
+    text: str
+    tokens: tuple[TokenId, ...]
+    finish_reason: Literal["stop", "length"]
+    token_count: Count
+    prefilled_tokens: Count
+    time_to_first_token_s: Seconds | None
+    seconds: Seconds
+    logits_blake3: tuple[str, ...] | None = None
+    final_logits_blake3: str | None = None
+    woken: WakeResult | None = None
 
 
 class AnalysisResult(Reply):

@@ -174,6 +174,35 @@ def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, 
     assert "lossy       keys and values of the first 7,680 tokens in 8 bits" in torpor("show", "a").out
 
 
+@pytest.mark.parametrize("command", ["append", "chat", "generate"])
+def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
+    torpor: Torpor, daemon: FakeDaemon, command: str
+) -> None:
+    torpor("append", "a", "one")
+    torpor("sleep", "a")
+    daemon.service.lossy, daemon.service.prefilled_by_wakes = Lossy(4, 256), 44
+    daemon.service.differs = (PartDiffers("device", "metal", "cpu"),)
+    told = [
+        "read again: 44 tokens that the snapshot did not hold, to wake torpor://default/a\n",
+        "lossy: keys and values of the first 256 tokens were kept in 4 bits; ",
+        "differs since it slept: device metal → cpu\n",
+    ]
+    waking, awake = torpor(command, "a", "two").err, torpor(command, "a", "three").err
+    assert [each in waking for each in told] == [True] * 3
+    assert [each in awake for each in told] == [False] * 3
+
+
+@pytest.mark.parametrize("command", ["append", "chat", "generate"])
+def test_a_command_gives_scripts_the_report_of_the_wake_that_it_made(
+    torpor: Torpor, daemon: FakeDaemon, command: str
+) -> None:
+    torpor("append", "a", "one")
+    torpor("sleep", "a")
+    woken = torpor(command, "a", "two", "--json").document["woken"]
+    assert (woken["version"], woken["token_count"], woken["already_awake"]) == (1, 1, False)
+    assert torpor(command, "a", "three", "--json").document["woken"] is None
+
+
 def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaemon) -> None:
     torpor("append", "a", "one")
     assert torpor("rm", "a").status == 2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ async def test_the_next_version_is_lossy_and_wakes_proven_and_told(open_kind: An
         assert woken.lossy == Lossy(bits, 512)
         assert woken.canary == "same_bits"
         assert woken.bytes_read < (await size_of_exact(rig))
+
+
+@pytest.mark.parametrize("request_of", ["append", "generate", "chat"])
+async def test_a_request_that_wakes_a_lossy_session_tells_so(open_kind: Any, request_of: str) -> None:
+    async with open_kind("plain") as rig:
+        await asleep(rig)
+        await quantise(rig, bits=4)
+        limit = {} if request_of == "append" else {"max_tokens": 1}
+        words = {"message": "go on"} if request_of == "chat" else {"text": "go on"}
+        ask = partial(getattr(rig.service, request_of), session="s", **words, **limit, emit=ignore)
+        waking, awake = await ask(), await ask()
+        assert (waking.woken.lossy, waking.woken.version, waking.woken.canary) == (Lossy(4, 512), 2, "same_bits")
+        assert (waking.woken.token_count, waking.woken.tokens_prefilled) == (600, 0)
+        assert awake.woken is None
 
 
 async def size_of_exact(rig: Rigged) -> int:

@@ -77,6 +77,7 @@ class FakeService:
         self.differs: tuple[PartDiffers, ...] = ()
         self.artifact = "{}\n"
         self.lossy: Lossy | None = None
+        self.prefilled_by_wakes = 0
         self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
 
     def hold(self) -> None:
@@ -127,13 +128,13 @@ class FakeService:
         self, *, session: str, text: str | None = None, tokens: Sequence[int] | None = None, emit: Emit
     ) -> AppendResult:
         self._record("append", session=session, text=text, tokens=tokens)
-        found = self._find(session)
+        found, woken = await self._find_awake(session, emit)
         added = list(tokens) if tokens is not None else [len(word) for word in (text or "").split()]
         for done in range(0, len(added), 2):
             await self._step()
             emit(Progress("prefill", min(done + 2, len(added)), len(added)))
         found.tokens += added
-        return AppendResult(found.info.session, len(added), len(found.tokens), len(added), 0.25)
+        return AppendResult(found.info.session, len(added), len(found.tokens), len(added), 0.25, woken)
 
     async def generate(
         self,
@@ -149,10 +150,10 @@ class FakeService:
         self._record(
             "generate", session=session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove
         )
-        found = self._find(session)
+        found, woken = await self._find_awake(session, emit)
         if text is not None:
             found.tokens += [len(word) for word in text.split()]
-        return await self._write(found, max_tokens, prove, emit)
+        return await self._write(found, max_tokens, prove, emit, woken)
 
     async def chat(
         self,
@@ -168,10 +169,10 @@ class FakeService:
         self._record(
             "chat", session=session, message=message, role=role, max_tokens=max_tokens, sampling=sampling, prove=prove
         )
-        found = self._find(session)
+        found, woken = await self._find_awake(session, emit)
         emit(Progress("prefill", 1, 1))
         found.tokens.append(len(message))
-        return await self._write(found, max_tokens, prove, emit)
+        return await self._write(found, max_tokens, prove, emit, woken)
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
         self._record("sleep", session=session)
@@ -198,7 +199,9 @@ class FakeService:
         emit: Emit,
     ) -> WakeResult:
         self._record("wake", session=session, version=version, at_token=at_token, strict=strict)
-        found = self._find(session)
+        return await self._wake(self._find(session), version, emit)
+
+    async def _wake(self, found: FakeSession, version: int | None, emit: Emit) -> WakeResult:
         await self._step()
         emit(Progress("wake", 1, 1))
         already = found.info.state == "awake"
@@ -209,7 +212,7 @@ class FakeService:
             made.version,
             made.bundle_id,
             made.token_count,
-            0,
+            self.prefilled_by_wakes,
             8,
             0.25,
             already,
@@ -321,7 +324,13 @@ class FakeService:
         slept = tuple(s.info.session for s in kept if s.tokens)
         return CloseReport(slept, dict(self.fail_sleep), tuple(s.info.session for s in kept if not s.tokens))
 
-    async def _write(self, found: FakeSession, max_tokens: int, prove: bool, emit: Emit) -> GenerateResult:
+    async def _find_awake(self, session: str, emit: Emit) -> tuple[FakeSession, WakeResult | None]:
+        found = self._find(session)
+        return found, await self._wake(found, None, emit) if found.info.state == "asleep" else None
+
+    async def _write(
+        self, found: FakeSession, max_tokens: int, prove: bool, emit: Emit, woken: WakeResult | None
+    ) -> GenerateResult:
         self.running += 1
         written: list[int] = []
         texts: list[str] = []
@@ -349,6 +358,7 @@ class FakeService:
             seconds=0.25,
             logits_blake3=tuple("cd" * 32 for _ in written) if prove else None,
             final_logits_blake3="ef" * 32 if prove else None,
+            woken=woken,
         )
 
     async def _step(self) -> None:

@@ -1,0 +1,38 @@
+"""What a person must hear of a wake, whichever command it was made by: in what the session is not as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..socket_api.results import Lossy, PartDiffers, WakeResult
+from .formatting import format_plural
+from .output import Output, plain
+
+
+def remark_on_wake(output: Output, woken: WakeResult) -> None:
+    """Say it if the state is lossy, or was computed by something else than what computes now."""
+    if woken.lossy:
+        output.remark(f"[yellow]lossy[/]: {describe_loss(woken.lossy)}")
+    if woken.differs:
+        output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(woken.differs))}")
+
+
+def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
+    """The same for a wake that was not asked for by itself, and say it if the model had to compute for it."""
+    if woken is None:
+        return
+    if woken.tokens_prefilled:
+        tokens = format_plural(woken.tokens_prefilled, "token")
+        output.remark(f"[yellow]read again[/]: {tokens} that the snapshot did not hold, to wake {plain(woken.session)}")
+    remark_on_wake(output, woken)
+
+
+def describe_loss(lossy: Lossy) -> str:
+    """Say in one line what a session has lost."""
+    tokens = format_plural(lossy.tokens, "token")
+    return f"keys and values of the first {tokens} were kept in {lossy.bits} bits; what was read since rests on those"
+
+
+def describe_differing(differs: Sequence[PartDiffers]) -> str:
+    """Say in one line what is other than when a session slept; what its snapshot does not tell is unknown."""
+    return ", ".join(f"{each.field} {each.stored or 'unknown'} → {each.live or 'none'}" for each in differs)
