@@ -423,8 +423,9 @@ def test_a_stopping_daemon_ends_requests_with_its_reason(short_path: Path) -> No
     running = ServerThread(short_path / "t.sock")
     client = Client(running.socket_path)
     client.create("s")
+    running.do(running.service.hold)  # tokens that nobody reads until the stop is over would keep its reason from us
     stream = client.stream_generate("s", max_tokens=1_000_000)
-    next(stream)
+    running.wait_until(lambda: running.service.running == 1)
     running.stop()
     with pytest.raises(RemoteError) as caught:
         for _ in stream:
