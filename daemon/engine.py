@@ -15,6 +15,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
+from traceback import clear_frames
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -50,6 +51,7 @@ class _Job:
             return False
         except BaseException as error:  # noqa: BLE001 - whatever a step raises belongs to its caller, not to the engine
             # A SystemExit out of a model's code must end that request, not the event loop that waits for it.
+            clear_frames(error.__traceback__)  # a state that failed would stay in memory as long as somebody has this
             self._settle(None, error if isinstance(error, Exception) else RuntimeError(f"A step ended with {error!r}."))
             return False
         return True
@@ -121,6 +123,7 @@ class Engine:
                 job = jobs.popleft()
                 if job.advance():
                     jobs.append(job)
+                del job  # while this thread waits for the next, the states of the last one would stay in memory
         # Without this as the thread's last act, the interpreter aborts at exit in some runs.
         mx.clear_streams()
 

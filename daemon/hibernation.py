@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from traceback import clear_frames
 from typing import TypeVar
 
 import mlx.core as mx
@@ -227,6 +229,15 @@ class Hibernation:
             UnknownModel: the model that it was slept with is not loaded.
             GenerationFailed: the model failed on it.
         """
+        try:
+            return await self._wake(uri, order, model_named, emit)
+        except BaseException as error:
+            # The caches that were being filled would stay in memory as long as somebody has the error. (Variables that
+            # a lambda has taken are not let go of by this, so what fills them is none.)
+            clear_frames(error.__traceback__)
+            raise
+
+    async def _wake(self, uri: SessionUri, order: WakeOrder, model_named: ModelNamed, emit: Emit) -> Woken:
         reader = await self.on_io(lambda: self._store.open_session(uri, order.version))
         try:
             kept = reader.manifest.session
@@ -246,7 +257,7 @@ class Hibernation:
             on_progress = _reporter("wake", emit)
             # An earlier token may have no canary, and then the hashes are all that proves it.
             trusting = self._trusting and not order.hashing and order.at_token is None
-            await self.on_io(lambda: filling.run(reader, self._fill, on_progress, trusting=trusting))
+            await self.on_io(partial(filling.run, reader, self._fill, on_progress, trusting=trusting))
             assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(differs))
             state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
             session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)

@@ -48,8 +48,10 @@ def open_folder(parent_fd: int, name: str, path: str) -> int:
     """Open a folder inside the store. Raises FileNotFoundError, UnsafePath."""
     try:
         fd = os.open(name, _FOLDER_FLAGS, dir_fd=parent_fd)
+    except FileNotFoundError:
+        raise
     except OSError as error:
-        raise _unsafe_or_same(error, path) from error
+        raise _why_refused(error, path) from error
     return _require_private_folder(fd, path)
 
 
@@ -57,8 +59,10 @@ def open_file(parent_fd: int, name: str, flags: int, path: str) -> int:
     """Open a regular file of our own with a single name. Raises FileNotFoundError, UnsafePath, StoreIoError."""
     try:
         fd = os.open(name, flags | _FILE_FLAGS, FILE_MODE, dir_fd=parent_fd)
+    except FileNotFoundError:
+        raise
     except OSError as error:
-        raise _unsafe_or_same(error, path) from error
+        raise _why_refused(error, path) from error
     try:
         require_own_regular(stat_open(fd, path), path)
     except BaseException:
@@ -156,10 +160,8 @@ def _give_to_you(path: str, status: os.stat_result) -> str:
     return f"Work as user {status.st_uid}, or, if it should be yours: sudo chown {os.geteuid()} {path}"
 
 
-def _unsafe_or_same(error: OSError, path: str) -> Exception:
-    """What an open that was refused means: a link or a wrong kind of file is unsafe, absence stays absence."""
-    if isinstance(error, FileNotFoundError):
-        return error
+def _why_refused(error: OSError, path: str) -> Exception:
+    """What an open that was refused means: a link or a wrong kind of file is unsafe."""
     if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
         return _unsafe(path, "it is a link, or not the kind of file that belongs there", _PUT_THE_FILE)
     return io_error(error, "open", path)

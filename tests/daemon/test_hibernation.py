@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Gate, Rigged, ignore, tokens_of
+from session_rig import Gate, Rigged, ignore, tokens_of, until
 from torpor.daemon import hibernation
+from torpor.errors import TorporError
 from torpor.memvid.errors import BlockMissing, Corruption, ReadBackFailed
 from torpor.memvid.store import Store
 from torpor.snapshot import restore
+from torpor.snapshot.capture import StateSource
+from torpor.snapshot.restore import Filling
+from torpor.snapshot.spans import SpanSource
+from torpor.snapshot.state import LiveState
 
 
 async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
@@ -255,3 +263,59 @@ async def test_a_first_sleep_whose_found_block_was_deleted_under_it_is_written_o
         await rig.sleep("a")
         await rig.wake("a")
         assert await rig.fingerprint("a") == before
+
+
+@pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
+async def test_the_memory_of_a_session_is_free_as_soon_as_it_sleeps(
+    open_rig: Any, models_of_kinds: Callable[[str], Path], kind: str
+) -> None:
+    """Not only when a garbage collection comes by: a cycle of references, as a kept exception makes, would hold it."""
+    async with open_rig() if kind == "plain" else open_rig(models_of_kinds(kind)) as rig:
+        with counting_states() as states:
+            await rig.read("a", tokens_of(1, 300))
+            for round_ in range(3):  # a first version, one that refers to it, and a wake that changed nothing
+                await rig.sleep("a")
+                await until(lambda: states() == 0)  # threads let go a moment after they have answered
+                await rig.wake("a")
+                await until(lambda: states() == 1)
+                if round_ < 2:
+                    await rig.write("a", 5, text="more")
+
+
+@pytest.mark.parametrize("by", ["model", "disk"])
+async def test_the_memory_of_a_wake_that_failed_is_free_while_its_error_is_still_looked_at(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    def fill_some_and_fail(filling: Filling, *_args: Any, **_options: Any) -> None:
+        raise ReadBackFailed(f"after {len(filling.plan.tokens)} bytes of tokens")
+
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        rig.network.reset()
+        if by == "model":
+            rig.network.fail_at(1)
+        else:
+            monkeypatch.setattr(Filling, "run", fill_some_and_fail)
+        with counting_states() as states:
+            with pytest.raises(TorporError) as caught:
+                await rig.wake("a")
+            await until(lambda: states() == 0)
+        assert caught.value.code == ("generation_failed" if by == "model" else "read_back_failed")
+
+
+@contextlib.contextmanager
+def counting_states() -> Iterator[Callable[[], int]]:
+    """How many new states, or views of one, something refers to, while no garbage collection is made."""
+
+    def found() -> list[Any]:
+        return [each for each in gc.get_objects() if type(each) in (LiveState, SpanSource, StateSource, Filling)]
+
+    gc.collect()
+    others = found()
+    known = {id(each) for each in others}
+    gc.disable()
+    try:
+        yield lambda: sum(id(each) not in known for each in found())
+    finally:
+        gc.enable()

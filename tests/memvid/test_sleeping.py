@@ -364,6 +364,23 @@ def test_a_sleep_that_finds_all_its_blocks_does_not_keep_them_in_memory(
     require_awake(store, 256 * 20, uri=OTHER_URI)
 
 
+def test_nothing_that_its_caller_has_is_kept_by_a_sleep_until_a_garbage_collection(store: Store) -> None:
+    """What was slept is gigabytes. An error that holds itself, as one raised from itself does, keeps the frames of all
+    who called, and what they have."""
+
+    def call() -> weakref.ref[Buffer]:
+        held = Buffer()
+        write(store, URI, drafts(600), 600)
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
+
+
 class Buffer(bytearray):
     """Bytes that can be seen to go."""
 
