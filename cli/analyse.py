@@ -11,10 +11,11 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..memvid.sizes import format_count, format_plural
 from ..socket_api.results import AnalysisResult
 from .artifacts import ArtifactFile, KindOption, LabelOption, OverwriteOption, require_file
 from .daemon_link import connect, progress_of
-from .formatting import format_count, format_id, format_plural
+from .formatting import format_id
 from .options import JsonOption, SocketOption, VersionArgument
 from .output import Output, facts_table, neutralise, plain, rows_table
 

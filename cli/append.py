@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from ..memvid.sizes import format_count, format_plural
 from .daemon_link import connect, progress_of, with_session
 from .damage import naming_the_intact
-from .formatting import format_count, format_plural, format_rate, format_seconds
+from .formatting import format_rate, format_seconds
 from .inputs import load_text
 from .interrupts import ignore_interrupts
 from .options import JsonOption, ModelOption, SessionArgument, SocketOption

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_count
 from ..memvid.store import Store
 from ..socket_api.client import Client
 from ..socket_api.results import ProgressEvent, Sampling, StatusResult, TokenEvent
@@ -26,7 +26,7 @@ from .demo_document import Document
 from .demo_narrator import Narrator, Step
 from .demo_report import ColdRun, DemoReport, Evidence, Reading, Sleep, Waking, Writing, check_evidence
 from .errors import DemoUnfit
-from .formatting import format_count, format_id, format_rate, format_seconds
+from .formatting import format_id, format_rate, format_seconds
 from .output import plain
 
 READER, CONTROL, COLD, WARM_UP = "reader", "control", "cold", "warm-up"

@@ -11,10 +11,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_count
 from .demo_report import Check, DemoReport, Spread, Writing, first_difference
 from .doctor import describe_blas, describe_device
-from .formatting import format_count, format_seconds
+from .formatting import format_seconds
 from .output import facts_table, neutralise, plain
 
 MAX_WIDTH = 110  # columns; wider lines are hard to read

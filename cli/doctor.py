@@ -14,13 +14,13 @@ import typer
 from .. import __version__
 from ..errors import TorporError
 from ..memvid.location import default_store_path
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_plural
 from ..socket_api.address import default_socket_path
 from .background import default_log_path
 from .daemon_link import connect, nobody_is_there
 from .errors import DoctorFailed
 from .exit_codes import INTEGRITY, OK
-from .formatting import format_plural, format_seconds
+from .formatting import format_seconds
 from .options import JsonOption, SocketOption, StoreOption
 from .output import Output, facts_table, plain
 from .store_view import describe_holder, find_holder, open_store

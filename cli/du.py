@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from ..memvid.records import SessionUsage, UsageReport
-from ..memvid.sizes import format_bytes
-from .formatting import format_count
+from ..memvid.sizes import format_bytes, format_count
 from .options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
 from .output import Output, facts_table, plain, render_problem, rows_table
 from .store_view import choose_store, load_uri, open_store

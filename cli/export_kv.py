@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_plural
 from ..memvid.tensor_file import DEFAULT_KIND
 from .artifacts import KindOption, LabelOption, OverwriteOption, require_file
 from .errors import Interrupted
-from .formatting import format_plural
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument
 from .output import Output, plain

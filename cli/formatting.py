@@ -1,5 +1,5 @@
-"""How figures are written for people: seconds, counts, ids, ages (sizes: `memvid/sizes.py`); and how a size that a
-person wrote is read. Pure functions; JSON never uses them."""
+"""How figures are written for people: seconds, rates, ids, ages (sizes and counts: `memvid/sizes.py`); and how a size
+that a person wrote is read. Pure functions; JSON never uses them."""
 
 from __future__ import annotations
 
@@ -42,16 +42,6 @@ def format_seconds(seconds: float) -> str:
     if whole < 7200:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def format_count(count: int) -> str:
-    """Write a count with thousands set apart: `6,912`."""
-    return f"{count:,}"
-
-
-def format_plural(count: int, one: str) -> str:
-    """Write a count with its noun: `1 block`, `2 blocks`."""
-    return f"{format_count(count)} {one if count == 1 else one + 's'}"
 
 
 def format_rate(count: int, seconds: float) -> str:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from ..memvid.location import default_store_path
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_count
 from .daemon_link import find_daemon
-from .formatting import format_count, format_id, format_time
+from .formatting import format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption
 from .output import Output, plain, render_problem, rows_table
 from .store_view import describe_holder, find_holder, find_marks_problem, find_missing_files, list_store, open_store

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..memvid.records import MaintenanceReport
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_count, format_plural
 from ..socket_api.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from .exit_codes import INTEGRITY, OK, STATUS_OF_CODE
-from .formatting import format_count, format_id, format_plural
+from .formatting import format_id
 from .interrupts import ignore_interrupts
 from .output import Output, plain, render_problem, rows_table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_plural
 from ..socket_api.client import Client
 from ..socket_api.errors import DaemonUnreachable
 from ..socket_api.results import DeleteResult
@@ -12,7 +12,6 @@ from .batches import run_batch
 from .consent import YesOption, has_consent
 from .daemon_link import connect, nobody_is_there
 from .exit_codes import ERROR
-from .formatting import format_plural
 from .options import JsonOption, SessionsArgument, SocketOption
 from .output import Output, plain
 

@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 import typer
 
 from ..memvid.location import default_store_path
+from ..memvid.sizes import format_plural
 from ..socket_api.address import default_socket_path
 from ..socket_api.limits import MAX_DAYS
 from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
-from .formatting import format_plural, parse_bytes
+from .formatting import parse_bytes
 from .options import JsonOption, SocketOption
 from .output import Output, plain, write_failure
 

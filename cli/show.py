@@ -11,11 +11,11 @@ from rich.text import Text
 
 from ..errors import TorporError
 from ..memvid.location import default_store_path
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_count, format_plural
 from ..memvid.uri import VERSION_MARK
 from .daemon_link import find_daemon
 from .damage import add_suggestion
-from .formatting import format_count, format_id, format_plural, format_time
+from .formatting import format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument
 from .output import Output, facts_table, neutralise, plain, render_problem, rows_table
 from .store_view import find_marks_problem, load_detail, open_store

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_plural
 from ..socket_api.results import SleepResult
 from .batches import run_batch
 from .daemon_link import connect, progress_of
-from .formatting import format_id, format_plural, format_seconds
+from .formatting import format_id, format_seconds
 from .options import JsonOption, SessionsArgument, SocketOption
 from .output import Output, plain
 

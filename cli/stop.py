@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..memvid.location import default_store_path
+from ..memvid.sizes import format_plural
 from ..socket_api.address import default_socket_path
 from ..socket_api.client import Client
 from ..socket_api.errors import DaemonUnreachable, RequestTimeout, StopIncomplete
@@ -16,7 +17,6 @@ from ..socket_api.results import ShutdownResult
 from .background import still_running, wait_until_gone
 from .daemon_link import connect, nobody_is_there
 from .exit_codes import OK, PARTIAL
-from .formatting import format_plural
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption
 from .output import Output, plain, report_error

@@ -11,13 +11,14 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import TorporError
+from ..memvid.sizes import format_count, format_plural
 from ..socket_api.client import TextStream
 from ..socket_api.errors import LocalProtocolError
 from ..socket_api.results import GenerateResult, ProgressEvent, TokenEvent
 from .daemon_link import STAGE_NAMES, OnEvent
 from .errors import Interrupted
 from .exit_codes import OK
-from .formatting import format_count, format_plural, format_rate, format_seconds
+from .formatting import format_rate, format_seconds
 from .options import DEFAULT_MAX_TOKENS
 from .output import OnProgress, Output, plain
 from .wake_remarks import remark_on_wake_in_passing

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_plural
 from .artifacts import OverwriteOption, require_file
 from .errors import Interrupted, UnreadableInput
-from .formatting import format_id, format_plural
+from .formatting import format_id
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption
 from .output import Output, plain

@@ -13,10 +13,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..memvid.records import VerifyReport
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_plural
 from .damage import OF_NO_VERSION, explain_findings
 from .exit_codes import INTEGRITY, OK
-from .formatting import format_plural, format_seconds
+from .formatting import format_seconds
 from .options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
 from .output import Output, plain
 from .store_view import choose_store, load_uri, open_store

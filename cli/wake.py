@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from ..memvid.sizes import format_bytes
+from ..memvid.sizes import format_bytes, format_plural
 from ..memvid.uri import VERSION_MARK
 from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
 from .errors import InvalidUsage
-from .formatting import format_plural, format_seconds
+from .formatting import format_seconds
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, VersionArgument
 from .output import Output, plain

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..memvid.sizes import format_plural
 from ..socket_api.results import Lossy, PartDiffers, WakeResult
-from .formatting import format_plural
 from .output import Output, plain
 
 

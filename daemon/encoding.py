@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ..memvid.sizes import format_plural
 from . import turns
 from .errors import ContextOverflow
 from .models import LoadedModel
@@ -94,8 +95,9 @@ class Encoder:
         if most is not None and held + -(-size_bytes // most) > model.context_tokens:
             least = -(-size_bytes // most)
             raise ContextOverflow(
-                f"The text has {size_bytes} bytes, which are {least} tokens or more, and the session holds {held}, but "
-                f"the context of model {model.name!r} ends at {model.context_tokens}. Give a shorter text.",
+                f"The text has {format_plural(size_bytes, 'byte')}, which are {format_plural(least, 'token')} or more, "
+                f"and the session holds {held}, but the context of model {model.name!r} ends at "
+                f"{model.context_tokens}. Give a shorter text.",
                 token_count=held,
                 wanted_tokens=least,
                 context_tokens=model.context_tokens,

@@ -18,6 +18,7 @@ import mlx.core as mx
 from blake3 import blake3
 
 from ..errors import TorporError
+from ..memvid.sizes import format_plural
 from ..snapshot import memory
 from ..snapshot.caches import arrays_of, without_last
 from ..snapshot.checkpoints import checkpoint_of
@@ -49,8 +50,9 @@ def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> No
     held = len(state.tokens)
     if held + wanted_tokens > model.context_tokens:
         raise ContextOverflow(
-            f"The session holds {held} tokens and {wanted_tokens} more were asked for, but the context of model "
-            f"{model.name!r} ends at {model.context_tokens}. Ask for at most {max(0, model.context_tokens - held)}.",
+            f"The session holds {format_plural(held, 'token')} and {wanted_tokens} more were asked for, but the "
+            f"context of model {model.name!r} ends at {model.context_tokens}. Ask for at most "
+            f"{max(0, model.context_tokens - held)}.",
             token_count=held,
             wanted_tokens=wanted_tokens,
             context_tokens=model.context_tokens,

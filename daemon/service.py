@@ -22,6 +22,7 @@ from ..memvid.incoming import owner_of
 from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
 from ..memvid.orders import Order, set_mark
+from ..memvid.sizes import format_plural
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, resolve
 from ..snapshot.blas import library_in_use
@@ -163,12 +164,11 @@ class Service:
         opening = self._store.opening
         found = [finding.message for finding in opening.unreadable]
         if opening.index_rebuilt is not None and opening.rows_added:
-            bundles = "1 bundle" if opening.rows_added == 1 else f"{opening.rows_added} bundles"
+            bundles = format_plural(opening.rows_added, "bundle")
             found.append(f"The index was made anew from {bundles}: {opening.index_rebuilt}.")
         if opening.rows_dropped:
-            found.append(
-                f"{opening.rows_dropped} bundles that the index knew are gone; their versions cannot be woken."
-            )
+            gone = format_plural(opening.rows_dropped, "bundle")
+            found.append(f"{gone} that the index knew can be found no more, nor woken.")
         found += [
             f"{each.path} has other bytes than when it was last read, and the same size and times. The model is "
             "identified by what it has now; what slept before is refused unless the file is put back."
@@ -837,8 +837,8 @@ def _require_as_ordered(live: Session, order: WakeOrder) -> None:
         return
     wanted = f"version {order.version}" if order.at_token is None else f"token {order.at_token}"
     raise SessionAwake(
-        f"{live.uri} is awake{' and has changed' if live.dirty else f' at version {version}'}, with {held} tokens; put "
-        f"it to sleep before waking {wanted}.",
+        f"{live.uri} is awake{' and has changed' if live.dirty else f' at version {version}'}, with "
+        f"{format_plural(held, 'token')}; put it to sleep before waking {wanted}.",
         session=str(live.uri),
         version=order.version,
         at_token=order.at_token,

@@ -15,12 +15,13 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from .errors import DurabilityLost, NoSpace, StoreError
+from .errors import DurabilityLost, NoSpace, StoreError, StoreIoError
 from .limits import MAX_IOVECS
 from .paths import FILE_MODE, io_error
+from .sizes import format_bytes
 
 TEMP_SUFFIX: Final = ".tmp"
 TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp(-journal)?", re.ASCII)
@@ -37,18 +38,57 @@ _NO_LINKS_ERRNOS: Final = frozenset(
 _TEMP_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def write_error(error: OSError, action: str, path: str) -> StoreError:
-    """The typed error for a write that failed, without a flush being involved."""
+def write_error(
+    error: OSError, action: str, path: str, otherwise: str = "", *, fd: int | None = None, needed_bytes: int = 0
+) -> StoreError:
+    """The typed error for a write that failed, without a flush being involved.
+
+    otherwise: another way out where the place may not be written. fd: a file on the disk, which is asked what it has
+    left; needed_bytes: what was still to be written.
+    """
     if error.errno in NO_SPACE_ERRNOS:
+        details = _room(error, fd, needed_bytes)
         return NoSpace(
-            f"No room to {action} {path}: {os.strerror(error.errno or 0)}. Free some space (`torpor rm` works on a "
-            "full disk, and says so where a damaged or missing version keeps it from freeing any) and try again; the "
-            "store is as it was.",
+            f"No room to {action} {path}: {os.strerror(error.errno or 0)}.{describe_room(details)} Free some space "
+            "(`torpor rm` works on a full disk, and says so where a damaged or missing version keeps it from freeing "
+            "any) and try again; the store is as it was.",
             path=path,
             action=action,
             errno=error.errno,
+            **details,
         )
-    return io_error(error, action, path)
+    return writable_advised(io_error(error, action, path), otherwise)
+
+
+def _room(error: OSError, fd: int | None, needed_bytes: int) -> dict[str, int]:
+    """What is left on a full disk, and what was to be written; of a quota or a limit the disk knows nothing."""
+    if error.errno != errno.ENOSPC or fd is None:
+        return {}
+    try:
+        status = os.fstatvfs(fd)
+    except OSError:
+        return {}
+    return {"free_bytes": status.f_bavail * status.f_frsize, "needed_bytes": needed_bytes}
+
+
+def describe_room(details: Mapping[str, Any]) -> str:
+    """What a `NoSpace` knows of the room, as a sentence with a space before it; nothing where it knows nothing."""
+    if "free_bytes" not in details:
+        return ""
+    free, needed = format_bytes(details["free_bytes"]), format_bytes(details["needed_bytes"])
+    return f" {free} are left there, and this write alone needs {needed}."
+
+
+def writable_advised(error: StoreIoError, otherwise: str = "") -> StoreIoError:
+    """The error with what makes a place writable, if that it may not be written is why. otherwise: another way out."""
+    number = error.details.get("errno")
+    if number == errno.EROFS:
+        advice = "Mount its file system for writing"
+    elif number in (errno.EACCES, errno.EPERM):
+        advice = f"Give user {os.geteuid()}, as whom this runs, the right to write there"
+    else:
+        return error
+    return StoreIoError(f"{error.message} {advice}{otherwise}.", **error.details)
 
 
 def sync_file(fd: int, path: str) -> None:
@@ -102,7 +142,8 @@ class TempFile:
             try:
                 written = os.writev(self.fd, waiting[done : done + MAX_IOVECS])
             except OSError as error:
-                raise write_error(error, "write", self.path) from error
+                left = sum(buffer.nbytes for buffer in waiting[done:])
+                raise write_error(error, "write", self.path, fd=self.fd, needed_bytes=left) from error
             self.size_bytes += written
             while done < len(waiting) and written >= waiting[done].nbytes:
                 written -= waiting[done].nbytes
@@ -117,7 +158,8 @@ class TempFile:
             try:
                 position += os.pwrite(self.fd, data[position:], position)
             except OSError as error:
-                raise write_error(error, "write", self.path) from error
+                left = len(data) - position
+                raise write_error(error, "write", self.path, fd=self.fd, needed_bytes=left) from error
 
     def write_at(self, offset: int, buffers: Sequence[memoryview | bytes]) -> None:
         """Write buffers one after the other from a place on, for a file whose layout is known before its content."""
@@ -127,7 +169,7 @@ class TempFile:
                 try:
                     written = os.pwrite(self.fd, left, offset)
                 except OSError as error:
-                    raise write_error(error, "write", self.path) from error
+                    raise write_error(error, "write", self.path, fd=self.fd, needed_bytes=left.nbytes) from error
                 left, offset = left[written:], offset + written
         self.size_bytes = max(self.size_bytes, offset)
 

@@ -33,6 +33,7 @@ STORE_VERSION: Final = 1
 STORE_FILE: Final = "store.json"
 BUNDLES: Final = "bundles"
 QUARANTINE: Final = "quarantine"
+_ANOTHER_PLACE: Final = ", or choose another place for the store (--store, $TORPOR_STORE)"
 LIVE_SUFFIX: Final = ".mvb"
 RETIRED_SUFFIX: Final = ".mvr"
 
@@ -495,7 +496,7 @@ def open_or_make_root(path: str) -> int:
             f"{path} cannot be a store: there is a file, not a folder, at it or above it.", path=path
         ) from error
     except OSError as error:
-        raise durable.write_error(error, "create", path) from error
+        raise durable.write_error(error, "create", path, _ANOTHER_PLACE) from error
     for parent in parents:
         with contextlib.suppress(OSError):  # one that cannot be flushed (another user's) does not hold our data
             parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

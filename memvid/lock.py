@@ -12,10 +12,15 @@ import fcntl
 import os
 from typing import Final
 
-from .errors import LockLost, StoreLocked
+from .durable import writable_advised
+from .errors import LockLost, StoreIoError, StoreLocked
 from .paths import io_error, open_file, stat_name, stat_open
 
 LOCK_NAME: Final = "lock"
+_OTHERWISE: Final = (
+    ", or choose another store (--store, $TORPOR_STORE). Without that it can be looked at (torpor ls, show, verify, "
+    "du) and copied from (torpor export), but neither served nor changed"
+)
 _ATTEMPTS: Final = 16
 _MAX_PID_BYTES: Final = 32
 
@@ -32,7 +37,10 @@ class StoreLock:
 
     def _acquire(self) -> int:
         for _ in range(_ATTEMPTS):
-            fd = open_file(self._root_fd, LOCK_NAME, os.O_RDWR | os.O_CREAT, self._path)
+            try:
+                fd = open_file(self._root_fd, LOCK_NAME, os.O_RDWR | os.O_CREAT, self._path)
+            except StoreIoError as error:  # the first thing that anybody does who writes
+                raise writable_advised(error, _OTHERWISE) from error
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

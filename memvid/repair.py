@@ -58,6 +58,7 @@ from .repair_plan import (
     Shelve,
     plan_repair,
 )
+from .sizes import format_plural
 from .sleeping import publish
 from .survey import FileState, Survey, open_source, take_survey
 from .unknown_needs import missed_finding
@@ -362,7 +363,7 @@ class _Run:
     def salvage(self, step: Salvage) -> None:
         file = step.file
         assert file.manifest is not None
-        tokens = f"{step.token_count} of its {file.manifest.token_count} tokens"
+        tokens = f"{step.token_count} of its {format_plural(file.manifest.token_count, 'token')}"
         reason = f"The first {tokens} are sound and become a new version."
         action = _action("salvage", file, reason, step.layout.size_bytes)
         self._do(

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from .durable import TempFile
+from .durable import TempFile, describe_room
 from .errors import DurabilityLost, NoSpace, NoTargetFolder, StoreIoError, TargetExists, UnsafePath
 from .paths import io_error
 
@@ -43,8 +43,8 @@ def new_file(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = 
             raise _taken(path, replaceable=True) from error
         except NoSpace as error:  # the advice for the store's own disk, to delete sessions, would not help here
             raise NoSpace(
-                f"No room for {path}: {os.strerror(error.details['errno'])}. Free some space there, or export to "
-                "another disk. Nothing of the file is left, and the store is as it was.",
+                f"No room for {path}: {os.strerror(error.details['errno'])}.{describe_room(error.details)} Free some "
+                "space there, or export to another disk. Nothing of the file is left, and the store is as it was.",
                 **error.details,
             ) from error
         except DurabilityLost as error:

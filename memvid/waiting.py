@@ -26,6 +26,7 @@ from .index import Index
 from .manifest import Manifest
 from .records import Finding, IndexRow
 from .salvage import DamagedFile, NamedFile
+from .sizes import format_plural
 from .uri import SessionUri
 
 _T = TypeVar("_T")
@@ -50,11 +51,11 @@ def loss_message(
     the tokens of a version that only its marks tell of: 0.
     """
     if held is None:
-        tokens = f" with its {token_count} tokens" if token_count else ""
+        tokens = f" with its {format_plural(token_count, 'token')}" if token_count else ""
         gone = f"is lost{tokens}, but for what other versions of it hold,"
     else:
         rest = f"the first {held} are in {where}" if held else "no other version has any"
-        gone = f"is lost: of its {token_count} tokens {rest}, {token_count - held} are gone"
+        gone = f"is lost: of its {format_plural(token_count, 'token')} {rest}, {token_count - held} are gone"
     paths = list(missing)
     more = f" and {len(paths) - _NAMED} other files" if len(paths) > _NAMED else ""
     files = f"{', '.join(paths[:_NAMED])}{more} {'is' if len(paths) == 1 else 'are'} put back from a backup and "

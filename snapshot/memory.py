@@ -14,6 +14,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
+from ..memvid.sizes import format_bytes
 from .errors import NotEnoughMemory
 
 # Python's buffer protocol has no bfloat16, so memory is looked at through integers of the same width.
@@ -88,7 +89,8 @@ def require_available(size_bytes: int) -> None:
     available = _available_bytes()
     if available is not None and size_bytes > available:
         raise NotEnoughMemory(
-            f"The state needs {size_bytes} bytes of memory and {available} are available. Put other sessions to sleep.",
+            f"The state needs {format_bytes(size_bytes)} of memory and {format_bytes(available)} are available. Put "
+            "other sessions to sleep.",
             size_bytes=size_bytes,
             available_bytes=available,
         )
@@ -97,7 +99,8 @@ def require_available(size_bytes: int) -> None:
         mmap.mmap(-1, max(1, size_bytes)).close()
     except (OSError, OverflowError, ValueError) as error:
         raise NotEnoughMemory(
-            f"The system does not give this process {size_bytes} bytes of memory more. Put other sessions to sleep.",
+            f"The system does not give this process {format_bytes(size_bytes)} of memory more. Put other sessions "
+            "to sleep.",
             size_bytes=size_bytes,
         ) from error
 

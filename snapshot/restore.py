@@ -22,6 +22,7 @@ import numpy as np
 from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
 from ..memvid.identity import Identity
+from ..memvid.sizes import format_plural
 from . import memory
 from .caches import truncate
 from .canary import Expectation
@@ -147,7 +148,8 @@ def plan_wake(
     target = _target(reader, at)
     if target > context_tokens:
         raise ContextTooShort(
-            f"The snapshot holds {target} tokens, and the context of model {model!r} ends at {context_tokens}.",
+            f"The snapshot holds {format_plural(target, 'token')}, and the context of model {model!r} ends at "
+            f"{context_tokens}.",
             token_count=target,
             context_tokens=context_tokens,
         )
@@ -217,8 +219,8 @@ def _target(reader: BundleReader, at: int | None) -> int:
         return held
     if not 1 <= at <= held:
         raise NoSuchPosition(
-            f"This version holds {held} tokens, and there is no position {at} in it; give one from 1 to {held}, or "
-            "name another version, as in NAME@1.",
+            f"This version holds {format_plural(held, 'token')}, and there is no position {at} in it; give one from 1 "
+            f"to {held}, or name another version, as in NAME@1.",
             token_count=held,
             at=at,
         )

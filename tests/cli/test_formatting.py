@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torpor.cli.formatting import format_count, format_id, format_rate, format_seconds, parse_bytes
-from torpor.memvid.sizes import format_bytes
+from torpor.cli.formatting import format_id, format_rate, format_seconds, parse_bytes
+from torpor.memvid.sizes import format_bytes, format_count
 
 
 @pytest.mark.parametrize(

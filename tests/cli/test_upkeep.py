@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -492,3 +493,48 @@ def test_a_damaged_file_is_not_imported(torpor: Torpor, made_store: MadeStore, s
     assert torpor("show", "copy", "--store", made_store.path).status == 4
     assert names(made_store.path) == names(short_path / "before")
     assert torpor("import", short_path / "none", "--store", made_store.path).status != 0
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.EROFS, "Mount its file system for writing, or choose another"), (errno.EACCES, "Give user ")],
+)
+@pytest.mark.parametrize("command", [("gc",), ("tag", "agent", "x"), ("repair",), ("serve",)])
+def test_a_store_that_cannot_be_written_says_so_and_what_still_can_be_done(
+    torpor: Torpor,
+    made_store: MadeStore,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    number: int,
+    advice: str,
+) -> None:
+    """Whoever writes opens the lock for it first: as on a file system that is mounted for reading."""
+    real = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and options.get("dir_fd") is not None:
+            raise OSError(number, os.strerror(number))
+        return real(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    ran = torpor(*command, "--store", made_store.path)
+    assert ran.status == 1
+    assert f"{made_store.path}/lock: {os.strerror(number)}. {advice}" in ran.err
+    assert "choose another store (--store, $TORPOR_STORE). Without that it can be looked at" in ran.err
+    assert torpor("ls", "--store", made_store.path).status == 0
+    assert torpor("verify", "--store", made_store.path).status == 0
+
+
+def test_a_place_where_no_store_can_be_made_says_so(
+    torpor: Torpor, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.makedirs
+
+    def refuse(path: Any, *rest: Any, **options: Any) -> None:
+        if Path(path) == short_path / "new":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "makedirs", refuse)
+    ran = torpor("serve", "--store", short_path / "new")
+    assert "Mount its file system for writing, or choose another place for the store (--store" in ran.err

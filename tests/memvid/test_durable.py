@@ -15,6 +15,7 @@ from torpor.memvid import Store, durable
 from torpor.memvid.errors import DurabilityLost, NoSpace, ReadBackFailed, StoreError, StoreIoError
 from torpor.memvid.index import Index
 from torpor.memvid.page_sums import SUMS_FILE
+from torpor.memvid.sizes import format_bytes
 
 
 def bundles(store: Store) -> dict[str, bytes]:
@@ -128,6 +129,47 @@ def test_threat_30_a_full_disk_is_no_space_and_changes_nothing(
     assert bundles(store) == before
     require_awake(store, 300)
     assert sleep(store, 600).version == 2  # room again: the store goes on
+
+
+def test_a_full_disk_tells_what_it_has_left_and_what_was_to_be_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sleep(store, 300)
+    status = os.statvfs(tmp_path)
+    full = os.statvfs_result((status.f_bsize, 4096, status.f_blocks, 9, 9, *tuple(status)[5:]))
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "writev", failing(number, os.writev, after=0))
+            patch.setattr(os, "fstatvfs", lambda _: full)
+            with pytest.raises(NoSpace) as refusal:
+                sleep(store, 600)
+            with pytest.raises(NoSpace) as of_export:
+                store.export_session(URI, 1, tmp_path / "x.mvb")
+        for told in (refusal.value, of_export.value):
+            needed = told.details.get("needed_bytes", 0)
+            room = f" 36.0 KiB are left there, and this write alone needs {format_bytes(needed)}."
+            assert (room in told.message) == (number == errno.ENOSPC), told.message
+            assert (needed > 0) == (number == errno.ENOSPC)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EROFS, "Read-only file system. Mount its file system for writing."),
+        (errno.EACCES, "Permission denied. Give user 0, as whom this runs, the right to write there."),
+        (errno.EIO, "Input/output error."),
+    ],
+)
+def test_what_may_not_be_written_says_what_to_do(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    advice = advice.replace("user 0", f"user {os.geteuid()}")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", failing(number, os.writev, after=0))
+        with pytest.raises(StoreIoError) as refusal:
+            sleep(store, 300)
+    assert refusal.value.message.endswith(f": {advice}")
+    assert refusal.value.errno == number
 
 
 def test_threat_30_a_file_size_limit_of_the_system_is_no_space(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torpor.memvid import Identity, SessionUri, Store, zstd
 from torpor.memvid.errors import CorruptBlock
+from torpor.memvid.sizes import format_bytes
 from torpor.snapshot import capture, restore
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import (
@@ -226,6 +227,7 @@ def test_memory_that_the_system_does_not_have_is_refused_before_mlx_is_asked_thr
     with pytest.raises(NotEnoughMemory) as refusal:
         shelf.take(layout_of(state.caches, VOCABULARY))
     assert (refusal.value.size_bytes, refusal.value.available_bytes) == (needed, needed - 1)
+    assert f"needs {format_bytes(needed)} of memory and {format_bytes(needed - 1)} are" in refusal.value.message
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
