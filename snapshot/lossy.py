@@ -212,7 +212,7 @@ def quantise(
     """
     assert start % BLOCK_TOKENS == 0
     assert end % BLOCK_TOKENS == 0
-    memory.require_available((end - start) // BLOCK_TOKENS * stored_bytes(layout, bits))
+    granted = memory.grant((end - start) // BLOCK_TOKENS * stored_bytes(layout, bits))
     arrays: list[tuple[Quantisation, tuple[SpanSource, ...]] | None] = []
     for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
         for each in entry.spans:
@@ -228,6 +228,7 @@ def quantise(
             whole[..., start:end, :] = mx.array(values).view(whole.dtype)[None]
             mx.eval(whole)
             arrays.append((quantisation, sources))
+            granted.filled(sum(part.nbytes for part in parts))
             yield
     return LossyTokens(bits, start, end, tuple(arrays))
 

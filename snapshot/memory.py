@@ -8,6 +8,8 @@ as it was even when the cache goes on growing.
 from __future__ import annotations
 
 import mmap
+import threading
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,19 +82,59 @@ class _Unfilled:
         return len(buffer)
 
 
-def require_available(size_bytes: int) -> None:
-    """Refuse what the system cannot give. MLX does not survive an allocation that fails, so it must not try one.
+class Grant:
+    """Memory that was granted and is not all filled: until it is, the system calls the rest of it available. The rest
+    is counted for as long as somebody has this, so whoever holds the memory is to hold it too, and nobody else."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.unfilled_bytes = size_bytes
+
+    def filled(self, size_bytes: int) -> None:
+        """So much more of it has been written; from any thread."""
+        with _granting:
+            self.unfilled_bytes -= size_bytes
+
+
+_granting = threading.Lock()
+# Weakly: a wake may end in many ways, and each of them lets go of its memory.
+_grants: weakref.WeakSet[Grant] = weakref.WeakSet()
+
+
+def granted_bytes() -> int:
+    """What was granted in this process and is still to be filled."""
+    with _granting:
+        return _granted_bytes()
+
+
+def _granted_bytes() -> int:
+    return sum(grant.unfilled_bytes for grant in _grants)
+
+
+def grant(size_bytes: int) -> Grant:
+    """Refuse what the system cannot give, beside what was granted before and is still to be filled. MLX does not
+    survive an allocation that fails, so it must not try one; and it does not survive either if several are granted
+    which fit one by one, and are then filled all at once.
 
     Raises:
-        NotEnoughMemory: with both sizes where the system tells them.
+        NotEnoughMemory: with the sizes, where the system tells them.
     """
+    with _granting:
+        _require_available(size_bytes, _granted_bytes())
+        granted = Grant(size_bytes)
+        _grants.add(granted)
+        return granted
+
+
+def _require_available(size_bytes: int, promised_bytes: int) -> None:
     available = _available_bytes()
-    if available is not None and size_bytes > available:
+    if available is not None and size_bytes > available - promised_bytes:
+        promised = f", {format_bytes(promised_bytes)} of it for states that are just being read" * bool(promised_bytes)
         raise NotEnoughMemory(
-            f"The state needs {format_bytes(size_bytes)} of memory and {format_bytes(available)} are available. Put "
-            "other sessions to sleep.",
+            f"The state needs {format_bytes(size_bytes)} of memory and {format_bytes(available)} are available"
+            f"{promised}. Put other sessions to sleep{', or try again in a moment' * bool(promised_bytes)}.",
             size_bytes=size_bytes,
             available_bytes=available,
+            promised_bytes=promised_bytes,
         )
     try:
         # Address space and limits of the process; given back at once, never touched.

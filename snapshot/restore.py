@@ -243,13 +243,14 @@ class Filling:
     """Memory that is being filled.
 
     spans: for each span array in stored order integers `[1, heads, capacity, dim]`; records: for each record its
-        arrays; expected: what the canary of the state is to give, once it has been read, None where none was kept of
-        the position at which the caches resume.
+        arrays; granted: what of it is still to be filled; expected: what the canary of the state is to give, once it
+        has been read, None where none was kept of the position at which the caches resume.
     """
 
     plan: WakePlan
     spans: list[mx.array]
     records: list[list[mx.array]]
+    granted: memory.Grant
     expected: Expectation | None = None
     _logits: bytearray = field(default_factory=bytearray)
     _random_key: bytearray = field(default_factory=bytearray)
@@ -390,6 +391,7 @@ class Filling:
         for index in indexes:
             # What the memory held before is nobody's business, and a NaN among it would outlive a mask's zero.
             np.asarray(self.spans[index])[..., self.plan.filled_tokens :, :] = 0
+            self.granted.filled(self.spans[index].nbytes)
 
     def _runs(self, index: int, entry: BlockEntry) -> list[memoryview]:
         words = self.spans[index]
@@ -402,6 +404,7 @@ class Filling:
         assert self.plan.state is not None
         large.back(words)
         source(self.plan.state, [(slot, [memory.writable(words)])])
+        self.granted.filled(words.nbytes)
 
 
 def read_checkpoint(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -> Checkpoint:
@@ -439,9 +442,9 @@ def allocate(plan: WakePlan) -> Filling:
     Raises:
         NotEnoughMemory: the system does not have it; MLX itself would end the process.
     """
-    memory.require_available(plan.memory_bytes)
+    granted = memory.grant(plan.memory_bytes)
     spans = [memory.unfilled(shape, dtype_named(each.dtype)) for each, shape in plan.span_shapes()]
     records = [
         [memory.unfilled(slot.shape, dtype_named(slot.dtype)) for slot in record.slots] for record in plan.records
     ]
-    return Filling(plan, spans, records)
+    return Filling(plan, spans, records, granted)

@@ -16,7 +16,7 @@ from torpor.daemon import hibernation
 from torpor.errors import TorporError
 from torpor.memvid.errors import BlockMissing, Corruption, ReadBackFailed
 from torpor.memvid.store import Store
-from torpor.snapshot import restore
+from torpor.snapshot import memory, restore
 from torpor.snapshot.capture import StateSource
 from torpor.snapshot.restore import Filling
 from torpor.snapshot.spans import SpanSource
@@ -301,7 +301,29 @@ async def test_the_memory_of_a_wake_that_failed_is_free_while_its_error_is_still
             with pytest.raises(TorporError) as caught:
                 await rig.wake("a")
             await until(lambda: states() == 0)
+            assert memory.granted_bytes() == 0, "nor is it kept from other wakes"
         assert caught.value.code == ("generation_failed" if by == "model" else "read_back_failed")
+
+
+@pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
+async def test_of_wakes_that_end_well_nothing_is_kept_from_others(
+    open_rig: Any, models_of_kinds: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    granted = []
+    grant = memory.grant
+
+    def noted(size_bytes: int) -> memory.Grant:
+        found = grant(size_bytes)
+        granted.append((found, size_bytes))
+        return found
+
+    monkeypatch.setattr(memory, "grant", noted)
+    async with open_rig() if kind == "plain" else open_rig(models_of_kinds(kind)) as rig:
+        for name in ("a", "b"):
+            await rig.read(name, tokens_of(1, 300))
+            await rig.sleep(name)
+        await asyncio.gather(rig.wake("a"), rig.wake("b"))
+        assert [size > 0 and found.unfilled_bytes for found, size in granted] == [0, 0], "each byte was told as filled"
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from growers import GROWERS, VOCABULARY, Run, fingerprint
 from torpor.memvid import BLOCK_TOKENS, Identity, SessionUri, Store
 from torpor.memvid.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.errors import CorruptBlock
+from torpor.snapshot import memory
 from torpor.snapshot.caches import truncate
 from torpor.snapshot.capture import Cut, cut
 from torpor.snapshot.checkpoints import checkpoint_of
@@ -446,3 +447,15 @@ def test_losses_add_up_to_the_worst_of_both_and_outlive_a_cut() -> None:
 def test_a_mark_that_is_not_ours_is_refused(stored: object) -> None:
     with pytest.raises(ValueError, match="lossy"):
         Loss.from_map(stored)
+
+
+def test_what_quantising_is_still_to_take_is_kept_from_others() -> None:
+    state = state_of(512)
+    layout = layout_of(state.caches, VOCABULARY)
+    whole = 2 * stored_bytes(layout, 8)
+    keys, first_layer, more_keys, both_layers = [
+        memory.granted_bytes() for _ in quantise(state.caches, layout, 8, 0, 512)
+    ]
+    # In bytes a row: 64 and 96 words, and 8 for each group of 64 and of 32.
+    assert (whole - keys, first_layer - more_keys) == (whole // 2 * 72 // 192,) * 2
+    assert (first_layer, both_layers) == (whole // 2, 0)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torpor.memvid.sizes import format_bytes
 from torpor.snapshot import memory
+from torpor.snapshot.errors import NotEnoughMemory
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -93,6 +95,33 @@ def test_unfilled_memory_takes_no_pages_before_it_is_filled() -> None:
     assert resident_bytes() - before < size // 16
     memory.writable(array)[:] = bytes(size)
     assert resident_bytes() - before > size // 2
+
+
+def test_what_fits_one_by_one_is_not_granted_all_at_once_threat_59(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody has touched is still called available, so what was granted of it is counted here."""
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 100_000)
+    first = memory.grant(60_000)
+    with pytest.raises(NotEnoughMemory) as refusal:
+        memory.grant(50_000)
+    assert f"{format_bytes(60_000)} of it for states that are just being read" in refusal.value.message
+    assert "try again in a moment" in refusal.value.message
+    assert refusal.value.promised_bytes == memory.granted_bytes() == 60_000, "the one that was refused is not counted"
+    second = memory.grant(40_000)
+    assert memory.granted_bytes() == 100_000
+    first.filled(59_000)  # the system would now say so itself
+    third = memory.grant(59_000)
+    assert memory.granted_bytes() == 1_000 + second.unfilled_bytes + third.unfilled_bytes == 100_000
+
+
+def test_what_was_granted_and_let_go_of_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 100_000)
+    granted = memory.grant(100_000)
+    assert granted.unfilled_bytes == memory.granted_bytes()
+    del granted
+    assert memory.granted_bytes() == 0
+    with pytest.raises(NotEnoughMemory) as refusal:
+        memory.grant(100_001)
+    assert refusal.value.message.endswith("are available. Put other sessions to sleep.")
 
 
 def test_growing_a_cache_in_unfilled_memory_writes_in_place() -> None:

@@ -11,7 +11,7 @@ import pytest
 from torpor.memvid import Identity, SessionUri, Store, zstd
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.sizes import format_bytes
-from torpor.snapshot import capture, restore
+from torpor.snapshot import capture, memory, restore
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import (
     ContextTooShort,
@@ -222,12 +222,31 @@ def test_memory_that_the_system_does_not_have_is_refused_before_mlx_is_asked_thr
     state = make_state(300)
     shelf.put(state)
     needed = 512 * 3 * 2 * (8 + 4) * 4
-    monkeypatch.setattr(restore.memory, "allocate", lambda *_: pytest.fail("MLX was asked"))
+    monkeypatch.setattr(restore.memory, "unfilled", lambda *_: pytest.fail("MLX was asked"))
     monkeypatch.setattr(restore.memory, "_available_bytes", lambda: needed - 1)
     with pytest.raises(NotEnoughMemory) as refusal:
         shelf.take(layout_of(state.caches, VOCABULARY))
     assert (refusal.value.size_bytes, refusal.value.available_bytes) == (needed, needed - 1)
     assert f"needs {format_bytes(needed)} of memory and {format_bytes(needed - 1)} are" in refusal.value.message
+
+
+def test_wakes_that_fit_one_by_one_are_refused_while_another_one_is_not_filled(
+    shelf: Shelf, make_state: MakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = make_state(300)
+    shelf.put(state)
+    needed = 512 * 3 * 2 * (8 + 4) * 4
+    monkeypatch.setattr(restore.memory, "_available_bytes", lambda: needed * 3 // 2)
+    layout = layout_of(state.caches, VOCABULARY)
+    with shelf.store.open_session(shelf.uri) as reader:
+        filling = allocate(plan_wake(reader, shelf.identity, layout, model="m", context_tokens=LONG))
+        with pytest.raises(NotEnoughMemory) as refusal:
+            shelf.take(layout)
+        assert refusal.value.promised_bytes == needed
+        filling.run(reader, shelf.pool)
+        assert memory.granted_bytes() == 0, "all that was granted is filled"
+        shelf.take(layout)
+        assert filling.spans
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
@@ -307,7 +326,7 @@ def test_the_memory_of_a_wake_is_taken_on_the_engine_and_filled_elsewhere(
     """A plan alone takes none: what it will read is known from headers."""
     state = make_state(600)
     shelf.put(state)
-    monkeypatch.setattr(restore.memory, "allocate", lambda *_: pytest.fail("memory was taken"))
+    monkeypatch.setattr(restore.memory, "unfilled", lambda *_: pytest.fail("memory was taken"))
     with shelf.store.open_session(shelf.uri) as reader:
         plan = plan_wake(reader, shelf.identity, layout_of(state.caches, VOCABULARY), model="m", context_tokens=LONG)
     assert plan.read_bytes == 600 * 3 * 2 * (8 + 4) * 4 + 50 * 4 + 8 + 8
