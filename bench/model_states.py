@@ -21,7 +21,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 # isort: on
 
 IDENTITY: Final = Identity((("weights", "random bytes"),))
-_CHUNK: Final = 4096
+_CHUNK: Final = 2048
 _BFLOAT16_BYTES: Final = 2
 
 

@@ -15,7 +15,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from traceback import clear_frames
+from types import TracebackType
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -51,8 +51,8 @@ class _Job:
             return False
         except BaseException as error:  # noqa: BLE001 - whatever a step raises belongs to its caller, not to the engine
             # A SystemExit out of a model's code must end that request, not the event loop that waits for it.
-            clear_frames(error.__traceback__)  # a state that failed would stay in memory as long as somebody has this
-            self._settle(None, error if isinstance(error, Exception) else RuntimeError(f"A step ended with {error!r}."))
+            failure = error if isinstance(error, Exception) else RuntimeError(f"A step ended with {error!r}.")
+            self._settle(None, error.with_traceback(_below(error)) if failure is error else failure)
             return False
         return True
 
@@ -66,6 +66,11 @@ class _Job:
                 self.future.set_result(value)
 
         self.loop.call_soon_threadsafe(deliver)
+
+
+def _below(error: BaseException) -> TracebackType | None:
+    """Where an error was raised, without the frame that caught it: it has the job, and the job the error."""
+    return error.__traceback__ and error.__traceback__.tb_next
 
 
 class Engine:
@@ -97,6 +102,8 @@ class Engine:
             job.cancelled = True
             await settled(job.future)
             raise
+        finally:
+            del job  # its error, whose frames have this one, would hold itself
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """The result of one short function, run on the engine thread between the steps of others."""

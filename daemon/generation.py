@@ -22,6 +22,7 @@ from ..memvid.sizes import format_plural
 from ..snapshot import memory
 from ..snapshot.caches import arrays_of, without_last
 from ..snapshot.checkpoints import checkpoint_of
+from ..snapshot.passes import MAX_PASS_TOKENS
 from ..snapshot.state import LiveState
 from . import canary
 from .engine import Steps
@@ -35,7 +36,7 @@ from .text import StopStrings, TextStream
 # Tokens read between two turns of the engine. Fixed for a device, because results can differ in the last bits when a
 # prompt is fed in other chunk sizes. On a CPU attention computes what the mask then hides, so short chunks are faster
 # (7,168 tokens of the demo model: 9.3 s in chunks of 256, 13.6 of 512, 19.6 of 2,048); a GPU wants long ones.
-PREFILL_CHUNK_TOKENS = 256 if mx.default_device() == mx.Device(mx.cpu) else 2048
+PREFILL_CHUNK_TOKENS = 256 if mx.default_device() == mx.Device(mx.cpu) else MAX_PASS_TOKENS
 
 OnTokens = Callable[[int, int], None]
 OnToken = Callable[[int | None, str], None]

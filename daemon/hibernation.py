@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from traceback import clear_frames
 from typing import TypeVar
 
 import mlx.core as mx
@@ -39,6 +38,7 @@ from .models import LoadedModel
 from .results import Emit, Progress, Stage
 from .sampler import initial_key
 from .sessions import Durable, Session, sampling_of
+from .waiting import let_frames_go
 from .way import Way
 
 # Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
@@ -103,9 +103,13 @@ class Hibernation:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example for want of room.
         """
-        with self._compactor.giving_way():
-            receipt = await self._keep_with_room(session, emit, last)
-            self._compactor.consider(receipt)
+        try:
+            with self._compactor.giving_way():
+                receipt = await self._keep_with_room(session, emit, last)
+                self._compactor.consider(receipt)
+        except BaseException as error:
+            let_frames_go(error)
+            raise
         session.durable = Durable(
             receipt.version,
             receipt.bundle_id,
@@ -191,7 +195,8 @@ class Hibernation:
         snapshot = await self._engine.call(lambda: self._cut(session, durable))
         on_progress = _reporter("sleep", emit)
         return await self.on_writer(
-            lambda: self._store.write_bundle(
+            partial(
+                self._store.write_bundle,
                 uri=session.uri,
                 identity=session.model.identity,
                 parent=session.durable.bundle_id if session.durable else None,
@@ -232,9 +237,7 @@ class Hibernation:
         try:
             return await self._wake(uri, order, model_named, emit)
         except BaseException as error:
-            # The caches that were being filled would stay in memory as long as somebody has the error. (Variables that
-            # a lambda has taken are not let go of by this, so what fills them is none.)
-            clear_frames(error.__traceback__)
+            let_frames_go(error)
             raise
 
     async def _wake(self, uri: SessionUri, order: WakeOrder, model_named: ModelNamed, emit: Emit) -> Woken:

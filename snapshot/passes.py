@@ -10,8 +10,13 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import Final
 
 from ..memvid.blocks import BLOCK_TOKENS
+
+MAX_PASS_TOKENS: Final = 2048
+"""The most that one model call reads. What it computes on the way may grow with the square of that, so a stored number
+that asked for more could take all memory when tokens are computed again."""
 
 
 @dataclass(slots=True)
@@ -26,7 +31,7 @@ class Passes:
         """Passes as they are stored.
 
         Raises:
-            ValueError: they do not read exactly `token_count` tokens.
+            ValueError: they do not read exactly `token_count` tokens, or one call reads more than `MAX_PASS_TOKENS`.
         """
         runs = array("I")
         runs.frombytes(stored)
@@ -35,6 +40,8 @@ class Passes:
             token_count
         ):
             raise ValueError(f"the passes do not read {token_count} tokens")
+        if any(size > MAX_PASS_TOKENS for size in sizes):
+            raise ValueError(f"a pass reads {max(sizes)} tokens, and {MAX_PASS_TOKENS} are the most")
         return cls(runs, token_count)
 
     def tobytes(self) -> bytes:

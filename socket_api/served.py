@@ -280,21 +280,18 @@ class ServedConnection:
     def _answer_frame(
         self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]], committed: list[Token]
     ) -> bytes:
+        if work.cancelled():
+            return self._connection.send_error(request.id, self._why_cancelled(request, committed))
+        # Looked at and not raised: an error that had been raised here would hold this frame, and so itself and, until a
+        # garbage collection comes by, whatever session its request was about.
+        if (failure := work.exception()) is not None:
+            return self._connection.send_error(request.id, _error_to_tell(request, failure))
         try:
             return self._connection.send_result(request.id, work.result())
-        except asyncio.CancelledError:
-            error: TorporError = self._why_cancelled(request, committed)
         except LocalProtocolError as unsendable:
             error = ReplyTooLarge(
                 f"{request.method.name} was carried out, but its result cannot be sent: {unsendable.message}"
                 " Look at the session with show, and ask for less at a time."
-            )
-        except TorporError as expected:
-            error = expected
-        except Exception as fault:  # noqa: BLE001  # a fault of one request must not end the daemon
-            _LOG.error("fault in %s", request.method.name, exc_info=fault)
-            error = InternalError(
-                f"{request.method.name} failed by a fault of the daemon ({type(fault).__name__}). See its log."
             )
         return self._connection.send_error(request.id, error)
 
@@ -358,6 +355,16 @@ def _give_back(taken: Taken) -> None:
     while taken:
         budget, size_bytes = taken.pop()
         budget.give_back(size_bytes)
+
+
+def _error_to_tell(request: AcceptedRequest, failure: BaseException) -> TorporError:
+    """What a client is told of a failure; a fault of one request must not end the daemon."""
+    if isinstance(failure, TorporError):
+        return failure
+    _LOG.error("fault in %s", request.method.name, exc_info=failure)
+    return InternalError(
+        f"{request.method.name} failed by a fault of the daemon ({type(failure).__name__}). See its log."
+    )
 
 
 def _cancelled(request: AcceptedRequest, committed: list[Token]) -> RequestCancelled:

@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from session_rig import Gate, Rigged, ignore, tokens_of, until
 from torpor.daemon import hibernation
+from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.errors import TorporError
-from torpor.memvid.errors import BlockMissing, Corruption, ReadBackFailed
+from torpor.memvid.errors import BlockMissing, Corruption, NoSpace, ReadBackFailed
 from torpor.memvid.store import Store
 from torpor.snapshot import memory, restore
 from torpor.snapshot.capture import StateSource
@@ -277,7 +278,7 @@ async def test_the_memory_of_a_session_is_free_as_soon_as_it_sleeps(
                 await rig.sleep("a")
                 await until(lambda: states() == 0)  # threads let go a moment after they have answered
                 await rig.wake("a")
-                await until(lambda: states() == 1)
+                await until(lambda: states() > 0)
                 if round_ < 2:
                     await rig.write("a", 5, text="more")
 
@@ -326,12 +327,70 @@ async def test_of_wakes_that_end_well_nothing_is_kept_from_others(
         assert [size > 0 and found.unfilled_bytes for found, size in granted] == [0, 0], "each byte was told as filled"
 
 
+async def failing_append(rig: Rigged) -> None:
+    rig.network.reset()
+    rig.network.fail_at(1)
+    with pytest.raises(GenerationFailed):
+        await rig.service.append(session="a", tokens=[1, 2, 3], emit=ignore)
+    rig.network.reset()
+
+
+async def failing_generation(rig: Rigged) -> None:
+    rig.network.reset()
+    rig.network.fail_at(3)
+    with pytest.raises(GenerationFailed):
+        await rig.write("a", 5)
+    rig.network.reset()
+
+
+async def refused_request(rig: Rigged) -> None:
+    with pytest.raises(InvalidTokens):
+        await rig.service.append(session="a", tokens=[10**6], emit=ignore)
+    with pytest.raises(ContextOverflow):
+        await rig.write("a", 10**6)
+
+
+async def failing_sleep(rig: Rigged) -> None:
+    await rig.write("a", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "write_bundle", no_room)
+        with pytest.raises(NoSpace):
+            await rig.sleep("a")
+
+
+def no_room(_store: Store, **request: Any) -> None:
+    raise NoSpace(f"no room for {len(list(request['blocks']))} blocks")
+
+
+@pytest.mark.parametrize("fail", [failing_append, failing_generation, refused_request, failing_sleep])
+@pytest.mark.parametrize("end", ["sleep", "delete"])
+@pytest.mark.parametrize("kind", ["plain", "gemma3_text"])
+async def test_what_failed_in_a_session_keeps_nothing_of_it_once_it_has_gone(
+    open_rig: Any,
+    models_of_kinds: Callable[[str], Path],
+    fail: Callable[[Rigged], Awaitable[None]],
+    end: str,
+    kind: str,
+) -> None:
+    """An error that holds a frame that holds it, as a job or a task has it, would keep gigabytes in an idle daemon."""
+    async with open_rig() if kind == "plain" else open_rig(models_of_kinds(kind)) as rig:
+        with counting_states() as states:
+            await rig.read("a", tokens_of(1, 300))
+            await fail(rig)
+            await (rig.sleep("a") if end == "sleep" else rig.service.delete(session="a"))
+            await until(lambda: states() == 0)
+
+
 @contextlib.contextmanager
 def counting_states() -> Iterator[Callable[[], int]]:
     """How many new states, or views of one, something refers to, while no garbage collection is made."""
 
+    def is_state(each: object) -> bool:
+        known = type(each)
+        return known in (LiveState, SpanSource, StateSource, Filling) or known.__module__ == "mlx_lm.models.cache"
+
     def found() -> list[Any]:
-        return [each for each in gc.get_objects() if type(each) in (LiveState, SpanSource, StateSource, Filling)]
+        return [each for each in gc.get_objects() if is_state(each)]
 
     gc.collect()
     others = found()

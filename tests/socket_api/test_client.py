@@ -6,6 +6,7 @@ import gc
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from torpor.socket_api.framing import encode_frame
 from torpor.socket_api.results import ProgressEvent, StatusResult
 
 from .conftest import ServerThread
+from .fake_service import FakeBusy
 
 
 @pytest.fixture
@@ -436,6 +438,32 @@ def test_a_stopping_daemon_ends_requests_with_its_reason(short_path: Path) -> No
     with pytest.raises(ConnectionLost, match="new client"):
         client.status()
     client.close()
+
+
+def test_what_a_request_that_failed_had_in_hand_is_let_go_of_without_a_garbage_collection(
+    client: Client, server_thread: ServerThread
+) -> None:
+    """A session's memory, say; an error that is raised where it is answered holds that frame, and so itself."""
+    had: list[weakref.ref[Box]] = []
+
+    async def fail(**_params: object) -> None:
+        held = Box()
+        had.append(weakref.ref(held))
+        raise FakeBusy("No.")
+
+    server_thread.service.show = fail  # type: ignore[assignment,method-assign]
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(RemoteError):
+            client.show("s")
+        server_thread.wait_until(lambda: had[0]() is None)
+    finally:
+        gc.enable()
+
+
+class Box:
+    """Something that can be seen to go."""
 
 
 def test_nobody_there_is_unreachable_and_says_what_to_start(short_path: Path) -> None:

@@ -1,0 +1,34 @@
+"""How a ledger was read: kept as it was, and a stored number never asks for a model call of any size."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from torpor.snapshot.passes import MAX_PASS_TOKENS, Passes
+
+
+def test_passes_come_back_as_they_were_stored_and_are_cut_where_they_are_asked_to() -> None:
+    passes = Passes()
+    for size in (256, 256, 87, 1, 1, 1):
+        passes.add(size)
+    again = Passes.from_bytes(passes.tobytes(), 602)
+    assert list(again) == [256, 256, 87, 1, 1, 1]
+    assert (again.run_count, again.token_count, again.last) == (3, 602, 1)
+    assert list(again.between(300, 600)) == [212, 87, 1]
+    assert list(again.cut(513)) == [256, 256, 1]
+    assert list(Passes().cut(300)) == [256, 44]
+
+
+@pytest.mark.parametrize("runs", [(256, 2), (256, 1, 0, 1), (256, 0), (1, 257), ()])
+def test_passes_that_do_not_read_the_ledger_are_refused(runs: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="do not read 256 tokens"):
+        Passes.from_bytes(array("I", runs).tobytes(), 256)
+
+
+def test_one_call_never_reads_more_than_the_limit() -> None:
+    """What a call computes may grow with its square, and who wakes at an earlier token repeats the calls."""
+    most = array("I", (MAX_PASS_TOKENS, 2)).tobytes()
+    assert list(Passes.from_bytes(most, 2 * MAX_PASS_TOKENS)) == [MAX_PASS_TOKENS] * 2
+    with pytest.raises(ValueError, match=f"reads {MAX_PASS_TOKENS + 1} tokens, and {MAX_PASS_TOKENS} are the most"):
+        Passes.from_bytes(array("I", (1, 1, MAX_PASS_TOKENS + 1, 1)).tobytes(), MAX_PASS_TOKENS + 2)
