@@ -84,6 +84,7 @@ def _load_from_files(session: str, place: Path) -> dict[str, Any]:
         "identity": found.identity,
         "backend": found.backend,
         "lossy": found.lossy,
+        "forked_from": found.forked_from,
         "environment": found.environment,
     }
 
@@ -92,7 +93,7 @@ def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
     """Draw what `show` found out, section by section; `width` is that of the terminal, in columns."""
     narrow = width < WIDE_COLUMNS
     info = detail["info"]
-    parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(info, detail.get("lossy"))]
+    parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(detail)]
     if detail["versions"]:
         parts += [_heading("versions"), _versions(detail["versions"], narrow=narrow)]
     if detail["lineage"]:
@@ -111,7 +112,8 @@ def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _facts(info: dict[str, Any], lossy: dict[str, Any] | None) -> RenderableType:
+def _facts(detail: dict[str, Any]) -> RenderableType:
+    info, lossy, origin = detail["info"], detail.get("lossy"), detail.get("forked_from")
     facts = facts_table()
     changed = ", changed since it last slept" if info["dirty"] else ""
     facts.add_row("  state", plain(info["state"]) + changed)
@@ -124,6 +126,9 @@ def _facts(info: dict[str, Any], lossy: dict[str, Any] | None) -> RenderableType
     if lossy:
         tokens = format_plural(lossy["tokens"], "token")
         facts.add_row("  lossy", f"keys and values of the first {tokens} in {lossy['bits']} bits")
+    if origin:
+        begun = f"{origin['session']} at version {origin['version']}, with {format_plural(origin['tokens'], 'token')}"
+        facts.add_row("  forked from", plain(begun))
     facts.add_row("  bundle", plain(info["bundle_id"] or "– (never slept)"))
     facts.add_row("  last sleep", format_time(info["slept_ns"]))
     if info["labels"]:

@@ -40,6 +40,7 @@ class Detail:
     identity: dict[str, str]
     backend: dict[str, str]
     lossy: dict[str, int] | None
+    forked_from: dict[str, Any] | None
     environment: dict[str, str]
 
 
@@ -87,6 +88,7 @@ def load_detail(store: Store, session: str) -> Detail:
         identity=dict(manifest.identity.parts),
         backend=_backend_of(manifest),
         lossy=_lossy_of(manifest),
+        forked_from=_origin_of(manifest),
         environment=dict(manifest.environment),
     )
 
@@ -109,6 +111,15 @@ def _lossy_of(manifest: Manifest) -> dict[str, int] | None:
     if not isinstance(told, dict) or told.keys() != {"bits", "tokens"}:
         return None
     return dict(told) if all(type(value) is int and value > 0 for value in told.values()) else None
+
+
+def _origin_of(manifest: Manifest) -> dict[str, Any] | None:
+    """Where a session was forked from, as its map says; whatever else stands there, others wrote."""
+    told = manifest.session.get("forked_from")
+    kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
+    if not isinstance(told, dict) or {name: type(value) for name, value in told.items()} != kinds:
+        return None
+    return dict(told)
 
 
 def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:

@@ -16,8 +16,20 @@ from ..snapshot.identity import circumstances_in
 from ..snapshot.layout import described
 from ..snapshot.lossy import Loss
 from ..snapshot.state import token_array
+from .forking import Forked, ForkOrder
 from .models import LoadedModel
-from .results import Lossy, ModelInfo, PartDiffers, SessionDetail, SessionInfo, SleepResult, VersionInfo, WakeResult
+from .origin import FORKED_FROM, Origin
+from .results import (
+    ForkResult,
+    Lossy,
+    ModelInfo,
+    PartDiffers,
+    SessionDetail,
+    SessionInfo,
+    SleepResult,
+    VersionInfo,
+    WakeResult,
+)
 from .sampling import Sampling
 from .sessions import LOSSY, Durable, Session
 
@@ -92,6 +104,7 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         identity=dict(live.model.identity.parts),
         backend=dict(live.model.backend),
         lossy=_lossy(live.loss),
+        forked_from=live.forked_from,
     )
 
 
@@ -122,6 +135,7 @@ def detail_of_asleep(
         layers = _layers(row.uri, reader)
         loss = _loss_in(row, manifest.session.get(LOSSY))
         sampling = Sampling.from_map(manifest.session["sampling"])
+        origin = _origin_in(row, manifest.session.get(FORKED_FROM))
     return SessionDetail(
         info=info_of_asleep(row, _stored_bytes(versions), sampling),
         versions=tuple(version_info(each, marks) for each in versions),
@@ -131,6 +145,7 @@ def detail_of_asleep(
         identity=identity,
         backend=backend,
         lossy=_lossy(loss),
+        forked_from=origin,
     )
 
 
@@ -165,6 +180,24 @@ def receipt_of_sleep(receipt: Receipt, *, seconds: float) -> SleepResult:
         bundle_id=receipt.bundle_id.hex(),
         parent=receipt.parent.hex() if receipt.parent else None,
         token_count=receipt.token_count,
+        bytes_written=receipt.bytes_written,
+        logical_bytes=receipt.logical_bytes,
+        blocks_new=receipt.blocks_new,
+        blocks_reused=receipt.blocks_reused,
+        seconds=seconds,
+    )
+
+
+def result_of_fork(order: ForkOrder, forked: Forked, *, seconds: float) -> ForkResult:
+    """The receipt of a fork."""
+    receipt = forked.receipt
+    return ForkResult(
+        session=str(receipt.uri),
+        forked_from=order.origin,
+        version=receipt.version,
+        bundle_id=receipt.bundle_id.hex(),
+        token_count=receipt.token_count,
+        tokens_prefilled=forked.computed_tokens,
         bytes_written=receipt.bytes_written,
         logical_bytes=receipt.logical_bytes,
         blocks_new=receipt.blocks_new,
@@ -245,6 +278,15 @@ def _loss_in(row: IndexRow, stored: object) -> Loss | None:
             f"The snapshot of {row.uri} does not tell its loss: {error}.", session=str(row.uri)
         ) from error
     return found and found.within(row.token_count)
+
+
+def _origin_in(row: IndexRow, stored: object) -> Origin | None:
+    try:
+        return Origin.from_map(stored)
+    except ValueError as error:
+        raise MalformedSnapshot(
+            f"The snapshot of {row.uri} does not tell where it was forked from: {error}.", session=str(row.uri)
+        ) from error
 
 
 def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:

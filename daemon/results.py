@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .origin import Origin
 from .sampling import Sampling
 
 SessionState = Literal["awake", "asleep"]
@@ -94,7 +95,8 @@ class Lossy:
 @dataclass(frozen=True, slots=True)
 class SessionDetail:
     """Everything that an inspector shows about one session. backend: what computes it, or computed it last; those parts
-    of the identity that may differ. lossy: None for a session that is exact."""
+    of the identity that may differ. lossy: None for a session that is exact. forked_from: None for one that is no
+    fork."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -104,6 +106,7 @@ class SessionDetail:
     identity: dict[str, str]
     backend: dict[str, str] = field(default_factory=dict)
     lossy: Lossy | None = None
+    forked_from: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,24 @@ class SleepResult:
     bundle_id: str
     parent: str | None
     token_count: int
+    bytes_written: int
+    logical_bytes: int
+    blocks_new: int
+    blocks_reused: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForkResult:
+    """The receipt of a fork, which sleeps and is durable. forked_from: of what and where; blocks_reused: what it has in
+    common with that; tokens_prefilled: what the model computed for it, 0 unless it was forked at an earlier token."""
+
+    session: str
+    forked_from: Origin
+    version: int
+    bundle_id: str
+    token_count: int
+    tokens_prefilled: int
     bytes_written: int
     logical_bytes: int
     blocks_new: int

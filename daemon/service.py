@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from .analyst import Analyst
 from .encoding import Encoder
 from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
+from .forking import Forked, Forking, ForkOrder
 from .generation import WriteOrder, Written
 from .hibernation import Hibernation, WakeOrder
 from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
@@ -48,6 +49,7 @@ from .results import (
     CloseReport,
     DeleteResult,
     Emit,
+    ForkResult,
     GenerateResult,
     MaintenanceResult,
     MarksResult,
@@ -87,6 +89,7 @@ class Service:
         self._hibernation = Hibernation(store, engine, way, canary=canary, trusting=trusting)
         self._maintenance = Maintenance(store, way)
         self._analyst = Analyst(store)
+        self._forking = Forking(store, self._hibernation, self._model_named)
         self._quantising = Quantising(store, engine, self._hibernation, self._models)
         self._ageing: Ageing | None = None
         self._encoder = Encoder()
@@ -283,9 +286,7 @@ class Service:
         settings = sampling or Sampling()
         async with self._turn(uri):
             if uri in self._awake or self._store.find_session(uri) is not None:
-                raise SessionExists(
-                    f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri)
-                )
+                raise _exists(uri)
             state = await self._engine.call(lambda: chosen.new_state(initial_key(settings)))
             created = Session(uri, chosen, state, settings, labels=tuple(labels), system=system)
             require_session_map(created.to_map())
@@ -470,6 +471,41 @@ class Service:
             seconds=time.monotonic() - started,
         )
 
+    async def fork(
+        self,
+        *,
+        session: str,
+        name: str,
+        at_token: int | None = None,
+        labels: Sequence[str] | None = None,
+        emit: Emit,
+    ) -> ForkResult:
+        """A new session `name` that begins as `session` stands, or as a version of it behind an `@`: it sleeps, is
+        durable, and has all blocks in common with it. What an awake session has not slept is put to sleep for it.
+
+        at_token: with only so many tokens; what lies behind the last full block is computed as by a wake at that token.
+        labels: the fork's own; those of the other session if None.
+
+        Raises:
+            SessionExists: there is a session of that name.
+            SessionNotFound, AmbiguousName, AmbiguousVersion, EmptyContext, NoSuchPosition, what a sleep raises, and, at
+            an earlier token, what a wake raises; then there is no fork, and the other session is as it was.
+        """
+        started = time.monotonic()
+        self._require_open()
+        wanted = _uri_of_new(name)
+        source, row = self._resolve(session.partition(VERSION_MARK)[0]), None
+        if VERSION_MARK in session:
+            row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
+        if wanted == source:
+            raise _exists(wanted)
+        async with self._turns_of(source, wanted):
+            if wanted in self._awake or self._store.find_session(wanted) is not None:
+                raise _exists(wanted)
+            fork = self._fork(source, row, wanted, at_token, None if labels is None else tuple(labels), emit)
+            order, forked = await to_the_end(fork)
+        return listing.result_of_fork(order, forked, seconds=time.monotonic() - started)
+
     async def delete(self, *, session: str) -> DeleteResult:
         """Remove a session and all its versions, from memory and from disk. Bytes that others share stay.
 
@@ -601,6 +637,25 @@ class Service:
             canary=woken.canary,
             canary_seconds=woken.canary_seconds,
         )
+
+    async def _fork(
+        self,
+        source: SessionUri,
+        row: IndexRow | None,
+        uri: SessionUri,
+        at_token: int | None,
+        labels: tuple[str, ...] | None,
+        emit: Emit,
+    ) -> tuple[ForkOrder, Forked]:
+        live = await self._live(source) if row is None else None
+        if live is not None:
+            if live.durable is None or live.needs_sleep or not await self._hibernation.is_kept(live):
+                await self._put_to_sleep(live, emit)
+            row = self._require_row(source)
+            if at_token is None and live.is_cut_short:
+                at_token = len(live.state.tokens)
+        order = ForkOrder(row or self._require_row(source), uri, at_token, labels)
+        return order, await self._forking.fork(order, emit)
 
     async def _delete(self, uri: SessionUri) -> DeleteResult:
         if not self._store.can_be_deleted(uri):
@@ -750,6 +805,14 @@ class Service:
             self._require_working()
             yield uri
 
+    @asynccontextmanager
+    async def _turns_of(self, *uris: SessionUri) -> AsyncIterator[None]:
+        """The turns of several sessions. All who want several take them in one order, so nobody waits in a circle."""
+        async with AsyncExitStack() as stack:
+            for uri in sorted(uris):
+                await stack.enter_async_context(self._turn(uri))
+            yield
+
     def _require_working(self) -> None:
         self._require_open()
         if self._preparing is not None:
@@ -817,6 +880,10 @@ def _uri_of_new(session: str) -> SessionUri:
         return SessionUri.parse(session)
     namespace, slash, name = session.rpartition("/")
     return SessionUri.parse(f"torpor://{namespace if slash else DEFAULT_NAMESPACE}/{name}")
+
+
+def _exists(uri: SessionUri) -> SessionExists:
+    return SessionExists(f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri))
 
 
 def _final_digest(state: LiveState) -> str:

@@ -18,6 +18,7 @@ from ..snapshot.lossy import Loss, LossyTokens
 from ..snapshot.state import LiveState
 from .errors import SessionBusy
 from .models import LoadedModel
+from .origin import FORKED_FROM, Origin
 from .sampling import Sampling
 
 # Requests that may wait for one session. The next is told that it is busy, and nothing has happened (QX18).
@@ -61,6 +62,7 @@ class Session:
     differs: what computed the snapshot that it was woken from otherwise than what computes here.
     loss: which of its tokens were ever kept in few bits; None for a session that is exact.
     lossy: tokens in the form in which the next sleep keeps them; None where it keeps what is new exact.
+    forked_from: where it began; None for a session that was not forked.
     """
 
     uri: SessionUri
@@ -81,6 +83,7 @@ class Session:
     differs: tuple[Difference, ...] = ()
     loss: Loss | None = None
     lossy: LossyTokens | None = None
+    forked_from: Origin | None = None
 
     @property
     def needs_sleep(self) -> bool:
@@ -119,6 +122,7 @@ class Session:
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
             **({LOSSY: self.loss.to_map()} if self.loss else {}),
+            **({FORKED_FROM: self.forked_from.to_map()} if self.forked_from else {}),
         }
 
     @classmethod
@@ -145,6 +149,7 @@ class Session:
                 unchanged_tokens=durable.token_count,
                 dirty=False,
                 loss=Loss.from_map(kept.get(LOSSY)),
+                forked_from=Origin.from_map(kept.get(FORKED_FROM)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedSnapshot(

@@ -18,6 +18,7 @@ from .errors import (
 from .results import (
     AppendResult,
     DeleteResult,
+    ForkResult,
     GenerateResult,
     MaintenanceAction,
     MaintenanceProblem,
@@ -46,6 +47,7 @@ __all__ = [
     "ConnectionLost",
     "DaemonUnreachable",
     "DeleteResult",
+    "ForkResult",
     "GenerateResult",
     "InvalidRequest",
     "MaintenanceAction",

@@ -63,14 +63,12 @@ def status() -> Call[results.StatusResult]:
 def create(
     session: str, *, model: str | None, labels: Sequence[str], sampling: Sampling | None, system: str | None
 ) -> Call[results.SessionInfo]:
-    if isinstance(labels, str):
-        raise InvalidRequest("create: labels: give a list of labels, not one text.", field="labels")
     return _call(
         "create",
         results.SessionInfo,
         session=session,
         model=model,
-        labels=tuple(labels),
+        labels=_listed("create", labels),
         sampling=sampling,
         system=system,
     )
@@ -128,6 +126,11 @@ def wake(session: str, *, version: int | None, at_token: int | None, strict: boo
     return _call("wake", results.WakeResult, session=session, version=version, **given)
 
 
+def fork(session: str, name: str, *, at_token: int | None, labels: Sequence[str] | None) -> Call[results.ForkResult]:
+    listed = _listed("fork", labels)
+    return _call("fork", results.ForkResult, session=session, name=name, at_token=at_token, labels=listed)
+
+
 def list_sessions(namespace: str | None) -> Call[results.ListResult]:
     return _call("list", results.ListResult, namespace=namespace)
 
@@ -166,10 +169,7 @@ def maintain(
 
 
 def analyse(session: str, *, kind: str | None, labels: Sequence[str] | None) -> Call[results.AnalysisResult]:
-    if isinstance(labels, str):
-        raise InvalidRequest("analyse: labels: give a list of labels, not one text.", field="labels")
-    listed = None if labels is None else tuple(labels)
-    return _call("analyse", results.AnalysisResult, session=session, kind=kind, labels=listed)
+    return _call("analyse", results.AnalysisResult, session=session, kind=kind, labels=_listed("analyse", labels))
 
 
 def mark(
@@ -184,6 +184,12 @@ def import_bundle(bundle_id: str, *, session: str | None) -> Call[results.SleepR
 
 def shutdown(*, force: bool) -> Call[results.ShutdownResult]:
     return _call("shutdown", results.ShutdownResult, force=force)
+
+
+def _listed(method: str, labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    if isinstance(labels, str):
+        raise InvalidRequest(f"{method}: labels: give a list of labels, not one text.", field="labels")
+    return None if labels is None else tuple(labels)
 
 
 def _call(method: str, result: type[R], **params: Any) -> Call[R]:

@@ -151,6 +151,19 @@ class Client:
         there computed. strict: refuse what another backend computed."""
         return self._run(calls.wake(session, version=version, at_token=at_token, strict=strict), on_event)
 
+    def fork(
+        self,
+        session: str,
+        name: str,
+        *,
+        at_token: int | None = None,
+        labels: Sequence[str] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> results.ForkResult:
+        """Make a session `name` that begins as `session` stands (or its version `NAME@3`), at an earlier token if
+        one is given. It has all blocks in common with it, and sleeps."""
+        return self._run(calls.fork(session, name, at_token=at_token, labels=labels), on_event)
+
     def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
         """All sessions, or those of one namespace."""
         return self._run(calls.list_sessions(namespace)).sessions

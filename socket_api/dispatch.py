@@ -78,6 +78,16 @@ class Backend(Protocol):
         emit: daemon.Emit,
     ) -> daemon.WakeResult: ...
 
+    async def fork(
+        self,
+        *,
+        session: str,
+        name: str,
+        at_token: int | None = None,
+        labels: Sequence[str] | None = None,
+        emit: daemon.Emit,
+    ) -> daemon.ForkResult: ...
+
     async def list_sessions(self, *, namespace: str | None = None) -> list[daemon.SessionInfo]: ...
 
     async def show(self, *, session: str) -> daemon.SessionDetail: ...
@@ -201,6 +211,12 @@ async def _wake(backend: Backend, params: methods.WakeParams, emit: daemon.Emit)
     )
 
 
+async def _fork(backend: Backend, params: methods.ForkParams, emit: daemon.Emit) -> object:
+    return await backend.fork(
+        session=params.session, name=params.name, at_token=params.at_token, labels=params.labels, emit=emit
+    )
+
+
 async def _list(backend: Backend, params: methods.ListParams, emit: daemon.Emit) -> object:
     return {"sessions": [asdict(info) for info in await backend.list_sessions(namespace=params.namespace)]}
 
@@ -251,6 +267,7 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
         "chat": _chat,
         "sleep": _sleep,
         "wake": _wake,
+        "fork": _fork,
         "list": _list,
         "show": _show,
         "analyse": _analyse,

@@ -114,6 +114,15 @@ class SessionParams(Params):
     session: SessionText
 
 
+class ForkParams(Params):
+    """A session, or a version of it behind an `@`, the `name` of the new one, and with how many tokens if not all."""
+
+    session: SessionText
+    name: SessionText
+    at_token: Annotated[int, Field(ge=1, le=limits.MAX_REQUEST_ID)] | None = None
+    labels: Annotated[tuple[Label, ...], Field(max_length=limits.MAX_LABELS)] | None = None
+
+
 class WakeParams(Params):
     """A session and, if not the latest, which version of it: by `version`, or behind an `@` of `session`; if not all,
     how many of its tokens. `strict` refuses what may differ too."""
@@ -241,6 +250,7 @@ _TABLE = (
     Method("chat", ChatParams, results.GenerateResult, cancellable=True),
     Method("sleep", SessionParams, results.SleepResult),
     Method("wake", WakeParams, results.WakeResult),
+    Method("fork", ForkParams, results.ForkResult),
     Method("list", ListParams, results.ListResult),
     Method("show", SessionParams, results.SessionDetail),
     Method("analyse", AnalyseParams, results.AnalysisResult, cancellable=True),

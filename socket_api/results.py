@@ -128,8 +128,18 @@ class Lossy(Reply):
     tokens: Count
 
 
+class Origin(Reply):
+    """Where a fork comes from: the version of the other session, and how many of its tokens it began with."""
+
+    session: str
+    version: int
+    bundle_id: str
+    tokens: Count
+
+
 class SessionDetail(Reply):
-    """Everything that `show` knows of one session; `lossy` is None for one that is exact."""
+    """Everything that `show` knows of one session; `lossy` is None for one that is exact, `forked_from` for one that is
+    no fork."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -139,6 +149,7 @@ class SessionDetail(Reply):
     identity: dict[str, str]
     backend: dict[str, str] = Field(default_factory=dict)
     lossy: Lossy | None = None
+    forked_from: Origin | None = None
 
 
 class ListResult(Reply):
@@ -155,6 +166,23 @@ class SleepResult(Reply):
     bundle_id: str
     parent: str | None
     token_count: Count
+    bytes_written: Count
+    logical_bytes: Count
+    blocks_new: Count
+    blocks_reused: Count
+    seconds: Seconds
+
+
+class ForkResult(Reply):
+    """The receipt of a fork, which sleeps and is durable. `tokens_prefilled` is what was computed for it: zero, unless
+    it was forked at an earlier token."""
+
+    session: str
+    forked_from: Origin
+    version: int
+    bundle_id: str
+    token_count: Count
+    tokens_prefilled: Count
     bytes_written: Count
     logical_bytes: Count
     blocks_new: Count

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
+from torpor.daemon.origin import Origin
 from torpor.daemon.results import Lossy, MaintenanceProblem, PartDiffers
 from torpor.errors import TorporError
 
@@ -201,6 +202,25 @@ def test_a_command_gives_scripts_the_report_of_the_wake_that_it_made(
     woken = torpor(command, "a", "two", "--json").document["woken"]
     assert (woken["version"], woken["token_count"], woken["already_awake"]) == (1, 1, False)
     assert torpor(command, "a", "three", "--json").document["woken"] is None
+
+
+def test_fork_makes_a_session_of_a_version_and_says_what_it_has_in_common(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one two")
+    torpor("sleep", "a")
+    ran = torpor("fork", "a@1", "b", "--at", "1", "--label", "x", "--label", "y")
+    assert ran.status == 0
+    assert ran.out.startswith("torpor://default/b  forked from torpor://default/a at version 1 with 1 token: 2 blocks")
+    assert daemon.service.calls[-1][1] == {"session": "a@1", "name": "b", "at_token": 1, "labels": ("x", "y")}
+    assert torpor("fork", "a", "c", "--json").document["forked_from"]["session"] == "torpor://default/a"
+    assert torpor("fork", "nobody", "d").status == 4
+    assert torpor("fork", "a", "e", "--at", "0").status == 2
+
+
+def test_show_says_where_a_fork_comes_from(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one two")
+    assert "forked from" not in torpor("show", "a").out
+    daemon.service.forked_from = Origin("torpor://default/base", 3, "ab" * 32, 1500)
+    assert "forked from  torpor://default/base at version 3, with 1,500 tokens" in torpor("show", "a").out
 
 
 def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaemon) -> None:

@@ -11,12 +11,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from torpor.daemon.origin import Origin
 from torpor.daemon.results import (
     AnalysisResult,
     AppendResult,
     CloseReport,
     DeleteResult,
     Emit,
+    ForkResult,
     GenerateResult,
     Lossy,
     MaintenanceAction,
@@ -78,6 +80,7 @@ class FakeService:
         self.artifact = "{}\n"
         self.lossy: Lossy | None = None
         self.prefilled_by_wakes = 0
+        self.forked_from: Origin | None = None
         self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
 
     def hold(self) -> None:
@@ -229,8 +232,34 @@ class FakeService:
         found = self._find(session)
         identity, backend = {"weights": "ab"}, {"mlx": "1.2"}
         return SessionDetail(
-            found.info, tuple(found.versions), "…tail", ("kv 2x8x32",), (), identity, backend, self.lossy
+            info=found.info,
+            versions=tuple(found.versions),
+            tail_text="…tail",
+            layers=("kv 2x8x32",),
+            lineage=(),
+            identity=identity,
+            backend=backend,
+            lossy=self.lossy,
+            forked_from=self.forked_from,
         )
+
+    async def fork(
+        self,
+        *,
+        session: str,
+        name: str,
+        at_token: int | None = None,
+        labels: Sequence[str] | None = None,
+        emit: Emit,
+    ) -> ForkResult:
+        self._record("fork", session=session, name=name, at_token=at_token, labels=labels)
+        found = self._find(session.partition("@")[0])
+        await self._step()
+        tokens = len(found.tokens) if at_token is None else at_token
+        origin = Origin(found.info.session, 1, f"{1:064x}", tokens)
+        info = replace(found.info, session=f"torpor://default/{name}", name=name, state="asleep", version=1)
+        self.sessions[name] = FakeSession(info, found.tokens[:tokens])
+        return ForkResult(info.session, origin, 1, f"{2:064x}", tokens, 0, 512, 4 * tokens, 0, 2, 0.25)
 
     async def analyse(
         self, *, session: str, kind: str | None = None, labels: Sequence[str] | None = None, emit: Emit

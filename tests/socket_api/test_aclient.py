@@ -57,6 +57,7 @@ def test_every_verb_works(short_path: Path) -> None:
         assert (await client.mark("notes", tag="first")).tags == ("first",)
         assert (await client.import_bundle("ab" * 32)).version == 1
         assert (await client.analyse("notes@1", labels=["x"])).artifact == "{}\n"
+        assert (await client.fork("notes@1", "try", at_token=2, labels=["y"])).forked_from.tokens == 2
         assert (await client.delete("notes")).versions_deleted == 1
         assert client.hello.protocol == 1
 

@@ -132,6 +132,22 @@ def test_a_version_is_analysed_under_a_kind_and_labels_that_may_be_named(
             client.analyse("s", **wrong)  # type: ignore[arg-type]
 
 
+def test_a_session_is_forked_at_a_token_under_labels_of_its_own(client: Client, server_thread: ServerThread) -> None:
+    client.create("s")
+    client.append("s", text="one two")
+    client.sleep("s")
+    made = client.fork("s", "whole")
+    assert (made.session, made.token_count, made.forked_from.tokens) == ("torpor://default/whole", 2, 2)
+    assert client.fork("s@1", "part", at_token=1, labels=["x"]).forked_from.tokens == 1
+    assert [arguments for method, arguments in server_thread.service.calls if method == "fork"] == [
+        {"session": "s", "name": "whole", "at_token": None, "labels": None},
+        {"session": "s@1", "name": "part", "at_token": 1, "labels": ("x",)},
+    ]
+    for wrong in ({"at_token": 0}, {"labels": "text"}, {"labels": [""]}):
+        with pytest.raises(InvalidRequest):
+            client.fork("s", "other", **wrong)  # type: ignore[arg-type]
+
+
 def test_versions_are_marked_and_bundles_imported_through_the_daemon(client: Client) -> None:
     client.create("s")
     client.append("s", text="one two")

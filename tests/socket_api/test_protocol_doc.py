@@ -95,6 +95,8 @@ def test_the_wire_has_exactly_the_fields_of_the_daemons_records() -> None:
         daemon.AppendResult: results.AppendResult,
         daemon.GenerateResult: results.GenerateResult,
         daemon.SleepResult: results.SleepResult,
+        daemon.ForkResult: results.ForkResult,
+        daemon.Origin: results.Origin,
         daemon.PartDiffers: results.PartDiffers,
         daemon.WakeResult: results.WakeResult,
         daemon.AnalysisResult: results.AnalysisResult,
