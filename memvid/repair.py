@@ -4,8 +4,8 @@ Owns the order of a repair's steps, and what each asks again before it counts. W
 
 What is done, in this order; each step is durable before the next begins, and each may be the last:
 1. shelve: of a file that is to leave, the sound frames that others look for become a retired file of the same bundle.
-2. bring back: a version in quarantine all of whose blocks are sound somewhere again becomes a version again, those that
-   others look into first.
+2. bring back: a version whose whole file was put back in its place is entered as one again, and one in quarantine all
+   of whose blocks are sound somewhere again gets its place again, those that others look into first.
 3. mend: a version all of whose blocks are sound somewhere gets a new file under its own bundle id.
 4. salvage: of the newest version that is lost, the longest beginning that is sound becomes a new version.
 5. set aside: damaged retired files, those that only lost versions need, retired files beside live ones that have all
@@ -52,7 +52,9 @@ from .repair_plan import (
     GiveUp,
     Layout,
     Mend,
+    RepairPlan,
     Restore,
+    Return,
     Salvage,
     SetAside,
     Shelve,
@@ -99,19 +101,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     run.survey = take_survey(core)
     plan = plan_repair(run.survey, core.folder.bundle_path)
     run.problems += plan.problems
-    for shelf in plan.shelves:
-        run.shelve(shelf)
-    run.later = {step.file.bundle_id for step in plan.restores} | {step.file.bundle_id for step in plan.mends}
-    for restore in plan.restores:
-        run.restore(restore)
-    for mend in plan.mends:
-        run.mend(mend)
-    for salvage in plan.salvages:
-        run.salvage(salvage)
-    for step in plan.aside:
-        run.set_aside(step)
-    for row in plan.rows:
-        run.give_up(row)
+    run.carry_out(plan)
     run.mend_marks()
     run.mend_index(plan.bundle_ids)
     run.problems += [missed_finding(core.folder.bundle_path(one), row) for one, row in _missed(core.index)]
@@ -236,6 +226,24 @@ class _Run:
 
     # --- steps
 
+    def carry_out(self, plan: RepairPlan) -> None:
+        """All that a plan says, in its order."""
+        for shelf in plan.shelves:
+            self.shelve(shelf)
+        self.later = {step.file.bundle_id for step in plan.restores} | {step.file.bundle_id for step in plan.mends}
+        for one in plan.returns:
+            self.take_back(one)
+        for restore in plan.restores:
+            self.restore(restore)
+        for mend in plan.mends:
+            self.mend(mend)
+        for salvage in plan.salvages:
+            self.salvage(salvage)
+        for step in plan.aside:
+            self.set_aside(step)
+        for row in plan.rows:
+            self.give_up(row)
+
     def shelve(self, step: Shelve) -> None:
         file = step.file
         actions = []
@@ -359,6 +367,26 @@ class _Run:
             raise _Changed  # its session was deleted, or it is back already
         if self._stamp(row.bundle_id, LIVE_SUFFIX) is not None or self._is_changed(row.bundle_id):
             raise _Changed
+
+    def take_back(self, step: Return) -> None:
+        file = step.file
+        self._do(
+            file.path,
+            [_action("restore", file, "Its file was put back in its place, so it is a version again.", 0)],
+            lambda: self._take_back(step),
+            needs=[file.bundle_id],
+            of=file.bundle_id,
+        )
+
+    def _take_back(self, step: Return) -> None:
+        file, manifest, core = step.file, step.file.manifest, self.core
+        assert manifest is not None
+        bundle = _as_it_lies(file, manifest)
+        with self._committing():
+            self._require_standing(file)
+            self._require_number(manifest, file)
+            _require_held(core, manifest, bundle, but_for=self.later)
+            core.index.reconcile([bundle], [file.bundle_id])
 
     def salvage(self, step: Salvage) -> None:
         file = step.file

@@ -68,6 +68,13 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
+class Return:
+    """A version whose file somebody has put back in its place, whole, while the index says that it is none."""
+
+    file: FileState
+
+
+@dataclass(frozen=True, slots=True)
 class Salvage:
     """A new version of a session out of the beginning of a lost one."""
 
@@ -126,6 +133,7 @@ class RepairPlan:
     shelves: tuple[Shelve, ...] = ()
     mends: tuple[Mend, ...] = ()
     restores: tuple[Restore, ...] = ()
+    returns: tuple[Return, ...] = ()
     salvages: tuple[Salvage, ...] = ()
     aside: tuple[SetAside, ...] = ()
     rows: tuple[GiveUp, ...] = ()
@@ -134,7 +142,13 @@ class RepairPlan:
     @property
     def bundle_ids(self) -> set[bytes]:
         """The bundles that it is about."""
-        steps: Iterable[Shelve | Mend | Restore | SetAside] = (*self.shelves, *self.mends, *self.restores, *self.aside)
+        steps: Iterable[Shelve | Mend | Restore | Return | SetAside] = (
+            *self.shelves,
+            *self.mends,
+            *self.restores,
+            *self.returns,
+            *self.aside,
+        )
         return {*(step.file.bundle_id for step in steps), *(step.row.bundle_id for step in self.rows)}
 
 
@@ -194,6 +208,7 @@ class _Plan:
             shelves=tuple(shelves),
             mends=tuple(mends),
             restores=tuple(restores),
+            returns=tuple(self._returns(superseded)),
             salvages=tuple(salvages),
             aside=(
                 *(
@@ -325,6 +340,15 @@ class _Plan:
         return _holders_first(
             [Restore(row, file, self._restored_layout(file, manifest)) for row, file, manifest in chosen]
         )
+
+    def _returns(self, superseded: Iterable[FileState]) -> Iterator[Return]:
+        """Those that were versions by the index, and what others were saved from that give way now. Any other file of
+        which it knows nothing may be about to get its row from a sleep."""
+        survey, sources = self.survey, {salvaged_from(file.manifest) for file in superseded}
+        for file in self.standing:
+            is_told = survey.row_of(file.bundle_id) is not None or file.bundle_id in sources
+            if is_told and file.bundle_id not in survey.rows and self.judged[file.bundle_id] == "intact":
+                yield Return(file)
 
     def _will_hold(self, bundle_id: bytes, block_id: bytes) -> bool:
         back = self.back.get(bundle_id)

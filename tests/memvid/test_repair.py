@@ -34,7 +34,7 @@ from torpor.memvid.index import Index, IndexedBundle
 from torpor.memvid.layout import aligned
 from torpor.memvid.records import Finding, MaintenanceReport
 from torpor.memvid.repair import CHANGED, LOST, SALVAGED_FROM
-from torpor.memvid.repair_plan import SetAside
+from torpor.memvid.repair_plan import Return, SetAside
 from torpor.memvid.rewriting import Contents, prepared
 
 Damage = Callable[[bytearray], None]
@@ -729,6 +729,62 @@ def test_a_session_is_whole_again_once_a_missing_file_is_put_back(
     away.rename(file)
     assert kinds(come_back(store_path, versions)) == ["restore", "restore"]
     assert list((store_path / "quarantine").iterdir()) == []
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_one_repair_is_enough_where_a_file_is_put_back_in_an_open_store(
+    store: Store, store_path: Path, given_up: bool
+) -> None:
+    """The store knows the version as one that is set aside, or not at all, until the repair enters it; what was saved
+    of it gives way in the same run."""
+    lost = sleep(store, 1000)
+    good = file_of(store_path, lost.bundle_id).read_bytes()
+    damage_frame(store_path, lost.bundle_id, 3)
+    assert kinds(store.repair()) == ["salvage", "quarantine"]
+    if given_up:
+        store.empty_quarantine()
+    put_back(store_path, lost.bundle_id, good)
+    planned = store.repair(dry_run=True)
+    report = store.repair()
+    for one in (planned, report):
+        assert kinds(one) == ["restore", "remove", "quarantine"]
+        assert [action.version for action in one.actions] == [1, None, 2]
+        assert one.problems == ()
+    assert "Its file was put back" in report.actions[0].reason
+    assert versions_of(store) == [(1, lost.bundle_id)]
+    require_awake(store, 1000)
+    assert store.verify(deep=True).findings == ()
+    assert store.repair().actions == ()
+
+
+@pytest.mark.parametrize("meanwhile", ["deleted", "taken away", "slept"])
+def test_a_file_that_was_put_back_is_entered_only_if_it_is_so_still(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    lost = sleep(store, 1000)
+    good = file_of(store_path, lost.bundle_id).read_bytes()
+    damage_frame(store_path, lost.bundle_id, 3)
+    store.repair()
+    put_back(store_path, lost.bundle_id, good)
+    real = repair._Run.take_back
+
+    def take_back(run: repair._Run, step: Return) -> None:
+        if meanwhile == "deleted":
+            store.delete_session(URI)
+        elif meanwhile == "taken away":
+            place_of(store_path, lost.bundle_id).unlink()
+        else:
+            sleep(store, 1100)
+        real(run, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(repair._Run, "take_back", take_back)
+        report = store.repair()
+    numbers = {"deleted": [], "taken away": [2], "slept": [1, 2, 3]}[meanwhile]
+    assert [version for version, _ in versions_of(store)] == numbers
+    assert {problem.code for problem in report.problems} <= {CHANGED}
+    sizes = {"deleted": [], "taken away": [768], "slept": [1000, 768, 1100]}[meanwhile]
+    assert [row.token_count for row in store.versions(URI)] == sizes
 
 
 def test_what_names_a_version_that_is_set_aside_is_told_so_and_what_to_do(store: Store, store_path: Path) -> None:
@@ -1653,8 +1709,12 @@ def require_remembered(store_path: Path, lost: Receipt, good: bytes) -> None:
             assert contents(reader) == expected(900)
 
 
+def place_of(store_path: Path, bundle_id: bytes) -> Path:
+    return store_path / "bundles" / bundle_id.hex()[:2] / f"{bundle_id.hex()}.mvb"
+
+
 def put_back(store_path: Path, bundle_id: bytes, data: bytes) -> None:
-    place = store_path / "bundles" / bundle_id.hex()[:2] / f"{bundle_id.hex()}.mvb"
+    place = place_of(store_path, bundle_id)
     place.write_bytes(data)
     place.chmod(0o600)
 
