@@ -119,7 +119,7 @@ class Hibernation:
             receipt.entries,
         )
         session.unchanged_tokens = receipt.token_count
-        session.dirty = session.completed = session.rewound = False
+        session.dirty = session.rewound = False
         session.state.checkpoints.became_durable(_checkpoints_in(receipt.entries, receipt.token_count))
         session.saved_from = session.lossy = None
         return receipt
@@ -226,7 +226,8 @@ class Hibernation:
         """Read a session back. All of it is verified before a session exists; nothing live is touched.
 
         Where no record is of the position that is wanted, what is missing is computed: of a state that is cut by token
-        its logits, of another what lies behind the nearest record. The session then counts as completed.
+        its logits, of another what lies behind the nearest record. That alone makes no version: of what a repair saved,
+        it would be a newer one than the version that may come back.
 
         Raises:
             StoreError: it is not in the store, or not what the index says, or damaged.
@@ -269,8 +270,6 @@ class Hibernation:
             # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
             session.unchanged_tokens = plan.resumed_tokens
             session.saved_from = salvaged_from(reader.manifest)
-            # The next sleep keeps what had to be computed; but a mere look at an earlier token makes no version.
-            session.completed = plan.replayed_tokens > 0 and plan.target_tokens == reader.manifest.token_count
             return Woken(session, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds)
         finally:
             reader.close()

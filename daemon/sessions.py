@@ -55,7 +55,6 @@ class Session:
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
     dirty: whether anything has changed since the durable snapshot.
     saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None for any other.
-    completed: whether it holds logits that had to be found and that the durable snapshot, which was salvaged, lacks.
     slept_by: what computed the snapshot that it was woken from; None where it was not woken.
     rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
         nothing has changed, so that what was woken is what the next wake gives.
@@ -77,7 +76,6 @@ class Session:
     unchanged_tokens: int = 0
     dirty: bool = True
     saved_from: bytes | None = None
-    completed: bool = False
     rewound: bool = False
     slept_by: Mapping[str, str] | None = None
     differs: tuple[Difference, ...] = ()
@@ -88,7 +86,7 @@ class Session:
     @property
     def needs_sleep(self) -> bool:
         """Whether the last durable version is not what a wake should give back."""
-        return self.dirty or self.completed or self.rewound
+        return self.dirty or self.rewound
 
     @property
     def is_cut_short(self) -> bool:

@@ -77,9 +77,10 @@ async def test_a_salvaged_session_goes_on_and_sleeps_with_a_state_of_its_own(ope
     damage_last_block(store)
     async with open_rig() as rig:
         await rig.wake("a")
+        await rig.service.append(session="a", tokens=[7], emit=ignore)
         before = await rig.fingerprint("a")
         receipt = await rig.sleep("a")
-        assert (receipt.version, receipt.blocks_new, receipt.blocks_reused) == (3, 1, 2)
+        assert (receipt.version, receipt.blocks_new, receipt.blocks_reused) == (3, 2, 2)
         report = await rig.wake("a")
         assert report.tokens_prefilled == 0
         assert await rig.fingerprint("a") == before
@@ -147,6 +148,23 @@ async def test_a_salvaged_session_that_only_woke_gives_way_to_the_one_it_was_sav
     open_rig: Any, store: Path
 ) -> None:
     assert await bring_back(open_rig, store, change=False) == (600, [1])
+
+
+@pytest.mark.parametrize("end", ["sleep", "stop"])
+async def test_a_mere_look_at_a_salvaged_session_makes_no_version_that_would_hide_the_fuller_one(
+    open_rig: Any, store: Path, end: str
+) -> None:
+    file, whole = await begin_and_damage(open_rig, store)
+    async with open_rig() as rig:
+        await rig.wake("a")
+        if end == "sleep":
+            receipt = await rig.sleep("a")
+            assert (receipt.version, receipt.bytes_written) == (2, 0)
+        assert (await rig.service.close()).slept == ()
+    async with open_rig() as rig:
+        await put_back(rig, file, whole)
+        report = await rig.wake("a")
+        assert (report.version, report.token_count) == (1, 600)
 
 
 async def test_a_salvaged_session_that_went_on_is_a_version_of_its_own(open_rig: Any, store: Path) -> None:
