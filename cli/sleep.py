@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..memvid.sizes import format_bytes, format_plural
+from ..memvid.sizes import format_bytes, format_count, format_plural
 from ..socket_api.results import SleepResult
 from .batches import run_batch
 from .daemon_link import connect, progress_of
@@ -36,7 +36,11 @@ def _line(receipt: SleepResult) -> str:
     held = format_plural(receipt.token_count, "token")
     if not receipt.blocks_new and not receipt.bytes_written:
         bundle = plain(format_id(receipt.bundle_id))
-        return f"{plain(receipt.session)}  was asleep already as version {receipt.version}, bundle {bundle}: {held}"
+        how = "was asleep already" if receipt.already_asleep else "asleep again"
+        line = f"{plain(receipt.session)}  {how} as version {receipt.version}, bundle {bundle}: {held}"
+        line += "" if receipt.already_asleep else ", nothing new to write"
+        looked_at = receipt.looked_at
+        return line + (f"; the look at token {format_count(looked_at)} is dropped" if looked_at is not None else "")
     return (
         f"{plain(receipt.session)}  asleep as version {receipt.version}, bundle {plain(format_id(receipt.bundle_id))}:"
         f" {held}, {format_bytes(receipt.bytes_written)} written"

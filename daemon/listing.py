@@ -206,7 +206,9 @@ def result_of_fork(order: ForkOrder, forked: Forked, *, seconds: float) -> ForkR
     )
 
 
-def receipt_of_kept(durable: Durable, uri: SessionUri) -> SleepResult:
+def receipt_of_kept(
+    durable: Durable, uri: SessionUri, *, already_asleep: bool = False, looked_at: int | None = None
+) -> SleepResult:
     """The receipt of a sleep for which nothing had to be written: the state is in its last bundle already, whether
     the session was awake and unchanged or asleep (threat 46: asking again is safe).
 
@@ -223,6 +225,8 @@ def receipt_of_kept(durable: Durable, uri: SessionUri) -> SleepResult:
         blocks_new=0,
         blocks_reused=sum(1 for entry in durable.entries if entry.kind == "span"),
         seconds=0.0,
+        already_asleep=already_asleep,
+        looked_at=looked_at,
     )
 
 

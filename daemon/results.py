@@ -111,7 +111,11 @@ class SessionDetail:
 
 @dataclass(frozen=True, slots=True)
 class SleepResult:
-    """The receipt of a sleep: by the time it exists, the state is durable."""
+    """The receipt of a sleep: by the time it exists, the state is durable. It tells what the next wake gives.
+
+    already_asleep: nothing was in memory; looked_at: the token at which the session was awake, where it was only looked
+        at there: it sleeps as the version that goes on behind it, and that was all in memory. None else.
+    """
 
     session: str
     version: int
@@ -123,6 +127,8 @@ class SleepResult:
     blocks_new: int
     blocks_reused: int
     seconds: float
+    already_asleep: bool = False
+    looked_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

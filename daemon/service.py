@@ -30,6 +30,7 @@ from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
 from ..snapshot.identity import require_nothing_differs
 from ..snapshot.kv_format import KvChoice
+from ..snapshot.restore import no_such_position
 from ..snapshot.state import LiveState
 from . import generation, listing
 from .adapters import AdapterChoice
@@ -370,7 +371,8 @@ class Service:
             return await self._write(live, order, emit, prefilled=len(ids), started=started, woken=woken)
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
-        """Make a session durable and free its memory. Asking again gives the same receipt, with nothing written.
+        """Make a session durable and free its memory. The receipt tells what the next wake gives; asking again tells
+        the same, with nothing written.
 
         Raises:
             EmptyContext, NoSpace and what else a store refuses; the session then stays awake.
@@ -595,10 +597,11 @@ class Service:
         if live is None:
             row = self._require_row(uri)
             kept = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
-            return listing.receipt_of_kept(kept, uri)
+            return listing.receipt_of_kept(kept, uri, already_asleep=True)
         if live.durable is not None and not live.needs_sleep and await self._hibernation.is_kept(live):
             del self._awake[uri]
-            return listing.receipt_of_kept(live.durable, uri)
+            looked_at = len(live.state.tokens) if live.is_cut_short else None
+            return listing.receipt_of_kept(live.durable, uri, looked_at=looked_at)
         result = await self._put_to_sleep(live, emit)
         del self._awake[uri]
         return listing.receipt_of_sleep(result, seconds=time.monotonic() - started)
@@ -625,7 +628,7 @@ class Service:
         """Wake a session that is asleep."""
         latest = self._require_row(uri).version
         woken = await self._hibernation.wake(uri, order, self._model_named, emit)
-        woken.session.rewound = order.version not in (None, latest) and not woken.session.is_cut_short
+        woken.session.rewound = order.version not in (None, latest)
         self._awake[uri] = woken.session
         return listing.wake_result(
             woken.session,
@@ -896,16 +899,23 @@ def _ignore(_event: object) -> None:
 
 
 def _require_as_ordered(live: Session, order: WakeOrder) -> None:
-    """Refuse to wake a session at another version or position than the one at which it is awake."""
+    """Refuse to wake a session at another version or position than the one at which it is awake; and at a position that
+    there would not be if it slept."""
     version, held = live.durable.version if live.durable else None, len(live.state.tokens)
+    slept = live.durable.token_count if live.durable and not (live.needs_sleep and order.version is None) else held
+    if order.at_token is not None and order.at_token > slept and order.version in (None, version):
+        raise no_such_position(slept, order.at_token)
     changed = live.dirty or (live.is_cut_short and order.at_token is None)
     other_version = order.version is not None and (order.version != version or changed)
     if not other_version and order.at_token in (None, held):
         return
-    wanted = f"version {order.version}" if order.at_token is None else f"token {order.at_token}"
+    wanted = [
+        f"token {order.at_token}" if order.at_token is not None else "",
+        f"version {order.version}" if order.version is not None else "",
+    ]
     raise SessionAwake(
         f"{live.uri} is awake{' and has changed' if live.dirty else f' at version {version}'}, with "
-        f"{format_plural(held, 'token')}; put it to sleep before waking {wanted}.",
+        f"{format_plural(held, 'token')}; put it to sleep before waking {' of '.join(filter(None, wanted))}.",
         session=str(live.uri),
         version=order.version,
         at_token=order.at_token,

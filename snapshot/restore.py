@@ -218,13 +218,18 @@ def _target(reader: BundleReader, at: int | None) -> int:
     if at is None:
         return held
     if not 1 <= at <= held:
-        raise NoSuchPosition(
-            f"This version holds {format_plural(held, 'token')}, and there is no position {at} in it; give one from 1 "
-            f"to {held}, or name another version, as in NAME@1.",
-            token_count=held,
-            at=at,
-        )
+        raise no_such_position(held, at)
     return at
+
+
+def no_such_position(held: int, at: int) -> NoSuchPosition:
+    """What is said of a position that a version of `held` tokens does not have."""
+    return NoSuchPosition(
+        f"This version holds {format_plural(held, 'token')}, and there is no position {at} in it; give one from 1 "
+        f"to {held}, or name another version, as in NAME@1.",
+        token_count=held,
+        at=at,
+    )
 
 
 def _chain_of(reader: BundleReader) -> tuple[list[BlockEntry], list[BlockEntry]]:

@@ -159,7 +159,11 @@ class ListResult(Reply):
 
 
 class SleepResult(Reply):
-    """The receipt of a sleep: it exists only once the state is durable."""
+    """The receipt of a sleep: it exists only once the state is durable, and tells what the next wake gives.
+
+    `already_asleep`: nothing was in memory. `looked_at`: the token at which the session was awake, where it was only
+    looked at there and so sleeps as the version that goes on behind it; None else.
+    """
 
     session: str
     version: int
@@ -171,6 +175,8 @@ class SleepResult(Reply):
     blocks_new: Count
     blocks_reused: Count
     seconds: Seconds
+    already_asleep: bool = False
+    looked_at: Count | None = None
 
 
 class ForkResult(Reply):

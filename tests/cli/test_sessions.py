@@ -333,17 +333,27 @@ def test_the_default_number_of_tokens_is_what_fits(
     assert torpor("generate", "notes").status == 2
 
 
-def test_a_session_that_slept_already_is_said_to_have(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ({"already_asleep": True}, "was asleep already as version 1"),
+        ({}, "nothing new to write\n"),
+        ({"looked_at": 1500}, "nothing new to write; the look at token 1,500 is dropped\n"),
+    ],
+)
+def test_of_a_sleep_that_writes_nothing_it_is_said_why(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, kept: dict[str, Any], said: str
 ) -> None:
     torpor("append", "notes", "one")
     sleep = daemon.service.sleep
 
     async def again(**asked: Any) -> Any:
-        return dataclasses.replace(await sleep(**asked), bytes_written=0, blocks_new=0)
+        return dataclasses.replace(await sleep(**asked), bytes_written=0, blocks_new=0, **kept)
 
     monkeypatch.setattr(daemon.service, "sleep", again)
-    assert "was asleep already as version 1" in torpor("sleep", "notes").out
+    line = torpor("sleep", "notes").out
+    assert said in line
+    assert ("asleep again as version 1" in line) == ("already_asleep" not in kept)
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -136,12 +136,46 @@ async def test_a_mere_look_at_an_earlier_token_makes_no_version(open_kind: Any, 
             await rig.wake("s", 1)
         receipt = await rig.sleep("s")
         assert (receipt.bundle_id, receipt.token_count, receipt.bytes_written) == (first.bundle_id, 700, 0)
+        assert (receipt.looked_at, receipt.already_asleep) == (200, False)
+        again = await rig.sleep("s")
+        assert (again.bundle_id, again.looked_at, again.already_asleep) == (first.bundle_id, None, True)
         assert (await rig.wake("s")).token_count == 700
         assert await rig.fingerprint("s") == whole
         await rig.sleep("s")
         await rig.wake("s", at_token=200)
         await rig.service.append(session="s", tokens=[1], emit=ignore)
         assert (await rig.sleep("s")).token_count == 201, "what is read there is kept"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [None, 200, 199])
+async def test_an_earlier_version_is_what_sleeps_from_whichever_token_of_it(
+    open_kind: Any, kind: str, at: int | None
+) -> None:
+    """A receipt tells what the next wake gives."""
+    async with open_kind(kind) as rig:
+        await rig.read("s", TOKENS[:200])
+        await rig.sleep("s")
+        await rig.service.append(session="s", tokens=TOKENS[200:300], emit=ignore)
+        await rig.sleep("s")
+        held = (await rig.wake("s", 1, at_token=at)).token_count
+        woken = await rig.fingerprint("s")
+        receipt = await rig.sleep("s")
+        assert (receipt.version, receipt.token_count, receipt.looked_at) == (3, held, None)
+        again = await rig.sleep("s")
+        assert (again.version, again.bundle_id, again.bytes_written) == (3, receipt.bundle_id, 0)
+        report = await rig.wake("s")
+        assert (report.version, report.token_count, report.tokens_prefilled) == (3, held, 0)
+        assert await rig.fingerprint("s") == woken
+
+
+async def test_the_newest_version_named_by_its_number_is_only_looked_at(open_kind: Any) -> None:
+    async with open_kind("qwen3") as rig:
+        await rig.read("s", TOKENS[:300])
+        await rig.sleep("s")
+        await rig.wake("s", 1, at_token=200)
+        receipt = await rig.sleep("s")
+        assert (receipt.version, receipt.token_count, receipt.looked_at) == (1, 300, 200)
 
 
 async def test_an_earlier_token_is_hashed_whatever_the_daemon_trusts(open_kind: Any) -> None:
@@ -170,6 +204,29 @@ async def test_a_session_that_is_awake_is_not_taken_back(open_kind: Any) -> None
         with pytest.raises(SessionAwake, match="token 20"):
             await rig.wake("s", at_token=20)
         assert (await rig.wake("s", at_token=300)).already_awake
+
+
+async def test_of_an_awake_session_a_token_that_it_does_not_have_is_refused_as_that(open_kind: Any) -> None:
+    """Putting it to sleep first would not help."""
+
+    async def refused(at: int, version: int | None = None) -> tuple[int, int]:
+        with pytest.raises(NoSuchPosition) as refusal:
+            await rig.wake("s", version, at_token=at)
+        return refusal.value.token_count, refusal.value.at
+
+    async with open_kind("qwen3") as rig:
+        await rig.read("s", TOKENS[:300])
+        assert await refused(301) == (300, 301)
+        await rig.sleep("s")
+        await rig.wake("s", at_token=200)
+        assert await refused(301) == (300, 301)
+        with pytest.raises(SessionAwake, match="token 250"):
+            await rig.wake("s", at_token=250)
+        await rig.service.append(session="s", tokens=[1], emit=ignore)
+        assert await refused(202) == (201, 202), "it would sleep with 201"
+        assert await refused(301, 1) == (300, 301)
+        with pytest.raises(SessionAwake, match="token 250 of version 1"):
+            await rig.wake("s", 1, at_token=250)
 
 
 async def test_checkpoints_stay_within_their_budget_and_wakes_compute_what_lies_behind_them(open_kind: Any) -> None:
