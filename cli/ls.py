@@ -22,6 +22,7 @@ NamespaceArgument = Annotated[
 ]
 LEGENDS = {
     "dirty": "* changed since it last slept",
+    "salvaged": "~ the beginning of a damaged version, which a repair saved: torpor show says how much",
     "file_missing": "! its newest version has no file: torpor verify says what to do",
 }
 STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
@@ -96,6 +97,7 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
             plain(f"{info['namespace']}/{info['name']}"),
             f"[{style}]{plain(info['state'])}[/]"
             + ("*" if info["dirty"] else "")
+            + ("[yellow]~[/]" if info["salvaged"] else "")
             + ("[red]![/]" if info["file_missing"] else ""),
             format_count(info["token_count"]),
             str(info["version"] or "–"),

@@ -19,6 +19,7 @@ from .formatting import format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument
 from .output import Output, facts_table, neutralise, plain, render_problem, rows_table
 from .store_view import find_marks_problem, load_detail, open_store
+from .wake_remarks import describe_salvaged
 
 WIDE_COLUMNS = 100  # from here on a terminal is shown all; a narrower one whole words of the more important
 _FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT")
@@ -123,6 +124,8 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
         facts.add_row("  resident", format_bytes(info["resident_bytes"]))
     if info["stored_bytes"]:
         facts.add_row("  stored", format_bytes(info["stored_bytes"]))
+    if saved := info["salvaged"]:
+        facts.add_row("  saved", describe_salvaged(saved["tokens"], saved["of"]))
     if lossy:
         tokens = format_plural(lossy["tokens"], "token")
         facts.add_row("  lossy", f"keys and values of the first {tokens} in {lossy['bits']} bits")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,7 @@ def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) 
         "labels": list(row.labels),
         "slept_ns": row.created_ns,
         "sampling": None,
+        "salvaged": asdict(row.salvaged) if row.salvaged else None,
     }
 
 

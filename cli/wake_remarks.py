@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..memvid.sizes import format_plural
+from ..memvid.sizes import format_count, format_plural
 from ..socket_api.results import Lossy, PartDiffers, WakeResult
 from .output import Output, plain
 
 
 def remark_on_wake(output: Output, woken: WakeResult) -> None:
-    """Say it if the state is lossy, or was computed by something else than what computes now."""
+    """Say it if the state is only what a repair saved, is lossy, or was computed by something else than what computes
+    now."""
+    if woken.salvaged:
+        told = describe_salvaged(woken.salvaged.tokens, woken.salvaged.of)
+        output.remark(f"[yellow]saved by a repair[/]: {told}")
     if woken.lossy:
         output.remark(f"[yellow]lossy[/]: {describe_loss(woken.lossy)}")
     if woken.differs:
@@ -25,6 +29,13 @@ def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
         tokens = format_plural(woken.tokens_prefilled, "token")
         output.remark(f"[yellow]read again[/]: {tokens} that the snapshot did not hold, to wake {plain(woken.session)}")
     remark_on_wake(output, woken)
+
+
+def describe_salvaged(tokens: int, of: int | None) -> str:
+    """Say in one line what a repair saved of a session, and what would bring back the rest."""
+    first = f"the first {format_plural(tokens, 'token')}"
+    saved = f"{format_count(tokens)} of {format_plural(of, 'token')}" if of else first
+    return f"{saved}; which file would bring back the rest, [cyan]torpor verify[/] says"
 
 
 def describe_loss(lossy: Lossy) -> str:

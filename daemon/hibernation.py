@@ -21,9 +21,9 @@ from ..memvid.budget import FREE_BYTES
 from ..memvid.bundle import BundleReader
 from ..memvid.compaction_plan import CompactionPolicy
 from ..memvid.errors import BlockMissing, BudgetExceeded, Corruption, IndexFailed, NoSpace, StoreError
+from ..memvid.salvaged import salvaged_from, salvaged_of
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
-from ..memvid.waiting import salvaged_from
 from ..snapshot import restore
 from ..snapshot.canary import Policy, Verdict
 from ..snapshot.capture import Cut, cut
@@ -270,6 +270,8 @@ class Hibernation:
             # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
             session.unchanged_tokens = plan.resumed_tokens
             session.saved_from = salvaged_from(reader.manifest)
+            told = salvaged_of(reader.manifest)
+            session.salvaged = told and told.within(plan.target_tokens)
             return Woken(session, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds)
         finally:
             reader.close()

@@ -69,6 +69,7 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
         labels=live.labels,
         slept_ns=newest.created_ns if newest else None,
         sampling=live.sampling,
+        salvaged=live.salvaged,
     )
 
 
@@ -90,6 +91,7 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         labels=row.labels,
         slept_ns=row.created_ns,
         sampling=sampling,
+        salvaged=row.salvaged,
     )
 
 
@@ -266,6 +268,7 @@ def wake_result(
         canary=canary,
         canary_seconds=canary_seconds,
         lossy=_lossy(live.loss),
+        salvaged=live.salvaged,
     )
 
 

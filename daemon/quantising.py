@@ -27,10 +27,10 @@ from ..memvid.limits import MAX_KEEP_DAYS
 from ..memvid.marks import SessionMarks
 from ..memvid.records import Receipt
 from ..memvid.retention import EARLIEST_NS
+from ..memvid.salvaged import salvaged_from
 from ..memvid.sizes import format_bytes
 from ..memvid.store import IndexRow, Store
 from ..memvid.uri import SessionUri
-from ..memvid.waiting import salvaged_from
 from ..snapshot.layout import CANARY_KIND, CacheLayout
 from ..snapshot.lossy import Loss, StoredArray, quantise, stored_bytes, worst
 from ..snapshot.lossy_kinds import BITS, choose

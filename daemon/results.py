@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..memvid.salvaged import Salvaged
 from .origin import Origin
 from .sampling import Sampling
 
@@ -50,6 +51,7 @@ class SessionInfo:
     stored_bytes: the bundle files of all its versions together.
     slept_ns: when its last version became durable, None if none has.
     sampling: None for a session that sleeps and whose bundle was not read for it.
+    salvaged: None unless a repair saved its beginning out of a damaged version.
     """
 
     session: str
@@ -66,6 +68,7 @@ class SessionInfo:
     labels: tuple[str, ...]
     slept_ns: int | None
     sampling: Sampling | None
+    salvaged: Salvaged | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ class WakeResult:
     verified: whether every byte was hashed, as it is unless the daemon was told to trust its store.
     canary: what proved that the state computes what the slept one did, and in how many seconds.
     lossy: None where every bit is what it was when it was computed.
+    salvaged: None unless a repair saved its beginning out of a damaged version.
     """
 
     session: str
@@ -181,6 +185,7 @@ class WakeResult:
     canary: CanaryVerdict = "not_run"
     canary_seconds: float = 0.0
     lossy: Lossy | None = None
+    salvaged: Salvaged | None = None
 
 
 @dataclass(frozen=True, slots=True)

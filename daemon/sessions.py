@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..memvid.blocks import BlockEntry
+from ..memvid.salvaged import SALVAGED, Salvaged
 from ..memvid.uri import SessionUri
 from ..snapshot.caches import resident_bytes
 from ..snapshot.errors import MalformedSnapshot
@@ -55,6 +56,7 @@ class Session:
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
     dirty: whether anything has changed since the durable snapshot.
     saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None for any other.
+    salvaged: how much of that a repair saved, of this snapshot or of one that it goes back to; None where none did.
     slept_by: what computed the snapshot that it was woken from; None where it was not woken.
     rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
         nothing has changed, so that what was woken is what the next wake gives.
@@ -76,6 +78,7 @@ class Session:
     unchanged_tokens: int = 0
     dirty: bool = True
     saved_from: bytes | None = None
+    salvaged: Salvaged | None = None
     rewound: bool = False
     slept_by: Mapping[str, str] | None = None
     differs: tuple[Difference, ...] = ()
@@ -121,6 +124,7 @@ class Session:
             "created_ns": self.created_ns,
             **({LOSSY: self.loss.to_map()} if self.loss else {}),
             **({FORKED_FROM: self.forked_from.to_map()} if self.forked_from else {}),
+            **({SALVAGED: self.salvaged.to_map()} if self.salvaged else {}),
         }
 
     @classmethod

@@ -42,6 +42,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Final
 
 from .bundle import BundleFile
@@ -66,11 +67,12 @@ from .manifest import Manifest
 from .page_sums import PAGE_BYTES, PageSums
 from .paths import io_error, list_names, open_folder, require_own_regular, stat_name
 from .records import IndexRow
+from .salvaged import Salvaged, salvaged_of
 from .uri import SessionUri
 
 INDEX_FILE: Final = "index.sqlite"
 INDEX_FILES: Final = (INDEX_FILE, INDEX_FILE + WAL_SUFFIX, f"{INDEX_FILE}-shm")
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
 """A bundle whose file cannot be read, and that no row told of before. Whose version it is stands in its row where its
@@ -107,8 +109,8 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE bundles (
     number INTEGER PRIMARY KEY, status TEXT NOT NULL, unsettled INTEGER NOT NULL, namespace TEXT, name TEXT,
     version INTEGER, bundle_id BLOB NOT NULL UNIQUE, parent BLOB, identity_digest BLOB, token_count INTEGER,
-    bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER, model TEXT, labels TEXT, storage BLOB NOT NULL,
-    seal BLOB NOT NULL
+    bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER, model TEXT, labels TEXT,
+    salvaged_tokens INTEGER, salvaged_of INTEGER, storage BLOB NOT NULL, seal BLOB NOT NULL
 );
 CREATE UNIQUE INDEX one_live_version ON bundles (namespace, name, version) WHERE status = '{LIVE}';
 CREATE INDEX by_name ON bundles (name, status);
@@ -122,11 +124,12 @@ CREATE TABLE written (day INTEGER PRIMARY KEY, size_bytes INTEGER NOT NULL);
 """
 _COLUMNS: Final = (
     "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
-    "created_ns, model, labels"
+    "created_ns, model, labels, salvaged_tokens, salvaged_of"
 )
 _SEALED: Final = f"status, unsettled, {_COLUMNS}, storage"
 _READ: Final = f"{_SEALED}, seal"
 _INTEGERS: Final = ("version", "token_count", "bundle_bytes", "logical_bytes", "created_ns")
+_INTEGERS_OR_NOTHING: Final = ("salvaged_tokens", "salvaged_of")
 _NO_ID: Final = "typeof({0}) <> 'blob' OR length({0}) <> 32"
 _NO_NAME: Final = (
     f"typeof({{0}}) <> 'text' OR length({{0}}) NOT BETWEEN 1 AND {MAX_NAME_CHARS} "
@@ -138,6 +141,7 @@ _NONSENSE: Final = (
     + " OR ".join(
         [
             *(f"typeof({column}) <> 'integer'" for column in _INTEGERS),
+            *(f"typeof({column}) NOT IN ('integer', 'null')" for column in _INTEGERS_OR_NOTHING),
             *(_NO_NAME.format(column) for column in ("namespace", "name")),
             f"parent IS NOT NULL AND ({_NO_ID.format('parent')})",
             _NO_ID.format("identity_digest"),
@@ -205,6 +209,7 @@ def row_of(manifest: Manifest, bundle_id: bytes, bundle_bytes: int) -> IndexRow:
         created_ns=manifest.created_ns,
         model=manifest.model,
         labels=manifest.labels,
+        salvaged=salvaged_of(manifest),
     )
 
 
@@ -610,11 +615,12 @@ class Index:
 
     def _insert(self, bundle: IndexedBundle) -> None:
         row = bundle.row
-        facts: tuple[Any, ...] = (None,) * 11
+        facts: tuple[Any, ...] = (None,) * 13
         if row is not None:
             facts = (
                 row.uri.namespace, row.uri.name, row.version, row.parent, row.identity_digest, row.token_count,
                 row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels),
+                *((row.salvaged.tokens, row.salvaged.of) if row.salvaged else (None, None)),
             )  # fmt: skip
         refs, keys = sorted(set(bundle.refs)), sorted({_block_key(block) for block in bundle.blocks})
         sealed = (bundle.status, 0, *facts[:3], bundle.bundle_id, *facts[3:], storage_of(refs, keys))
@@ -1031,9 +1037,8 @@ def _require_seal(columns: tuple[Any, ...], path: str) -> None:
 def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
     """A row that was read, as a value. Written out, for a listing does it for every session."""
     _require_seal(columns, path)
-    namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, labels = (
-        columns[2:-2]
-    )
+    namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[2:12]
+    model, labels, saved, saved_of = columns[12:-2]
     try:
         if not (type(version) is type(tokens) is type(file_bytes) is type(raw_bytes) is type(created) is int):
             raise TypeError("a number is none")
@@ -1043,11 +1048,16 @@ def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
             raise TypeError("the parent's id has the wrong form")
         if not (type(model) is type(labels) is str):
             raise TypeError("a text is none")
+        if not (type(saved) in (int, NoneType) and type(saved_of) in (int, NoneType)):
+            raise TypeError("a number is none")
         names = () if labels == "[]" else _labels(labels)
         uri = SessionUri(namespace, name)
+        salvaged = None if saved is None else Salvaged(saved, saved_of)
     except (StoreError, TypeError, ValueError, RecursionError) as error:
         raise _failed(path, f"it holds a row that is not valid: {error}") from error
-    return IndexRow(uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names)
+    return IndexRow(
+        uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names, salvaged
+    )
 
 
 @functools.lru_cache(maxsize=256)

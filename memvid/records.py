@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .blocks import BlockEntry
+from .salvaged import Salvaged
 from .uri import SessionUri
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """One version of one session, as the index tells it. `bundle_bytes` is its file, `logical_bytes` its raw state."""
+    """One version of one session, as the index tells it. `bundle_bytes` is its file, `logical_bytes` its raw state;
+    `salvaged` is None unless a repair has saved its beginning from another."""
 
     uri: SessionUri
     version: int
@@ -23,6 +25,7 @@ class IndexRow:
     created_ns: int
     model: str
     labels: tuple[str, ...]
+    salvaged: Salvaged | None = None
 
 
 @dataclass(frozen=True, slots=True)

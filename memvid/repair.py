@@ -60,15 +60,16 @@ from .repair_plan import (
     Shelve,
     plan_repair,
 )
+from .salvaged import SALVAGED_FROM
 from .sizes import format_plural
 from .sleeping import publish
 from .survey import FileState, Survey, open_source, take_survey
 from .unknown_needs import missed_finding
 from .uri import SessionUri
-from .waiting import LOST, SALVAGED_FROM
+from .waiting import LOST
 from .writer import BundleWriter
 
-__all__ = ["CHANGED", "LOST", "SALVAGED_FROM", "STRANGER", "rebuild_index", "repair"]
+__all__ = ["CHANGED", "LOST", "STRANGER", "rebuild_index", "repair"]
 
 CHANGED: Final = "changed_meanwhile"
 STRANGER: Final = "unknown_file"

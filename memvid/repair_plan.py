@@ -24,10 +24,11 @@ from .directory import Frame, file_bytes_with
 from .errors import BundleMissing
 from .manifest import Manifest
 from .records import Finding, IndexRow
+from .salvaged import SALVAGED_FROM, salvaged_from, session_map_of_salvaged
 from .sleeping import environment
 from .survey import FileState, Judgement, Survey
 from .uri import SessionUri
-from .waiting import LOST, SALVAGED_FROM, loss_message, only_spans, salvaged_from, spans_of, tokens_in_common
+from .waiting import LOST, loss_message, only_spans, spans_of, tokens_in_common
 
 _WHOSE = "Whose {} was cannot be told: its manifest is damaged."
 
@@ -96,6 +97,7 @@ class Salvage:
             parent=self.file.bundle_id,
             token_count=self.token_count,
             blocks=self.blocks,
+            session=session_map_of_salvaged(lost, self.token_count),
             environment={**environment(), SALVAGED_FROM: self.file.bundle_id.hex()},
         )
 

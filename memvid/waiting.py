@@ -26,6 +26,7 @@ from .index import Index
 from .manifest import Manifest
 from .records import Finding, IndexRow
 from .salvage import DamagedFile, NamedFile
+from .salvaged import salvaged_from
 from .sizes import format_plural
 from .uri import SessionUri
 
@@ -33,9 +34,6 @@ _T = TypeVar("_T")
 
 LOST: Final = "version_lost"
 """The code of a finding about a version that is lost, or set aside."""
-
-SALVAGED_FROM: Final = "salvaged_from"
-"""The entry of a salvaged version's environment that names the bundle it was saved from."""
 
 _NAMED: Final = 3
 """How many files a loss names that would make up for it."""
@@ -82,14 +80,6 @@ def spans_of(manifest: Manifest) -> list[BlockEntry]:
 def only_spans(chain: Iterable[BlockEntry]) -> list[BlockEntry]:
     """The spans of a chain, without the state records between them."""
     return [entry for entry in chain if entry.kind == "span"]
-
-
-def salvaged_from(manifest: Manifest | None) -> bytes | None:
-    """The bundle that a version was saved from; None for any other version."""
-    try:
-        return bytes.fromhex(manifest.environment[SALVAGED_FROM]) if manifest else None
-    except (KeyError, ValueError):
-        return None
 
 
 def list_waiting(folder: StoreFolder) -> list[tuple[bytes, str, str]]:

@@ -87,8 +87,17 @@ class StatusResult(Reply):
     uptime_s: Seconds
 
 
+class Salvaged(Reply):
+    """What a repair saved of a session: the first `tokens` tokens `of` so many, which is None where nothing tells. What
+    stood behind them is lost, whatever was read there since."""
+
+    tokens: Count
+    of: Count | None
+
+
 class SessionInfo(Reply):
-    """A session as a listing shows it; `session` is its URI, `stored_bytes` the sum over all its bundles."""
+    """A session as a listing shows it; `session` is its URI, `stored_bytes` the sum over all its bundles. `salvaged` is
+    None unless a repair saved its beginning out of a damaged version."""
 
     session: str
     namespace: str
@@ -104,6 +113,7 @@ class SessionInfo(Reply):
     labels: tuple[str, ...]
     slept_ns: int | None
     sampling: Sampling | None
+    salvaged: Salvaged | None = None
 
 
 class VersionInfo(Reply):
@@ -207,7 +217,8 @@ class PartDiffers(Reply):
 class WakeResult(Reply):
     """The report of a wake. `tokens_prefilled` is zero, for nothing is read again, unless an earlier token was asked
     for or the snapshot had been salvaged. `differs`: what computed the snapshot otherwise than what computes now.
-    `canary`: what proved that the state computes what the slept one did. `lossy`: None where all of it is exact."""
+    `canary`: what proved that the state computes what the slept one did. `lossy`: None where all of it is exact.
+    `salvaged`: None unless a repair saved its beginning out of a damaged version."""
 
     session: str
     version: int | None
@@ -222,6 +233,7 @@ class WakeResult(Reply):
     canary: Literal["same_bits", "within_tolerance", "not_run"] = "not_run"
     canary_seconds: Seconds = 0.0
     lossy: Lossy | None = None
+    salvaged: Salvaged | None = None
 
 
 class AppendResult(Reply):

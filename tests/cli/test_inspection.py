@@ -406,6 +406,27 @@ def test_what_a_repair_has_set_aside_is_told_until_it_is_given_up(torpor: Torpor
         assert torpor(*command, *where).status == 0
 
 
+def test_ls_and_show_of_a_store_tell_what_a_repair_saved(torpor: Torpor, made_store: MadeStore) -> None:
+    where = ("--store", made_store.path)
+    assert "~" not in torpor("ls", *where).out
+    with Store.open(made_store.path, writable=False) as opened:
+        (row,) = [row for row in opened.iter_sessions() if row.uri.name == "agent"]
+        with opened.open_session(row.uri) as reader:
+            last = [entry for entry in reader.entries if entry.kind == "span"][-1]
+            with reader.holding(last) as frames:
+                frame, file = frames.frame_of(last.id), Path(frames.path)
+    data = bytearray(file.read_bytes())
+    data[frame.offset + frame.frame_bytes - 80] ^= 1
+    file.write_bytes(data)
+    torpor("repair", *where)
+    listed = {info["name"]: info for info in torpor("ls", *where, "--json").document["sessions"]}
+    assert listed["agent"]["salvaged"] == {"tokens": last.start, "of": row.token_count}
+    assert {info["salvaged"] is None for name, info in listed.items() if name != "agent"} <= {True}
+    assert "~ the beginning of a damaged version" in torpor("ls", *where).out
+    told = f"{last.start} of {row.token_count} tokens; which file would bring back the rest, torpor verify says"
+    assert told in torpor("show", "agent", *where).out
+
+
 def test_an_empty_namespace_is_named(torpor: Torpor, made_store: MadeStore) -> None:
     assert "No sessions in namespace elsewhere" in torpor("ls", "elsewhere", "--store", made_store.path).err
 

@@ -17,6 +17,7 @@ from cli_rig import FakeDaemon, Torpor
 from torpor.daemon.origin import Origin
 from torpor.daemon.results import Lossy, MaintenanceProblem, PartDiffers
 from torpor.errors import TorporError
+from torpor.memvid.salvaged import Salvaged
 
 
 def test_append_makes_the_session_and_says_what_was_read(torpor: Torpor, daemon: FakeDaemon) -> None:
@@ -175,6 +176,28 @@ def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, 
     assert "lossy       keys and values of the first 7,680 tokens in 8 bits" in torpor("show", "a").out
 
 
+def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, daemon: FakeDaemon) -> None:
+    for name in ("a", "b"):
+        torpor("append", name, "one")
+        torpor("sleep", name)
+    assert "saved" not in torpor("wake", "a").err + torpor("show", "a").out + torpor("ls").out
+    fake = daemon.service.sessions["a"]
+    fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(1024, 2113))
+    told = "1,024 of 2,113 tokens; which file would bring back the rest, torpor verify says"
+    assert f"saved by a repair: {told}\n" in torpor("wake", "a").err
+    assert torpor("wake", "a", "--json").document["salvaged"] == {"tokens": 1024, "of": 2113}
+    assert f"saved       {told}" in torpor("show", "a").out
+    listed = torpor("ls").out
+    assert [line.split()[0] for line in listed.splitlines() if "~ " in line] == ["default/a", "~"]
+    assert "~ the beginning of a damaged version, which a repair saved: torpor show says how much" in listed
+    assert [info["salvaged"] for info in torpor("ls", "--json").document["sessions"]] == [
+        {"tokens": 1024, "of": 2113},
+        None,
+    ]
+    fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(1024, None))
+    assert "saved by a repair: the first 1,024 tokens; which file" in torpor("wake", "a").err
+
+
 @pytest.mark.parametrize("command", ["append", "chat", "generate"])
 def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
     torpor: Torpor, daemon: FakeDaemon, command: str
@@ -183,14 +206,17 @@ def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
     torpor("sleep", "a")
     daemon.service.lossy, daemon.service.prefilled_by_wakes = Lossy(4, 256), 44
     daemon.service.differs = (PartDiffers("device", "metal", "cpu"),)
+    fake = daemon.service.sessions["a"]
+    fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(256, 600))
     told = [
+        "saved by a repair: 256 of 600 tokens; which file would bring back the rest, torpor verify says\n",
         "read again: 44 tokens that the snapshot did not hold, to wake torpor://default/a\n",
         "lossy: keys and values of the first 256 tokens were kept in 4 bits; ",
         "differs since it slept: device metal → cpu\n",
     ]
     waking, awake = torpor(command, "a", "two").err, torpor(command, "a", "three").err
-    assert [each in waking for each in told] == [True] * 3
-    assert [each in awake for each in told] == [False] * 3
+    assert [each in waking for each in told] == [True] * 4
+    assert [each in awake for each in told] == [False] * 4
 
 
 @pytest.mark.parametrize("command", ["append", "chat", "generate"])

@@ -9,6 +9,7 @@ import pytest
 from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of
 from torpor.daemon.sampler import initial_key
 from torpor.memvid import Store
+from torpor.memvid.salvaged import Salvaged
 from torpor.snapshot.caches import arrays_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -110,6 +111,46 @@ async def test_a_salvaged_session_is_listed_and_shown(open_rig: Any, store: Path
         detail = await rig.service.show(session="a")
         assert (detail.info.token_count, detail.info.version, detail.info.model) == (512, 2, MODEL)
         assert [info.token_count for info in await rig.service.list_sessions() if info.name == "a"] == [512]
+
+
+SAVED = Salvaged(512, 600)
+
+
+async def test_a_salvaged_session_says_how_much_was_saved_whatever_wakes_it(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await begin(rig)
+        await rig.read("sound", tokens_of(2, 600))
+        await rig.sleep("sound")
+    damage_last_block(store)
+    async with open_rig() as rig:
+        told = {info.name: info.salvaged for info in await rig.service.list_sessions()}
+        assert told == {"a": SAVED, "sound": None}
+        assert (await rig.service.show(session="a")).info.salvaged == SAVED
+        assert (await rig.wake("a")).salvaged == SAVED
+        assert (await rig.wake("sound")).salvaged is None
+        assert (await rig.service.show(session="a")).info.salvaged == SAVED, "awake too"
+        assert (await rig.wake("a")).salvaged == SAVED, "whoever comes later"
+        await rig.sleep("a")
+        appended = await rig.service.append(session="a", tokens=[7], emit=ignore)
+        assert appended.woken.salvaged == SAVED
+
+
+async def test_what_goes_on_from_a_salvaged_session_says_so_too(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await begin(rig)
+    damage_last_block(store)
+    async with open_rig() as rig:
+        await rig.service.append(session="a", tokens=tokens_of(3, 100), emit=ignore)
+        await rig.sleep("a")
+    async with open_rig() as rig:
+        assert [info.salvaged for info in await rig.service.list_sessions()] == [SAVED]
+        written = await rig.service.generate(session="a", max_tokens=1, emit=ignore)
+        assert (written.woken.salvaged, written.woken.version) == (SAVED, 3)
+        await rig.sleep("a")
+        await rig.service.fork(session="a", name="branch", emit=ignore)
+        assert (await rig.wake("branch")).salvaged == SAVED
+        earlier = await rig.service.wake(session="a", at_token=300, emit=ignore)
+        assert earlier.salvaged is None, "it was cut back to where nothing is lost"
 
 
 async def begin_and_damage(open_rig: Any, store: Path) -> tuple[Path, bytes]:

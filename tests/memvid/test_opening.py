@@ -1360,10 +1360,11 @@ def make_view(path: Path) -> None:
     """In the place of a table: it would be computed for ever."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("ALTER TABLE bundles RENAME TO b2")
-    columns = "parent, identity_digest, token_count, bundle_bytes, logical_bytes, created_ns, model, labels FROM c, b2"
+    columns = "parent, identity_digest, token_count, bundle_bytes, logical_bytes, created_ns, model, labels"
     connection.execute(
         "CREATE VIEW bundles AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT zeroblob(32) "
-        f"AS bundle_id, 'live' AS status, namespace, name, x AS version, {columns}"
+        f"AS bundle_id, 'live' AS status, namespace, name, x AS version, {columns}, salvaged_tokens, salvaged_of "
+        "FROM c, b2"
     )
     connection.close()
 

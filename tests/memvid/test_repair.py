@@ -33,9 +33,10 @@ from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index, IndexedBundle
 from torpor.memvid.layout import aligned
 from torpor.memvid.records import Finding, MaintenanceReport
-from torpor.memvid.repair import CHANGED, LOST, SALVAGED_FROM
+from torpor.memvid.repair import CHANGED, LOST
 from torpor.memvid.repair_plan import Return, SetAside
 from torpor.memvid.rewriting import Contents, prepared
+from torpor.memvid.salvaged import SALVAGED_FROM, Salvaged
 
 Damage = Callable[[bytearray], None]
 State = dict[tuple[SessionUri, int], list[list[bytes]]]
@@ -755,6 +756,22 @@ def test_one_repair_is_enough_where_a_file_is_put_back_in_an_open_store(
     require_awake(store, 1000)
     assert store.verify(deep=True).findings == ()
     assert store.repair().actions == ()
+
+
+def test_the_index_tells_what_was_saved_also_when_it_is_made_anew(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 1000)
+    damage_frame(store_path, lost.bundle_id, 3)
+    store.repair()
+    sleep(store, 20, uri=OTHER_URI, seed=3)
+    store.close()
+    for new_index in (False, True):
+        if new_index:
+            (store_path / "index.sqlite").unlink()
+        with Store.open(store_path, writable=True) as again:
+            assert {row.uri: row.salvaged for row in again.iter_sessions()} == {
+                URI: Salvaged(768, 1000),
+                OTHER_URI: None,
+            }
 
 
 @pytest.mark.parametrize("meanwhile", ["deleted", "taken away", "slept"])

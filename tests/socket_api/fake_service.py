@@ -221,6 +221,7 @@ class FakeService:
             already,
             self.differs,
             lossy=self.lossy,
+            salvaged=found.info.salvaged,
         )
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:

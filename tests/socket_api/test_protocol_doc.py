@@ -97,6 +97,7 @@ def test_the_wire_has_exactly_the_fields_of_the_daemons_records() -> None:
         daemon.SleepResult: results.SleepResult,
         daemon.ForkResult: results.ForkResult,
         daemon.Origin: results.Origin,
+        daemon.Salvaged: results.Salvaged,
         daemon.PartDiffers: results.PartDiffers,
         daemon.WakeResult: results.WakeResult,
         daemon.AnalysisResult: results.AnalysisResult,
