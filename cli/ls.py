@@ -23,7 +23,8 @@ NamespaceArgument = Annotated[
 LEGENDS = {
     "dirty": "* changed since it last slept",
     "salvaged": "~ the beginning of a damaged version, which a repair saved: torpor show says how much",
-    "file_missing": "! its newest version has no file: torpor verify says what to do",
+    "file_missing": "! its newest version has no file: put what is awake to sleep, and it has one; of others torpor"
+    " verify says what to do",
 }
 STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
 

@@ -26,6 +26,7 @@ from ..memvid.uri import SessionUri
 from ..memvid.versions import lineage_of
 from .daemon_link import find_daemon
 
+_KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
 STORED = "stored"  # a session's state as a store alone can tell it: whether it is awake, only its daemon knows
 
 
@@ -166,7 +167,8 @@ def find_missing_files(place: Path, sessions: Sequence[MutableMapping[str, Any]]
             path = None if folder is None or bundle_id is None else _missing_file(folder, bundle_id)
             info["file_missing"] = path is not None
             if path is not None:
-                message = f"Version {info['version']} of {info['session']} has no file and cannot be woken. {PUT_BACK}"
+                remedy = _KEEP_AWAKE.format(info["session"]) if info["state"] == "awake" else PUT_BACK
+                message = f"Version {info['version']} of {info['session']} has no file and cannot be woken. {remedy}"
                 problems.append({"code": BundleMissing.code, "path": path, "message": message})
     return problems
 

@@ -145,13 +145,13 @@ class Hibernation:
     async def is_superseded(self, session: Session) -> bool:
         """Whether nothing has happened in the session since its wake, and a repair has brought back the version that
         it was saved from."""
-        if session.saved_from is None or not session.is_untouched:
+        if session.saved_from is None:
             return False
 
         def look() -> bool:
             try:
                 newest = self._store.find_session(session.uri)
-                return newest is not None and newest.bundle_id == session.saved_from
+                return newest is not None and session.gave_way_to(newest.bundle_id)
             except StoreError:
                 return False
 

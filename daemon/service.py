@@ -416,12 +416,16 @@ class Service:
         """All sessions, or those of one namespace, by name."""
         self._require_open()
         newest = {row.uri: row for row in self._store.iter_sessions()}
+        gone = {
+            uri for uri, row in newest.items() if uri in self._awake and self._awake[uri].gave_way_to(row.bundle_id)
+        }
+        awake = self._awake.keys() - gone
         stored_bytes = self._store.index.stored_bytes()
         found = [
             listing.info_of_awake(self._awake[uri], newest.get(uri), stored_bytes.get(uri, 0))
-            if uri in self._awake
+            if uri in awake
             else listing.info_of_asleep(newest[uri], stored_bytes.get(uri, 0))
-            for uri in sorted(self._awake.keys() | newest.keys())
+            for uri in sorted(awake | newest.keys())
         ]
         return [info for info in found if namespace is None or info.namespace == namespace]
 
@@ -434,7 +438,7 @@ class Service:
         async with self._turn(self._resolve(session)) as uri:
             versions = self._store.versions(uri)
             marks = await self._hibernation.on_io(lambda: listing.marks_to_show(self._store, uri))
-            live = self._awake.get(uri)
+            live = await self._live(uri)
             if live is not None:
                 return listing.detail_of_awake(live, versions, marks)
             self._require_row(uri)

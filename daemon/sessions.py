@@ -101,6 +101,11 @@ class Session:
         """Whether it is what the last wake found as the newest version, and nothing has happened in it since."""
         return self.durable is not None and not self.dirty and not self.rewound
 
+    def gave_way_to(self, newest: bytes) -> bool:
+        """Whether the session's newest version, a bundle id, is that which this was saved from: then a repair has
+        brought it back, and the next use of the session finds that one, unless something has happened here since."""
+        return self.saved_from is not None and self.saved_from == newest and self.is_untouched
+
     @property
     def resident_bytes(self) -> int:
         """Memory that the state takes."""

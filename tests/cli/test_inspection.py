@@ -52,9 +52,11 @@ def test_ls_marks_a_session_whose_newest_version_has_no_file(
     (problem,) = told["problems"]
     assert (problem["code"], problem["path"]) == ("bundle_missing", str(made_store.bundles[1]))
     assert "Version 2 of torpor://default/agent has no file" in problem["message"]
+    remedy = "`torpor sleep torpor://default/agent` writes it anew" if beside_a_daemon else PUT_BACK
+    assert remedy in problem["message"]
     text = torpor("ls", *where).out
     assert [line.split()[0] for line in text.splitlines() if "! " in line] == ["default/agent", "!"]
-    assert "! its newest version has no file: torpor verify says what to do" in text
+    assert "! its newest version has no file: put what is awake to sleep" in text
 
 
 def test_ls_of_another_namespace_is_empty(torpor: Torpor, made_store: MadeStore) -> None:

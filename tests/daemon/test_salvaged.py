@@ -191,6 +191,33 @@ async def test_a_salvaged_session_that_only_woke_gives_way_to_the_one_it_was_sav
     assert await bring_back(open_rig, store, change=False) == (600, [1])
 
 
+@pytest.mark.parametrize("first", ["list", "show"])
+async def test_a_session_that_gave_way_is_listed_and_shown_as_the_one_it_was_saved_from(
+    open_rig: Any, store: Path, first: str
+) -> None:
+    file, whole = await begin_and_damage(open_rig, store)
+    async with open_rig() as rig:
+        await rig.wake("a")
+        await put_back(rig, file, whole)
+        if first == "list":
+            (info,) = await rig.service.list_sessions()
+        else:
+            info = (await rig.service.show(session="a")).info
+        assert (info.state, info.version, info.token_count, info.salvaged) == ("asleep", 1, 600, None)
+
+
+async def test_a_session_that_went_on_is_listed_as_awake_where_what_it_woke_from_gave_way(
+    open_rig: Any, store: Path
+) -> None:
+    file, whole = await begin_and_damage(open_rig, store)
+    async with open_rig() as rig:
+        await rig.service.append(session="a", tokens=[7], emit=ignore)
+        await put_back(rig, file, whole)
+        (info,) = await rig.service.list_sessions()
+        assert (info.state, info.token_count, info.salvaged) == ("awake", 513, SAVED)
+        assert (await rig.service.show(session="a")).info.token_count == 513
+
+
 @pytest.mark.parametrize("end", ["sleep", "stop"])
 async def test_a_mere_look_at_a_salvaged_session_makes_no_version_that_would_hide_the_fuller_one(
     open_rig: Any, store: Path, end: str
