@@ -1,7 +1,7 @@
 """Tagging and pinning versions: changes of the store's marks, one at a time.
 
-Owns the rule that a mark is given to a version that stands in the index at that moment, and that a change is on disk
-before anyone is told. What marks are is in marks.py.
+Owns the rule that a mark is given to a version that stands in the index at that moment and has a file, and that a
+change is on disk before anyone is told. What marks are is in marks.py.
 
 A mark can also be taken from a version that is missed. One that has none left is missed no more, at once.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 
 from .core import StoreCore
-from .errors import MarksLost, NoSpace, SessionNotFound, StoreIoError
+from .errors import PUT_BACK, BundleMissing, MarksLost, NoSpace, SessionNotFound, StoreIoError
+from .folder import LIVE_SUFFIX
 from .marks import Marks
 from .records import IndexRow
 from .uri import SessionUri
@@ -19,7 +20,7 @@ from .uri import SessionUri
 
 def tag(core: StoreCore, uri: SessionUri, version: int | None, name: str, *, move: bool) -> IndexRow:
     with core.committing():
-        row = _require_version(core, uri, version)
+        row = _require_version_with_file(core, uri, version)
         marks = _marks_to_change(core, lost_is_none=move)
         marks = marks.tag(uri, row.bundle_id, row.version, name, move=move)
         marks.save(core.folder)
@@ -36,7 +37,7 @@ def untag(core: StoreCore, uri: SessionUri, name: str) -> None:
 
 def pin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
     with core.committing():
-        row = _require_version(core, uri, version)
+        row = _require_version_with_file(core, uri, version)
         Marks.load(core.folder).pin(uri, row.bundle_id, row.version).save(core.folder)
         return row
 
@@ -73,6 +74,20 @@ def _marks_to_change(core: StoreCore, *, lost_is_none: bool) -> Marks:
         if not lost_is_none:
             raise
         return Marks(core.folder.uuid)
+
+
+def _require_version_with_file(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
+    """A mark on a version without a file would keep what nobody has, and once the index has lost the row too, it alone
+    tells of the version, and not what that needs: then no file is removed any more."""
+    row = _require_version(core, uri, version)
+    if core.folder.suffix_of(row.bundle_id) != LIVE_SUFFIX:
+        path = core.folder.bundle_path(row.bundle_id)
+        raise BundleMissing(
+            f"Version {row.version} of {uri} has no file ({path}), so it is not marked. {PUT_BACK}",
+            bundle_id=row.bundle_id.hex(),
+            path=path,
+        )
+    return row
 
 
 def _require_version(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:

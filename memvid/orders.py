@@ -83,7 +83,7 @@ def set_mark(
 
     Raises:
         InvalidUri, AmbiguousName, AmbiguousVersion, SessionNotFound: which version is meant.
-        InvalidTag, TagTaken, MarkNotFound, CorruptMarks: why it is not marked.
+        InvalidTag, TagTaken, MarkNotFound, BundleMissing, CorruptMarks: why it is not marked.
     """
     if untag is not None:
         return _untag(store, store.resolve_marked(text), untag)

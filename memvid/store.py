@@ -516,6 +516,7 @@ class Store:
         """Let a tag name a version, the latest if none is named. `move` takes the tag away from another version.
 
         Raises:
+            BundleMissing: the version has no file.
             SessionNotFound, InvalidTag, TagTaken, LimitExceeded, CorruptMarks, NoSpace, StoreIoError
             ReadOnlyStore, LockLost, DurabilityLost
         """

@@ -8,6 +8,8 @@ import pytest
 from store_making import OTHER_URI, URI, bundle_path, sleep
 from torpor.memvid import SessionUri, Store, durable
 from torpor.memvid.errors import (
+    PUT_BACK,
+    BundleMissing,
     CorruptMarks,
     MarkNotFound,
     MarksLost,
@@ -40,6 +42,25 @@ def test_a_tag_names_a_version_until_it_is_taken_away(three: Store, store_path: 
         assert not again.marks(URI)
         with pytest.raises(SessionNotFound):
             again.resolve_version("agent@before-refactor")
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_a_version_without_a_file_is_given_no_mark(three: Store, store_path: Path, move: bool) -> None:
+    three.tag(URI, 1, "good")
+    row = three.versions(URI)[2]
+    file = bundle_path(three, row.bundle_id)
+    away = file.rename(store_path.parent / "away")
+    for mark in (lambda: three.tag(URI, None, "good", move=move), lambda: three.pin(URI, 3)):
+        with pytest.raises(BundleMissing) as refused:
+            mark()
+        assert refused.value.details["path"] == str(file)
+        assert "Version 3 of torpor://default/agent has no file" in refused.value.message
+        assert PUT_BACK in refused.value.message
+    assert three.marks(URI).tags == {"good": three.versions(URI)[0].bundle_id}
+    assert not three.marks(URI).pins
+    away.rename(file)
+    three.tag(URI, 3, "good", move=True)
+    three.pin(URI, 3)
 
 
 def test_a_mark_that_is_on_disk_is_never_said_to_be_refused(three: Store, monkeypatch: pytest.MonkeyPatch) -> None:
