@@ -15,6 +15,7 @@ from ..memvid.sizes import format_count, format_plural
 from ..socket_api.results import AnalysisResult
 from .artifacts import ArtifactFile, KindOption, LabelOption, OverwriteOption, require_file
 from .daemon_link import connect, progress_of
+from .damage import naming_the_intact
 from .formatting import format_id
 from .options import JsonOption, SocketOption, VersionArgument
 from .output import Output, facts_table, neutralise, plain, rows_table
@@ -55,7 +56,7 @@ def analyse(
         require_file(out, "analyse --out")
     with connect(socket) as client:
         file = ArtifactFile(out, Path(client.status().store), replacing=overwrite) if out is not None else None
-        with progress_of(output, "analyse") as on_event:
+        with naming_the_intact(client, version), progress_of(output, "analyse") as on_event:
             result = client.analyse(version, kind=kind, labels=label or None, on_event=on_event)
     if file is not None:
         file.write(result.artifact.encode())

@@ -78,7 +78,7 @@ def with_session(output: Output, client: Client, session: str, model: str | None
         InvalidUsage: a model was named, and the session is there on another one.
     """
     if model is not None:
-        _require_model(client, session, model)
+        require_model(client, session, model)
     try:
         return act()
     except TorporError as error:
@@ -94,7 +94,12 @@ def with_session(output: Output, client: Client, session: str, model: str | None
         raise
 
 
-def _require_model(client: Client, session: str, model: str) -> None:
+def require_model(client: Client, session: str, model: str) -> None:
+    """Refuse a model that was named for a session which is there on another one.
+
+    Raises:
+        InvalidUsage: it is.
+    """
     infos = {info.session: info for info in client.list_sessions()}
     try:
         uri = resolve(session, [SessionUri.parse(text) for text in infos])

@@ -85,6 +85,16 @@ def naming_the_intact(client: Client, session: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
+    """As `naming_the_intact`, for who reads the store's files."""
+    try:
+        yield
+    except TorporError as error:
+        add_suggestion(error, store_path, session)
+        raise
+
+
 def _what_is_intact(
     uri: SessionUri, rows: list[IndexRow], needs: Mapping[IndexRow, frozenset[str]], damaged: set[str | None]
 ) -> str:

@@ -9,6 +9,7 @@ import typer
 from ..memvid.sizes import format_bytes, format_plural
 from ..memvid.tensor_file import DEFAULT_KIND
 from .artifacts import KindOption, LabelOption, OverwriteOption, require_file
+from .damage import naming_the_intact_in
 from .errors import Interrupted
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument
@@ -43,7 +44,8 @@ def export_kv(
     """
     output = Output(as_json=as_json)
     require_file(target, "export-kv")
-    with open_store(choose_store(store, socket)) as opened:
+    place = choose_store(store, socket)
+    with naming_the_intact_in(place, version), open_store(place) as opened:
         row = opened.resolve_version(version)
         try:
             with output.progress("exporting", unit="bytes") as on_progress:

@@ -9,7 +9,7 @@ import typer
 from ..socket_api.client import TextStream
 from ..socket_api.limits import MAX_STOP_CHARS, MAX_STOPS
 from ..socket_api.results import GenerateResult
-from .daemon_link import OnEvent, connect, with_session
+from .daemon_link import OnEvent, connect, require_model, with_session
 from .damage import naming_the_intact
 from .errors import InvalidUsage
 from .options import (
@@ -97,5 +97,7 @@ def generate(
 
         # Without a text a new session would have nothing to go on from, so it is not made.
         with naming_the_intact(client, session):
+            if model is not None and not text:
+                require_model(client, session, model)
             result = with_session(output, client, session, model, act) if text else act()
     return finish_generation(output, "generate", result)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from ..socket_api.errors import RemoteError
 from ..socket_api.limits import MAX_DAYS
+from ..socket_api.results import MaintenanceProblem
 from .daemon_link import connect
+from .damage import add_suggestion
 from .errors import InvalidUsage
 from .maintenance_report import write_report
 from .options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption
@@ -59,4 +63,15 @@ def quantise(
     output = Output(as_json=as_json)
     with connect(socket, timeout_s=PATIENCE_S) as daemon:
         report = daemon.maintain("quantise", session=session, bits=int(bits), after_days=after, dry_run=dry_run)
+        place = Path(daemon.status().store) if report.problems else None
+    if place is not None:
+        problems = [_with_suggestion(problem, place) for problem in report.problems]
+        report = report.model_copy(update={"problems": tuple(problems)})
     return write_report(output, "quantise", report)
+
+
+def _with_suggestion(problem: MaintenanceProblem, store: Path) -> MaintenanceProblem:
+    """A session that could not be quantised; of one that is damaged, with the latest version that is not."""
+    error = RemoteError(problem.code, problem.message)
+    add_suggestion(error, store, problem.path)
+    return problem.model_copy(update={"message": error.message})

@@ -11,6 +11,7 @@ import typer
 
 from ..memvid.sizes import format_bytes, format_plural
 from .artifacts import OverwriteOption, require_file
+from .damage import naming_the_intact_in
 from .errors import Interrupted, UnreadableInput
 from .formatting import format_id
 from .interrupts import ignore_interrupts
@@ -51,7 +52,8 @@ def export(
     """
     output = Output(as_json=as_json)
     require_file(target, "export")
-    with open_store(choose_store(store, socket)) as opened:
+    place = choose_store(store, socket)
+    with naming_the_intact_in(place, version), open_store(place) as opened:
         row = opened.resolve_version(version)
         try:
             report = opened.export_session(row.uri, row.version, target, replacing=overwrite)

@@ -22,12 +22,15 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
 
 
 def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
-    """The same for a wake that was not asked for by itself, and say it if the model had to compute for it."""
+    """The same for a wake that was not asked for by itself, and say it if the model had to compute for it,
+    or if what was read was taken for what was written."""
     if woken is None:
         return
     if woken.tokens_prefilled:
         tokens = format_plural(woken.tokens_prefilled, "token")
         output.remark(f"[yellow]read again[/]: {tokens} that the snapshot did not hold, to wake {plain(woken.session)}")
+    if not woken.verified:
+        output.remark("[yellow]trusted[/]: what was read was not hashed, as the daemon was told (serve --trusting)")
     remark_on_wake(output, woken)
 
 

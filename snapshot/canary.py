@@ -32,10 +32,11 @@ Half precision keeps 8 or 11 bits of a logit of some tens. A state that is wrong
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """What was kept. logits: float32 `[vocabulary]`; exact: whether the very bits must come again, because the same
-    environment reads the token in a call of the same size."""
+    environment reads the token in a call of the same size; hashed: whether all that it is to prove was hashed."""
 
     logits: bytes
     exact: bool
+    hashed: bool = True
 
 
 def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, position: int) -> Verdict:
@@ -50,10 +51,17 @@ def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, positio
     difference = _difference(then, now)
     tolerance = 0.0 if expected.exact else min(TOLERANCE.get(name, 0.0) for name in compute_dtype.split("+"))
     if not difference <= tolerance:  # also where it is no number
+        what_to_do = (
+            "Wake an earlier version; `torpor verify --deep` reads all stored bytes, `torpor doctor` looks at the "
+            "machine."
+            if expected.hashed
+            else "The daemon runs with --trusting, so what was read was not hashed: `torpor verify --deep` finds a "
+            "byte that is another one, and `torpor repair` mends what needs it, or saves the beginning that is sound."
+        )
         raise CanaryFailed(
             f"The state at token {position} was put back, and does not compute what it did before it slept: a "
-            f"log-probability differs by {difference:.3g}, where {tolerance:.3g} is allowed. Nothing was woken. Wake "
-            "an earlier version; `torpor verify --deep` reads all stored bytes, `torpor doctor` looks at the machine.",
+            f"log-probability differs by {difference:.3g}, where {tolerance:.3g} is allowed. Nothing was woken. "
+            f"{what_to_do}",
             difference=float(difference),
             tolerance=tolerance,
             position=position,

@@ -300,17 +300,17 @@ class Filling:
         if self.plan.state is not None:
             self._logits = reader.read_slot(self.plan.state, LOGITS_SLOT)
             self._random_key = reader.read_slot(self.plan.state, RANDOM_KEY_SLOT)
-            self._expect(reader, self.plan.state)
+            self._expect(reader, self.plan.state, hashed=not trusting)
 
-    def _expect(self, reader: BundleReader, state: BlockEntry) -> None:
+    def _expect(self, reader: BundleReader, state: BlockEntry, *, hashed: bool) -> None:
         if not self.plan.has_logits:
             return
         if not self.plan.has_canary:
             # The last token is run again alone: the same bits only if it was read alone.
-            self.expected = Expectation(bytes(self._logits), exact=self.plan.passes.cut(state.start).last == 1)
+            self.expected = Expectation(bytes(self._logits), self.plan.passes.cut(state.start).last == 1, hashed)
         elif logits := reader.read_slot(state, CANARY_SLOT):
             # A checkpoint may have been computed before the session was woken elsewhere; what is told is of the end.
-            self.expected = Expectation(bytes(logits), exact=state.start == reader.manifest.token_count)
+            self.expected = Expectation(bytes(logits), state.start == reader.manifest.token_count, hashed)
 
     def assemble(self, caches: list[Any], random_key: mx.array) -> LiveState:
         """The caches, over the filled memory, cut back to where they resume, with ledger, logits and random key.

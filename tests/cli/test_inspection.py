@@ -7,9 +7,11 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
+from torpor.daemon.results import MaintenanceProblem, MaintenanceResult
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -369,6 +371,55 @@ def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
     ran = torpor(command[0], "agent", *command[1:], "--json")
     assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
     assert WAKE_VERSION_1 in ran.error["error"]["message"]
+
+
+@pytest.mark.parametrize("command", ["export", "export-kv", "analyse"])
+def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
+    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, tmp_path: Path, command: str
+) -> None:
+    damaged = made_store.bundles[1]
+    os.truncate(damaged, damaged.stat().st_size - 1)
+    where: tuple[str, ...] = (str(tmp_path / "out"), "--store", str(made_store.path))
+    if command == "analyse":
+        torpor("append", "agent", "one")
+        torpor("sleep", "agent")
+        daemon.service.store = str(made_store.path)
+        daemon.service.fault = Truncated(f"{damaged} is truncated.", path=str(damaged))
+        where = ()
+    ran = torpor(command, "agent", *where, "--json")
+    assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
+    assert WAKE_VERSION_1 in ran.error["error"]["message"]
+
+
+def test_a_quantise_that_meets_damage_names_the_intact_version(
+    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = made_store.bundles[1]
+    os.truncate(damaged, damaged.stat().st_size - 1)
+    daemon.service.store = str(made_store.path)
+    problems = (
+        MaintenanceProblem("torpor://default/agent", "truncated", "It is truncated."),
+        MaintenanceProblem("torpor://default/agent", "no_space", "The disk is full."),
+    )
+    report = MaintenanceResult(
+        "quantise",
+        dry_run=False,
+        actions=(),
+        actions_left_out=0,
+        bytes_freed=0,
+        bytes_written=0,
+        problems=problems,
+        problems_left_out=0,
+    )
+
+    async def maintain(**_: Any) -> MaintenanceResult:
+        return report
+
+    monkeypatch.setattr(daemon.service, "maintain", maintain)
+    first, second = torpor("quantise", "agent", "--json").document["problems"]
+    assert first["message"].startswith("It is truncated.")
+    assert WAKE_VERSION_1 in first["message"]
+    assert second["message"] == "The disk is full."
 
 
 def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(

@@ -205,6 +205,7 @@ def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
     torpor("append", "a", "one")
     torpor("sleep", "a")
     daemon.service.lossy, daemon.service.prefilled_by_wakes = Lossy(4, 256), 44
+    daemon.service.verified = False
     daemon.service.differs = (PartDiffers("device", "metal", "cpu"),)
     fake = daemon.service.sessions["a"]
     fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(256, 600))
@@ -213,10 +214,11 @@ def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
         "read again: 44 tokens that the snapshot did not hold, to wake torpor://default/a\n",
         "lossy: keys and values of the first 256 tokens were kept in 4 bits; ",
         "differs since it slept: device metal → cpu\n",
+        "trusted: what was read was not hashed",
     ]
     waking, awake = torpor(command, "a", "two").err, torpor(command, "a", "three").err
-    assert [each in waking for each in told] == [True] * 4
-    assert [each in awake for each in told] == [False] * 4
+    assert [each in waking for each in told] == [True] * 5
+    assert [each in awake for each in told] == [False] * 5
 
 
 @pytest.mark.parametrize("command", ["append", "chat", "generate"])
@@ -326,6 +328,9 @@ def test_an_existing_session_keeps_its_model(torpor: Torpor, daemon: FakeDaemon)
     assert "is on model 'fake'" in ran.err
     assert [name for name, _ in daemon.service.calls[calls:]] == ["list"]
     assert torpor("append", "notes", "two", "--model", "fake").status == 0
+    ran = torpor("generate", "notes", "--model", "other")
+    assert (ran.status, "is on model 'fake'" in ran.err) == (2, True)
+    assert torpor("generate", "notes", "--model", "fake").status == 0
 
 
 class FakeOverflow(TorporError):

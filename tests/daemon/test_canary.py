@@ -55,6 +55,7 @@ async def test_a_state_that_computes_something_else_is_refused_and_nothing_is_wo
         with pytest.raises(CanaryFailed) as refusal:
             await rig.wake("s")
         assert (refusal.value.tolerance, refusal.value.position) == (0.0, 300)
+        assert "Wake an earlier version" in refusal.value.message
         assert not rig.is_awake("s")
         rig.network.reset()
         assert (await rig.wake("s")).canary == "same_bits"

@@ -207,8 +207,8 @@ async def test_a_daemon_that_trusts_its_store_says_so_and_checks_all_but_the_kv(
                 await rig.wake("a")
             path.write_bytes(sound)
         flip(path, regions(path)["first slot"])
-        with pytest.raises(CanaryFailed):  # what it does not hash here the canary shows
-            await rig.wake("a")
+        with pytest.raises(CanaryFailed, match=r"not hashed: `torpor verify --deep` finds .* `torpor repair` mends"):
+            await rig.wake("a")  # what it does not hash here the canary shows
         assert not rig.is_awake("a")
 
 

@@ -80,6 +80,7 @@ class FakeService:
         self.artifact = "{}\n"
         self.lossy: Lossy | None = None
         self.prefilled_by_wakes = 0
+        self.verified = True
         self.forked_from: Origin | None = None
         self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
 
@@ -220,6 +221,7 @@ class FakeService:
             0.25,
             already,
             self.differs,
+            verified=self.verified,
             lossy=self.lossy,
             salvaged=found.info.salvaged,
         )
