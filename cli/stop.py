@@ -40,9 +40,10 @@ def stop(
     """Stop the daemon, after it has put every awake session to sleep.
 
     Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
-    serve[/]. Says which sessions sleep now, and which had read nothing and are gone. Where a session cannot be put to
-    sleep (a full disk, say), the daemon goes on with all of them and says why; exit status 3. With [cyan]--force[/] it
-    stops all the same, and what such a session did since its last sleep is lost; that is status 3, too.
+    serve[/]. Says which sessions had changed and were put to sleep, and which had read nothing and are gone. Where a
+    session cannot be put to sleep (a full disk, say), the daemon goes on with all of them and says why; exit status 3.
+    With [cyan]--force[/] it stops all the same, and what such a session did since its last sleep is lost; that is
+    status 3, too.
 
     [bold]Examples[/]
 

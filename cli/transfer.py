@@ -12,7 +12,7 @@ import typer
 from ..memvid.sizes import format_bytes, format_plural
 from .artifacts import OverwriteOption, require_file
 from .damage import naming_the_intact_in
-from .errors import Interrupted, UnreadableInput
+from .errors import Interrupted, InvalidUsage, UnreadableInput
 from .formatting import format_id
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption
@@ -96,6 +96,8 @@ def import_(
     [cyan]torpor import notes.mvb --as notes-of-june[/]
     """
     output = Output(as_json=as_json)
+    if as_name == "":
+        raise InvalidUsage("--as takes a name. Leave it out to take the session under its own.", option="--as")
     _require_readable(source)
     try:
         receipt, newest = import_bundle(source, as_name, socket, store)

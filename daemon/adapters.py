@@ -32,6 +32,13 @@ def folder_of(choice: AdapterChoice, model: str) -> Path:
         AdapterUnavailable: there is none.
     """
     path = Path(choice.source).expanduser()
+    if choice.source and path.exists() and not path.is_dir():
+        raise AdapterUnavailable(
+            f"{choice.source!r} is a file, and the adapter of model {model!r} is a folder. Give the one that mlx-lm "
+            "trained it into.",
+            model=model,
+            source=choice.source,
+        )
     if not path.is_dir():
         raise AdapterUnavailable(
             f"There is no adapter folder {choice.source!r} for model {model!r}. Give the folder that mlx-lm trained it "

@@ -192,6 +192,11 @@ def _folder_of(source: str) -> Path:
     path = Path(source).expanduser()
     if source and path.is_dir():
         return path.resolve()
+    if source and path.exists():
+        raise ModelUnavailable(
+            f"{source!r} is a file, and a model is a folder. Give the folder that it lies in, if it is of a model.",
+            source=source,
+        )
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1
     if looks_like_path:
         raise ModelUnavailable(

@@ -221,6 +221,8 @@ def test_an_import_under_the_name_of_another_session_is_refused_and_leaves_that_
     refused = torpor("import", file, "--as", name, "--store", made_store.path, "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "name_taken")
     assert torpor("show", name, "--store", made_store.path, "--json").document == before
+    nameless = torpor("import", file, "--as", "", "--store", made_store.path)
+    assert (nameless.status, "Leave it out to take the session under its own." in nameless.err) == (2, True)
     assert torpor("import", file, "--as", "copy", "--store", made_store.path).status == 0
     again = torpor("import", file, "--as", "copy", "--store", made_store.path)
     assert (again.status, "is there already as version 1" in again.out) == (0, True)

@@ -15,7 +15,7 @@ from adapter_making import edit_config, write_adapter
 from mlx.utils import tree_flatten, tree_unflatten
 from session_rig import tokens_of
 from torpor.daemon import models
-from torpor.daemon.adapters import AdapterChoice
+from torpor.daemon.adapters import AdapterChoice, folder_of
 from torpor.daemon.errors import AdapterMismatch, AdapterUnavailable, UnknownModel
 from torpor.daemon.models import DEMO_MODEL_FOLDER, LoadedModel, load_model
 from torpor.daemon.service import Service
@@ -319,3 +319,9 @@ def test_an_adapter_that_changes_while_it_is_loaded_is_refused_threat_53(
     monkeypatch.setattr(models, "_probe_layout", change_meanwhile)
     with pytest.raises(ModelFilesChanging, match=str(own_adapter)):
         load(own_adapter)
+
+
+def test_an_adapter_that_is_a_file_is_refused_as_that(tmp_path: Path) -> None:
+    (tmp_path / "README.md").touch()
+    with pytest.raises(AdapterUnavailable, match=r"README.md' is a file, and the adapter of model 'tiny' is a folder"):
+        folder_of(AdapterChoice(str(tmp_path / "README.md")), "tiny")

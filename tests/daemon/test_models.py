@@ -422,3 +422,9 @@ def test_groups_that_do_not_divide_the_heads_are_refused_by_name(tiny_model: Pat
     with pytest.raises(ModelUnavailable, match="groups of 64") as refusal:
         load_model("m", str(tiny_model), digests, kv=KvChoice(8, 64))
     assert (refusal.value.bits, refusal.value.group_size) == (8, 64)
+
+
+def test_a_model_that_is_a_file_is_refused_as_that(tmp_path: Path) -> None:
+    (tmp_path / "README.md").touch()
+    with pytest.raises(ModelUnavailable, match=r"README.md' is a file, and a model is a folder"):
+        load_model("m", str(tmp_path / "README.md"), DigestCache(tmp_path / "digests.json"))
