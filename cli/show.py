@@ -13,8 +13,10 @@ from ..errors import TorporError
 from ..memvid.location import default_store_path
 from ..memvid.sizes import format_bytes, format_count, format_plural
 from ..memvid.uri import VERSION_MARK
+from ..memvid.versions import describe_versions
 from .daemon_link import find_daemon
 from .damage import add_suggestion
+from .exit_codes import INTEGRITY, exit_status_of
 from .formatting import format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption, VersionArgument
 from .output import Output, facts_table, neutralise, plain, render_problem, rows_table
@@ -63,7 +65,7 @@ def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, P
             try:
                 return "daemon", place, daemon.show(session).model_dump(mode="json")
             except TorporError as error:
-                add_suggestion(error, place, session)
+                _add_others(error, place, session)
                 raise
     place = store or default_store_path()
     return "store", place, _load_from_files(session, place)
@@ -74,7 +76,7 @@ def _load_from_files(session: str, place: Path) -> dict[str, Any]:
         with open_store(place) as opened:
             found = load_detail(opened, session)
     except TorporError as error:
-        add_suggestion(error, place, session)
+        _add_others(error, place, session)
         raise
     return {
         "info": found.info,
@@ -88,6 +90,22 @@ def _load_from_files(session: str, place: Path) -> dict[str, Any]:
         "forked_from": found.forked_from,
         "environment": found.environment,
     }
+
+
+def _add_others(error: TorporError, place: Path, session: str) -> None:
+    """Say which version can be woken instead of a damaged one, and which others can be shown."""
+    add_suggestion(error, place, session)
+    if exit_status_of(error.code) != INTEGRITY.number:
+        return
+    try:
+        with open_store(place) as opened:
+            row = opened.resolve_version(session)
+            others = sorted(each.version for each in opened.versions(row.uri) if each.version != row.version)
+    except TorporError:
+        return  # as there
+    if others:
+        error.details["other_versions"] = others
+        error.message += f" Besides it has {describe_versions(others)}: `torpor show {row.uri}@{others[-1]}`."
 
 
 def render_detail(detail: dict[str, Any], width: int) -> RenderableType:

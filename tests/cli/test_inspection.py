@@ -329,7 +329,20 @@ def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(torpor:
     message = ran.error["error"]["message"]
     assert message.count("`torpor repair`") == 1
     assert message.index("`torpor repair`") < message.index(WAKE_VERSION_1), "what sleeps from there is the newest"
-    assert message.endswith("is the newest.")
+    assert message.partition(" Besides ")[0].endswith("is the newest.")
+
+
+def test_show_of_a_version_without_a_file_names_the_others(torpor: Torpor, made_store: MadeStore) -> None:
+    where = ("--store", made_store.path)
+    made_store.bundles[1].unlink()
+    for asked in ("agent", "agent@2"):
+        ran = torpor("show", asked, *where, "--json")
+        assert (ran.status, ran.error["error"]["details"]["other_versions"]) == (6, [1])
+        assert ran.error["error"]["message"].endswith(
+            "Besides it has version 1: `torpor show torpor://default/agent@1`."
+        )
+    shown = torpor("show", "torpor://default/agent@1", *where, "--json").document
+    assert [version["version"] for version in shown["versions"]] == [1, 2]
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut"])
@@ -355,7 +368,8 @@ def test_who_looks_and_who_wakes_are_advised_alike(
     daemon.service.fault = fault(finding["message"], path=str(damaged))
     assert torpor("wake", "agent", "--json").error["error"]["message"] == advised
     if bundle == 1:
-        assert torpor("show", "agent", *where, "--json").error["error"]["message"] == advised
+        shown = torpor("show", "agent", *where, "--json").error["error"]["message"]
+        assert shown == f"{advised} Besides it has version 1: `torpor show torpor://default/agent@1`."
 
 
 @pytest.mark.parametrize("command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x")])
