@@ -160,7 +160,7 @@ async def woken(service: Service, version: int, following: list[int], quantising
     started = time.perf_counter()
     report = await service.wake(session="reader", version=version, emit=ignore)
     wake_s = time.perf_counter() - started
-    session = service._awake.pop(next(iter(service._awake)))
+    session = service._residency.awake.pop(next(iter(service._residency.awake)))
     assert session.durable is not None
     held = {entry.bundle_id for entry in session.durable.entries}
     rows = service._store.versions(session.uri)

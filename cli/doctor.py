@@ -190,8 +190,14 @@ def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
     return (
         f"[green]answers[/] on {plain(daemon['socket'])}"
         f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
-        f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)}"
+        f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)};"
+        f" {_describe_memory(daemon['memory'])}"
     )
+
+
+def _describe_memory(memory: dict[str, Any]) -> str:
+    taken = memory["weights_bytes"] + memory["sessions_bytes"] + memory["reserved_bytes"]
+    return f"{format_bytes(taken)} of {format_bytes(memory['budget_bytes'])} of memory taken"
 
 
 def _describe_store(files: dict[str, Any]) -> str:

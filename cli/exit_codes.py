@@ -29,7 +29,7 @@ NOT_FOUND = ExitStatus(4, "not found", "no such session or model, or the name is
 INTEGRITY = ExitStatus(6, "integrity", "stored bytes are not what they were promised to be, or the demo disproved it")
 INCOMPATIBLE = ExitStatus(7, "incompatible", "another model, or a format that this version does not read")
 BUSY = ExitStatus(8, "busy", "it is in use or at its limit; try again later")
-NO_SPACE = ExitStatus(9, "no space", "no room on the disk or in the budget; the store is as it was")
+NO_SPACE = ExitStatus(9, "no space", "no room on the disk, in memory or in the budget; the store is as it was")
 NO_STORE = ExitStatus(10, "no store", "there is no store at that path")
 LOCKED = ExitStatus(11, "locked", "another daemon owns the store or the socket")
 UNREACHABLE = ExitStatus(12, "unreachable", "no daemon answers on the socket")
@@ -92,12 +92,13 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         BUSY,
         (
-            "client_busy", "connection_evicted", "daemon_busy", "daemon_still_running", "model_files_changing",
+            "client_busy", "connection_evicted", "daemon_busy", "daemon_still_running", "memory_busy",
+            "model_files_changing",
             "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down", "store_busy",
             "too_many_connections", "too_many_requests",
         ),
     ),
-    (NO_SPACE, ("budget_exceeded", "no_space")),
+    (NO_SPACE, ("budget_exceeded", "memory_budget_exceeded", "no_space")),
     (NO_STORE, ("no_store", "not_a_store")),
     (LOCKED, ("socket_in_use", "store_locked")),
     (UNREACHABLE, ("connection_lost", "daemon_unreachable")),

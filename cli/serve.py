@@ -14,7 +14,7 @@ from ..socket_api.limits import MAX_DAYS
 from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
-from .formatting import parse_bytes
+from .formatting import parse_bytes, parse_seconds
 from .options import JsonOption, SocketOption
 from .output import Output, plain, write_failure
 
@@ -75,9 +75,20 @@ def _size(text: str) -> int:
         raise typer.BadParameter(f"{error}.") from error
 
 
+def _seconds(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from error
+
+
 DEFAULT_QUANTISE_BITS = 8
-BUDGETS = ("--store-budget", "--daily-write-budget", "--keep-free")
-REFUSING_AT_0 = ("--store-budget", "--daily-write-budget")
+BUDGETS = ("--store-budget", "--daily-write-budget", "--keep-free", "--memory-budget")
+NOTHING_FITS_INTO_0 = {
+    "--store-budget": "would refuse every sleep. Leave it out for no bound",
+    "--daily-write-budget": "would refuse every sleep. Leave it out for no bound",
+    "--memory-budget": "would hold no model. Leave it out for a share of what is available",
+}
 StoreBudgetOption = Annotated[
     int | None,
     typer.Option(
@@ -106,6 +117,29 @@ KeepFreeOption = Annotated[
         parser=_size,
         show_default=False,
         help="Refuse a sleep after which the disk would have less than this left.",
+    ),
+]
+
+
+MemoryBudgetOption = Annotated[
+    int | None,
+    typer.Option(
+        "--memory-budget",
+        metavar="SIZE",
+        parser=_size,
+        show_default=False,
+        help="Memory for models and sessions; what does not fit sleeps until it is asked for. Default: the models, and"
+        " 0.7 of what is available beside them.",
+    ),
+]
+IdleSleepOption = Annotated[
+    float | None,
+    typer.Option(
+        "--idle-sleep",
+        metavar="SECONDS",
+        parser=_seconds,
+        show_default=False,
+        help="Put a session to sleep when nobody has used it for so long, as in 900 or 15min.",
     ),
 ]
 
@@ -172,15 +206,18 @@ def serve(
     store_budget: StoreBudgetOption = None,
     daily_write_budget: DailyWriteBudgetOption = None,
     keep_free: KeepFreeOption = None,
+    memory_budget: MemoryBudgetOption = None,
+    idle_sleep: IdleSleepOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Serve sessions on a Unix socket until Ctrl-C, SIGTERM or [cyan]torpor stop[/].
 
     With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
     sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
-    writes one line when it is ready and one when it has stopped. A sleep that a budget refuses leaves its session
-    awake; deleting is never refused, nor is a stop's last sleep but for --keep-free. A session wakes only on the very
-    model, adapter and precision it slept with.
+    writes one line when it is ready and one when it has stopped. Sessions that do not fit into --memory-budget sleep,
+    and wake when they are asked for. A sleep that a budget of the store refuses leaves its session awake; deleting is
+    never refused, nor is a stop's last sleep but for --keep-free. A session wakes only on the very model, adapter and
+    precision it slept with.
 
     [bold]Examples[/]
 
@@ -195,15 +232,12 @@ def serve(
         raise InvalidUsage("--fuse is for --adapter; without one there is nothing to fuse.", option="--fuse")
     _require_age(quantise_after, quantise_bits)
     store, socket = store or default_store_path(), socket or default_socket_path()
-    budgets = dict(zip(BUDGETS, (store_budget, daily_write_budget, keep_free), strict=True))
+    budgets = dict(zip(BUDGETS, (store_budget, daily_write_budget, keep_free, memory_budget), strict=True))
     for option, value in budgets.items():
         if value is not None and value < 0:
             raise InvalidUsage(f"{option} takes a number of bytes, not {value}.", option=option)
-        if value == 0 and option in REFUSING_AT_0:
-            raise InvalidUsage(
-                f"{option} 0 would refuse every sleep. Leave it out for no bound, or give a size, as in 20GiB.",
-                option=option,
-            )
+        if value == 0 and option in NOTHING_FITS_INTO_0:
+            raise InvalidUsage(f"{option} 0 {NOTHING_FITS_INTO_0[option]}, or give a size, as in 20GiB.", option=option)
     if detach:
         log = log or background.default_log_path()
         arguments = ["--store", str(store.absolute()), "--socket", str(socket.absolute())]
@@ -218,6 +252,7 @@ def serve(
         arguments += ["--trusting"] * trusting
         arguments += [] if quantise_after is None else ["--quantise-after", str(quantise_after)]
         arguments += [] if quantise_bits is None else ["--quantise-bits", quantise_bits]
+        arguments += [] if idle_sleep is None else ["--idle-sleep", str(idle_sleep)]
         return _serve_in_background(arguments, store, log, as_json=as_json)
     if log is not None:
         raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
@@ -243,6 +278,8 @@ def serve(
             store_budget=store_budget,
             daily_write_budget=daily_write_budget,
             keep_free=keep_free or 0,
+            memory_budget=memory_budget,
+            idle_sleep=idle_sleep,
         )
     )
     return OK.number

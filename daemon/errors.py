@@ -83,6 +83,18 @@ class GenerationFailed(DaemonError):
     code = "generation_failed"
 
 
+class MemoryBudgetExceeded(DaemonError):
+    """More memory is needed than the budget can ever give. What was asked for has not begun."""
+
+    code = "memory_budget_exceeded"
+
+
+class MemoryBusy(DaemonError):
+    """Too many requests wait for memory."""
+
+    code = "memory_busy"
+
+
 class ServiceClosed(DaemonError):
     """The daemon is stopping and takes no more work."""
 

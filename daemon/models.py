@@ -54,9 +54,9 @@ _HALF = (mx.float16, mx.bfloat16)
 class LoadedModel:
     """A model that is ready to compute.
 
-    parameters: number of weights; context_tokens: the longest ledger; end_tokens: ids that end a generation;
-    control_texts: what the tokenizer reads as one token wherever it stands; backend: what computes, by the parts of the
-    identity that may differ.
+    parameters: number of weights; weights_bytes: the memory they take; context_tokens: the longest ledger; end_tokens:
+    ids that end a generation; control_texts: what the tokenizer reads as one token wherever it stands; backend: what
+    computes, by the parts of the identity that may differ.
     """
 
     name: str
@@ -68,6 +68,7 @@ class LoadedModel:
     layout: CacheLayout
     compute_dtype: str
     parameters: int
+    weights_bytes: int
     context_tokens: int
     end_tokens: frozenset[int]
     control_texts: frozenset[str]
@@ -170,6 +171,7 @@ def load_model(
                 f"The files in {each} changed while {name!r} was being loaded. Start again when they are complete.",
                 path=str(each),
             )
+    weights = [weight for _, weight in tree_flatten(network.parameters())]
     return LoadedModel(
         name=name,
         folder=folder,
@@ -179,7 +181,8 @@ def load_model(
         backend=backend.describe(adapter_folder),
         layout=layout,
         compute_dtype=compute_dtype,
-        parameters=sum(int(weight.size) for _, weight in tree_flatten(network.parameters())),
+        parameters=sum(int(weight.size) for weight in weights),
+        weights_bytes=sum(int(weight.nbytes) for weight in weights),
         context_tokens=_context_tokens(config),
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         control_texts=frozenset(str(text) for text in tokenizer.get_added_vocab()),

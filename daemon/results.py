@@ -311,6 +311,24 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """What models and sessions take of the memory budget.
+
+    sessions_bytes: what sessions took when they were last let go of; reserved_bytes: what requests under way may take
+        beyond. waiting: requests that wait for memory. slept_by_pressure, slept_by_idling: how often a session has gone
+        to sleep to make room, and because nobody used it, since the daemon began.
+    """
+
+    budget_bytes: int
+    weights_bytes: int
+    sessions_bytes: int
+    reserved_bytes: int
+    waiting: int
+    slept_by_pressure: int
+    slept_by_idling: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The daemon as a whole."""
 
@@ -320,6 +338,7 @@ class Status:
     models: tuple[ModelInfo, ...]
     sessions_awake: int
     sessions_asleep: int
+    memory: MemoryInfo
     blas: str
     uptime_s: float
 

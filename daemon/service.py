@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +22,8 @@ from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
 from ..memvid.orders import Order, set_mark
 from ..memvid.sizes import format_plural
-from ..memvid.store import IndexRow, Receipt, Store
-from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, resolve
+from ..memvid.store import IndexRow, Store
+from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri
 from ..snapshot.blas import library_in_use
 from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
@@ -35,15 +34,18 @@ from ..snapshot.state import LiveState
 from . import generation, listing
 from .adapters import AdapterChoice
 from .analyst import Analyst
+from .buffers import Buffers
 from .encoding import Encoder
 from .engine import Engine
 from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
-from .forking import Forked, Forking, ForkOrder
+from .forking import Forking, ForkOrder
 from .generation import WriteOrder, Written
 from .hibernation import Hibernation, WakeOrder
 from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
+from .memory import Use, default_budget
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel, load_model
 from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
+from .residency import Residency
 from .results import (
     AnalysisResult,
     AppendResult,
@@ -64,7 +66,7 @@ from .results import (
 )
 from .sampler import initial_key
 from .sampling import Sampling
-from .sessions import Session, Turns
+from .sessions import Durable, Session
 from .waiting import to_the_end
 from .way import Way
 
@@ -81,6 +83,8 @@ class Service:
         changed_unseen: Sequence[FileCheck] = (),
         canary: Policy = "always",
         trusting: bool = False,
+        memory_budget: int | None = None,
+        idle_sleep_s: float | None = None,
     ) -> None:
         self._store = store
         self._changed_unseen = tuple(changed_unseen)
@@ -94,8 +98,17 @@ class Service:
         self._quantising = Quantising(store, engine, self._hibernation, self._models)
         self._ageing: Ageing | None = None
         self._encoder = Encoder()
-        self._turns = Turns()
-        self._awake: dict[SessionUri, Session] = {}
+        self._buffers = Buffers(engine)
+        self._residency = Residency(
+            store,
+            self._hibernation,
+            self._model_named,
+            self._require_working,
+            self._weights_bytes,
+            default_budget(self._weights_bytes()) if memory_budget is None else memory_budget,
+            self._buffers,
+            idle_sleep_s,
+        )
         self._started = time.monotonic()
         self._preparing: asyncio.Task[CloseReport] | None = None
         self._closing: asyncio.Task[CloseReport] | None = None
@@ -116,6 +129,8 @@ class Service:
         canary: Policy = "always",
         trusting: bool = False,
         quantise: AgePolicy | None = None,
+        memory_budget: int | None = None,
+        idle_sleep_s: float | None = None,
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
         in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
@@ -128,15 +143,20 @@ class Service:
         check_models: read every model file anew, whatever is remembered of it; `warnings` then names those that had
             changed unseen.
 
-        The budgets are bytes: what the store may hold, may write in a day (UTC), and leaves free on the disk. A sleep
-        that would go past one is refused, and its session stays awake. The sleeps of `close` are refused by the last
-        of the three only.
+        memory_budget: bytes that models and sessions may take; what does not fit sleeps until it is asked for. By
+            default the models and a share of what is available beside them (`memory.DEFAULT_SHARE`).
+        idle_sleep_s: after how many seconds a session that nobody uses is put to sleep; never if None.
+
+        The other budgets are bytes: what the store may hold, may write in a day (UTC), and leaves free on the disk. A
+        sleep that would go past one is refused, and its session stays awake. The sleeps of `close` are refused by the
+        last of the three only.
 
         Raises:
             StoreLocked: another daemon has the store.
             ModelUnavailable: a model cannot be loaded; the store is let go again. What `load_model` raises of an
                 adapter, likewise.
             UnknownModel: an adapter is for a model that is not to be served.
+            MemoryBudgetExceeded: the models alone take more than the budget.
         """
         sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
         adapters = adapters or {}
@@ -151,8 +171,16 @@ class Service:
             for name, source in sources.items():
                 loaded[name] = await engine.call(partial(load_model, name, source, digests, adapters.get(name), kv))
             service = cls(
-                store, engine, loaded, changed_unseen=digests.changed_unseen, canary=canary, trusting=trusting
+                store,
+                engine,
+                loaded,
+                changed_unseen=digests.changed_unseen,
+                canary=canary,
+                trusting=trusting,
+                memory_budget=memory_budget,
+                idle_sleep_s=idle_sleep_s,
             )
+            await service._buffers.bound(service._residency.memory.for_sessions)
         except BaseException:
             await asyncio.to_thread(engine.stop)
             store.close()
@@ -194,7 +222,7 @@ class Service:
         return await to_the_end(self._preparing)
 
     async def _prepare_close(self) -> CloseReport:
-        report = await self._keep_all()
+        report = await self._residency.keep_all()
         if report.failed:
             self._preparing = None
         return report
@@ -212,8 +240,8 @@ class Service:
 
     async def _close(self) -> CloseReport:
         prepared = await self._preparing if self._preparing is not None else CloseReport((), {})
-        report = await self._keep_all()
-        self._awake.clear()
+        report = await self._residency.keep_all()
+        await self._residency.close()
         if self._ageing is not None:
             await self._ageing.close()
         await asyncio.to_thread(self._encoder.close)
@@ -224,35 +252,6 @@ class Service:
         self._store.close()
         return CloseReport((*prepared.slept, *report.slept), report.failed, report.empty)
 
-    async def _keep_all(self) -> CloseReport:
-        """Put every changed session to sleep while no new work is taken; none of them leaves memory."""
-        slept, failed, empty = [], {}, []
-        seen: set[SessionUri] = set()
-        # Requests that had begun may wake sessions meanwhile: go on until every session that is awake, or whose turn
-        # somebody had, has been seen. Those that still wait for a turn behind this one are refused when they get it.
-        while uris := (self._awake.keys() | self._turns.in_use()) - seen:
-            for uri in sorted(uris):
-                async with self._turns.take(uri, always=True):
-                    seen.add(uri)
-                    session = self._awake.get(uri)
-                    if session is None:
-                        continue
-                    if not session.state.tokens:
-                        empty.append(str(uri))
-                        continue
-                    try:
-                        if await self._hibernation.is_superseded(session):
-                            continue
-                        if not session.needs_sleep and await self._hibernation.is_kept(session):
-                            continue
-                        await self._put_to_sleep(session, _ignore, last=True)
-                        slept.append(str(uri))
-                    except TorporError as error:
-                        failed[str(uri)] = f"{error.code}: {error.message}"
-                    except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others theirs
-                        failed[str(uri)] = f"{type(error).__name__}: {error}"
-        return CloseReport(tuple(slept), failed, tuple(empty))
-
     async def status(self) -> Status:
         """The daemon as a whole."""
         self._require_open()
@@ -262,8 +261,9 @@ class Service:
             pid=os.getpid(),
             store=str(self._store.path),
             models=tuple(listing.model_info(model) for model in self._models.values()),
-            sessions_awake=len(self._awake),
-            sessions_asleep=len(stored - self._awake.keys()),
+            sessions_awake=len(self._residency.awake),
+            sessions_asleep=len(stored - self._residency.awake.keys()),
+            memory=self._residency.memory.info(),
             blas=library_in_use() or "the BLAS that MLX ships",
             uptime_s=time.monotonic() - self._started,
         )
@@ -285,13 +285,13 @@ class Service:
         uri = _uri_of_new(session)
         chosen = self._model_named(model)
         settings = sampling or Sampling()
-        async with self._turn(uri):
-            if uri in self._awake or self._store.find_session(uri) is not None:
+        async with self._residency.turn(uri):
+            if uri in self._residency.awake or self._store.find_session(uri) is not None:
                 raise _exists(uri)
             state = await self._engine.call(lambda: chosen.new_state(initial_key(settings)))
             created = Session(uri, chosen, state, settings, labels=tuple(labels), system=system)
             require_session_map(created.to_map())
-            self._awake[uri] = created
+            self._residency.admit(created)
             return listing.info_of_awake(created)
 
     async def append(
@@ -305,8 +305,10 @@ class Service:
         if (text is None) == (tokens is None):
             raise InvalidTokens("Give either text or tokens to append.")
         started = time.monotonic()
-        async with self._woken(session, emit) as (live, woken):
+        async with self._residency.woken(self._resolve(session), emit) as (use, live):
             ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
+            generation.require_valid(live.model, ids)
+            live = await self._room_for(use, live, len(ids), emit)
             await self._read(live, ids, emit, turn_open=False)
             return AppendResult(
                 session=str(live.uri),
@@ -314,7 +316,7 @@ class Service:
                 token_count=len(live.state.tokens),
                 prefilled_tokens=len(ids),
                 seconds=time.monotonic() - started,
-                woken=woken,
+                woken=use.woken,
             )
 
     async def generate(
@@ -334,17 +336,17 @@ class Service:
             EmptyContext, ContextOverflow, GenerationFailed, and what a wake raises.
         """
         started = time.monotonic()
-        async with self._woken(session, emit) as (live, woken):
+        async with self._residency.woken(self._resolve(session), emit) as (use, live):
             ids = await self._encoder.text(live, text) if text else []
             if not ids and not live.state.tokens:
                 raise EmptyContext(
                     f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri)
                 )
-            generation.require_room(live.model, live.state, len(ids) + max_tokens)
+            live = await self._room_for(use, live, len(ids) + max_tokens, emit)
             if ids:
                 await self._read(live, ids, emit, turn_open=False)
             order = WriteOrder(max_tokens, sampling or live.sampling, tuple(stop), prove)
-            return await self._write(live, order, emit, prefilled=len(ids), started=started, woken=woken)
+            return await self._write(live, order, emit, prefilled=len(ids), started=started, woken=use.woken)
 
     async def chat(
         self,
@@ -363,12 +365,12 @@ class Service:
             TemplateUnusable, ContextOverflow, GenerationFailed, and what a wake raises.
         """
         started = time.monotonic()
-        async with self._woken(session, emit) as (live, woken):
+        async with self._residency.woken(self._resolve(session), emit) as (use, live):
             ids = await self._encoder.turn(live, {"role": role, "content": message})
-            generation.require_room(live.model, live.state, len(ids) + max_tokens)
+            live = await self._room_for(use, live, len(ids) + max_tokens, emit)
             await self._read(live, ids, emit, turn_open=True)
             order = WriteOrder(max_tokens, sampling or live.sampling, (), prove, keep_end=True)
-            return await self._write(live, order, emit, prefilled=len(ids), started=started, woken=woken)
+            return await self._write(live, order, emit, prefilled=len(ids), started=started, woken=use.woken)
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
         """Make a session durable and free its memory. The receipt tells what the next wake gives; asking again tells
@@ -378,8 +380,8 @@ class Service:
             EmptyContext, NoSpace and what else a store refuses; the session then stays awake.
         """
         started = time.monotonic()
-        async with self._turn(self._resolve(session)) as uri:
-            return await to_the_end(self._sleep(uri, emit, started))
+        async with self._residency.turn(self._resolve(session)) as use:
+            return await to_the_end(self._sleep(use.uri, emit, started))
 
     async def wake(
         self,
@@ -409,20 +411,28 @@ class Service:
             self._require_open()
             row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
             session, version = str(row.uri), row.version
-        async with self._turn(self._resolve(session)) as uri:
-            return await to_the_end(self._wake(uri, WakeOrder(version, at_token, strict), emit, started))
+        async with self._residency.turn(self._resolve(session)) as use:
+            order = WakeOrder(version, at_token, strict)
+            live = await self._residency.live(use.uri)
+            if live is None:
+                return await self._residency.bring_back(use, order, emit, started)
+            _require_as_ordered(live, order)
+            if strict:
+                require_nothing_differs(live.differs, model=live.model.name)
+            return listing.wake_result(
+                live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
+            )
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         """All sessions, or those of one namespace, by name."""
         self._require_open()
         newest = {row.uri: row for row in self._store.iter_sessions()}
-        gone = {
-            uri for uri, row in newest.items() if uri in self._awake and self._awake[uri].gave_way_to(row.bundle_id)
-        }
-        awake = self._awake.keys() - gone
+        held = self._residency.awake
+        gone = {uri for uri, row in newest.items() if uri in held and held[uri].gave_way_to(row.bundle_id)}
+        awake = held.keys() - gone
         stored_bytes = self._store.index.stored_bytes()
         found = [
-            listing.info_of_awake(self._awake[uri], newest.get(uri), stored_bytes.get(uri, 0))
+            listing.info_of_awake(held[uri], newest.get(uri), stored_bytes.get(uri, 0))
             if uri in awake
             else listing.info_of_asleep(newest[uri], stored_bytes.get(uri, 0))
             for uri in sorted(awake | newest.keys())
@@ -435,13 +445,14 @@ class Service:
         Raises:
             SessionNotFound, AmbiguousName, and what a damaged bundle raises.
         """
-        async with self._turn(self._resolve(session)) as uri:
+        uri = self._resolve(session)
+        async with self._residency.turn(uri):
             versions = self._store.versions(uri)
             marks = await self._hibernation.on_io(lambda: listing.marks_to_show(self._store, uri))
-            live = await self._live(uri)
+            live = await self._residency.live(uri)
             if live is not None:
                 return listing.detail_of_awake(live, versions, marks)
-            self._require_row(uri)
+            self._residency.require_row(uri)
             models = self._models.values()
             return await self._hibernation.on_io(lambda: listing.detail_of_asleep(self._store, versions, marks, models))
 
@@ -460,13 +471,13 @@ class Service:
         started = time.monotonic()
         name, _, _ = session.partition(VERSION_MARK)
         uri = self._resolve(name)
-        if uri in self._awake and self._store.find_session(uri) is None:
+        if uri in self._residency.awake and self._store.find_session(uri) is None:
             raise SessionNotFound(
                 f"{uri} is awake and has never slept, and what is analysed is what is stored; put it to sleep first.",
                 session=str(uri),
             )
         found = await self._analyst.analyse(session, kind=kind, labels=labels, emit=emit)
-        live = self._awake.get(found.row.uri)
+        live = self._residency.awake.get(found.row.uri)
         return AnalysisResult(
             session=str(found.row.uri),
             version=found.row.version,
@@ -505,11 +516,14 @@ class Service:
             row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
         if wanted == source:
             raise _exists(wanted)
-        async with self._turns_of(source, wanted):
-            if wanted in self._awake or self._store.find_session(wanted) is not None:
+        async with self._residency.turns_of(source, wanted) as use:
+            if wanted in self._residency.awake or self._store.find_session(wanted) is not None:
                 raise _exists(wanted)
-            fork = self._fork(source, row, wanted, at_token, None if labels is None else tuple(labels), emit)
-            order, forked = await to_the_end(fork)
+            kept = None if labels is None else tuple(labels)
+            order = await to_the_end(self._order_of_fork(source, row, wanted, at_token, kept, emit))
+            if order.tokens < order.row.token_count:
+                await self._residency.room_aside(use, order.row)
+            forked = await to_the_end(self._forking.fork(order, emit))
         return listing.result_of_fork(order, forked, seconds=time.monotonic() - started)
 
     async def delete(self, *, session: str) -> DeleteResult:
@@ -520,7 +534,8 @@ class Service:
         Raises:
             SessionNotFound, AmbiguousName.
         """
-        async with self._turn(self._resolve_to_delete(session)) as uri:
+        uri = self._resolve_to_delete(session)
+        async with self._residency.turn(uri):
             return await to_the_end(self._delete(uri))
 
     async def maintain(
@@ -548,7 +563,8 @@ class Service:
         if operation == "quantise":
             return await self._quantise(session, order_of(session, bits, after_days, dry_run=dry_run))
         if operation == "forget" and session is not None:
-            async with self._turn(self._resolve_to_forget(session)) as uri:
+            uri = self._resolve_to_forget(session)
+            async with self._residency.turn(uri):
                 return await to_the_end(self._forget(uri, dry_run=dry_run))
         uri_or_all = None if session is None else self._store.resolve(session)
         order = Order(operation, uri_or_all, dry_run, keep_last, keep_days, cold_after_days)
@@ -587,8 +603,8 @@ class Service:
         owner = (
             wanted if wanted is not None else await self._hibernation.on_io(partial(owner_of, self._store.path, handed))
         )
-        async with self._turn(owner):
-            if owner in self._awake:
+        async with self._residency.turn(owner):
+            if owner in self._residency.awake:
                 raise SessionExists(
                     f"{owner} is awake; put it to sleep first, or import under another name.", session=str(owner)
                 )
@@ -597,55 +613,18 @@ class Service:
         return listing.receipt_of_sleep(receipt, seconds=time.monotonic() - started)
 
     async def _sleep(self, uri: SessionUri, emit: Emit, started: float) -> SleepResult:
-        live = await self._live(uri)
+        live = await self._residency.live(uri)
         if live is None:
-            row = self._require_row(uri)
-            kept = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
-            return listing.receipt_of_kept(kept, uri, already_asleep=True)
-        if live.durable is not None and not live.needs_sleep and await self._hibernation.is_kept(live):
-            del self._awake[uri]
-            looked_at = len(live.state.tokens) if live.is_cut_short else None
-            return listing.receipt_of_kept(live.durable, uri, looked_at=looked_at)
-        result = await self._put_to_sleep(live, emit)
-        del self._awake[uri]
-        return listing.receipt_of_sleep(result, seconds=time.monotonic() - started)
+            row = self._residency.require_row(uri)
+            durable = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
+            return listing.receipt_of_kept(durable, uri, already_asleep=True)
+        looked_at = len(live.state.tokens) if live.is_cut_short else None
+        kept = await self._residency.put_away(live, emit)
+        if isinstance(kept, Durable):
+            return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
+        return listing.receipt_of_sleep(kept, seconds=time.monotonic() - started)
 
-    async def _put_to_sleep(self, live: Session, emit: Emit, *, last: bool = False) -> Receipt:
-        if not live.state.tokens:
-            raise EmptyContext(
-                f"{live.uri} has read nothing, so there is nothing to keep; append to it first.", session=str(live.uri)
-            )
-        return await self._hibernation.sleep(live, emit, last=last)
-
-    async def _wake(self, uri: SessionUri, order: WakeOrder, emit: Emit, started: float) -> WakeResult:
-        live = await self._live(uri)
-        if live is not None:
-            _require_as_ordered(live, order)
-            if order.strict:
-                require_nothing_differs(live.differs, model=live.model.name)
-            return listing.wake_result(
-                live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
-            )
-        return await self._bring_back(uri, order, emit, started)
-
-    async def _bring_back(self, uri: SessionUri, order: WakeOrder, emit: Emit, started: float) -> WakeResult:
-        """Wake a session that is asleep."""
-        latest = self._require_row(uri).version
-        woken = await self._hibernation.wake(uri, order, self._model_named, emit)
-        woken.session.rewound = order.version not in (None, latest)
-        self._awake[uri] = woken.session
-        return listing.wake_result(
-            woken.session,
-            bytes_read=woken.bytes_read,
-            tokens_prefilled=woken.session.state.computed_tokens,
-            seconds=time.monotonic() - started,
-            already_awake=False,
-            verified=woken.verified,
-            canary=woken.canary,
-            canary_seconds=woken.canary_seconds,
-        )
-
-    async def _fork(
+    async def _order_of_fork(
         self,
         source: SessionUri,
         row: IndexRow | None,
@@ -653,26 +632,26 @@ class Service:
         at_token: int | None,
         labels: tuple[str, ...] | None,
         emit: Emit,
-    ) -> tuple[ForkOrder, Forked]:
-        live = await self._live(source) if row is None else None
+    ) -> ForkOrder:
+        """Which version is to be forked: what an awake session has not slept is put to sleep for it."""
+        live = await self._residency.live(source) if row is None else None
         if live is not None:
             if live.durable is None or live.needs_sleep or not await self._hibernation.is_kept(live):
-                await self._put_to_sleep(live, emit)
-            row = self._require_row(source)
+                await self._residency.keep(live, emit)
+            row = self._residency.require_row(source)
             if at_token is None and live.is_cut_short:
                 at_token = len(live.state.tokens)
-        order = ForkOrder(row or self._require_row(source), uri, at_token, labels)
-        return order, await self._forking.fork(order, emit)
+        return ForkOrder(row or self._residency.require_row(source), uri, at_token, labels)
 
     async def _delete(self, uri: SessionUri) -> DeleteResult:
         if not self._store.can_be_deleted(uri):
-            if uri not in self._awake:
-                self._require_row(uri)  # raises
-            del self._awake[uri]
+            if uri not in self._residency.awake:
+                self._residency.require_row(uri)  # raises
+            self._residency.drop(uri)
             return DeleteResult(str(uri), 0, 0, 0)
         report = await self._hibernation.on_writer(lambda: self._store.delete_session(uri))
         # Only now: what cannot be removed from the disk must not be lost from memory.
-        self._awake.pop(uri, None)
+        self._residency.drop(uri)
         return DeleteResult(
             session=str(uri),
             versions_deleted=report.versions_deleted,
@@ -686,14 +665,14 @@ class Service:
         try:
             result = await self._maintenance.carry_out(Order("forget", uri, dry_run))
         except SessionNotFound:
-            if uri not in self._awake:
+            if uri not in self._residency.awake:
                 raise
             result = nothing_done("forget", dry_run=dry_run)  # it has never slept
-        live = self._awake.get(uri)
+        live = self._residency.awake.get(uri)
         if live is None:
             return result
         if not dry_run:
-            del self._awake[uri]  # only now, as in `_delete`
+            self._residency.drop(uri)  # only now, as in `_delete`
         return with_awake(result, str(uri), len(live.state.tokens))
 
     async def _quantise(self, session: str | None, order: QuantiseOrder) -> MaintenanceResult:
@@ -701,21 +680,29 @@ class Service:
         tally = Tally(order)
         uris = [row.uri for row in self._store.iter_sessions()] if session is None else [self._resolve(session)]
         for uri in uris:
-            async with self._turn(uri):
-                if session is not None and uri in self._awake:
+            async with self._residency.turn(uri) as use:
+                if session is not None and uri in self._residency.awake:
                     raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
-                row = self._store.find_session(uri) if session is None else self._require_row(uri)
+                row = self._store.find_session(uri) if session is None else self._residency.require_row(uri)
                 if row is not None:  # else it was deleted meanwhile
-                    await to_the_end(self._quantise_one(row, order, tally))
+                    await self._quantise_one(use, row, order, tally)
         return tally.report()
 
-    async def _quantise_one(self, row: IndexRow, order: QuantiseOrder, tally: Tally) -> None:
+    async def _quantise_one(self, use: Use, row: IndexRow, order: QuantiseOrder, tally: Tally) -> None:
         try:
-            plan = await self._quantising.plan(row, order, is_awake=row.uri in self._awake)
-            to_write = plan.left is None and not order.dry_run
-            tally.add(plan, await self._quantising.carry_out(plan, order.bits) if to_write else None)
+            plan = await self._quantising.plan(row, order, is_awake=row.uri in self._residency.awake)
+            if plan.left is not None or order.dry_run:
+                tally.add(plan, None)
+                return
+            await self._residency.room_aside(use, row, times=2)
+            tally.add(plan, await to_the_end(self._quantising.carry_out(plan, order.bits)))
         except TorporError as error:
             tally.fail(row.uri, error)
+
+    async def _room_for(self, use: Use, live: Session, count: int, emit: Emit) -> Session:
+        """The session, once it has room for so many tokens more, in its context and in memory."""
+        generation.require_room(live.model, live.state, count)
+        return await self._residency.room_for(use, count, emit)
 
     async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -788,37 +775,8 @@ class Service:
             live.sampling = wanted
             live.dirty = True
 
-    async def _live(self, uri: SessionUri) -> Session | None:
-        """The session if it is awake; one that is superseded is so no more, for its sleep would hide a fuller one."""
-        live = self._awake.get(uri)
-        if live is not None and await self._hibernation.is_superseded(live):
-            del self._awake[uri]
-            return None
-        return live
-
-    @asynccontextmanager
-    async def _woken(self, name: str, emit: Emit) -> AsyncIterator[tuple[Session, WakeResult | None]]:
-        """The session, awake, alone; with the report of the wake if it was asleep."""
-        async with self._turn(self._resolve(name)) as uri:
-            report = None
-            if await self._live(uri) is None:
-                report = await to_the_end(self._bring_back(uri, WakeOrder(), emit, time.monotonic()))
-            yield self._awake[uri], report
-
-    @asynccontextmanager
-    async def _turn(self, uri: SessionUri) -> AsyncIterator[SessionUri]:
-        self._require_working()
-        async with self._turns.take(uri):
-            self._require_working()
-            yield uri
-
-    @asynccontextmanager
-    async def _turns_of(self, *uris: SessionUri) -> AsyncIterator[None]:
-        """The turns of several sessions. All who want several take them in one order, so nobody waits in a circle."""
-        async with AsyncExitStack() as stack:
-            for uri in sorted(uris):
-                await stack.enter_async_context(self._turn(uri))
-            yield
+    def _weights_bytes(self) -> int:
+        return sum(model.weights_bytes for model in self._models.values())
 
     def _require_working(self) -> None:
         self._require_open()
@@ -831,7 +789,7 @@ class Service:
 
     def _resolve(self, name: str) -> SessionUri:
         self._require_open()
-        return self._store.resolve(name, also=self._awake)
+        return self._store.resolve(name, also=self._residency.awake)
 
     def _resolve_to_delete(self, name: str) -> SessionUri:
         """As `_resolve`; but a session of which nothing is listed may have versions that repair has set aside."""
@@ -849,13 +807,6 @@ class Service:
             return self._resolve(name)
         except SessionNotFound:
             return _uri_of_new(name)
-
-    def _require_row(self, uri: SessionUri) -> IndexRow:
-        row = self._store.find_session(uri)
-        if row is None:
-            resolve(str(uri), ())  # raises SessionNotFound: it went while this request waited for its turn
-            raise AssertionError("unreachable")
-        return row
 
     def _model_named(self, name: str | None) -> LoadedModel:
         if name is None:

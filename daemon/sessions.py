@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..memvid.blocks import BlockEntry
 from ..memvid.salvaged import SALVAGED, Salvaged
 from ..memvid.uri import SessionUri
-from ..snapshot.caches import resident_bytes
+from ..snapshot.caches import growth_bytes, resident_bytes
 from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.identity import Difference
 from ..snapshot.lossy import Loss, LossyTokens
@@ -64,6 +64,8 @@ class Session:
     loss: which of its tokens were ever kept in few bits; None for a session that is exact.
     lossy: tokens in the form in which the next sleep keeps them; None where it keeps what is new exact.
     forked_from: where it began; None for a session that was not forked.
+    held_bytes: memory that its state took when a request last let go of it, and last_used: when that was, by the
+        monotonic clock. Meanwhile the engine changes it.
     """
 
     uri: SessionUri
@@ -85,6 +87,8 @@ class Session:
     loss: Loss | None = None
     lossy: LossyTokens | None = None
     forked_from: Origin | None = None
+    held_bytes: int = field(default=0, compare=False)
+    last_used: float = field(default_factory=time.monotonic, compare=False)
 
     @property
     def needs_sleep(self) -> bool:
@@ -95,6 +99,17 @@ class Session:
     def is_cut_short(self) -> bool:
         """Whether it holds fewer tokens than the snapshot that it was woken from."""
         return self.durable is not None and len(self.state.tokens) < self.durable.token_count
+
+    @property
+    def is_mere_look(self) -> bool:
+        """Whether it was woken at an earlier token and nothing has happened since. No version holds just that: asleep
+        it would be the whole session again, or a new version that nobody asked for."""
+        return self.is_cut_short and not self.needs_sleep
+
+    @property
+    def can_be_put_away(self) -> bool:
+        """Whether it could go to sleep without anybody's asking, and come back as it is."""
+        return bool(self.state.tokens) and not self.is_mere_look
 
     @property
     def is_untouched(self) -> bool:
@@ -109,7 +124,17 @@ class Session:
     @property
     def resident_bytes(self) -> int:
         """Memory that the state takes."""
-        return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes
+        logits = self.state.last_logits.nbytes if self.state.last_logits is not None else 0
+        return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes + logits
+
+    def growth_bytes(self, token_count: int, at_once: int) -> int:
+        """Memory that the state takes at most beyond what it does, once it holds that many tokens and while they are
+        read, never more than `at_once` in one model call."""
+        state, layout = self.state, self.model.layout
+        growth = growth_bytes(state.caches, layout, token_count, at_once)
+        if not layout.by_token:
+            growth += state.checkpoints.growth_bytes(len(state.tokens), token_count)
+        return growth + (layout.logits_bytes if state.last_logits is None else 0)
 
     def computed_by(self) -> dict[str, str]:
         """What computed the logits that a canary will be compared with: where nothing has been computed since the wake,

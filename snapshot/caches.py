@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from .errors import InconsistentState
 from .kinds import kind_of, leaves
+from .layout import CacheLayout
 
 Rows = list[dict[str, mx.array]]
 
@@ -55,6 +56,19 @@ def arrays_of(caches: Sequence[Any]) -> list[mx.array]:
 def resident_bytes(caches: Sequence[Any]) -> int:
     """Memory that the caches' arrays take, padding behind the tokens included."""
     return sum(int(cache.nbytes) for _, cache in leaves(caches) if not kind_of(cache).is_empty(cache))
+
+
+def growth_bytes(caches: Sequence[Any], layout: CacheLayout, token_count: int, at_once: int) -> int:
+    """Memory that the caches take at most beyond what they do, to hold that many tokens and while these are read;
+    none for those that have the rows already. at_once: tokens of one model call, at most."""
+    growth = 0
+    for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
+        kind = kind_of(cache)
+        held = 0 if kind.is_empty(cache) else int(cache.nbytes)
+        spans = {} if kind.is_empty(cache) else kind.spans(cache)
+        has_rows = kind.by_token and bool(spans) and all(each.shape[-2] >= token_count for each in spans.values())
+        growth += 0 if has_rows else max(0, entry.most_bytes(token_count, at_once) - held)
+    return growth
 
 
 def can_truncate(caches: Sequence[Any], token_count: int) -> bool:

@@ -112,6 +112,13 @@ class Checkpoints:
         """Whether a checkpoint is to be taken at this position."""
         return self._fits and position > 0 and position % self._distance(position) == 0
 
+    def growth_bytes(self, position: int, end: int) -> int:
+        """Memory that checkpoints take at most beyond what they do, once the tokens `[position, end)` are read."""
+        count = 0
+        while (position := self.next_due(position)) <= end:
+            count += 1
+        return max(0, min(count * self.record_bytes, self.budget_bytes - self.resident_bytes))
+
     def add(self, checkpoint: Checkpoint) -> None:
         """Take one in, and let those go for which the budget has no room any more."""
         self._held[checkpoint.position] = checkpoint

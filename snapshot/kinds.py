@@ -125,6 +125,11 @@ class Kind:
         """Rows of a span array that is made for that many tokens."""
         return token_count
 
+    def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
+        """Rows that its arrays have at most after that many tokens, padding included, if never more than `at_once` are
+        read in one call; of a cache without rows how often it holds what it does after one token."""
+        return 1
+
     def record(self, cache: Any) -> Record | None:
         """Its whole state, None where all of it is in span arrays."""
         return None
@@ -173,6 +178,16 @@ class _OfKeysAndValues(Kind):
     """Cut by token, in `keys` and `values` with an `offset`."""
 
     by_token = True
+    step: ClassVar[int] = 1
+    """By how many rows at least its arrays grow."""
+
+    def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
+        # They grow behind what they hold, wherever that ends, by whole steps.
+        return token_count + self.step - 1
+
+    def capacity(self, token_count: int) -> int:
+        # mlx-lm grows them in steps, and so do we: the next token needs no copy of all.
+        return -(-token_count // self.step) * self.step
 
     def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
         if self.is_empty(cache):
@@ -183,14 +198,10 @@ class _OfKeysAndValues(Kind):
 
 class _Plain(_OfKeysAndValues):
     name = "kv/1"
+    step = KVCache.step
 
     def spans(self, cache: Any) -> dict[str, mx.array]:
         return {"k": cache.keys, "v": cache.values}
-
-    def capacity(self, token_count: int) -> int:
-        # mlx-lm grows them in steps, and so do we: the next token needs no copy of all.
-        step: int = KVCache.step
-        return -(-token_count // step) * step
 
     def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
         cache.keys, cache.values, cache.offset = spans["k"], spans["v"], token_count
@@ -218,6 +229,7 @@ _QUANTISED_PARTS = ("", ".scales", ".biases")
 
 class _Quantised(_OfKeysAndValues):
     name = "kvq/1"
+    step = QuantizedKVCache.step
 
     def settings(self, cache: Any) -> dict[str, int]:
         return {"bits": int(cache.bits), "group_size": int(cache.group_size)}
@@ -227,10 +239,6 @@ class _Quantised(_OfKeysAndValues):
         return {
             side + part: array for side, arrays in named for part, array in zip(_QUANTISED_PARTS, arrays, strict=True)
         }
-
-    def capacity(self, token_count: int) -> int:
-        step: int = QuantizedKVCache.step
-        return -(-token_count // step) * step
 
     def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
         cache.keys = tuple(spans["k" + part] for part in _QUANTISED_PARTS)
@@ -277,6 +285,10 @@ class _Rotating(_OfLastRows):
 
     def most_rows(self, settings: Mapping[str, int]) -> int:
         return settings["max_size"]
+
+    def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
+        step: int = RotatingKVCache.step
+        return min(token_count + step - 1, settings["max_size"] + at_once)
 
     def _live(self, cache: Any) -> int:
         return int(min(cache.offset, cache.keys.shape[-2]))  # behind it are rows that no token has been written to
@@ -342,6 +354,10 @@ class _Chunked(_OfLastRows):
 
     def most_rows(self, settings: Mapping[str, int]) -> int:
         return settings["chunk_size"]
+
+    def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
+        step: int = ChunkedKVCache.step
+        return min(token_count, settings["chunk_size"] + at_once) + step - 1
 
     def _live(self, cache: Any) -> int:
         return int(cache.offset) - int(cache.start_position)
@@ -440,6 +456,10 @@ class _Pooled(Kind):
 
     def most_rows(self, settings: Mapping[str, int]) -> int:
         return settings["window_size"]
+
+    def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
+        # Beside the window there is a latent for each closed group, which no more than each token could make.
+        return min(token_count, settings["window_size"]) + token_count
 
     def record(self, cache: Any) -> Record:
         held = {field: array for field in _POOLED_FIELDS if (array := getattr(cache, field)) is not None}

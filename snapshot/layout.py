@@ -62,7 +62,7 @@ class CacheEntry:
     """How one cache of a model is kept. path: its place in the model's list, `3` or `3.1`.
 
     spans: its arrays that are cut by token, `[heads, tokens, dim]`; none for a cache that a model leaves empty.
-    record: those of its whole state; record_bytes: what they take at most.
+    record: those of its whole state; record_bytes: what they take at most. row_bytes: what it holds of one token.
     """
 
     path: str
@@ -72,6 +72,16 @@ class CacheEntry:
     record: tuple[ArrayLayout, ...]
     in_use: bool = True
     record_bytes: int = field(default=0, compare=False)
+    row_bytes: int = field(default=0, compare=False)
+
+    def most_bytes(self, token_count: int, at_once: int) -> int:
+        """Memory that it takes at most once it has read so many tokens, padding included, and while it reads them: of
+        whole state a copy is kept, which puts it back where that fails. at_once: tokens of one call, at most."""
+        if not self.in_use:
+            return 0
+        kind = kind_named(self.kind)
+        copies = 1 if kind.by_token else 2
+        return copies * self.row_bytes * kind.most_capacity(dict(self.settings), token_count, at_once)
 
     @property
     def has_record(self) -> bool:
@@ -121,7 +131,17 @@ class CacheLayout:
     @property
     def record_bytes(self) -> int:
         """What a state record takes at most: logits, those of the canary, and every cache's whole state."""
-        return 4 * self.vocabulary + self.canary_bytes + sum(entry.record_bytes for entry in self.entries)
+        return self.logits_bytes + self.canary_bytes + sum(entry.record_bytes for entry in self.entries)
+
+    @property
+    def logits_bytes(self) -> int:
+        """What the logits that the next token is drawn from take."""
+        return 4 * self.vocabulary
+
+    def most_bytes(self, token_count: int, at_once: int) -> int:
+        """Memory that a state of so many tokens takes at most, while it is read or woken too, checkpoints apart.
+        at_once: tokens of one model call, at most."""
+        return self.logits_bytes + sum(entry.most_bytes(token_count, at_once) for entry in self.entries)
 
     def span_slots(self, token_count: int) -> tuple[SlotSpec, ...]:
         """The slots of a block of `token_count` tokens in stored order, cache by cache, each `[heads, tokens, dim]`."""
@@ -233,8 +253,10 @@ def entry_of(path: str, cache: Any) -> CacheEntry:
     record = None if kind.by_token else kind.record(cache)
     held = record.arrays if record else {}
     arrays = tuple(_record_layout(name, array, kind) for name, array in held.items())
-    size = sum(array.nbytes for array in held.values()) * kind.most_rows(dict(settings))
-    return CacheEntry(path, kind.name, settings, spans, arrays, record_bytes=size)
+    whole = sum(array.nbytes for array in held.values())
+    rows = sum(array.nbytes // array.shape[-2] for array in kind.spans(cache).values())
+    size = whole * kind.most_rows(dict(settings))
+    return CacheEntry(path, kind.name, settings, spans, arrays, record_bytes=size, row_bytes=whole + rows)
 
 
 def _span_layout(name: str, array: mx.array) -> ArrayLayout:

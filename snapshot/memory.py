@@ -8,6 +8,7 @@ as it was even when the cache goes on growing.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import weakref
 from pathlib import Path
@@ -126,7 +127,7 @@ def grant(size_bytes: int) -> Grant:
 
 
 def _require_available(size_bytes: int, promised_bytes: int) -> None:
-    available = _available_bytes()
+    available = _told_available()
     if available is not None and size_bytes > available - promised_bytes:
         promised = f", {format_bytes(promised_bytes)} of it for states that are just being read" * bool(promised_bytes)
         raise NotEnoughMemory(
@@ -147,7 +148,13 @@ def _require_available(size_bytes: int, promised_bytes: int) -> None:
         ) from error
 
 
-def _available_bytes() -> int | None:
+def available_bytes() -> int:
+    """What could be taken without swapping, where the system says so; else all the memory that the machine has."""
+    told = _told_available()
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if told is None else told
+
+
+def _told_available() -> int | None:
     """What the kernel says could be taken without swapping; None where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

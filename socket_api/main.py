@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,8 @@ class ServeOptions:
     model file anew. `kv_bits` and `kv_group` quantise keys and values. `canary`: when a wake proves its state by
     computing one token. `trusting`: wakes do not hash the KV that they read. What has slept for `quantise_after` days
     is kept in `quantise_bits` bits. The budgets are bytes: what the store may hold, may write in a day, and leaves free
-    on the disk."""
+    on the disk. `memory_budget`: bytes of memory for models and sessions, a share of what is available if None;
+    `idle_sleep`: after how many seconds a session that nobody uses is put to sleep, never if None."""
 
     store: Path | None = None
     socket: Path = field(default_factory=default_socket_path)
@@ -50,6 +52,8 @@ class ServeOptions:
     store_budget: int | None = None
     daily_write_budget: int | None = None
     keep_free: int = 0
+    memory_budget: int | None = None
+    idle_sleep: float | None = None
 
 
 def run(options: ServeOptions) -> None:
@@ -75,6 +79,8 @@ def run(options: ServeOptions) -> None:
             store_budget=options.store_budget,
             daily_write_budget=options.daily_write_budget,
             keep_free=options.keep_free,
+            memory_budget=options.memory_budget,
+            idle_sleep_s=options.idle_sleep,
         )
         warnings = service.warnings
         for warning in warnings:
@@ -131,6 +137,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     )
     parser.add_argument("--quantise-after", type=float, metavar="DAYS", help="keep what slept so long in fewer bits")
     parser.add_argument("--quantise-bits", type=int, choices=QUANTISE_BITS, default=8, help="in how many")
+    parser.add_argument(
+        "--idle-sleep", type=_duration, metavar="SECONDS", help="put sessions to sleep that nobody has used for so long"
+    )
     for option, meaning in _BUDGETS:
         parser.add_argument(option, type=int, metavar="BYTES", help=meaning)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
@@ -157,6 +166,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         store_budget=parsed.store_budget,
         daily_write_budget=parsed.daily_write_budget,
         keep_free=parsed.keep_free or 0,
+        memory_budget=parsed.memory_budget,
+        idle_sleep=parsed.idle_sleep,
     )
 
 
@@ -164,6 +175,7 @@ _BUDGETS = (
     ("--store-budget", "refuse to sleep where the store would hold more than this"),
     ("--daily-write-budget", "refuse to sleep where more than this would be written in a day (UTC)"),
     ("--keep-free", "refuse to sleep where the disk would have less than this left"),
+    ("--memory-budget", "put sessions to sleep where models and sessions would take more memory than this"),
 )
 
 
@@ -176,6 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torpor serve: {error.code}: {error.message}", file=sys.stderr)
         return 1
     return 0
+
+
+def _duration(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
 
 
 def _named_folder(text: str) -> tuple[str, str]:

@@ -74,6 +74,18 @@ class ModelInfo(Reply):
     adapter: str = "none"
 
 
+class MemoryInfo(Reply):
+    """What models and sessions take of the memory budget, and how often sessions went to sleep by themselves."""
+
+    budget_bytes: Count
+    weights_bytes: Count
+    sessions_bytes: Count
+    reserved_bytes: Count
+    waiting: Count
+    slept_by_pressure: Count
+    slept_by_idling: Count
+
+
 class StatusResult(Reply):
     """The daemon as a whole."""
 
@@ -83,6 +95,7 @@ class StatusResult(Reply):
     models: tuple[ModelInfo, ...]
     sessions_awake: Count
     sessions_asleep: Count
+    memory: MemoryInfo
     blas: str
     uptime_s: Seconds
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torpor.cli.formatting import format_id, format_rate, format_seconds, parse_bytes
+from torpor.cli.formatting import format_id, format_rate, format_seconds, parse_bytes, parse_seconds
 from torpor.memvid.sizes import format_bytes, format_count
 
 
@@ -69,3 +69,16 @@ def test_a_size_is_read_as_a_person_writes_it(text: str, size_bytes: int) -> Non
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|whole"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("900", 900), ("0.5", 0.5), ("90s", 90), ("15min", 900), (" 2 h ", 7200), ("1D", 86400)]
+)
+def test_a_duration_is_read_as_a_person_writes_it(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0min", "-1", "1e3", "nan", "inf", "5 weeks", "min", "9" * 40, "٣"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        parse_seconds(text)

@@ -157,6 +157,7 @@ def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
         "uptime_s": 1.0,
         "sessions_awake": 0,
         "sessions_asleep": 0,
+        "memory": {"budget_bytes": 2, "weights_bytes": 1, "sessions_bytes": 0, "reserved_bytes": 0},
         "models": [{"name": hostile if field == "model" else "m"}],
     }
     files: dict[str, Any] = {"path": "f", "locked_by": None, "readable": True, "problem": None, "sessions": 0}

@@ -9,7 +9,7 @@ import pytest
 from torpor.cli import background, serve
 from torpor.cli.errors import InvalidUsage
 
-BUDGETS = {"store_budget": 1000, "daily_write_budget": 200, "keep_free": 30}
+BUDGETS = {"store_budget": 1000, "daily_write_budget": 200, "keep_free": 30, "memory_budget": 5}
 
 
 def test_a_daemon_in_the_background_gets_the_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,8 @@ def test_a_daemon_in_the_background_gets_the_budgets(tmp_path: Path, monkeypatch
     monkeypatch.setattr(background, "start", start)
     serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, **BUDGETS)
     serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True)
-    assert started[0][-6:] == ["--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30"]
+    wanted = ["--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30", "--memory-budget", "5"]
+    assert started[0][-8:] == wanted
     assert not [text for text in started[1] if "budget" in text or "free" in text]
 
 
@@ -38,11 +39,11 @@ def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(
     monkeypatch.setattr(background, "start", start)
     given = {"model": ["m=/m"], "adapter": ["m=/a"], "fuse": True, "check_models": True}
     given |= {"kv_bits": "8", "kv_group": "32", "canary": "changed", "trusting": True}
-    given |= {"quantise_after": 30.0, "quantise_bits": "4"}
+    given |= {"quantise_after": 30.0, "quantise_bits": "4", "idle_sleep": 900.0}
     serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, **given)
     wanted = ["--model", "m=/m", "--adapter", "m=/a", "--fuse", "--check-models"]
     wanted += ["--kv-bits", "8", "--kv-group", "32", "--canary", "changed", "--trusting"]
-    wanted += ["--quantise-after", "30.0", "--quantise-bits", "4"]
+    wanted += ["--quantise-after", "30.0", "--quantise-bits", "4", "--idle-sleep", "900.0"]
     assert started[0][-len(wanted) :] == wanted
 
 
@@ -53,6 +54,7 @@ def test_the_daemon_in_this_process_gets_them_too(monkeypatch: pytest.MonkeyPatc
     (options,) = handed
     assert (options.kv_bits, options.kv_group, options.canary) == (None, 64, "always")
     assert (options.quantise_after, options.quantise_bits) == (None, 8)
+    assert (options.memory_budget, options.idle_sleep) == (None, None)
     assert (options.adapters, options.fuse, options.check_models) == ({"m": str(Path.home() / "a")}, True, True)
 
 
@@ -80,6 +82,11 @@ def test_a_budget_of_0_is_refused_before_anything_starts(option: str) -> None:
     """It would let a session read, and then refuse every sleep of it."""
     with pytest.raises(InvalidUsage, match=f"--{option.replace('_', '-')} 0 would refuse every sleep"):
         serve.serve(**{option: 0})
+
+
+def test_a_memory_budget_of_0_is_refused_for_no_model_fits() -> None:
+    with pytest.raises(InvalidUsage, match="--memory-budget 0 would hold no model"):
+        serve.serve(memory_budget=0)
 
 
 def test_to_keep_nothing_free_is_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

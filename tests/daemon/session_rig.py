@@ -153,10 +153,10 @@ class Rigged:
 
     def live(self, name: str) -> Session:
         """The session as it is in memory."""
-        return self.service._awake[self.service._resolve(name)]
+        return self.service._residency.awake[self.service._resolve(name)]
 
     def is_awake(self, name: str) -> bool:
-        return self.service._resolve(name) in self.service._awake
+        return self.service._resolve(name) in self.service._residency.awake
 
     async def fingerprint(self, name: str) -> Fingerprint:
         """The model state of a session that is awake, looked at on the engine thread."""

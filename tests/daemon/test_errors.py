@@ -24,6 +24,8 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "TemplateUnusable": "template_unusable",
         "GenerationFailed": "generation_failed",
         "ServiceClosed": "service_closed",
+        "MemoryBudgetExceeded": "memory_budget_exceeded",
+        "MemoryBusy": "memory_busy",
         "SessionAwake": "session_awake",
     }
     assert issubclass(DaemonError, TorporError)

@@ -411,7 +411,7 @@ def endings(rig: Rigged, token: int) -> None:
 
     model = dataclasses.replace(rig.model, end_tokens=frozenset({token}))
     rig.service._models["tiny"] = model
-    for session in rig.service._awake.values():
+    for session in rig.service._residency.awake.values():
         session.model = model
 
 

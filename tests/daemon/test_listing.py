@@ -25,7 +25,7 @@ async def test_a_session_in_memory_is_shown_with_its_size_and_whether_it_has_cha
         assert (info.session, info.namespace, info.name) == ("torpor://work/a", "work", "a")
         assert (info.state, info.model, info.token_count, info.dirty) == ("awake", MODEL, 20, True)
         assert (info.version, info.bundle_id, info.stored_bytes) == (None, None, 0)
-        assert info.resident_bytes == 256 * 3 * 2 * 2 * 16 * 4
+        assert info.resident_bytes == 256 * 3 * 2 * 2 * 16 * 4 + 259 * 4
         assert (info.labels, info.sampling) == (("x",), SAMPLED)
         receipt = await rig.sleep("a")
         await rig.wake("a")

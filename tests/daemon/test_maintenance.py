@@ -279,11 +279,11 @@ async def test_a_forget_waits_for_the_sessions_turn(open_rig: Any, monkeypatch: 
         uri = rig.service._resolve("a")
 
         def note(*_: Any, **__: Any) -> MaintenanceReport:
-            turn_held.append(uri in rig.service._turns.in_use())
+            turn_held.append(uri in rig.service._residency.turns.in_use())
             return NOTHING
 
         monkeypatch.setattr(Store, "forget", note)
-        async with rig.service._turns.take(uri):
+        async with rig.service._residency.turns.take(uri):
             asking = asyncio.ensure_future(rig.service.maintain(operation="forget", session="a"))
             await asyncio.sleep(0)
             assert turn_held == []

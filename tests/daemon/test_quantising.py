@@ -106,7 +106,7 @@ async def test_what_is_not_keys_and_values_is_exact(open_kind: Any, kind: str) -
 
 
 async def fingerprint_at(rig: Rigged, version: int) -> Any:
-    rig.service._awake.clear()
+    rig.service._residency.awake.clear()
     await rig.wake("s", version)
     return await rig.fingerprint("s")
 
@@ -116,11 +116,11 @@ async def test_the_exact_version_stays_as_it_was_until_a_prune(open_kind: Any, k
     async with open_kind(kind) as rig:
         await asleep(rig)
         before = await fingerprint_at(rig, 1)
-        rig.service._awake.clear()
+        rig.service._residency.awake.clear()
         await quantise(rig)
         assert await fingerprint_at(rig, 1) == before
         assert rig.live("s").loss is None
-        rig.service._awake.clear()
+        rig.service._residency.awake.clear()
         await rig.service.maintain(operation="prune", session="s", keep_last=1)
         assert versions(rig) == [2]
         assert (await rig.wake("s")).canary == "same_bits"
@@ -190,7 +190,7 @@ async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(o
             again = await rig.wake("s")
             assert (again.lossy, again.canary) == (woken.lossy, "same_bits")
             assert await rig.fingerprint("s") == before
-            rig.service._awake.clear()
+            rig.service._residency.awake.clear()
         await rig.wake("s", 2)  # with the exact logits of what it was
         await rig.sleep("s")
         assert (await rig.wake("s")).canary == "same_bits"
@@ -206,7 +206,7 @@ async def test_checkpoints_go_on_serving_time_travel(open_kind: Any, kind: str) 
             woken = await rig.wake("s", at_token=at)
             assert woken.tokens_prefilled == at % CHECKPOINT_TOKENS
             assert woken.canary == "not_run", "that of the exact state would not agree"
-            rig.service._awake.clear()
+            rig.service._residency.awake.clear()
 
 
 async def test_a_daemon_that_trusts_its_disk_hashes_what_it_quantises(open_kind: Any, store: Path) -> None:
@@ -429,7 +429,7 @@ async def test_what_is_saved_of_a_damaged_lossy_version_stays_marked_and_is_left
         assert (await rig.service.show(session="s")).lossy == Lossy(8, 512)
         woken = await rig.wake("s")
         assert (woken.token_count, woken.lossy) == (512, Lossy(8, 512))
-        rig.service._awake.clear()
+        rig.service._residency.awake.clear()
         [action] = (await quantise(rig, bits=4)).actions
         assert action.reason == "it is what a repair has saved of a damaged version"
         await rig.wake("s")
@@ -454,7 +454,7 @@ async def test_the_loss_is_of_the_size_that_bits_make(open_kind: Any) -> None:
         await rig.wake("s", at_token=599)
         exact = (await logits(rig)).tolist()
         for bits in (8, 4):
-            rig.service._awake.clear()
+            rig.service._residency.awake.clear()
             await quantise(rig, bits=bits)
             await rig.wake("s", at_token=599)
             differences[bits] = max(abs(a - b) for a, b in zip(exact, (await logits(rig)).tolist(), strict=True))

@@ -372,7 +372,7 @@ async def test_a_busy_session_does_not_keep_others_waiting(open_rig: Any) -> Non
         for name in ("a", "b"):
             await rig.read(name, tokens_of(1, 20))
         await rig.sleep("b")
-        turn = rig.service._turns.take(rig.live("a").uri)
+        turn = rig.service._residency.turns.take(rig.live("a").uri)
         async with turn:
             await rig.wake("b")
             await rig.write("b", 2)
@@ -452,7 +452,7 @@ async def test_a_request_that_is_given_up_while_it_waits_for_its_turn_is_not_car
         if verb == "wake":
             await rig.sleep("a")
         uri = rig.service._resolve("a")
-        async with rig.service._turns.take(uri):
+        async with rig.service._residency.turns.take(uri):
             options = {} if verb == "delete" else {"emit": ignore}
             asking = asyncio.ensure_future(getattr(rig.service, verb)(session="a", **options))
             await asyncio.sleep(0)
@@ -460,7 +460,7 @@ async def test_a_request_that_is_given_up_while_it_waits_for_its_turn_is_not_car
             # It is told at once: its turn has not come, and does not come within this block.
             assert await asyncio.wait([asking], timeout=DEADLINE_S) == ({asking}, set())
             assert asking.cancelled()
-        assert rig.service._turns.in_use() == set()
+        assert rig.service._residency.turns.in_use() == set()
         assert rig.is_awake("a") == (verb != "wake")
         assert [info.version for info in await rig.service.list_sessions(namespace="default")] == [
             1 if verb == "wake" else None,
@@ -498,7 +498,7 @@ async def test_a_request_during_a_sleep_waits_and_wakes_the_session_again_threat
         for name in ("a", "control"):
             await rig.read(name, tokens_of(1, 300))
         sleeping = asyncio.ensure_future(rig.sleep("a"))
-        await until(lambda: bool(rig.service._turns.in_use()))
+        await until(lambda: bool(rig.service._residency.turns.in_use()))
         written = await rig.write("a", 10)
         assert (await sleeping).token_count == 300
         assert written == await rig.write("control", 10)

@@ -139,4 +139,4 @@ async def test_resident_bytes_are_the_bytes_of_the_arrays(open_rig: Any) -> None
         await rig.service.create(session="a")
         assert rig.live("a").resident_bytes == 0
         await rig.read("b", [1])
-        assert rig.live("b").resident_bytes == 256 * 3 * 2 * 2 * 16 * 4
+        assert rig.live("b").resident_bytes == 256 * 3 * 2 * 2 * 16 * 4 + 259 * 4

@@ -11,7 +11,16 @@ import pytest
 from growers import GROWERS, VOCABULARY, Grower, Run, fingerprint, read_arrays
 from torpor.memvid import Identity, SessionUri, Store
 from torpor.memvid.errors import CorruptBlock
-from torpor.snapshot.caches import arrays_of, can_truncate, is_empty, keep, length, resident_bytes, truncate
+from torpor.snapshot.caches import (
+    arrays_of,
+    can_truncate,
+    growth_bytes,
+    is_empty,
+    keep,
+    length,
+    resident_bytes,
+    truncate,
+)
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import InconsistentState, UnsupportedCache
 from torpor.snapshot.kinds import dtype_named, kind_named, kind_of, name_of_dtype, quantised
@@ -322,6 +331,27 @@ def test_plain_caches_and_those_in_lists_can_be_quantised_and_others_stay() -> N
     assert listed[0] is ring
     assert (listed[1].bits, listed[1].group_size) == (4, 32)
     assert isinstance(quantised(caches.KVCache(), bits=8, group_size=64), caches.QuantizedKVCache)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", GROWERS)
+def test_what_caches_take_is_never_more_than_was_said_before(kind: str, way: str) -> None:
+    run, at_once = Run(GROWERS[kind], mx.float32), max(WAYS[way])
+    layout = run.layout()
+    for count in WAYS[way]:
+        before, tokens = resident_bytes(run.state.caches), len(run.state.tokens) + count
+        growth = growth_bytes(run.state.caches, layout, tokens, at_once)
+        run.read(count)
+        assert resident_bytes(run.state.caches) - before <= growth
+        assert resident_bytes(run.state.caches) <= layout.most_bytes(tokens, at_once)
+
+
+def test_a_cache_that_has_the_rows_already_grows_by_nothing() -> None:
+    run = Run(GROWERS["plain"], mx.float32)
+    layout = run.layout()
+    run.read(10)
+    assert growth_bytes(run.state.caches, layout, 256, 256) == 0
+    assert growth_bytes(run.state.caches, layout, 257, 256) == 3 * 256 * 2 * (64 + 32) * 4
 
 
 def test_resident_bytes_count_the_padding() -> None:

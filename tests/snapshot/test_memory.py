@@ -99,7 +99,7 @@ def test_unfilled_memory_takes_no_pages_before_it_is_filled() -> None:
 
 def test_what_fits_one_by_one_is_not_granted_all_at_once_threat_59(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that nobody has touched is still called available, so what was granted of it is counted here."""
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 100_000)
+    monkeypatch.setattr(memory, "_told_available", lambda: 100_000)
     first = memory.grant(60_000)
     with pytest.raises(NotEnoughMemory) as refusal:
         memory.grant(50_000)
@@ -114,7 +114,7 @@ def test_what_fits_one_by_one_is_not_granted_all_at_once_threat_59(monkeypatch: 
 
 
 def test_what_was_granted_and_let_go_of_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 100_000)
+    monkeypatch.setattr(memory, "_told_available", lambda: 100_000)
     granted = memory.grant(100_000)
     assert granted.unfilled_bytes == memory.granted_bytes()
     del granted

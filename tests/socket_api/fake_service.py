@@ -25,6 +25,7 @@ from torpor.daemon.results import (
     MaintenanceProblem,
     MaintenanceResult,
     MarksResult,
+    MemoryInfo,
     ModelInfo,
     PartDiffers,
     Progress,
@@ -94,8 +95,11 @@ class FakeService:
     async def status(self) -> Status:
         self._record("status")
         model = ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
+        memory = MemoryInfo(1 << 30, 1, 0, 0, 0, 0, 0)
         awake = sum(session.info.state == "awake" for session in self.sessions.values())
-        return Status("0.1.0", os.getpid(), self.store, (model,), awake, len(self.sessions) - awake, "none", 0.5)
+        return Status(
+            "0.1.0", os.getpid(), self.store, (model,), awake, len(self.sessions) - awake, memory, "none", 0.5
+        )
 
     async def create(
         self,

@@ -358,6 +358,8 @@ def test_wrong_arguments_are_explained_in_a_sentence(client: Client) -> None:
 def test_a_process_id_that_would_mean_a_group_or_everything_is_no_status(pid: int) -> None:
     """It may be signalled."""
     fields = {"version": "1", "store": "/", "models": (), "sessions_awake": 0, "sessions_asleep": 0, "blas": "none"}
+    counts = ("sessions_bytes", "reserved_bytes", "waiting", "slept_by_pressure", "slept_by_idling")
+    fields |= {"memory": {"budget_bytes": 2, "weights_bytes": 1, **dict.fromkeys(counts, 0)}}
     StatusResult.model_validate({**fields, "uptime_s": 0.0, "pid": 4711})
     with pytest.raises(ValueError, match="pid"):
         StatusResult.model_validate({**fields, "uptime_s": 0.0, "pid": pid})

@@ -61,6 +61,16 @@ def test_budgets_are_bytes_and_none_is_set_by_itself() -> None:
         parse_arguments(["--keep-free", "much"])
 
 
+def test_memory_has_a_budget_of_bytes_and_an_idle_time_of_seconds() -> None:
+    plain = parse_arguments([])
+    assert (plain.memory_budget, plain.idle_sleep) == (None, None)
+    options = parse_arguments(["--memory-budget", "1000", "--idle-sleep", "1.5"])
+    assert (options.memory_budget, options.idle_sleep) == (1000, 1.5)
+    for wrong in ("0", "-1", "nan", "inf", "soon"):
+        with pytest.raises(SystemExit):
+            parse_arguments(["--idle-sleep", wrong])
+
+
 @pytest.mark.parametrize("wrong", [["--model", "nameless"], ["--model", "=x"], ["--model", "a=1", "--model", "a=2"]])
 def test_a_model_without_a_name_of_its_own_is_refused_with_status_2(
     wrong: list[str], capsys: pytest.CaptureFixture[str]

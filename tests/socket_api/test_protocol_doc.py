@@ -107,6 +107,7 @@ def test_the_wire_has_exactly_the_fields_of_the_daemons_records() -> None:
         daemon.MaintenanceResult: results.MaintenanceResult,
         daemon.MarksResult: results.MarksResult,
         daemon.ModelInfo: results.ModelInfo,
+        daemon.MemoryInfo: results.MemoryInfo,
         daemon.Status: results.StatusResult,
         daemon.Sampling: results.Sampling,
     }
