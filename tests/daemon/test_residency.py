@@ -158,6 +158,7 @@ async def test_a_session_in_use_is_not_evicted_and_what_wants_its_memory_waits(o
         waking = asyncio.ensure_future(rig.wake("b"))
         await waits(rig, 1)
         assert rig.is_awake("a")
+        assert rig.service._residency.memory._evicting is None, "nobody waits for the turn of a session in use"
         gate.open()
         await writing
         await waking
@@ -362,7 +363,8 @@ async def test_two_that_hold_memory_and_want_more_do_not_wait_for_each_other(ope
             await rig.read(name, texts[name], sampling=SAMPLED)
             alone[name] = await rig.write(name, 300)
             await rig.service.delete(session=name)
-    async with open_rig(memory_budget=weights + most(600) + most(300)) as rig:
+    # Both hold 512 rows; each wants 343 more, and there are 300.
+    async with open_rig(memory_budget=weights + (2 * 512 + 300) * ROW + 2 * LOGITS) as rig:
         for name in "ab":
             await rig.read(name, texts[name], sampling=SAMPLED)
         encode = asyncio.Event()
