@@ -96,7 +96,11 @@ async def measure(model: Path, lengths: tuple[int, ...], rounds: int, folder: Pa
     """For each length the seconds by policy, the policies taking turns."""
     services = {
         policy: await Service.open(
-            store_path=folder / policy, models={"m": str(model)}, digest_cache=folder / "digests.json", canary=policy
+            store_path=folder / policy,
+            models={"m": str(model)},
+            digest_cache=folder / "digests.json",
+            canary=policy,
+            prefix_reuse="off",
         )
         for policy in POLICIES
     }

@@ -97,7 +97,7 @@ def ignore(_event: object) -> None:
 async def measure(lengths: Sequence[int], documents: int, parent: Path | None) -> list[Losses]:
     """Everything, on a store of its own in `parent` (the folder for temporary files, unless told)."""
     with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=parent) as folder:
-        service = await Service.open(store_path=Path(folder) / "store")
+        service = await Service.open(store_path=Path(folder) / "store", prefix_reuse="off")
         try:
             texts = held_out(service, max(lengths) + FOLLOWING + 1, documents)
             results = [Losses(length) for length in lengths]

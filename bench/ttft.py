@@ -111,7 +111,7 @@ def ignore(_event: object) -> None:
 async def measure_demo(lengths: Sequence[int], rounds: int, parent: Path | None) -> list[Length]:
     """On a store of its own in `parent` (the folder for temporary files, unless told)."""
     with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=parent) as folder:
-        service = await Service.open(store_path=Path(folder) / "store")
+        service = await Service.open(store_path=Path(folder) / "store", prefix_reuse="off")
         try:
             tokens = document(service, max(lengths))
             return [await _demo_length(service, tokens[:each], rounds) for each in lengths]

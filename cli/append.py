@@ -52,8 +52,10 @@ def append(
         output.document("append", result.model_dump(mode="json"))
         return
     remark_on_wake_in_passing(output, result.woken)
+    cached = format_plural(result.cached_tokens, "token")
+    known = f"; {cached} taken over from a session that begins alike" if result.cached_tokens else ""
     output.line(
         f"{plain(result.session)}  read {format_plural(result.tokens_added, 'token')}"
         f" in {format_seconds(result.seconds)}"
-        f" ({format_rate(result.prefilled_tokens, result.seconds)}), now {format_count(result.token_count)}"
+        f" ({format_rate(result.prefilled_tokens, result.seconds)}), now {format_count(result.token_count)}{known}"
     )

@@ -52,7 +52,8 @@ class DemoDaemon:
         self.socket_path = socket_path
         self._log_path = log
         command = [sys.executable, "-P", "-m", "torpor.cli.demo_child", "--json"]
-        command += ["--store", str(store), "--socket", str(socket_path)]
+        # What is compared must be computed: a session that begins like another would take its tokens over.
+        command += ["--store", str(store), "--socket", str(socket_path), "--prefix-reuse", "off"]
         for name, path in models.items():
             command += ["--model", f"{name}={path}"]
         started = time.perf_counter()

@@ -188,6 +188,17 @@ CanaryOption = Annotated[
 ]
 
 
+PrefixReusePolicy = Literal["exact", "longest", "off"]
+PrefixReuseOption = Annotated[
+    PrefixReusePolicy,
+    typer.Option(
+        "--prefix-reuse",
+        help="What a new session takes over of others that begin alike: what is to the bit what it would have computed,"
+        " all tokens in common, or nothing.",
+    ),
+]
+
+
 def serve(
     model: ModelsOption = None,
     adapter: AdaptersOption = None,
@@ -197,6 +208,7 @@ def serve(
     check_models: CheckModelsOption = False,
     canary: CanaryOption = "always",
     trusting: TrustingOption = False,
+    prefix_reuse: PrefixReuseOption = "exact",
     quantise_after: QuantiseAfterOption = None,
     quantise_bits: QuantiseBitsOption = None,
     store: ServedStoreOption = None,
@@ -250,6 +262,7 @@ def serve(
         arguments += [] if kv_bits is None else ["--kv-bits", kv_bits, "--kv-group", kv_group or DEFAULT_KV_GROUP]
         arguments += [] if canary == "always" else ["--canary", canary]
         arguments += ["--trusting"] * trusting
+        arguments += [] if prefix_reuse == "exact" else ["--prefix-reuse", prefix_reuse]
         arguments += [] if quantise_after is None else ["--quantise-after", str(quantise_after)]
         arguments += [] if quantise_bits is None else ["--quantise-bits", quantise_bits]
         arguments += [] if idle_sleep is None else ["--idle-sleep", str(idle_sleep)]
@@ -272,6 +285,7 @@ def serve(
             check_models=check_models,
             canary=canary,
             trusting=trusting,
+            prefix_reuse=prefix_reuse,
             quantise_after=quantise_after,
             quantise_bits=int(quantise_bits or DEFAULT_QUANTISE_BITS),
             json=as_json,

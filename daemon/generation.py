@@ -90,7 +90,7 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
     held, done = len(state.tokens), 0
     put_back = state.kept()
     try:
-        for size, wants_logits in _reading(model, state, len(tokens)):
+        for size, wants_logits in reading(model, state, len(tokens)):
             chunk = tokens[done : done + size]
             done += size
             if wants_logits:
@@ -111,8 +111,9 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
     on_tokens(len(tokens), len(tokens))
 
 
-def _reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[int, bool]]:
-    """How to read that many tokens: the size of each model call, and whether its logits are wanted.
+def reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[int, bool]]:
+    """How to read that many tokens behind what a state holds: the size of each model call, and whether its logits are
+    wanted.
 
     The last token is read alone: only its logits are wanted, and those of the others are never computed. So is the last
     one before each checkpoint.

@@ -190,7 +190,10 @@ class WakeResult:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """What reading new text or tokens did. woken: the report of the wake that this request was the cause of."""
+    """What reading new text or tokens did. woken: the report of the wake that this request was the cause of.
+
+    cached_tokens: what a session that had read nothing took over from another that begins alike, and did not prefill.
+    """
 
     session: str
     tokens_added: int
@@ -198,6 +201,7 @@ class AppendResult:
     prefilled_tokens: int
     seconds: float
     woken: WakeResult | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,7 @@ class GenerateResult:
     logits_blake3: tuple[str, ...] | None
     final_logits_blake3: str | None
     woken: WakeResult | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +335,8 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The daemon as a whole."""
+    """The daemon as a whole. prefix_hits and prefix_misses: of sessions that began to read since the start, those that
+    found another which begins alike, and those that did not; cached_tokens: what the first need not read."""
 
     version: str
     pid: int
@@ -341,6 +347,9 @@ class Status:
     memory: MemoryInfo
     blas: str
     uptime_s: float
+    prefix_hits: int = 0
+    prefix_misses: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ from .results import (
     Token,
     WakeResult,
 )
+from .reuse import PrefixReuse, ReusePolicy
 from .sampler import initial_key
 from .sampling import Sampling
 from .sessions import Durable, Session
@@ -85,6 +86,7 @@ class Service:
         trusting: bool = False,
         memory_budget: int | None = None,
         idle_sleep_s: float | None = None,
+        prefix_reuse: ReusePolicy = "exact",
     ) -> None:
         self._store = store
         self._changed_unseen = tuple(changed_unseen)
@@ -97,6 +99,7 @@ class Service:
         self._forking = Forking(store, self._hibernation, self._model_named)
         self._quantising = Quantising(store, engine, self._hibernation, self._models)
         self._ageing: Ageing | None = None
+        self._reuse = PrefixReuse(store, engine, self._hibernation, prefix_reuse)
         self._encoder = Encoder()
         self._buffers = Buffers(engine)
         self._residency = Residency(
@@ -131,6 +134,7 @@ class Service:
         quantise: AgePolicy | None = None,
         memory_budget: int | None = None,
         idle_sleep_s: float | None = None,
+        prefix_reuse: ReusePolicy = "exact",
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
         in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
@@ -139,6 +143,8 @@ class Service:
         adapters: by the name of the model that each is loaded on top of.
         trusting: wakes take the KV on the disk for what was written, without hashing it.
         canary: when a wake proves that the state computes what the slept one did.
+        prefix_reuse: what a new session takes over of those that begin alike: what is to the bit as if it had read it
+            itself, all tokens in common (`longest`), or nothing (`off`).
         quantise: from which age on sleeping sessions are kept in fewer bits, and in how many; None: all stay exact.
         check_models: read every model file anew, whatever is remembered of it; `warnings` then names those that had
             changed unseen.
@@ -179,12 +185,14 @@ class Service:
                 trusting=trusting,
                 memory_budget=memory_budget,
                 idle_sleep_s=idle_sleep_s,
+                prefix_reuse=prefix_reuse,
             )
             await service._buffers.bound(service._residency.memory.for_sessions)
         except BaseException:
             await asyncio.to_thread(engine.stop)
             store.close()
             raise
+        service._reuse.learn_stored()
         if quantise is not None:
             service._ageing = Ageing(lambda: service._quantise(None, quantise.order), quantise.every_s)
         return service
@@ -244,6 +252,7 @@ class Service:
         await self._residency.close()
         if self._ageing is not None:
             await self._ageing.close()
+        await self._reuse.close()
         await asyncio.to_thread(self._encoder.close)
         await asyncio.to_thread(self._analyst.close)
         await asyncio.to_thread(self._maintenance.close)
@@ -266,6 +275,9 @@ class Service:
             memory=self._residency.memory.info(),
             blas=library_in_use() or "the BLAS that MLX ships",
             uptime_s=time.monotonic() - self._started,
+            prefix_hits=self._reuse.hits,
+            prefix_misses=self._reuse.misses,
+            cached_tokens=self._reuse.cached_tokens,
         )
 
     async def create(
@@ -309,12 +321,13 @@ class Service:
             ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
             generation.require_valid(live.model, ids)
             live = await self._room_for(use, live, len(ids), emit)
-            await self._read(live, ids, emit, turn_open=False)
+            cached = await self._read(live, ids, emit, turn_open=False)
             return AppendResult(
                 session=str(live.uri),
                 tokens_added=len(ids),
                 token_count=len(live.state.tokens),
-                prefilled_tokens=len(ids),
+                prefilled_tokens=len(ids) - cached,
+                cached_tokens=cached,
                 seconds=time.monotonic() - started,
                 woken=use.woken,
             )
@@ -343,10 +356,9 @@ class Service:
                     f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri)
                 )
             live = await self._room_for(use, live, len(ids) + max_tokens, emit)
-            if ids:
-                await self._read(live, ids, emit, turn_open=False)
+            cached = await self._read(live, ids, emit, turn_open=False) if ids else 0
             order = WriteOrder(max_tokens, sampling or live.sampling, tuple(stop), prove)
-            return await self._write(live, order, emit, prefilled=len(ids), started=started, woken=use.woken)
+            return await self._write(live, order, emit, read=(len(ids), cached), started=started, woken=use.woken)
 
     async def chat(
         self,
@@ -368,9 +380,9 @@ class Service:
         async with self._residency.woken(self._resolve(session), emit) as (use, live):
             ids = await self._encoder.turn(live, {"role": role, "content": message})
             live = await self._room_for(use, live, len(ids) + max_tokens, emit)
-            await self._read(live, ids, emit, turn_open=True)
+            cached = await self._read(live, ids, emit, turn_open=True)
             order = WriteOrder(max_tokens, sampling or live.sampling, (), prove, keep_end=True)
-            return await self._write(live, order, emit, prefilled=len(ids), started=started, woken=use.woken)
+            return await self._write(live, order, emit, read=(len(ids), cached), started=started, woken=use.woken)
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
         """Make a session durable and free its memory. The receipt tells what the next wake gives; asking again tells
@@ -648,10 +660,12 @@ class Service:
             if uri not in self._residency.awake:
                 self._residency.require_row(uri)  # raises
             self._residency.drop(uri)
+            self._reuse.forget(uri)
             return DeleteResult(str(uri), 0, 0, 0)
         report = await self._hibernation.on_writer(lambda: self._store.delete_session(uri))
         # Only now: what cannot be removed from the disk must not be lost from memory.
         self._residency.drop(uri)
+        self._reuse.forget(uri)
         return DeleteResult(
             session=str(uri),
             versions_deleted=report.versions_deleted,
@@ -673,6 +687,7 @@ class Service:
             return result
         if not dry_run:
             self._residency.drop(uri)  # only now, as in `_delete`
+            self._reuse.forget(uri)
         return with_awake(result, str(uri), len(live.state.tokens))
 
     async def _quantise(self, session: str | None, order: QuantiseOrder) -> MaintenanceResult:
@@ -704,20 +719,30 @@ class Service:
         generation.require_room(live.model, live.state, count)
         return await self._residency.room_for(use, count, emit)
 
-    async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> None:
+    async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> int:
+        """Read tokens; how many of them need not be read, because another session had."""
         loop = asyncio.get_running_loop()
+        before = live.state
+        adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit) if not before.tokens else None
+        if adopted is not None:
+            live.state = adopted.state
         held = len(live.state.tokens)
 
         def on_tokens(done: int, total: int) -> None:
             loop.call_soon_threadsafe(emit, Progress("prefill", done, total))
 
         try:
-            await self._engine.run(generation.read(live.model, live.state, ids, on_tokens))
+            rest = ids[adopted.cached_tokens :] if adopted else ids
+            await self._engine.run(generation.read(live.model, live.state, rest, on_tokens))
         finally:
             # A cancellation may come when all has been read already: what is in the ledger is there to stay.
             if len(live.state.tokens) > held:
                 live.turn_open, live.dirty = turn_open, True
                 live.system = None if turn_open else live.system  # a chat's first turn has it before it
+                self._reuse.note(live)
+            else:
+                live.state = before
+        return adopted.cached_tokens if adopted else 0
 
     async def _write(
         self,
@@ -725,7 +750,7 @@ class Service:
         order: WriteOrder,
         emit: Emit,
         *,
-        prefilled: int,
+        read: tuple[int, int],
         started: float,
         woken: WakeResult | None,
     ) -> GenerateResult:
@@ -753,13 +778,15 @@ class Service:
             else:
                 live.sampling, live.state.random_key, live.dirty = before
             raise
+        self._reuse.note(live)
         return GenerateResult(
             session=str(live.uri),
             text=written.text,
             tokens=tuple(written.tokens),
             finish_reason=written.finish_reason,
             token_count=len(live.state.tokens),
-            prefilled_tokens=prefilled,
+            prefilled_tokens=read[0] - read[1],
+            cached_tokens=read[1],
             time_to_first_token_s=first_token_s[0] if first_token_s else None,
             seconds=time.monotonic() - started,
             logits_blake3=tuple(written.proofs) if order.prove else None,

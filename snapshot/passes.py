@@ -7,9 +7,9 @@ an earlier one or from nothing, reads its tokens as they were read before, and g
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Final
 
 from ..memvid.blocks import BLOCK_TOKENS
@@ -87,9 +87,23 @@ class Passes:
 
     def cut(self, token_count: int) -> Passes:
         """The passes of the first tokens alone; as calls of one block each where it is not known how they were read."""
-        shorter = Passes()
-        for size in self.between(0, token_count):
-            shorter.add(size)
-        while shorter.token_count < token_count:
-            shorter.add(min(BLOCK_TOKENS, token_count - shorter.token_count))
-        return shorter
+        return self._first(token_count, self.between(0, token_count))
+
+    def cut_back(self, token_count: int) -> Passes:
+        """As `cut`, for caches that were cut back: what is left of a call that read on is told as calls of one token,
+        so that nobody takes it for a call that was made."""
+        whole = Passes()
+        for size in self:
+            if whole.token_count + size > token_count:
+                break
+            whole.add(size)
+        cut = token_count - whole.token_count if whole.token_count < self.token_count else 0
+        return self._first(token_count, chain(whole, repeat(1, cut)))
+
+    def _first(self, token_count: int, sizes: Iterable[int]) -> Passes:
+        first = Passes()
+        for size in sizes:
+            first.add(size)
+        while first.token_count < token_count:
+            first.add(min(BLOCK_TOKENS, token_count - first.token_count))
+        return first

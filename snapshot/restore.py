@@ -53,7 +53,8 @@ class WakePlan:
     records: what is in it, cache by cache.
     resumed_tokens: how much of the session the caches hold once they are filled and cut back.
     target_tokens: how much of it is wanted; what lies between has to be computed.
-    tokens: the ledger's bytes up to the target; passes: how it was read, as far as it is known.
+    tokens: the ledger's bytes up to the target; passes: how it was read, as far as it is known; held_passes: how that
+        was of which the caches are filled.
     checkpoints: positions of the records in between that stay usable.
     has_canary: whether the record has a slot for the canary's logits.
     """
@@ -68,6 +69,7 @@ class WakePlan:
     target_tokens: int
     tokens: bytes
     passes: Passes
+    held_passes: Passes
     checkpoints: tuple[int, ...]
     has_canary: bool = False
 
@@ -206,6 +208,7 @@ def _planned(
         target_tokens=target,
         tokens=tokens,
         passes=read_by.cut(target),
+        held_passes=read_by.cut_back(resumed),
         checkpoints=tuple(each.start for each in states if each.start <= target and each is not states[-1]),
         has_canary=has_canary,
     )
@@ -339,7 +342,7 @@ class Filling:
             caches=caches,
             last_logits=logits,
             random_key=random_key,
-            passes=plan.passes.cut(plan.resumed_tokens),
+            passes=plan.held_passes,
         )
         state.checkpoints.record_bytes = plan.layout.record_bytes
         state.checkpoints.became_durable(plan.checkpoints)

@@ -20,6 +20,7 @@ from ..daemon.canary import POLICIES, Policy
 from ..daemon.models import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice
 from ..daemon.quantising import QUANTISE_BITS, AgePolicy
 from ..daemon.results import CloseReport
+from ..daemon.reuse import REUSE_POLICIES, ReusePolicy
 from ..daemon.service import Service
 from ..errors import TorporError
 from .address import default_socket_path
@@ -31,7 +32,8 @@ class ServeOptions:
     """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
     object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
     model file anew. `kv_bits` and `kv_group` quantise keys and values. `canary`: when a wake proves its state by
-    computing one token. `trusting`: wakes do not hash the KV that they read. What has slept for `quantise_after` days
+    computing one token. `trusting`: wakes do not hash the KV that they read. `prefix_reuse`: what a new
+    session takes over of others that begin alike. What has slept for `quantise_after` days
     is kept in `quantise_bits` bits. The budgets are bytes: what the store may hold, may write in a day, and leaves free
     on the disk. `memory_budget`: bytes of memory for models and sessions, a share of what is available if None;
     `idle_sleep`: after how many seconds a session that nobody uses is put to sleep, never if None."""
@@ -46,6 +48,7 @@ class ServeOptions:
     check_models: bool = False
     canary: Policy = "always"
     trusting: bool = False
+    prefix_reuse: ReusePolicy = "exact"
     quantise_after: float | None = None
     quantise_bits: int = 8
     json: bool = False
@@ -75,6 +78,7 @@ def run(options: ServeOptions) -> None:
             check_models=options.check_models,
             canary=options.canary,
             trusting=options.trusting,
+            prefix_reuse=options.prefix_reuse,
             quantise=_age_policy(options),
             store_budget=options.store_budget,
             daily_write_budget=options.daily_write_budget,
@@ -135,6 +139,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     parser.add_argument(
         "--canary", choices=POLICIES, default="always", help="when a wake computes one token to prove its state"
     )
+    parser.add_argument(
+        "--prefix-reuse",
+        choices=REUSE_POLICIES,
+        default="exact",
+        help="what a new session takes over of others that begin alike",
+    )
     parser.add_argument("--quantise-after", type=float, metavar="DAYS", help="keep what slept so long in fewer bits")
     parser.add_argument("--quantise-bits", type=int, choices=QUANTISE_BITS, default=8, help="in how many")
     parser.add_argument(
@@ -160,6 +170,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         check_models=parsed.check_models,
         canary=parsed.canary,
         trusting=parsed.trusting,
+        prefix_reuse=parsed.prefix_reuse,
         quantise_after=parsed.quantise_after,
         quantise_bits=parsed.quantise_bits,
         json=parsed.json,

@@ -98,6 +98,9 @@ class StatusResult(Reply):
     memory: MemoryInfo
     blas: str
     uptime_s: Seconds
+    prefix_hits: Count = 0
+    prefix_misses: Count = 0
+    cached_tokens: Count = 0
 
 
 class Salvaged(Reply):
@@ -258,6 +261,7 @@ class AppendResult(Reply):
     prefilled_tokens: Count
     seconds: Seconds
     woken: WakeResult | None = None
+    cached_tokens: Count = 0
 
 
 class GenerateResult(Reply):
@@ -275,6 +279,7 @@ class GenerateResult(Reply):
     logits_blake3: tuple[str, ...] | None = None
     final_logits_blake3: str | None = None
     woken: WakeResult | None = None
+    cached_tokens: Count = 0
 
 
 class AnalysisResult(Reply):

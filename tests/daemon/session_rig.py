@@ -217,7 +217,9 @@ def _digest(values: mx.array) -> str:
 async def open_rigged(
     store: Path, models: dict[str, str], digests: Path, *, endless: bool = True, close: bool = True, **options: Any
 ) -> AsyncIterator[Rigged]:
-    """A service whose networks are watched. endless: no token ends a generation, so that lengths are certain."""
+    """A service whose networks are watched. endless: no token ends a generation, so that lengths are certain. Prefixes
+    are not reused unless a test asks for it: a control that took over what it is compared with would prove nothing."""
+    options = {"prefix_reuse": "off", **options}
     service = await Service.open(store_path=store, models=models, digest_cache=digests, **options)
     try:
         watched = {}
