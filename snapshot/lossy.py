@@ -214,22 +214,25 @@ def quantise(
     assert end % BLOCK_TOKENS == 0
     granted = memory.grant((end - start) // BLOCK_TOKENS * stored_bytes(layout, bits))
     arrays: list[tuple[Quantisation, tuple[SpanSource, ...]] | None] = []
-    for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
-        for each in entry.spans:
-            exact = entry.slot(each.name, each.dtype, each.sized(BLOCK_TOKENS))
-            quantisation = choose(exact, bits)
-            if quantisation is None:
-                arrays.append(None)
-                continue
-            whole = kind_of(cache).spans(cache)[each.name]
-            parts = mx.quantize(whole[..., start:end, :], group_size=quantisation.group_size, bits=bits)
-            sources = tuple(span_source(part) for part in parts)
-            values = _values(StoredArray(exact, 0, quantisation), sources, start, end)
-            whole[..., start:end, :] = mx.array(values).view(whole.dtype)[None]
-            mx.eval(whole)
-            arrays.append((quantisation, sources))
-            granted.filled(sum(part.nbytes for part in parts))
-            yield
+    try:
+        for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
+            for each in entry.spans:
+                exact = entry.slot(each.name, each.dtype, each.sized(BLOCK_TOKENS))
+                quantisation = choose(exact, bits)
+                if quantisation is None:
+                    arrays.append(None)
+                    continue
+                whole = kind_of(cache).spans(cache)[each.name]
+                parts = mx.quantize(whole[..., start:end, :], group_size=quantisation.group_size, bits=bits)
+                sources = tuple(span_source(part) for part in parts)
+                values = _values(StoredArray(exact, 0, quantisation), sources, start, end)
+                whole[..., start:end, :] = mx.array(values).view(whole.dtype)[None]
+                mx.eval(whole)
+                arrays.append((quantisation, sources))
+                granted.filled(sum(part.nbytes for part in parts))
+                yield
+    finally:
+        granted.done()
     return LossyTokens(bits, start, end, tuple(arrays))
 
 

@@ -85,7 +85,7 @@ class _Unfilled:
 
 class Grant:
     """Memory that was granted and is not all filled: until it is, the system calls the rest of it available. The rest
-    is counted for as long as somebody has this, so whoever holds the memory is to hold it too, and nobody else."""
+    is counted until it is filled, or whoever fills it is `done`, or nobody has this any more."""
 
     def __init__(self, size_bytes: int) -> None:
         self.unfilled_bytes = size_bytes
@@ -94,6 +94,11 @@ class Grant:
         """So much more of it has been written; from any thread."""
         with _granting:
             self.unfilled_bytes -= size_bytes
+
+    def done(self) -> None:
+        """Nothing more of it will be filled: whoever would have has ended, or failed and lets the memory go."""
+        with _granting:
+            self.unfilled_bytes = 0
 
 
 _granting = threading.Lock()

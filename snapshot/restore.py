@@ -300,6 +300,7 @@ class Filling:
             for job in jobs:
                 if not job.cancelled():
                     job.exception()
+            self.granted.done()
         if self.plan.state is not None:
             self._logits = reader.read_slot(self.plan.state, LOGITS_SLOT)
             self._random_key = reader.read_slot(self.plan.state, RANDOM_KEY_SLOT)
