@@ -44,6 +44,7 @@ def info(**changes: Any) -> dict[str, Any]:
         "stored_bytes": 5,
         "dirty": True,
         "file_missing": True,
+        "salvaged": {"tokens": 1, "of": 3},
         "labels": ["one"],
         "slept_ns": 1,
         "sampling": {"temperature": 0.5},

@@ -111,6 +111,7 @@ def model_of(case: Case, dtype: str) -> SmallModel:
         layout=layout,
         compute_dtype=dtype,
         parameters=sum(int(value.size) for _, value in tree_flatten(network.parameters())),
+        weights_bytes=sum(int(value.nbytes) for _, value in tree_flatten(network.parameters())),
         context_tokens=CONTEXT_TOKENS,
         end_tokens=frozenset(),
         control_texts=frozenset(),
