@@ -303,7 +303,7 @@ def taken_back(model: LoadedModel, whole: LiveState, at: int) -> LiveState:
     state = copy.deepcopy(whole)
     truncate(state.caches, at)
     del state.tokens[at:]
-    state.passes = state.passes.cut(at)
+    state.passes = state.passes.cut_back(at)
     generation.find_logits(model, state)
     return state
 
