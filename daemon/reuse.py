@@ -25,6 +25,7 @@ from ..memvid.store import Store
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
 from ..snapshot.borrowing import borrow
+from ..snapshot.errors import NotEnoughMemory
 from ..snapshot.identity import decide_bits, require_circumstances
 from ..snapshot.passes import Passes
 from ..snapshot.state import LiveState, token_array
@@ -35,6 +36,7 @@ from .models import LoadedModel
 from .prefixes import PrefixTree, tokens_in_common
 from .results import Emit
 from .sessions import LOSSY, Session
+from .waiting import to_the_end
 
 ReusePolicy = Literal["exact", "longest", "off"]
 REUSE_POLICIES: Final[tuple[ReusePolicy, ...]] = ("exact", "longest", "off")
@@ -106,6 +108,8 @@ class PrefixReuse:
                     if live is None
                     else self._from_memory(session, live, wanted, len(ids))
                 )
+            except NotEnoughMemory:
+                continue
             except TorporError:
                 self._tree.remove(uri)  # it is damaged, gone, or not what it was; others may do
                 continue
@@ -135,7 +139,8 @@ class PrefixReuse:
         if found is None:
             return None
         version, usable = found
-        woken = await self._hibernation.wake(uri, WakeOrder(version, usable), lambda _: session.model, emit)
+        wake = self._hibernation.wake(uri, WakeOrder(version, usable), lambda _: session.model, emit)
+        woken = await to_the_end(wake)  # threads fill memory for it, from a file that must stay open
         state = woken.session.state
         state.random_key, state.last_logits = session.state.random_key, None
         state.checkpoints.cut(0)  # they lie in the other session's bundle

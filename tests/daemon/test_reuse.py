@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Rigged, ignore, tokens_of
+from session_rig import SAMPLED, Gate, Rigged, ignore, tokens_of
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.reuse import read_alike
 from torpor.snapshot.passes import Passes
+from torpor.snapshot.restore import Filling
 
 KINDS = ["plain", "gemma3_text", "lfm2", "deepseek_v3"]
 TEXT = tokens_of(1, 1300)
@@ -133,6 +134,34 @@ async def test_qc9_a_reading_that_fails_behind_a_prefix_leaves_the_session_empty
         rig.network.reset()
         assert not rig.live("b").state.tokens
         assert rig.live("b").state.is_consistent
+        assert (await rig.service.append(session="b", tokens=TEXT, emit=ignore)).cached_tokens == 1299
+
+
+async def test_a_request_that_is_given_up_while_a_prefix_is_read_waits_for_the_threads_that_fill_memory(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, fill, ended = Gate(), Filling.run, []
+
+    def hold_then_fill(*args: Any, **options: Any) -> None:
+        gate.pass_through()
+        fill(*args, **options)
+        ended.append(True)
+
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await rig.service.create(session="b")
+        monkeypatch.setattr(Filling, "run", hold_then_fill)
+        asking = asyncio.ensure_future(rig.service.append(session="b", tokens=TEXT, emit=ignore))
+        await gate.reached()
+        asking.cancel()
+        await asyncio.sleep(0)
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert ended, "the file was closed under the thread that reads it"
+        monkeypatch.undo()
+        assert (rig.live("b").state.tokens.tolist(), rig.live("b").state.is_consistent) == ([], True)
         assert (await rig.service.append(session="b", tokens=TEXT, emit=ignore)).cached_tokens == 1299
 
 
