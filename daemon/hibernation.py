@@ -38,7 +38,6 @@ from .models import LoadedModel
 from .results import Emit, Progress, Stage
 from .sampler import initial_key
 from .sessions import Durable, Session, sampling_of
-from .waiting import let_frames_go
 from .way import Way
 
 # Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
@@ -103,13 +102,9 @@ class Hibernation:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example for want of room.
         """
-        try:
-            with self._compactor.giving_way():
-                receipt = await self._keep_with_room(session, emit, last)
-                self._compactor.consider(receipt)
-        except BaseException as error:
-            let_frames_go(error)
-            raise
+        with self._compactor.giving_way():
+            receipt = await self._keep_with_room(session, emit, last)
+            self._compactor.consider(receipt)
         session.durable = Durable(
             receipt.version,
             receipt.bundle_id,
@@ -235,13 +230,6 @@ class Hibernation:
             UnknownModel: the model that it was slept with is not loaded.
             GenerationFailed: the model failed on it.
         """
-        try:
-            return await self._wake(uri, order, model_named, emit)
-        except BaseException as error:
-            let_frames_go(error)
-            raise
-
-    async def _wake(self, uri: SessionUri, order: WakeOrder, model_named: ModelNamed, emit: Emit) -> Woken:
         reader = await self.on_io(lambda: self._store.open_session(uri, order.version))
         try:
             kept = reader.manifest.session

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from traceback import clear_frames
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -38,19 +37,3 @@ async def to_the_end(work: Awaitable[Result]) -> Result:
         raise
     finally:
         del task  # its error, whose frames have this one, would hold itself
-
-
-def let_frames_go(error: BaseException) -> None:
-    """Clear the variables of all that an error, and those that caused it, went through and that has ended.
-
-    Else the caches that a model failed on, or that a wake was filling, would stay in memory for as long as anybody has
-    the error, and often until a garbage collection comes by. (What a lambda has taken is not let go of by this.)
-    """
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        told = waiting.pop()
-        if told is not None and id(told) not in seen:
-            seen.add(id(told))
-            clear_frames(told.__traceback__)
-            waiting += told.__cause__, told.__context__
