@@ -120,7 +120,7 @@ def held_out(service: Service, at_least: int, count: int) -> list[tuple[str, lis
     corpus = data.collect(card["recipe"]["seed"])
     if corpus.description["held_out_digest"] != card["data"]["held_out_digest"]:
         sys.exit(f"The model was trained on the library of Python {card['data']['python']}; use that one.")
-    model = service._model_named(None)
+    model = service._shelf.place(None).model
     found = []
     for file in sorted(corpus.held_out, key=lambda each: -len(each.text)):
         tokens = model.encode_plain(file.text, opening=True)
@@ -147,7 +147,7 @@ async def measure_document(service: Service, losses: Losses, name: str, tokens: 
         assert not report.problems
         versions[f"{bits} bits"] = await woken(service, report.actions[0].version or 0, following, seconds)
     await service.delete(session="reader")
-    text_bytes = len(service._model_named(None).decode(following[1:]).encode())
+    text_bytes = len(service._shelf.place(None).model.decode(following[1:]).encode())
     losses.documents.append(name)
     for kept, version in versions.items():
         row = compared(versions["exact"], version, following[1:], text_bytes)

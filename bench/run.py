@@ -12,13 +12,17 @@ from pathlib import Path
 BENCHMARKS = (
     "wake.py",
     "ttft.py",
+    "start.py",
     "canary.py",
     "store.py",
     "delta.py",
     "forks.py",
+    "reuse.py",
+    "agents.py",
     "compression.py",
     "lossy.py",
     "scale.py",
+    "soak.py",
 )
 
 

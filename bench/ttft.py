@@ -124,7 +124,7 @@ def document(service: Service, count: int) -> list[int]:
     import argparse as source
     import inspect
 
-    tokens = service._model_named(None).encode(inspect.getsource(source), opening=True)
+    tokens = service._shelf.place(None).model.encode(inspect.getsource(source), opening=True)
     return (tokens * -(-count // len(tokens)))[:count]
 
 

@@ -13,7 +13,7 @@ from .damage import naming_the_intact
 from .formatting import format_rate, format_seconds
 from .inputs import load_text
 from .interrupts import ignore_interrupts
-from .options import JsonOption, ModelOption, SessionArgument, SocketOption
+from .options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption
 from .output import Output, plain
 from .wake_remarks import remark_on_wake_in_passing
 
@@ -27,6 +27,7 @@ def append(
     text: Annotated[str | None, typer.Argument(metavar="TEXT", show_default=False, help="What to read.")] = None,
     file: FileOption = None,
     model: ModelOption = None,
+    label: NewLabelOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,14 +39,19 @@ def append(
     [bold]Examples[/]
 
     [cyan]torpor append notes --file report.md[/]
-    [cyan]git diff | torpor append review[/]
+    [cyan]git diff | torpor append review --label nightly[/]
     """
     output = Output(as_json=as_json)
     content = load_text(text, file, what="text")
     with connect(socket) as client, progress_of(output, "prefill") as on_event:
         with naming_the_intact(client, session):
             result = with_session(
-                output, client, session, model, lambda: client.append(session, text=content, on_event=on_event)
+                output,
+                client,
+                session,
+                model,
+                lambda: client.append(session, text=content, on_event=on_event),
+                labels=label,
             )
         ignore_interrupts()
     if as_json:

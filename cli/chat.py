@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,11 +15,12 @@ from .daemon_link import OnEvent, connect, with_session
 from .damage import naming_the_intact
 from .errors import Interrupted, InvalidUsage
 from .exit_codes import INTERRUPTED, OK
-from .inputs import load_text
+from .inputs import load_text, load_transcript
 from .options import (
     JsonOption,
     MaxTokensOption,
     ModelOption,
+    NewLabelOption,
     SeedOption,
     SessionArgument,
     SocketOption,
@@ -29,6 +31,23 @@ from .options import (
 from .output import Output, report_error
 from .streaming import finish_generation, stream_to_end
 
+TranscriptOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--transcript",
+        metavar="PATH",
+        show_default=False,
+        help="The whole chat, a JSON list of messages; - is stdin.",
+    ),
+]
+DivergenceOption = Annotated[
+    Literal["refuse", "rewind"] | None,
+    typer.Option(
+        "--on-divergence",
+        show_default=False,
+        help="What becomes of a transcript that is not what the session has: refused, or the session goes back.",
+    ),
+]
 PROMPT = "[bold cyan]you ›[/] "
 # A conversation is over when no request can succeed any more; anything else is one failed turn.
 _FATAL_CODES = frozenset({"daemon_unreachable", "connection_lost", "protocol_error", "shutting_down", "service_closed"})
@@ -39,11 +58,14 @@ def chat(
     message: Annotated[
         str | None, typer.Argument(metavar="MESSAGE", show_default=False, help="One message; without it, a dialogue.")
     ] = None,
+    transcript: TranscriptOption = None,
+    on_divergence: DivergenceOption = None,
     max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
     model: ModelOption = None,
+    label: NewLabelOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -52,16 +74,28 @@ def chat(
     With a MESSAGE, or with text on standard input, it answers once. On a terminal without either it is a dialogue:
     Ctrl-C stops an answer, Ctrl-D ends the dialogue. The session is made if there is none of that name.
 
+    With --transcript the whole chat is given, as agent frameworks send it: a JSON list of messages, each with role and
+    content, the last of which is to be answered. What the session has already is not read again. One that is not what
+    the session has is refused, or, with --on-divergence rewind, the session goes back to where they part.
+
     [bold]Examples[/]
 
     [cyan]torpor chat helper[/]
     [cyan]torpor chat helper "What does os.fsync promise?"[/]
     [cyan]torpor chat helper --json < question.txt | jq -r .text[/]
+    [cyan]torpor chat helper --transcript messages.json --on-divergence rewind[/]
     """
     output = Output(as_json=as_json)
     sampling = sampling_of(temperature, top_p, seed)
+    if transcript is None and on_divergence is not None:
+        raise InvalidUsage("--on-divergence is for --transcript: one new message cannot diverge.")
+    if transcript is not None and message is not None:
+        raise InvalidUsage("Give either a MESSAGE or --transcript: its last message is the one to be answered.")
     with connect(socket) as client:
-        turn = _Turn(output, client, session, model, max_tokens, sampling)
+        turn = _Turn(output, client, session, model, label, max_tokens, sampling)
+        if transcript is not None:
+            asked = {"messages": load_transcript(transcript), "on_divergence": on_divergence or "refuse"}
+            return finish_generation(output, "chat", turn.answer(None, **asked))
         if message is None and sys.stdin.isatty():
             if as_json:
                 raise InvalidUsage("With --json, give the MESSAGE as an argument or on standard input.")
@@ -78,6 +112,7 @@ class _Turn:
         client: Client,
         session: str,
         model: str | None,
+        labels: list[str] | None,
         max_tokens: int | None,
         sampling: Sampling | None,
     ) -> None:
@@ -85,22 +120,23 @@ class _Turn:
         self._client = client
         self._session = session
         self._model = model
+        self._labels = labels
         self._max_tokens = max_tokens
         self._sampling = sampling
 
-    def answer(self, message: str) -> GenerateResult:
-        """Send a message and stream the answer; give its result."""
+    def answer(self, message: str | None, **transcript: Any) -> GenerateResult:
+        """Send a message, or a transcript, and stream the answer; give its result."""
 
         def begin(count: int, on_event: OnEvent) -> TextStream:
             return self._client.stream_chat(
-                self._session, message, max_tokens=count, sampling=self._sampling, on_event=on_event
+                self._session, message, max_tokens=count, sampling=self._sampling, on_event=on_event, **transcript
             )
 
         def act() -> GenerateResult:
             return stream_to_end(self._output, self._max_tokens, begin)
 
         with naming_the_intact(self._client, self._session):
-            return with_session(self._output, self._client, self._session, self._model, act)
+            return with_session(self._output, self._client, self._session, self._model, act, labels=self._labels)
 
 
 def _dialogue(output: Output, turn: _Turn) -> int:

@@ -6,7 +6,7 @@ The one module of this folder that knows the client's calling conventions. Knows
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from ..memvid.uri import SessionUri, resolve
 from ..socket_api.client import Client
 from ..socket_api.errors import DaemonUnreachable
 from ..socket_api.link import DEFAULT_TIMEOUT_S
-from ..socket_api.results import ProgressEvent, TokenEvent
+from ..socket_api.results import ProgressEvent, SessionInfo, TokenEvent
 from .errors import InvalidUsage
 from .output import OnProgress, Output, plain
 
@@ -68,23 +68,33 @@ def nobody_is_there(error: TorporError) -> bool:
     )
 
 
-def with_session(output: Output, client: Client, session: str, model: str | None, act: Callable[[], R]) -> R:
+def with_session(
+    output: Output,
+    client: Client,
+    session: str,
+    model: str | None,
+    act: Callable[[], R],
+    *,
+    labels: Sequence[str] | None = None,
+) -> R:
     """Do something with a session; if there is none of that name, make it first and say so.
 
     A refusal for want of the session has changed nothing, so doing it again is safe. If what it was made for fails or
     is interrupted before anything was read, the session is deleted again.
 
     Raises:
-        InvalidUsage: a model was named, and the session is there on another one.
+        InvalidUsage: a model was named, and the session is there on another one; or labels, and it lacks one of them.
     """
     if model is not None:
         require_model(client, session, model)
+    if labels:
+        require_labels(client, session, labels)
     try:
         return act()
     except TorporError as error:
         if error.code != "session_not_found":
             raise
-    info = client.create(session, model=model)
+    info = client.create(session, model=model, labels=labels or ())
     output.remark(f"[dim]new session[/] {plain(info.session)} [dim]on model[/] {plain(info.model)}")
     try:
         return act()
@@ -100,19 +110,40 @@ def require_model(client: Client, session: str, model: str) -> None:
     Raises:
         InvalidUsage: it is.
     """
-    infos = {info.session: info for info in client.list_sessions()}
-    try:
-        uri = resolve(session, [SessionUri.parse(text) for text in infos])
-    except TorporError:
-        return  # none of that name, or several: what is asked for next says so
-    found = infos[str(uri)]
-    if found.model != model:
+    found = _info_of(client, session)
+    if found is not None and found.model != model:
         raise InvalidUsage(
             f"{found.session} is on model {found.model!r} and stays there; --model is for a session that does not"
             " exist yet. Leave it out, or choose another name.",
             session=found.session,
             model=found.model,
         )
+
+
+def require_labels(client: Client, session: str, labels: Sequence[str]) -> None:
+    """Refuse labels that were given for a session which is there without them.
+
+    Raises:
+        InvalidUsage: it is.
+    """
+    found = _info_of(client, session)
+    if found is not None and not set(labels) <= set(found.labels):
+        raise InvalidUsage(
+            f"{found.session} is there already, and has {', '.join(found.labels) or 'no label'}; --label is for a"
+            " session that does not exist yet. Leave it out, or fork the session with such labels (torpor fork"
+            " --label).",
+            session=found.session,
+            labels=list(found.labels),
+        )
+
+
+def _info_of(client: Client, session: str) -> SessionInfo | None:
+    """None if there is none of that name, or several: what is asked for next says so."""
+    infos = {info.session: info for info in client.list_sessions()}
+    try:
+        return infos[str(resolve(session, [SessionUri.parse(text) for text in infos]))]
+    except TorporError:
+        return None
 
 
 def _delete_if_empty(socket: Path, session: str) -> bool:

@@ -249,13 +249,15 @@ class Demo:
     def _read_document(self, client: Client, status: StatusResult, chars_per_token: float) -> tuple[_Session, Reading]:
         settings = self._settings
         to_write = settings.tokens_before + settings.tokens_after
-        room = status.models[0].context_tokens - to_write - ROOM_TOKENS
+        context_tokens = status.models[0].context_tokens
+        assert context_tokens is not None, "the demo's model is loaded at the start"
+        room = context_tokens - to_write - ROOM_TOKENS
         target = min(settings.target_document_tokens, room)
         if target < settings.minimum_document_tokens:
             raise DemoUnfit(
                 f"A document of {settings.minimum_document_tokens:,} tokens and {to_write} written ones do not fit"
-                f" into this model's context of {status.models[0].context_tokens:,}. Lower --max-tokens.",
-                context_tokens=status.models[0].context_tokens,
+                f" into this model's context of {context_tokens:,}. Lower --max-tokens.",
+                context_tokens=context_tokens,
             )
         document = settings.document.cut(round(target * chars_per_token))
         with self._narrator.step(f"read {document.name}") as step:

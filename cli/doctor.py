@@ -191,8 +191,24 @@ def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
         f"[green]answers[/] on {plain(daemon['socket'])}"
         f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
         f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)};"
-        f" {_describe_memory(daemon['memory'])}"
+        f" {_describe_memory(daemon['memory'])}{_describe_config(daemon['config'])}"
     )
+
+
+def _describe_config(config: dict[str, Any] | None) -> str:
+    if config is None:
+        return ""
+    if config["problem"]:
+        return f"; [yellow]its configuration was not taken over: {plain(config['problem'])}[/]"
+    waits = [
+        f", of which {plain(', '.join(config[what]))} {until}"
+        for what, until in (
+            ("waits_for_restart", "waits for a restart"),
+            ("waits_for_disuse", "waits until nobody uses what is in memory"),
+        )
+        if config[what]
+    ]
+    return f"; configured by {plain(config['path'])}{''.join(waits)}"
 
 
 def _describe_memory(memory: dict[str, Any]) -> str:

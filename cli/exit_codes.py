@@ -59,10 +59,12 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         USAGE,
         (
-            "context_overflow", "empty_context", "invalid_request", "invalid_sampling", "invalid_tokens",
-            "invalid_policy", "invalid_tag", "invalid_uri", "invalid_usage", "name_taken", "no_target_folder",
-            "nothing_to_do", "session_exists", "socket_path_too_long", "tag_taken", "target_exists", "unknown_method",
-            "unreadable_input",
+            "context_overflow", "empty_context", "invalid_configuration", "invalid_fold", "invalid_request",
+            "invalid_sampling", "invalid_tokens",
+            "invalid_policy", "invalid_tag", "invalid_transcript", "invalid_uri", "invalid_usage", "name_taken",
+            "no_target_folder",
+            "nothing_to_do", "session_exists", "socket_path_too_long", "tag_taken", "target_exists",
+            "transcript_diverged", "unknown_event", "unknown_method", "unreadable_input",
         ),
     ),
     (PARTIAL, ("stop_incomplete", "stop_refused")),
@@ -78,14 +80,16 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         (
             "block_missing", "bundle_mismatch", "bundle_missing", "canary_failed", "corrupt_block", "corrupt_bundle",
             "corrupt_marks", "corrupt_store_file", "corruption", "demo_disproved", "index_mismatch",
-            "malformed_snapshot", "marks_lost", "non_finite_state", "owner_mismatch", "parent_mismatch",
+            "malformed_snapshot", "marks_lost", "non_finite_state", "not_recomputable",
+            "owner_mismatch", "parent_mismatch",
             "read_back_failed", "trailing_data", "truncated", "version_mismatch",
         ),
     ),
     (
         INCOMPATIBLE,
         (
-            "adapter_mismatch", "context_too_short", "identity_mismatch", "layout_mismatch", "not_tensors",
+            "adapter_mismatch", "context_too_short", "identity_mismatch", "layout_mismatch", "model_changed",
+            "not_tensors",
             "template_unusable", "unsupported_cache", "unsupported_format", "unsupported_protocol",
         ),
     ),
@@ -93,9 +97,10 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         BUSY,
         (
             "client_busy", "connection_evicted", "daemon_busy", "daemon_still_running", "memory_busy",
+            "model_in_use",
             "model_files_changing",
             "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down", "store_busy",
-            "too_many_connections", "too_many_requests",
+            "too_many_connections", "too_many_requests", "too_many_subscribers",
         ),
     ),
     (NO_SPACE, ("budget_exceeded", "memory_budget_exceeded", "no_space")),

@@ -11,7 +11,7 @@ from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
 from .formatting import format_seconds
 from .interrupts import ignore_interrupts
-from .options import JsonOption, SocketOption, VersionArgument
+from .options import JsonOption, OwnLabelOption, SocketOption, VersionArgument
 from .output import Output, plain
 
 NameArgument = Annotated[
@@ -27,22 +27,13 @@ AtOption = Annotated[
         help="Begin with only so many of its tokens. What it takes to get there is computed, and told.",
     ),
 ]
-LabelOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="TEXT",
-        show_default=False,
-        help="A label of its own instead of the other's. Can be repeated.",
-    ),
-]
 
 
 def fork(
     version: VersionArgument,
     name: NameArgument,
     at: AtOption = None,
-    label: LabelOption = None,
+    label: OwnLabelOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -9,13 +9,14 @@ import typer
 from ..socket_api.client import TextStream
 from ..socket_api.limits import MAX_STOP_CHARS, MAX_STOPS
 from ..socket_api.results import GenerateResult
-from .daemon_link import OnEvent, connect, require_model, with_session
+from .daemon_link import OnEvent, connect, require_labels, require_model, with_session
 from .damage import naming_the_intact
 from .errors import InvalidUsage
 from .options import (
     JsonOption,
     MaxTokensOption,
     ModelOption,
+    NewLabelOption,
     SeedOption,
     SessionArgument,
     SocketOption,
@@ -63,6 +64,7 @@ def generate(
     stop: StopOption = None,
     prove: ProveOption = False,
     model: ModelOption = None,
+    label: NewLabelOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -99,5 +101,7 @@ def generate(
         with naming_the_intact(client, session):
             if model is not None and not text:
                 require_model(client, session, model)
-            result = with_session(output, client, session, model, act) if text else act()
+            if label and not text:
+                require_labels(client, session, label)
+            result = with_session(output, client, session, model, act, labels=label) if text else act()
     return finish_generation(output, "generate", result)

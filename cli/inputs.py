@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -30,6 +31,27 @@ def load_text(argument: str | None, file: Path | None, *, what: str) -> str:
     if not text:
         raise NothingToDo(f"The {what} is empty.")
     return text
+
+
+def load_transcript(file: Path) -> list[dict[str, str]]:
+    """Read a transcript from a file (`-` is standard input): a JSON list of messages, each a map of role and content.
+
+    What else is wrong with a message, the client says, which knows the protocol.
+
+    Raises:
+        UnreadableInput: it cannot be read, or is not such a list. NothingToDo: it is empty.
+    """
+    text = load_text(None, file, what="transcript")
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{file} is not JSON: {error}.", source=str(file)) from error
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UnreadableInput(
+            f'{file} is not a transcript: a JSON list of messages such as {{"role": "user", "content": "hello"}}.',
+            source=str(file),
+        )
+    return messages
 
 
 def _load_file(path: Path) -> str:

@@ -22,7 +22,7 @@ _HINTS = {
 }
 
 
-def _require_sessions(context: typer.Context, value: str | list[str] | None) -> str | list[str] | None:
+def require_sessions(context: typer.Context, value: str | list[str] | None) -> str | list[str] | None:
     """Refuse, before anybody is asked, what names no session, or one version of it where the command takes it whole."""
     for text in [value] if isinstance(value, str) else value or ():
         name, mark, _ = text.partition(VERSION_MARK)
@@ -75,7 +75,7 @@ SessionArgument = Annotated[
     typer.Argument(
         metavar="SESSION",
         show_default=False,
-        callback=_require_sessions,
+        callback=require_sessions,
         help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.",
     ),
 ]
@@ -84,7 +84,7 @@ OnlySessionArgument = Annotated[
     typer.Argument(
         metavar="SESSION",
         show_default=False,
-        callback=_require_sessions,
+        callback=require_sessions,
         help="Only this session; otherwise all.",
     ),
 ]
@@ -93,7 +93,7 @@ SessionsArgument = Annotated[
     typer.Argument(
         metavar="SESSION...",
         show_default=False,
-        callback=_require_sessions,
+        callback=require_sessions,
         help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.",
     ),
 ]
@@ -106,9 +106,35 @@ VersionArgument = Annotated[
         help="A session, and which version of it: a number, a tag, or 8 or more digits of its bundle id.",
     ),
 ]
+LabelChoice = Annotated[
+    str | None,
+    typer.Option("--label", metavar="TEXT", show_default=False, help="The sessions that have this label."),
+]
+NamespaceChoice = Annotated[
+    str | None,
+    typer.Option("--namespace", metavar="NAME", show_default=False, help="Only the sessions of this namespace."),
+]
 ModelOption = Annotated[
     str | None,
     typer.Option("--model", metavar="NAME", show_default=False, help="The model of a session that does not exist yet."),
+]
+NewLabelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="TEXT",
+        show_default=False,
+        help="A label of a session that does not exist yet. Can be repeated.",
+    ),
+]
+OwnLabelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="TEXT",
+        show_default=False,
+        help="A label of its own instead of the other's. Can be repeated.",
+    ),
 ]
 MaxTokensOption = Annotated[
     int | None,

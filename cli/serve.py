@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from ..memvid.location import default_store_path
-from ..memvid.sizes import format_plural
+from ..memvid.sizes import format_plural, parse_bytes, parse_seconds
 from ..socket_api.address import default_socket_path
 from ..socket_api.limits import MAX_DAYS
 from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
-from .formatting import parse_bytes, parse_seconds
 from .options import JsonOption, SocketOption
 from .output import Output, plain, write_failure
 
@@ -82,6 +84,10 @@ def _seconds(text: str) -> float:
         raise typer.BadParameter(f"{error}.") from error
 
 
+def _rate(text: str) -> int:
+    return 0 if text.strip().lower() == "off" else _size(text)
+
+
 DEFAULT_QUANTISE_BITS = 8
 BUDGETS = ("--store-budget", "--daily-write-budget", "--keep-free", "--memory-budget")
 NOTHING_FITS_INTO_0 = {
@@ -144,6 +150,19 @@ IdleSleepOption = Annotated[
 ]
 
 
+ScrubRateOption = Annotated[
+    int | None,
+    typer.Option(
+        "--scrub-rate",
+        metavar="SIZE",
+        parser=_rate,
+        show_default=False,
+        help="Read so much a second of what sleeps again while nobody wants anything, and heal what is damaged; off for"
+        " nothing. Default: 8MiB.",
+    ),
+]
+
+
 KvBitsOption = Annotated[
     Literal["8", "4"] | None,
     typer.Option(
@@ -199,16 +218,92 @@ PrefixReuseOption = Annotated[
 ]
 
 
+DEFAULT_BATCH = 16
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch", min=1, max=256, metavar="SESSIONS", help="Sessions of a model that may decode in one call (16)."
+    ),
+]
+DeterministicOption = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Each session decodes alone: replies are to the bit what they are where nobody else is served.",
+    ),
+]
+
+
+LoadPolicy = Literal["first", "start", "use"]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        show_default=False,
+        help="A TOML file with models, budgets and policies, read anew when it changes. Options given here hold over"
+        " it.",
+    ),
+]
+LoadOption = Annotated[
+    LoadPolicy | None,
+    typer.Option(
+        "--load",
+        show_default=False,
+        help="Which models are loaded at the start: the first and the pinned ones, all, or none. The others are when a"
+        " request needs them. Default: first.",
+    ),
+]
+PinOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="NAME",
+        show_default=False,
+        help="Keep the model NAME in memory once it is loaded, whoever needs the room. Can be repeated.",
+    ),
+]
+ModelTtlOption = Annotated[
+    float | None,
+    typer.Option(
+        "--model-ttl",
+        metavar="SECONDS",
+        parser=_seconds,
+        show_default=False,
+        help="Unload a model when nobody has used it for so long, as in 900 or 15min.",
+    ),
+]
+
+
+ChangePolicy = Literal["refuse", "reload"]
+ChangeOption = Annotated[
+    ChangePolicy | None,
+    typer.Option(
+        "--on-model-change",
+        show_default=False,
+        help="When files of a loaded model change: begin nothing on it until they are back, or put its sessions to"
+        " sleep and load it anew. Default: refuse.",
+    ),
+]
+
+
 def serve(
     model: ModelsOption = None,
     adapter: AdaptersOption = None,
     fuse: FuseOption = False,
+    config: ConfigOption = None,
+    load: LoadOption = None,
+    pin: PinOption = None,
+    model_ttl: ModelTtlOption = None,
+    on_model_change: ChangeOption = None,
     kv_bits: KvBitsOption = None,
     kv_group: KvGroupOption = None,
     check_models: CheckModelsOption = False,
     canary: CanaryOption = "always",
     trusting: TrustingOption = False,
     prefix_reuse: PrefixReuseOption = "exact",
+    batch: BatchOption = None,
+    deterministic: DeterministicOption = False,
     quantise_after: QuantiseAfterOption = None,
     quantise_bits: QuantiseBitsOption = None,
     store: ServedStoreOption = None,
@@ -220,6 +315,7 @@ def serve(
     keep_free: KeepFreeOption = None,
     memory_budget: MemoryBudgetOption = None,
     idle_sleep: IdleSleepOption = None,
+    scrub_rate: ScrubRateOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Serve sessions on a Unix socket until Ctrl-C, SIGTERM or [cyan]torpor stop[/].
@@ -227,14 +323,15 @@ def serve(
     With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
     sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
     writes one line when it is ready and one when it has stopped. Sessions that do not fit into --memory-budget sleep,
-    and wake when they are asked for. A sleep that a budget of the store refuses leaves its session awake; deleting is
-    never refused, nor is a stop's last sleep but for --keep-free. A session wakes only on the very model, adapter and
-    precision it slept with.
+    and wake when they are asked for; models that nobody uses are unloaded for others and loaded when they are needed. A
+    sleep that a budget of the store refuses leaves its session awake; deleting is never refused, nor is a stop's last
+    sleep but for --keep-free. A session wakes only on the very model, adapter and precision it slept with.
 
     [bold]Examples[/]
 
     [cyan]torpor serve --detach[/]
     [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --store ~/agents/store[/]
+    [cyan]torpor serve --model small=~/models/small --model large=~/models/large --pin small --memory-budget 12GiB[/]
     [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --adapter qwen=~/adapters/support --fuse[/]
     """
     models, adapters = _named_folders("--model", model), _named_folders("--adapter", adapter)
@@ -242,6 +339,9 @@ def serve(
         raise InvalidUsage("--kv-group is for --kv-bits; give both, or neither.", option="--kv-group")
     if fuse and not adapters:
         raise InvalidUsage("--fuse is for --adapter; without one there is nothing to fuse.", option="--fuse")
+    if deterministic and batch not in (None, 1):
+        raise InvalidUsage("--deterministic is --batch 1; give one of them.", option="--deterministic")
+    batch = 1 if deterministic else batch or DEFAULT_BATCH
     _require_age(quantise_after, quantise_bits)
     store, socket = store or default_store_path(), socket or default_socket_path()
     budgets = dict(zip(BUDGETS, (store_budget, daily_write_budget, keep_free, memory_budget), strict=True))
@@ -263,15 +363,23 @@ def serve(
         arguments += [] if canary == "always" else ["--canary", canary]
         arguments += ["--trusting"] * trusting
         arguments += [] if prefix_reuse == "exact" else ["--prefix-reuse", prefix_reuse]
+        arguments += [] if batch == DEFAULT_BATCH else ["--batch", str(batch)]
         arguments += [] if quantise_after is None else ["--quantise-after", str(quantise_after)]
         arguments += [] if quantise_bits is None else ["--quantise-bits", quantise_bits]
         arguments += [] if idle_sleep is None else ["--idle-sleep", str(idle_sleep)]
+        arguments += [] if config is None else ["--config", str(config.absolute())]
+        arguments += [] if load is None else ["--load", load]
+        arguments += [part for name in pin or () for part in ("--pin", name)]
+        arguments += [] if on_model_change is None else ["--on-model-change", on_model_change]
+        arguments += [] if model_ttl is None else ["--model-ttl", str(model_ttl)]
+        arguments += [] if scrub_rate is None else ["--scrub-rate", str(scrub_rate)]
         return _serve_in_background(arguments, store, log, as_json=as_json)
     if log is not None:
         raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
     # Here and nowhere else the command line becomes the daemon; at the top of the module the import would load MLX
     # for every command (test_hygiene.py).
-    from ..socket_api.main import ServeOptions, run
+    with _nothing_collected():
+        from ..socket_api.main import ServeOptions, run
 
     run(
         ServeOptions(
@@ -286,14 +394,21 @@ def serve(
             canary=canary,
             trusting=trusting,
             prefix_reuse=prefix_reuse,
+            batch=batch,
             quantise_after=quantise_after,
             quantise_bits=int(quantise_bits or DEFAULT_QUANTISE_BITS),
             json=as_json,
             store_budget=store_budget,
             daily_write_budget=daily_write_budget,
-            keep_free=keep_free or 0,
+            keep_free=keep_free,
             memory_budget=memory_budget,
             idle_sleep=idle_sleep,
+            config=config,
+            load=load,
+            pinned=tuple(pin or ()),
+            model_ttl=model_ttl,
+            on_model_change=on_model_change,
+            **({} if scrub_rate is None else {"scrub_rate": scrub_rate}),
         )
     )
     return OK.number
@@ -343,3 +458,15 @@ def _named_folders(option: str, given: list[str] | None) -> dict[str, str]:
             raise InvalidUsage(f"{option} names {name!r} twice.", option=option, name=name)
         folders[name] = str(Path(path).expanduser()) if path.startswith("~") else path
     return folders
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Imports that stay: the hundreds of thousands of objects that they make are not looked through for garbage, now
+    nor later. A daemon is ready a tenth of a second sooner, and no request waits for such a look."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -132,7 +132,7 @@ def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
 
 
 def _facts(detail: dict[str, Any]) -> RenderableType:
-    info, lossy, origin = detail["info"], detail.get("lossy"), detail.get("forked_from")
+    info, lossy = detail["info"], detail.get("lossy")
     facts = facts_table()
     changed = ", changed since it last slept" if info["dirty"] else ""
     facts.add_row("  state", plain(info["state"]) + changed)
@@ -147,9 +147,11 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     if lossy:
         tokens = format_plural(lossy["tokens"], "token")
         facts.add_row("  lossy", f"keys and values of the first {tokens} in {lossy['bits']} bits")
-    if origin:
-        begun = f"{origin['session']} at version {origin['version']}, with {format_plural(origin['tokens'], 'token')}"
-        facts.add_row("  forked from", plain(begun))
+    for way, what in (("forked", "with"), ("folded", "a summary of")):
+        if origin := detail.get(f"{way}_from"):
+            tokens = format_plural(origin["tokens"], "token")
+            begun = f"{origin['session']} at version {origin['version']}, {what} {tokens}"
+            facts.add_row(f"  {way} from", plain(begun))
     facts.add_row("  bundle", plain(info["bundle_id"] or "– (never slept)"))
     facts.add_row("  last sleep", format_time(info["slept_ns"]))
     if info["labels"]:

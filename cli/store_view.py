@@ -42,6 +42,7 @@ class Detail:
     backend: dict[str, str]
     lossy: dict[str, int] | None
     forked_from: dict[str, Any] | None
+    folded_from: dict[str, Any] | None
     environment: dict[str, str]
 
 
@@ -89,7 +90,8 @@ def load_detail(store: Store, session: str) -> Detail:
         identity=dict(manifest.identity.parts),
         backend=_backend_of(manifest),
         lossy=_lossy_of(manifest),
-        forked_from=_origin_of(manifest),
+        forked_from=_origin_of(manifest, "forked_from"),
+        folded_from=_origin_of(manifest, "folded_from"),
         environment=dict(manifest.environment),
     )
 
@@ -114,9 +116,9 @@ def _lossy_of(manifest: Manifest) -> dict[str, int] | None:
     return dict(told) if all(type(value) is int and value > 0 for value in told.values()) else None
 
 
-def _origin_of(manifest: Manifest) -> dict[str, Any] | None:
-    """Where a session was forked from, as its map says; whatever else stands there, others wrote."""
-    told = manifest.session.get("forked_from")
+def _origin_of(manifest: Manifest, name: str) -> dict[str, Any] | None:
+    """Where a session was forked or folded from, as its map says; whatever else stands there, others wrote."""
+    told = manifest.session.get(name)
     kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
     if not isinstance(told, dict) or {name: type(value) for name, value in told.items()} != kinds:
         return None

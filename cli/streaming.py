@@ -78,6 +78,11 @@ def finish_generation(output: Output, command: str, result: GenerateResult) -> i
         output.document(command, result.model_dump(mode="json"))
         return OK.number
     remark_on_wake_in_passing(output, result.woken)
+    if result.rewound_to is not None:
+        output.remark(
+            f"[dim]the transcript had diverged: the session went back to token {format_count(result.rewound_to)}, and "
+            f"what it had is an earlier version[/]"
+        )
     written = len(result.tokens)
     output.remark(
         f"[dim]{format_plural(written, 'token')} in {format_seconds(result.seconds)}"

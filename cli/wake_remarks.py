@@ -15,6 +15,13 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
     if woken.salvaged:
         told = describe_salvaged(woken.salvaged.tokens, woken.salvaged.of)
         output.remark(f"[yellow]saved by a repair[/]: {told}")
+    if woken.recomputed:
+        again = woken.recomputed
+        bits = "to the bit what it was" if again.same_logits else "not to the bit what it was"
+        output.remark(
+            f"[yellow]healed[/]: {format_plural(again.tokens, 'token')} from token {format_count(again.start)} of"
+            f" version {again.version} were damaged on the disk and computed again; what follows from them is {bits}"
+        )
     if woken.lossy:
         output.remark(f"[yellow]lossy[/]: {describe_loss(woken.lossy)}")
     if woken.differs:

@@ -35,6 +35,7 @@ class Buffers:
 
         def limit() -> int:
             before = int(mx.set_cache_limit(0))  # MLX tells it to those who change it alone
+            before = before if self._before is None else self._before
             mx.set_cache_limit(min(before, for_sessions // CACHED_SHARE))
             return before
 

@@ -10,24 +10,41 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from ..memvid.sizes import format_plural
 from . import turns
-from .errors import ContextOverflow
+from .errors import ContextOverflow, TemplateUnusable
 from .models import LoadedModel
 from .sessions import Session
+from .turns import Message
+from .why import Words
 
 # NFC makes a text at most 3.5 times shorter in UTF-8 (iota with dialytika and tonos; Hangul: 3 times).
 _NFC_SHRINKS_AT_MOST = 4
 
-# Stand for a message's and the system's words while a template is rendered: nothing that one strips or moves.
-_MESSAGE = "torpormessageplaceholder2b6e"
-_SYSTEM = "torporsystemplaceholder5d0a"
+# Stands for somebody's words while a template is rendered, with a number of fixed width: nothing that one strips or
+# moves.
+_MARK = "torporwordsplaceholder2b6e"
+_MARKS = re.compile(f"({_MARK}[0-9]{{8}})")
+# What sets an assistant's thinking apart. Templates look for it, and it ends no turn, so it is left where it stands.
+_THINKING = re.compile("(</?think>)")
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a ledger messages are to be read. held: tokens before them; last: the one just before, None where a
+    conversation begins with them; turn_open: whether they are inside an assistant's turn, which has to be closed."""
+
+    held: int
+    last: int | None
+    turn_open: bool
 
 
 class Encoder:
@@ -36,7 +53,7 @@ class Encoder:
     def __init__(self) -> None:
         # One: a tokenizer has settings that a call may change, so no two calls may be at one tokenizer.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-text")
-        self._most_bytes: dict[str, int | None] = {}
+        self._most_bytes: dict[bytes, int | None] = {}  # by identity: a name may get another model
 
     async def text(self, live: Session, text: str) -> list[int]:
         """The tokens of a text that continues the ledger.
@@ -52,35 +69,53 @@ class Encoder:
 
         return await self._aside(encode)
 
-    async def turn(self, live: Session, message: Mapping[str, str]) -> list[int]:
-        """The tokens of a new turn alone; those of earlier turns are in the ledger as they were read and sampled.
+    async def plain(self, model: LoadedModel, text: str, *, opening: bool) -> list[int]:
+        """The tokens of somebody's words.
 
         Raises:
-            TemplateUnusable: the model has no template, or one that refuses the message.
-            ContextOverflow: the turn is too long to fit, however it is tokenised.
+            ContextOverflow: as of `text`.
         """
-        # What is asked of the session is asked here: a thread may still be at work when a cancelled request lets go.
-        model, held, system, turn_open = live.model, len(live.state.tokens), live.system, live.turn_open
-        last = live.state.tokens[-1] if held else None
 
-        def rendered(message: Mapping[str, str], system: str | None) -> str:
-            if last is None or system is not None:
-                return turns.first_turn(model.render, message, system=system)
-            end_text = str(model.tokenizer.decode([last])) if last in model.end_tokens else ""
-            return turns.next_turn(model.render, message, turn_open=turn_open, end_text=end_text)
+        def encode() -> list[int]:
+            self._require_could_fit(model, text, held=0)
+            return model.encode_plain(text, opening=opening)
+
+        return await self._aside(encode)
+
+    async def messages(self, model: LoadedModel, messages: Sequence[Message], place: Place) -> list[int]:
+        """The tokens of messages alone, up to where the assistant is to speak; those of earlier turns are in the ledger
+        as they were read and sampled.
+
+        Raises:
+            TemplateUnusable: the model has no template, or one that refuses the messages.
+            ContextOverflow: they are too long to fit, however they are tokenised.
+        """
 
         def render_and_encode() -> list[int]:
-            text = rendered(message, system)
-            self._require_could_fit(model, text, held=held)
-            if not (model.holds_control(message["content"]) or model.holds_control(system or "")):
-                # A template writes the first token itself, so none is added.
-                return model.encode(text, opening=False)
-            # Somebody's words spell a control token. Only the template's own are obeyed.
-            words = {_MESSAGE: message["content"], _SYSTEM: system or ""}
-            marked = rendered({**message, "content": _MESSAGE}, None if system is None else _SYSTEM)
-            return _encode_around(model, marked, words)
+            self._require_could_fit(model, _rendered(model, messages, place), held=place.held)
+            return _encoded(model, messages, place)
 
         return await self._aside(render_and_encode)
+
+    async def lengths(
+        self, model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int]
+    ) -> Sequence[int]:
+        """How many of the tokens of messages, `ids`, there are at the end of each: of an assistant's words up to their
+        end token, of another message up to the end of the next such words, or all. Nothing, where that cannot be told,
+        or the conversation could not be continued there token by token."""
+        if not any(message["role"] == "assistant" for message in messages[:-1]):
+            return ()
+        return await self._aside(lambda: _lengths(model, messages, place, ids))
+
+    async def with_words(self, model: LoadedModel, work: Callable[[Words], Result]) -> Result:
+        """What some work makes of a model's words; nobody else is at its tokenizer meanwhile."""
+
+        def with_tokenizer() -> Result:
+            vocabulary = model.tokenizer.get_vocab()
+            controls = frozenset(vocabulary[text] for text in model.control_texts if text in vocabulary)
+            return work(Words(lambda tokens: str(model.tokenizer.decode(list(tokens))), controls))
+
+        return await self._aside(with_tokenizer)
 
     def close(self) -> None:
         """End the thread, when what it is at is done."""
@@ -97,29 +132,104 @@ class Encoder:
             raise ContextOverflow(
                 f"The text has {format_plural(size_bytes, 'byte')}, which are {format_plural(least, 'token')} or more, "
                 f"and the session holds {held}, but the context of model {model.name!r} ends at "
-                f"{model.context_tokens}. Give a shorter text.",
+                f"{model.context_tokens}. Give a shorter text, or fold the session into a smaller one (torpor fold).",
                 token_count=held,
                 wanted_tokens=least,
                 context_tokens=model.context_tokens,
             )
 
     def _most_bytes_of(self, model: LoadedModel) -> int | None:
-        if model.name not in self._most_bytes:
+        identity = model.identity.digest
+        if identity not in self._most_bytes:
             backend = getattr(model.tokenizer, "backend_tokenizer", None)
             described = json.loads(backend.to_str()) if backend is not None else {}
-            self._most_bytes[model.name] = most_bytes_per_token(described)
-        return self._most_bytes[model.name]
+            self._most_bytes[identity] = most_bytes_per_token(described)
+        return self._most_bytes[identity]
+
+
+def _rendered(model: LoadedModel, messages: Sequence[Message], place: Place) -> str:
+    if place.last is None:
+        return turns.opening(model.render, messages)
+    end_text = str(model.tokenizer.decode([place.last])) if place.last in model.end_tokens else ""
+    return turns.continuation(model.render, messages, turn_open=place.turn_open, end_text=end_text)
+
+
+def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place) -> list[int]:
+    # Where somebody's words spell a control token, only the template's own are obeyed.
+    marked, words = _marked(messages, model.holds_control)
+    # A template writes the first token itself, so none is added.
+    text = _rendered(model, marked, place)
+    return _encode_around(model, text, words) if words else model.encode(text, opening=False)
+
+
+def _lengths(model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int]) -> Sequence[int]:
+    """`Encoder.lengths`: the end tokens that a template sets behind each message are counted, and found in `ids`."""
+    names = [f"{_MARK}{at:08}" for at in range(len(messages))]
+    named: list[Message] = [{**message, "content": name} for message, name in zip(messages, names, strict=True)]
+    pieces = _MARKS.split(_rendered(model, named, place))
+    if pieces[1::2] != names:
+        return ()
+    behind = [_end_tokens_in(model, piece) for piece in pieces[::2]]
+    ends = [at + 1 for at, token in enumerate(ids) if token in model.end_tokens]
+    if sum(behind) != len(ends):
+        return ()
+    before = list(accumulate(behind))
+    own = [
+        ends[before[at]] if message["role"] == "assistant" and behind[at + 1] else None
+        for at, message in enumerate(messages)
+    ]
+    last = max((at for at, end in enumerate(own[:-1]) if end is not None), default=None)
+    if last is None or not _goes_on_at(model, messages[last + 1 :], place, ids, own[last] or 0):
+        return ()
+    lengths = [len(ids)]
+    for end in reversed(own[:-1]):
+        lengths.append(lengths[-1] if end is None else end)
+    return lengths[::-1]
+
+
+def _end_tokens_in(model: LoadedModel, text: str) -> int:
+    return sum(token in model.end_tokens for token in model.encode(text, opening=False)) if text else 0
+
+
+def _goes_on_at(model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int], length: int) -> bool:
+    """Whether a conversation that is continued there with these messages has the same tokens."""
+    try:
+        return _encoded(model, messages, Place(place.held + length, ids[length - 1], turn_open=True)) == ids[length:]
+    except TemplateUnusable:
+        return False
 
 
 def _encode_around(model: LoadedModel, marked: str, words: Mapping[str, str]) -> list[int]:
     """The tokens of a template's text, and of the words that stand in it where their marks are, which are plain."""
     tokens: list[int] = []
-    for piece in re.split(f"({'|'.join(words)})", marked):
+    for piece in _MARKS.split(marked):
         if piece in words:
             tokens += model.encode_plain(words[piece], opening=False)
         elif piece:
             tokens += model.encode(piece, opening=False)
     return tokens
+
+
+def _marked(messages: Sequence[Message], holds_control: Callable[[str], bool]) -> tuple[list[Message], dict[str, str]]:
+    """The messages with marks in the place of words that spell control tokens (or marks), and those words by mark."""
+    words: dict[str, str] = {}
+
+    def mark(text: str) -> str:
+        core = text.strip()
+        if not holds_control(core) and _MARK not in core:
+            return text
+        name = f"{_MARK}{len(words):08}"
+        words[name] = core
+        return text.replace(core, name)
+
+    def marked(message: Message) -> Message:
+        text = message["content"]
+        if message["role"] != "assistant":
+            return {**message, "content": mark(text)}
+        parts = _THINKING.split(text)
+        return {**message, "content": "".join(part if _THINKING.fullmatch(part) else mark(part) for part in parts)}
+
+    return [marked(message) for message in messages], words
 
 
 def most_bytes_per_token(tokenizer: Mapping[str, Any]) -> int | None:

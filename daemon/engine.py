@@ -1,9 +1,12 @@
 """The one thread that owns MLX.
 
-Work comes as *steps*: a generator that does a bounded piece (one prefill chunk, one token) between two yields.
-Jobs take turns, a piece each, so that a long prefill does not stop the token stream of another session. A job
-whose caller goes away is closed at its next yield, where its state is consistent by construction; the caller
-waits for that, so nobody touches a session while the engine still does.
+Work comes as *steps*: a generator that does a bounded piece (one prefill chunk) between two yields. A step that writes
+yields a `Decode`, the token that its state is to read next, and is sent the logits: the engine reads the tokens of all
+that write in one round, a batch where it can. A job whose caller goes away is closed at its next yield, where its state
+is consistent by construction; the caller waits for that, so nobody touches a session while the engine still does.
+
+Rounds of tokens and pieces of other work share the thread by time, half and half where both have something to do: so a
+long prefill slows the streams of others down, and never stops them; and among the pieces jobs take turns.
 
 Streams of MLX are thread-local: an evaluated array may be used on any thread, a lazy one only here.
 """
@@ -13,59 +16,107 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import mlx.core as mx
 
-from .errors import ServiceClosed
+from ..snapshot.state import LiveState
+from .decoding import Decode, Decoder, lost
+from .errors import GenerationFailed, ServiceClosed
 from .waiting import settled
 
 Result = TypeVar("Result")
-Steps = Generator[None, None, Result]
+
+
+class Soon:
+    """What a step yields that is nearly done: the next piece before those of others that wait for their turn."""
+
+
+SOON: Final = Soon()
+Steps = Generator[Soon | None, None, Result]
+WritingSteps = Generator[Decode, mx.array, Result]
+AnySteps = Steps[Result] | WritingSteps[Result]
+
+_MOST_LEAD_S = 1.0
+"""How far ahead of the other one a side may come: what both did long ago is forgotten."""
 
 
 class _Job:
-    """Steps with the future that waits for their result, on the loop where it waits."""
+    """Steps with the future that waits for their result, on the loop where it waits.
 
-    __slots__ = ("cancelled", "future", "loop", "steps")
+    decode: what they wait for; None where they wait for their turn. outcome: what came of it. writes: the state that
+    they are writing to. settlement: how they ended, value and error.
+    """
 
-    def __init__(self, steps: Steps[Any], loop: asyncio.AbstractEventLoop) -> None:
-        self.steps = steps
+    __slots__ = (
+        "begins_writing",
+        "cancelled",
+        "decode",
+        "future",
+        "is_soon",
+        "loop",
+        "outcome",
+        "settlement",
+        "steps",
+        "writes",
+    )
+
+    def __init__(self, steps: AnySteps[Any], loop: asyncio.AbstractEventLoop, *, begins_writing: bool) -> None:
+        self.steps: Generator[Decode | Soon | None, Any, Any] = steps
+        self.is_soon = False
         self.loop = loop
+        self.begins_writing = begins_writing
         self.future: asyncio.Future[Any] = loop.create_future()
         self.cancelled = False
+        self.decode: Decode | None = None
+        self.outcome: mx.array | BaseException | None = None
+        self.writes: LiveState | None = None
+        self.settlement: tuple[object, BaseException | None] | None = None
 
-    def advance(self) -> bool:
-        """Do one piece; True while there is more to do."""
+    def advance(self) -> None:
+        """Do one piece, given what came of the token that was waited for; to the end if that was the last one."""
         try:
-            if self.cancelled:
+            if self.cancelled and self.outcome is None:  # a token that has been read is committed before
                 self.steps.close()
-                self._settle(None, None)
-                return False
-            next(self.steps)
+                self.settlement = None, None
+            elif isinstance(self.outcome, BaseException):
+                self._ask(self.steps.throw(self._taken()))
+            else:
+                self._ask(self.steps.send(self._taken()))
+            self.writes = self.decode.state if self.decode is not None else self.writes
         except StopIteration as end:
-            self._settle(end.value, None)
-            return False
+            self.settlement = end.value, None
         except BaseException as error:  # noqa: BLE001 - whatever a step raises belongs to its caller, not to the engine
             # A SystemExit out of a model's code must end that request, not the event loop that waits for it.
             failure = error if isinstance(error, Exception) else RuntimeError(f"A step ended with {error!r}.")
-            self._settle(None, error.with_traceback(_below(error)) if failure is error else failure)
-            return False
-        return True
+            self.settlement = None, error.with_traceback(_below(error)) if failure is error else failure
 
-    def _settle(self, value: object, error: BaseException | None) -> None:
-        def deliver() -> None:
-            if self.future.done():
-                return
-            if error is not None:
-                self.future.set_exception(error)
-            else:
-                self.future.set_result(value)
+    def _ask(self, what: Decode | Soon | None) -> None:
+        self.decode = what if isinstance(what, Decode) else None
+        self.is_soon = what is SOON
 
-        self.loop.call_soon_threadsafe(deliver)
+    def _taken(self) -> Any:
+        outcome, self.outcome = self.outcome, None
+        return outcome
+
+    def settle(self) -> None:
+        """Tell whoever waits. An error has the frames of the engine, and these have the job, so it must not have it."""
+        assert self.settlement is not None
+        self.loop.call_soon_threadsafe(_deliver, self.future, *self.settlement)
+        del self.settlement, self.future
+
+
+def _deliver(future: asyncio.Future[Any], value: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
 
 
 def _below(error: BaseException) -> TracebackType | None:
@@ -74,16 +125,22 @@ def _below(error: BaseException) -> TracebackType | None:
 
 
 class Engine:
-    """Runs steps on a thread of its own until `stop`."""
+    """Runs steps on a thread of its own until `stop`. decoder: who reads the tokens of those that write."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: Decoder | None = None) -> None:
+        self._decoder = decoder or Decoder()
+        self._turns: deque[_Job] = deque()
+        self._writing: list[_Job] = []
+        self._lead_s = 0.0  # by how much pieces have had more time than tokens
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="torpor-engine", daemon=True)
         self._thread.start()
 
-    async def run(self, steps: Steps[Result]) -> Result:
+    async def run(self, steps: AnySteps[Result], *, writes: bool = False) -> Result:
         """The result of the steps, which run on the engine thread, taking turns with those of others.
+
+        writes: they ask for a token at once, so they begin with the next round of tokens, before work that waits.
 
         When the awaiting task is cancelled, the steps are closed at their next yield, and only then does the
         cancellation go on.
@@ -94,16 +151,17 @@ class Engine:
         if self._stopped:
             steps.close()
             raise ServiceClosed("The daemon is stopping; try again when it is back.")
-        job = _Job(steps, asyncio.get_running_loop())
+        job = _Job(steps, asyncio.get_running_loop(), begins_writing=writes)
+        future = job.future
         self._inbox.put(job)
         try:
-            return await asyncio.shield(job.future)
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
             job.cancelled = True
-            await settled(job.future)
+            await settled(future)
             raise
         finally:
-            del job  # its error, whose frames have this one, would hold itself
+            del job, future  # the error, whose frames have this one, would hold itself
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """The result of one short function, run on the engine thread between the steps of others."""
@@ -114,6 +172,15 @@ class Engine:
 
         return await self.run(steps())
 
+    def release(self, state: LiveState) -> None:
+        """Have a state's caches out of a batch for now; for what runs on the engine thread and reads them."""
+        self._decoder.release([state])
+
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens that sessions have read beside each other, in one model call."""
+        return self._decoder.batched_tokens
+
     def stop(self) -> None:
         """Let the jobs at hand finish, then end the thread. Idempotent."""
         if not self._stopped:
@@ -122,26 +189,84 @@ class Engine:
         self._thread.join()
 
     def _run(self) -> None:
-        jobs: deque[_Job] = deque()
         accepting = True
-        while accepting or jobs:
-            accepting = self._take_in(jobs, accepting=accepting)
-            if jobs:
-                job = jobs.popleft()
-                if job.advance():
-                    jobs.append(job)
-                del job  # while this thread waits for the next, the states of the last one would stay in memory
+        while accepting or self._turns or self._writing:
+            accepting = self._take_in(accepting=accepting)
+            if self._writing and (not self._turns or self._lead_s > 0):
+                self._lead_s -= self._timed(self._decode_round)
+            elif self._turns:
+                self._lead_s += self._timed(self._do_piece)
+            if not (self._turns and self._writing):
+                self._lead_s = 0.0
+            self._lead_s = max(-_MOST_LEAD_S, min(_MOST_LEAD_S, self._lead_s))
         # Without this as the thread's last act, the interpreter aborts at exit in some runs.
         mx.clear_streams()
 
-    def _take_in(self, jobs: deque[_Job], *, accepting: bool) -> bool:
+    @staticmethod
+    def _timed(work: Callable[[], None]) -> float:
+        begun = time.perf_counter()
+        work()
+        return time.perf_counter() - begun
+
+    def _do_piece(self) -> None:
+        job = self._turns.popleft()
+        job.advance()
+        self._sort([job])
+
+    def _decode_round(self) -> None:
+        """One token for each that writes."""
+        beginning = [job for job in self._writing if job.decode is None]
+        for job in beginning:
+            self._writing.remove(job)
+            job.advance()
+        self._sort(beginning)
+        jobs, self._writing = self._writing, []
+        given_up = [job for job in jobs if job.cancelled]
+        going_on = [(job, job.decode) for job in jobs if not job.cancelled and job.decode is not None]
+        self._release(given_up)
+        for (job, _), outcome in zip(going_on, self._decoded([decode for _, decode in going_on]), strict=True):
+            job.outcome = outcome
+            del outcome  # an error, whose frames have this one, would hold itself
+        for job in jobs:
+            job.advance()
+        self._sort(jobs)
+
+    def _decoded(self, asked: Sequence[Decode]) -> Sequence[mx.array | BaseException]:
+        try:
+            return self._decoder.decode(asked)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it must not end the thread that all depend on
+            why = f"{type(error).__name__}: {error}"
+        return [
+            GenerationFailed(f"The engine could not decode: {why}.", position=len(each.state.tokens)) for each in asked
+        ]
+
+    def _sort(self, jobs: Sequence[_Job]) -> None:
+        """Where each goes from here. Who has ended is told when its state is its own again."""
+        self._release([job for job in jobs if job.settlement is not None or job.decode is None])
+        for job in jobs:
+            if job.settlement is not None:
+                if job.writes is not None and job.writes.is_lost:  # what it wrote is nowhere any more
+                    job.settlement = None, lost(job.writes)
+                job.settle()
+            elif job.decode is not None:
+                self._writing.append(job)
+            elif job.is_soon:
+                self._turns.appendleft(job)
+            else:
+                self._turns.append(job)
+
+    def _release(self, jobs: Sequence[_Job]) -> None:
+        if states := [job.writes for job in jobs if job.writes is not None]:
+            self._decoder.release(states)
+
+    def _take_in(self, *, accepting: bool) -> bool:
         """Move what has arrived to the end of the turn; wait only when there is nothing to do."""
         while accepting:
             try:
-                job = self._inbox.get(block=not jobs)
+                job = self._inbox.get(block=not self._turns and not self._writing)
             except queue.Empty:
                 break
             if job is None:
                 return False
-            jobs.append(job)
+            (self._writing if job.begins_writing else self._turns).append(job)
         return accepting

@@ -35,6 +35,24 @@ class UnknownModel(DaemonError):
     code = "unknown_model"
 
 
+class InvalidConfiguration(DaemonError):
+    """A configuration file that cannot be read, or says what is not known."""
+
+    code = "invalid_configuration"
+
+
+class ModelInUse(DaemonError):
+    """A model is to be unloaded while a request or a session that must stay in memory needs it."""
+
+    code = "model_in_use"
+
+
+class ModelChanged(DaemonError):
+    """A model's files are not those of which it was loaded."""
+
+    code = "model_changed"
+
+
 class ModelUnavailable(DaemonError):
     """A model cannot be loaded from where it is said to be."""
 
@@ -77,6 +95,24 @@ class TemplateUnusable(DaemonError):
     code = "template_unusable"
 
 
+class InvalidTranscript(DaemonError):
+    """Messages that are no transcript of a chat which the assistant is to go on with."""
+
+    code = "invalid_transcript"
+
+
+class TranscriptDiverged(DaemonError):
+    """A transcript is not what the session has read and written. The session is as it was."""
+
+    code = "transcript_diverged"
+
+
+class InvalidFold(DaemonError):
+    """A session cannot be folded so: there is no summary, or two ways to one."""
+
+    code = "invalid_fold"
+
+
 class GenerationFailed(DaemonError):
     """The model failed; the session is back at its last committed token."""
 
@@ -95,6 +131,24 @@ class MemoryBusy(DaemonError):
     code = "memory_busy"
 
 
+class NotRecomputable(DaemonError):
+    """What was damaged of a session cannot be computed again from what is stored."""
+
+    code = "not_recomputable"
+
+
+class UnknownEvent(DaemonError):
+    """No event has such a name."""
+
+    code = "unknown_event"
+
+
+class TooManySubscribers(DaemonError):
+    """As many as the daemon serves are told of events already."""
+
+    code = "too_many_subscribers"
+
+
 class ServiceClosed(DaemonError):
     """The daemon is stopping and takes no more work."""
 
@@ -105,3 +159,8 @@ class SessionAwake(DaemonError):
     """An earlier version was asked for while the session is awake with another."""
 
     code = "session_awake"
+
+
+def sentence_of(error: BaseException) -> str:
+    """An error as it is told where it is no answer: its code, or its kind if it is none of ours, and its message."""
+    return f"{error.code}: {error.message}" if isinstance(error, TorporError) else f"{type(error).__name__}: {error}"

@@ -15,7 +15,8 @@ from typing import Any
 
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
-from .hibernation import Hibernation, ModelNamed, WakeOrder
+from .hibernation import Hibernation, WakeOrder
+from .models import LoadedModel
 from .origin import FORKED_FROM, Origin
 from .results import Emit
 
@@ -51,28 +52,34 @@ class Forked:
 class Forking:
     """Makes forks, in the store alone where it can be done there."""
 
-    def __init__(self, store: Store, hibernation: Hibernation, model_named: ModelNamed) -> None:
+    def __init__(self, store: Store, hibernation: Hibernation) -> None:
         self._store = store
         self._hibernation = hibernation
-        self._model_named = model_named
 
-    async def fork(self, order: ForkOrder, emit: Emit) -> Forked:
-        """The first version of a new session. Whoever calls it has the turns of both.
+    async def refer_to_all(self, order: ForkOrder) -> Forked:
+        """The first version of a new session, with all of the other's tokens. Whoever calls it has the turns of both.
+
+        Raises:
+            StoreError: the other version is damaged or gone, or there is no room for the fork.
+        """
+        return Forked(await self._hibernation.on_writer(lambda: self._refer_to_all(order)), 0)
+
+    async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: Emit) -> Forked:
+        """The first version of a new session, at an earlier token. Whoever calls it has the turns of both, and memory
+        for the other's state.
 
         Raises:
             StoreError: the other version is damaged or gone, or there is no room for the fork.
             NoSuchPosition: the version has fewer tokens. What else a wake raises, where one is needed.
         """
-        if order.tokens == order.row.token_count:
-            return Forked(await self._hibernation.on_writer(lambda: self._refer_to_all(order)), 0)
-        wake = WakeOrder(order.row.version, order.at_token, hashing=True)
-        woken = await self._hibernation.wake(order.row.uri, wake, self._model_named, emit)
+        wake = WakeOrder(order.row.version, order.at_token, hashing=True, cause="fork")
+        woken = await self._hibernation.wake(order.row.uri, wake, model, emit)
         session = woken.session
         session.uri, session.created_ns = order.uri, time.time_ns()
         session.labels = session.labels if order.labels is None else order.labels
         session.forked_from = order.origin
         computed = session.state.computed_tokens
-        return Forked(await self._hibernation.sleep(session, emit), computed)
+        return Forked(await self._hibernation.sleep(session, emit, cause="fork"), computed)
 
     def _refer_to_all(self, order: ForkOrder) -> Receipt:
         """A version with the very chain of the other, by its manifest; no block is read or written."""

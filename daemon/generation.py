@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 from blake3 import blake3
 
-from ..errors import TorporError
 from ..memvid.sizes import format_plural
 from ..snapshot import memory
 from ..snapshot.caches import arrays_of, without_last
@@ -25,8 +24,9 @@ from ..snapshot.checkpoints import checkpoint_of
 from ..snapshot.passes import MAX_PASS_TOKENS
 from ..snapshot.state import LiveState
 from . import canary
-from .engine import Steps
-from .errors import ContextOverflow, GenerationFailed, InvalidTokens
+from .decoding import Decode, logits_after, raise_as_failure
+from .engine import SOON, Steps, WritingSteps
+from .errors import ContextOverflow, InvalidTokens
 from .models import LoadedModel
 from .results import FinishReason
 from .sampler import draw
@@ -48,12 +48,16 @@ def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> No
     Raises:
         ContextOverflow: with both sizes; the session is as it was.
     """
-    held = len(state.tokens)
+    require_room_behind(model, len(state.tokens), wanted_tokens)
+
+
+def require_room_behind(model: LoadedModel, held: int, wanted_tokens: int) -> None:
+    """As `require_room`, behind so many tokens."""
     if held + wanted_tokens > model.context_tokens:
         raise ContextOverflow(
             f"The session holds {format_plural(held, 'token')} and {wanted_tokens} more were asked for, but the "
             f"context of model {model.name!r} ends at {model.context_tokens}. Ask for at most "
-            f"{max(0, model.context_tokens - held)}.",
+            f"{max(0, model.context_tokens - held)}, or fold the session into a smaller one (torpor fold).",
             token_count=held,
             wanted_tokens=wanted_tokens,
             context_tokens=model.context_tokens,
@@ -94,17 +98,18 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
             chunk = tokens[done : done + size]
             done += size
             if wants_logits:
-                logits = _logits_after(model, state, chunk)
+                logits = logits_after(model, state, chunk)
                 _take_checkpoint(model, state, held + done, chunk[-1], logits)
             else:
                 model.extend(chunk, state)
                 mx.eval(arrays_of(state.caches))
             if done < len(tokens):
                 on_tokens(done, len(tokens))
-                yield
+                # The last token alone is short, and somebody waits for what it leads to.
+                yield SOON if done == len(tokens) - 1 else None
     except BaseException as error:
         put_back()
-        _raise_as_failure(error, held)
+        raise_as_failure(error, held)
         raise
     state.tokens.extend(tokens)
     state.last_logits = logits
@@ -153,16 +158,19 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class WriteOrder:
     """What is asked of a generation. keep_end: whether the end token that closes it goes into the ledger, as it
-    must in a chat, whose template closes each turn with it."""
+    must in a chat, whose template closes each turn with it. alone: never in one model call with other sessions."""
 
     max_tokens: int
     sampling: Sampling
     stop: tuple[str, ...] = ()
     prove: bool = False
     keep_end: bool = False
+    alone: bool = False
 
 
-def write(model: LoadedModel, state: LiveState, order: WriteOrder, written: Written, on_token: OnToken) -> Steps[None]:
+def write(
+    model: LoadedModel, state: LiveState, order: WriteOrder, written: Written, on_token: OnToken
+) -> WritingSteps[None]:
     """Draw and commit tokens until an end token, a stop string or the limit.
 
     Raises:
@@ -177,7 +185,7 @@ def write(model: LoadedModel, state: LiveState, order: WriteOrder, written: Writ
         on_token(token, piece)
 
     for _ in range(order.max_tokens):
-        proof, token = _draw_and_commit(model, state, order)
+        proof, token = yield from _draw_and_commit(model, state, order)
         ended = token in model.end_tokens
         if ended and not order.keep_end:
             written.finish_reason = "stop"
@@ -189,7 +197,6 @@ def write(model: LoadedModel, state: LiveState, order: WriteOrder, written: Writ
         if ended or stops.found:
             written.finish_reason = "stop"
             break
-        yield
     else:
         written.finish_reason = "length"
     if not stops.found and (left := stops.push(text.finish()) + stops.finish()):
@@ -215,62 +222,40 @@ def find_logits(model: LoadedModel, state: LiveState) -> None:
     held, passes = len(state.tokens), state.passes.copy()
     try:
         with without_last(state.caches, held):
-            logits = _logits_after(model, state, state.tokens[-1:])
+            logits = logits_after(model, state, state.tokens[-1:])
     except BaseException as error:
-        _raise_as_failure(error, held)
+        raise_as_failure(error, held)
         raise
     finally:
         state.passes = passes
     state.last_logits = logits
 
 
-def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) -> tuple[str, int]:
+def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) -> WritingSteps[tuple[str, int]]:
     """Draw one token, and commit it unless it is an end token that is not to be kept."""
     assert state.last_logits is not None
     held = len(state.tokens)
     proof = logits_digest(state.last_logits) if order.prove else ""
-    put_back = state.kept(one_token=True)
     try:
         drawn = draw(order.sampling, state.last_logits, state.tokens, state.random_key)
-        if drawn.token in model.end_tokens and not order.keep_end:
-            return proof, drawn.token
-        logits = _logits_after(model, state, [drawn.token])
+    except Exception as error:
+        raise_as_failure(error, held)
+        raise
+    if drawn.token in model.end_tokens and not order.keep_end:
+        return proof, drawn.token
+    takes_checkpoint = not model.layout.by_token and state.checkpoints.is_due(held + 1)
+
+    def keep_checkpoint(logits: mx.array) -> None:
         state.random_key = drawn.next_key
         _take_checkpoint(model, state, held + 1, drawn.token, logits)
-    except BaseException as error:
-        put_back()
-        _raise_as_failure(error, held)
-        raise
+
+    logits = yield Decode(
+        model, state, drawn.token, order.alone or takes_checkpoint, keep_checkpoint if takes_checkpoint else None
+    )
+    state.random_key = drawn.next_key
     state.tokens.append(drawn.token)
     state.last_logits = logits
     return proof, drawn.token
-
-
-def _logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -> mx.array:
-    """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold.
-
-    Raises:
-        GenerationFailed: no token can be drawn from them; an argmax over NaN would quietly give token 0.
-    """
-    logits = model.extend(tokens, state)[0, -1].astype(mx.float32)
-    is_sound = mx.isfinite(mx.logsumexp(logits))
-    mx.eval(logits, is_sound, arrays_of(state.caches))
-    if not is_sound.item():
-        raise GenerationFailed(
-            f"The model's logits after token {len(state.tokens)} contain NaN or infinity: its weights are damaged, or "
-            "its numbers overflow. The session is as it was.",
-            position=len(state.tokens),
-        )
-    return logits
-
-
-def _raise_as_failure(error: BaseException, position: int) -> None:
-    """Give what a model raised a name and a code; let our own errors and a closing of the steps pass."""
-    if isinstance(error, Exception) and not isinstance(error, TorporError):
-        raise GenerationFailed(
-            f"The model failed after token {position}: {type(error).__name__}: {error}. The session is as it was.",
-            position=position,
-        ) from error
 
 
 def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: Sequence[int]) -> Steps[None]:
@@ -286,9 +271,9 @@ def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: 
         chunk = tokens[done : done + size]
         done += size
         if done == len(tokens):
-            state.last_logits = _logits_after(model, state, chunk)
+            state.last_logits = logits_after(model, state, chunk)
         else:
             model.extend(chunk, state)
             mx.eval(arrays_of(state.caches))
         state.tokens.extend(chunk)
-        yield
+        yield None

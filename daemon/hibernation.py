@@ -31,13 +31,16 @@ from ..snapshot.identity import circumstances_in, decide_bits, require_circumsta
 from ..snapshot.lossy import Loss, worst
 from ..snapshot.state import LiveState, token_array
 from . import canary
+from .bus import Bus
 from .compactor import Compactor
 from .engine import Engine, Steps
+from .events import SleepCause, WakeCause, WakeEnded, WakeVerified
 from .generation import find_logits, replay
 from .models import LoadedModel
 from .results import Emit, Progress, Stage
 from .sampler import initial_key
 from .sessions import Durable, Session, sampling_of
+from .telling import tell_sleep, tell_wake
 from .way import Way
 
 # Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
@@ -47,7 +50,6 @@ READ_THREADS = 2
 FILL_THREADS = 2
 
 Result = TypeVar("Result")
-ModelNamed = Callable[[str], LoadedModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,15 @@ class WakeOrder:
     """What is asked of a wake. version: the last one if None; at_token: how many of its tokens, all if None.
 
     strict: refuse what was computed by another device, library or version too. hashing: hash all that is read, whatever
-        the daemon trusts: what is written anew from it would seal a flipped bit with a digest of its own.
+        the daemon trusts: what is written anew from it would seal a flipped bit with a digest of its own. cause: what
+        for, as it is told.
     """
 
     version: int | None = None
     at_token: int | None = None
     strict: bool = False
     hashing: bool = False
+    cause: WakeCause = "asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +81,16 @@ class Woken:
 
 
 class Hibernation:
-    """Puts sessions to sleep in a store and wakes them from it."""
+    """Puts sessions to sleep in a store and wakes them from it.
+
+    on_damage: told of a session of which a wake has found that its bytes are not those that were written.
+    """
 
     def __init__(
-        self, store: Store, engine: Engine, way: Way, *, canary: Policy = "always", trusting: bool = False
+        self, store: Store, engine: Engine, way: Way, bus: Bus, *, canary: Policy = "always", trusting: bool = False
     ) -> None:
+        self._bus = bus
+        self.on_damage: Callable[[SessionUri], None] = _ignore
         self._canary = canary
         self._trusting = trusting
         self._store = store
@@ -92,27 +101,21 @@ class Hibernation:
         self._fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
         self._compactor = Compactor(store, CompactionPolicy(), way)
 
-    async def sleep(self, session: Session, emit: Emit, *, last: bool = False) -> Receipt:
+    async def sleep(self, session: Session, emit: Emit, *, cause: SleepCause, last: bool = False) -> Receipt:
         """Make the session's state durable; it stays in memory, clean. On failure it is as it was.
 
-        `last`: the daemon stops, so what is refused now is lost. Then the store may become larger than its budget, and
-        more may be written than in a day; only what the disk must keep free is kept.
+        cause: what for, as it is told. `last`: the daemon stops, so what is refused now is lost. Then the store may
+        become larger than its budget, and more may be written than in a day; only what the disk must keep free is kept.
 
         Raises:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example for want of room.
         """
-        with self._compactor.giving_way():
+        with tell_sleep(self._bus, session, cause) as tell_end, self._compactor.giving_way():
             receipt = await self._keep_with_room(session, emit, last)
+            tell_end(receipt)
             self._compactor.consider(receipt)
-        session.durable = Durable(
-            receipt.version,
-            receipt.bundle_id,
-            receipt.parent,
-            receipt.token_count,
-            receipt.logical_bytes,
-            receipt.entries,
-        )
+        session.durable = Durable.of(receipt)
         session.unchanged_tokens = receipt.token_count
         session.dirty = session.rewound = False
         session.state.checkpoints.became_durable(_checkpoints_in(receipt.entries, receipt.token_count))
@@ -217,8 +220,13 @@ class Hibernation:
             lossy=session.lossy,
         )
 
-    async def wake(self, uri: SessionUri, order: WakeOrder, model_named: ModelNamed, emit: Emit) -> Woken:
-        """Read a session back. All of it is verified before a session exists; nothing live is touched.
+    async def begin(self, model: LoadedModel, random_key: Callable[[], mx.array]) -> LiveState:
+        """The state of a session that has read nothing, with the key that is made of it on the engine thread."""
+        return await self._engine.call(lambda: model.new_state(random_key()))
+
+    async def wake(self, uri: SessionUri, order: WakeOrder, model: LoadedModel, emit: Emit) -> Woken:
+        """Read a session back, onto the model of its name. All of it is verified before a session exists; nothing live
+        is touched.
 
         Where no record is of the position that is wanted, what is missing is computed: of a state that is cut by token
         its logits, of another what lies behind the nearest record. That alone makes no version: of what a repair saved,
@@ -227,42 +235,50 @@ class Hibernation:
         Raises:
             StoreError: it is not in the store, or not what the index says, or damaged.
             SnapshotError: it belongs to another model, or to none that this version can restore.
-            UnknownModel: the model that it was slept with is not loaded.
             GenerationFailed: the model failed on it.
         """
-        reader = await self.on_io(lambda: self._store.open_session(uri, order.version))
-        try:
-            kept = reader.manifest.session
-            model = model_named(str(kept.get("model")))
-            plan = await self.on_io(
-                lambda: restore.plan_wake(
-                    reader,
-                    model.identity,
-                    model.layout,
-                    model=model.name,
-                    context_tokens=model.context_tokens,
-                    at=order.at_token,
-                )
+        with tell_wake(self._bus, uri, order.cause, order.version) as tell_end:
+            try:
+                with await self.on_io(lambda: self._store.open_session(uri, order.version)) as reader:
+                    woken = await self._wake(reader, order, model, emit)
+            except Corruption:
+                if order.cause != "heal":
+                    self.on_damage(uri)
+                raise
+            tell_end(partial(_end_of_wake, woken, order.cause))
+        return woken
+
+    async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: Emit) -> Woken:
+        begun, uri = time.monotonic(), reader.manifest.uri
+        kept = reader.manifest.session
+        plan = await self.on_io(
+            lambda: restore.plan_wake(
+                reader,
+                model.identity,
+                model.layout,
+                model=model.name,
+                context_tokens=model.context_tokens,
+                at=order.at_token,
             )
-            differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=order.strict)
-            filling = await self._engine.call(lambda: restore.allocate(plan))
-            on_progress = _reporter("wake", emit)
-            # An earlier token may have no canary, and then the hashes are all that proves it.
-            trusting = self._trusting and not order.hashing and order.at_token is None
-            await self.on_io(partial(filling.run, reader, self._fill, on_progress, trusting=trusting))
-            assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(differs))
-            state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
-            session = Session.woken(uri, model, state, _durable_of(reader, plan.read_bytes), kept)
-            session.differs, session.slept_by = differs, circumstances_in(kept.get("backend"))
-            session.loss = _loss_of(session, plan)
-            # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
-            session.unchanged_tokens = plan.resumed_tokens
-            session.saved_from = salvaged_from(reader.manifest)
-            told = salvaged_of(reader.manifest)
-            session.salvaged = told and told.within(plan.target_tokens)
-            return Woken(session, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds)
-        finally:
-            reader.close()
+        )
+        differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=order.strict)
+        filling = await self._engine.call(lambda: restore.allocate(plan))
+        on_progress = _reporter("wake", emit)
+        # An earlier token may have no canary, and then the hashes are all that proves it.
+        trusting = self._trusting and not order.hashing and order.at_token is None
+        await self.on_io(partial(filling.run, reader, self._fill, on_progress, trusting=trusting))
+        self._bus.publish(WakeVerified(uri, plan.read_bytes, not trusting, time.monotonic() - begun))
+        assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(differs))
+        state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
+        session = Session.woken(uri, model, state, durable_of(reader, plan.read_bytes), kept)
+        session.differs, session.slept_by = differs, circumstances_in(kept.get("backend"))
+        session.loss = _loss_of(session, plan)
+        # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
+        session.unchanged_tokens = plan.resumed_tokens
+        session.saved_from = salvaged_from(reader.manifest)
+        told = salvaged_of(reader.manifest)
+        session.salvaged = told and told.within(plan.target_tokens)
+        return Woken(session, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds)
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
         """Run store work that only reads, off the event loop."""
@@ -303,7 +319,7 @@ class _Assembly:
         state, plan = self.filling.assemble(self.model.new_caches(), random_key), self.filling.plan
         if plan.resumed_tokens:
             self._prove(state)
-            yield
+            yield None
         behind = token_array(plan.tokens)[plan.resumed_tokens :]
         if behind:
             sizes = list(plan.passes.between(plan.resumed_tokens, plan.target_tokens))
@@ -322,6 +338,22 @@ class _Assembly:
         self.canary_seconds = time.monotonic() - begun
 
 
+def _end_of_wake(woken: Woken, cause: WakeCause, seconds: float) -> WakeEnded:
+    session = woken.session
+    assert session.durable is not None
+    return WakeEnded(
+        session.uri,
+        cause,
+        version=session.durable.version,
+        tokens=len(session.state.tokens),
+        tokens_prefilled=session.state.computed_tokens,
+        bytes_read=woken.bytes_read,
+        canary=woken.canary,
+        canary_seconds=woken.canary_seconds,
+        seconds=seconds,
+    )
+
+
 def _loss_of(session: Session, plan: restore.WakePlan) -> Loss | None:
     """What a woken session has lost, by what its map says and by what its blocks are. What was computed again is not
     among it, and where that is all of it, nothing is lost."""
@@ -333,7 +365,8 @@ def _checkpoints_in(entries: Iterable[BlockEntry], token_count: int) -> list[int
     return [entry.start for entry in entries if entry.kind == "state" and entry.start < token_count]
 
 
-def _durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
+def durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
+    """The snapshot that a reader reads, as the last one of a session."""
     manifest = reader.manifest
     return Durable(
         manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, logical_bytes, reader.entries
@@ -348,3 +381,7 @@ def _reporter(stage: Stage, emit: Emit) -> Callable[[int, int], None]:
         loop.call_soon_threadsafe(emit, Progress(stage, done, total))
 
     return report
+
+
+def _ignore(_uri: SessionUri) -> None:
+    """For damage that nobody sees to."""

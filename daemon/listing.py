@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 
 from ..memvid.bundle import BundleReader
@@ -18,7 +19,7 @@ from ..snapshot.lossy import Loss
 from ..snapshot.state import token_array
 from .forking import Forked, ForkOrder
 from .models import LoadedModel
-from .origin import FORKED_FROM, Origin
+from .origin import FOLDED_FROM, FORKED_FROM, Origin
 from .results import (
     ForkResult,
     Lossy,
@@ -32,24 +33,45 @@ from .results import (
 )
 from .sampling import Sampling
 from .sessions import LOSSY, Durable, Session
+from .shelf import Place
 
 # How much of a session's end is shown: enough to recognise it by.
 TAIL_TOKENS = 160
 TAIL_CHARACTERS = 400
 
 
-def model_info(model: LoadedModel) -> ModelInfo:
-    """A resident model."""
+def model_info(place: Place, last_used: float, sessions_awake: int) -> ModelInfo:
+    """A model that is served. last_used: by the monotonic clock."""
+    model = place.model or place.facts
     return ModelInfo(
-        name=model.name,
-        path=str(model.folder),
-        identity=model.identity.digest.hex(),
-        compute_dtype=model.compute_dtype,
-        parameters=model.parameters,
-        resident=True,
-        context_tokens=model.context_tokens,
-        adapter=dict(model.identity.parts)["adapter"],
+        name=place.name,
+        path=place.choice.source if model is None else str(model.folder),
+        identity=None if model is None else model.identity.digest.hex(),
+        compute_dtype=None if model is None else model.compute_dtype,
+        parameters=None if model is None else model.parameters,
+        resident=place.model is not None,
+        context_tokens=None if model is None else model.context_tokens,
+        adapter=None if model is None else dict(model.identity.parts)["adapter"],
+        loading=place.loading is not None,
+        pinned=place.choice.pinned,
+        ttl_s=place.choice.ttl_s,
+        weights_bytes=0 if place.model is None else place.model.weights_bytes,
+        sessions_awake=sessions_awake,
+        loads=place.loads,
+        idle_s=max(0.0, time.monotonic() - last_used),
+        problem=_problem_of(place),
+        changed=place.changed,
     )
+
+
+def _problem_of(place: Place) -> str | None:
+    if not place.is_to_go:
+        return place.problem
+    if place.leaving:
+        waits = "it is served no more, and goes with its last use"
+    else:
+        waits = "it is what it was before the configuration changed, and is loaded anew when nobody uses it any more"
+    return waits if place.stays_for is None else f"{waits}; {place.stays_for}"
 
 
 def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: int = 0) -> SessionInfo:
@@ -107,6 +129,7 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         backend=dict(live.model.backend),
         lossy=_lossy(live.loss),
         forked_from=live.forked_from,
+        folded_from=live.folded_from,
     )
 
 
@@ -137,7 +160,8 @@ def detail_of_asleep(
         layers = _layers(row.uri, reader)
         loss = _loss_in(row, manifest.session.get(LOSSY))
         sampling = Sampling.from_map(manifest.session["sampling"])
-        origin = _origin_in(row, manifest.session.get(FORKED_FROM))
+        forked_from = _origin_in(row, manifest.session.get(FORKED_FROM))
+        folded_from = _origin_in(row, manifest.session.get(FOLDED_FROM))
     return SessionDetail(
         info=info_of_asleep(row, _stored_bytes(versions), sampling),
         versions=tuple(version_info(each, marks) for each in versions),
@@ -147,7 +171,8 @@ def detail_of_asleep(
         identity=identity,
         backend=backend,
         lossy=_lossy(loss),
-        forked_from=origin,
+        forked_from=forked_from,
+        folded_from=folded_from,
     )
 
 
@@ -269,6 +294,7 @@ def wake_result(
         canary_seconds=canary_seconds,
         lossy=_lossy(live.loss),
         salvaged=live.salvaged,
+        recomputed=live.recomputed,
     )
 
 
@@ -292,11 +318,13 @@ def _origin_in(row: IndexRow, stored: object) -> Origin | None:
         return Origin.from_map(stored)
     except ValueError as error:
         raise MalformedSnapshot(
-            f"The snapshot of {row.uri} does not tell where it was forked from: {error}.", session=str(row.uri)
+            f"The snapshot of {row.uri} does not tell where it comes from: {error}.", session=str(row.uri)
         ) from error
 
 
 def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:
+    if not tokens:
+        return ""  # of such a session the model may have been unloaded
     text = model.decode(tokens[-TAIL_TOKENS:])
     if len(tokens) > TAIL_TOKENS:
         text = text.lstrip("\N{REPLACEMENT CHARACTER}")  # the cut may go through a character of several tokens

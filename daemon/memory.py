@@ -2,13 +2,15 @@
 
 Rules:
 - What a request may take is reserved before it takes it: nothing is allocated on the hope that it will fit.
-- Requests that wait are served in the order in which they came. The first makes room: idle sessions go to sleep, the
-  least recently used first, none that is in use.
-- A request that waits holds the turn of its session, and may hold the session's memory. It never waits for the memory
-  of another one that waits: where all that hold a turn wait, the latest of them gives its session's memory up, and has
-  it back when its time comes. So the first always goes on, or is refused because it could never fit.
+- Requests that wait are served in the order in which they came. The first makes room: idle sessions go to sleep and
+  idle models are unloaded, the least recently used first, none that is in use.
+- A request that waits holds the turn of its session, and may hold the session's memory, or a model. It never waits for
+  the memory of another one that waits: where all that hold a turn wait, the latest of them gives its session's memory
+  up, and at last the models that they hold are unloaded; they have it all back when their time comes. So the first
+  always goes on, or is refused because it could never fit.
 - Beside the budget there is what one model call works with, for the engine makes one call at a time: its activations,
-  and one layer's keys and values twice while they grow.
+  and one layer's keys and values twice while they grow; and of a model that is being loaded, some weights twice while
+  they are widened (`models.PIECE_BYTES`).
 
 Everything here runs on the event loop.
 """
@@ -19,19 +21,22 @@ import asyncio
 import logging
 import time
 from bisect import insort
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Final
 
 from ..errors import TorporError
 from ..memvid.sizes import format_bytes
 from ..memvid.uri import SessionUri
 from ..snapshot.memory import available_bytes
-from .errors import MemoryBudgetExceeded, MemoryBusy
+from .bus import Bus, code_of
+from .claims import Claim
+from .errors import MemoryBudgetExceeded, MemoryBusy, sentence_of
+from .events import EvictionPlanned, EvictionRefused, MemoryAwaited, MemoryGranted, MemoryRefused
 from .eviction import Resident, plan_eviction
-from .results import MemoryInfo, WakeResult
+from .results import MemoryInfo
 from .sessions import Session, Turns
+from .shelf import Shelf
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,30 +56,30 @@ def default_budget(weights_bytes: int) -> int:
     return weights_bytes + int(DEFAULT_SHARE * available_bytes())
 
 
-@dataclass(slots=True, eq=False)
-class Use:
-    """One request that holds the turn of a session.
+def require_models_fit(weights_bytes: int, budget: int) -> None:
+    """Refuse models that alone take more than the budget.
 
-    number: its place among all, by when it got its turn. woken: the report of the last wake that it needed.
-    reserved: bytes that it may take; wanted: those that it waits for, with the answer that it then awaits: whether they
-        are reserved, or else its session has to give way first. unslept: why sessions could not make room for it.
-    also: another session whose turn it holds.
+    Raises:
+        MemoryBudgetExceeded: they do.
     """
-
-    uri: SessionUri
-    number: int
-    woken: WakeResult | None = None
-    reserved: int = 0
-    wanted: int = 0
-    answer: asyncio.Future[bool] | None = None
-    unslept: dict[SessionUri, str] = field(default_factory=dict)
-    also: SessionUri | None = None
+    if weights_bytes > budget:
+        raise MemoryBudgetExceeded(
+            f"The models take {format_bytes(weights_bytes)} of memory, and the budget is {format_bytes(budget)}. Start "
+            "the daemon with a larger --memory-budget, with fewer or smaller models, or let those that are not needed "
+            "together be loaded on use (--load use).",
+            wanted_bytes=weights_bytes,
+            held_bytes=0,
+            weights_bytes=weights_bytes,
+            budget_bytes=budget,
+        )
 
 
 class Memory:
-    """The accounts. budget: bytes for all; weights: tells those of the models now.
+    """The accounts. budget: bytes for all; shelf: the models.
 
     awake, turns: the sessions in memory, and who uses them; put_away: frees the memory of one whose turn is held.
+    unload: frees that of a model that none of those needs whose sessions stay in memory. bus: who is told of what waits
+        and what is refused.
     slept_by_pressure, slept_by_idling: how many sessions have gone to sleep without anybody's asking.
 
     Raises:
@@ -84,28 +89,25 @@ class Memory:
     def __init__(
         self,
         budget: int,
-        weights: Callable[[], int],
+        shelf: Shelf,
         awake: Mapping[SessionUri, Session],
         turns: Turns,
         put_away: Callable[[SessionUri], Awaitable[object]],
+        unload: Callable[[str], Awaitable[object]],
+        bus: Bus,
     ) -> None:
+        self._bus = bus
         self._budget = budget
-        self._weights = weights
+        self._shelf = shelf
         self._awake = awake
         self._turns = turns
         self._put_away = put_away
-        if weights() > budget:
-            raise MemoryBudgetExceeded(
-                f"The models take {format_bytes(weights())} of memory, and the budget is {format_bytes(budget)}. Start "
-                "the daemon with a larger --memory-budget, or with fewer or smaller models.",
-                wanted_bytes=weights(),
-                held_bytes=0,
-                weights_bytes=weights(),
-                budget_bytes=budget,
-            )
+        self._unload = unload
+        require_models_fit(shelf.weights_bytes(), budget)
         self._reserved = 0
-        self._waiting: list[Use] = []
-        self._stalled: set[SessionUri] = set()
+        self._waiting: list[Claim] = []
+        self._stalled: set[Claim] = set()
+        self._apart: set[Claim] = set()
         self._evicting: asyncio.Task[None] | None = None
         self.slept_by_pressure = 0
         self.slept_by_idling = 0
@@ -114,7 +116,7 @@ class Memory:
         """What is taken, and by whom."""
         return MemoryInfo(
             budget_bytes=self._budget,
-            weights_bytes=self._weights(),
+            weights_bytes=self._shelf.weights_bytes(),
             sessions_bytes=self._sessions(),
             reserved_bytes=self._reserved,
             waiting=len(self._waiting),
@@ -125,9 +127,21 @@ class Memory:
     @property
     def for_sessions(self) -> int:
         """What the budget leaves beside the models."""
-        return self._budget - self._weights()
+        return self._budget - self._shelf.weights_bytes()
 
-    async def reserve(self, use: Use, wanted: int) -> bool:
+    @property
+    def budget(self) -> int:
+        """Bytes for all."""
+        return self._budget
+
+    def resize(self, budget: int) -> None:
+        """Another budget from now on. If more is taken, what is idle leaves, as far as it can."""
+        self._budget = budget
+        if self._free < 0 and self._evicting is None:
+            self._evicting = asyncio.ensure_future(self._shrink())
+        self.look_again()
+
+    async def reserve(self, use: Claim, wanted: int) -> bool:
         """Reserve that many bytes for a request, waiting for them if need be.
 
         False: the request's own session has to be put to sleep, so that others can go on; then it may ask again, and
@@ -145,30 +159,65 @@ class Memory:
         insort(self._waiting, use, key=lambda each: each.number)
         try:
             self.look_again()
-            return await use.answer
+            if use.answer.done():
+                return await use.answer
+            return await self._wait(use, use.answer)
         finally:
             if use in self._waiting:
                 self._waiting.remove(use)
             use.answer = None
             self.look_again()
 
-    def settle(self, use: Use) -> None:
+    def take_free(self, use: Claim, wanted: int) -> bool:
+        """Reserve that many bytes if they are free now, and nobody waits for any: so that nobody has to go for them."""
+        if self._waiting or wanted > self._free:
+            return False
+        use.reserved += wanted
+        self._reserved += wanted
+        return True
+
+    async def _wait(self, use: Claim, answer: asyncio.Future[bool]) -> bool:
+        begun, wanted = time.monotonic(), use.wanted
+        self._bus.publish(MemoryAwaited(use.uri, wanted, max(0, self._free), self._waiting.index(use)))
+        granted = await answer
+        self._bus.publish(MemoryGranted(use.uri, wanted, granted, time.monotonic() - begun))
+        return granted
+
+    def settle(self, use: Claim) -> None:
         """What a request has reserved is taken or free: from now on its session counts with what it takes."""
         self._reserved -= use.reserved
         use.reserved = 0
-        session = self._awake.get(use.uri)
+        session = self._session_of(use)
         if session is not None:
             session.held_bytes, session.last_used = session.resident_bytes, time.monotonic()
 
+    def release(self, use: Claim, reserved: int) -> None:
+        """Of what a request has reserved, that much is free, or counted elsewhere by now."""
+        use.reserved -= reserved
+        self._reserved -= reserved
+        self.look_again()
+
     @contextmanager
-    def waiting_for_a_turn(self, use: Use) -> Iterator[None]:
-        """A request waits for the turn of another session: it frees nothing before the one who has that turn does."""
-        self._stalled.add(use.uri)
+    def apart(self, number: int) -> Iterator[Claim]:
+        """A request that holds no session's turn, of that place among all."""
+        claim = Claim(None, number)
+        self._apart.add(claim)
+        try:
+            yield claim
+        finally:
+            self._apart.discard(claim)
+            self.settle(claim)
+            self.look_again()
+
+    @contextmanager
+    def waiting_for_another(self, use: Claim) -> Iterator[None]:
+        """A request waits for another one, which has a turn or loads a model: before that it frees nothing itself."""
+        self._stalled.add(use)
         self.look_again()
         try:
             yield
         finally:
-            self._stalled.discard(use.uri)
+            self._stalled.discard(use)
 
     def refuse_waiting(self, error: Callable[[], TorporError]) -> None:
         """Tell all that wait that they do so in vain."""
@@ -177,8 +226,9 @@ class Memory:
 
     def could_not_sleep(self, uri: SessionUri, error: Exception) -> None:
         """A session that was to make room is still in memory; the first that waits looks for others."""
-        why = f"{error.code}: {error.message}" if isinstance(error, TorporError) else f"{type(error).__name__}: {error}"
+        why = sentence_of(error)
         _LOG.warning("%s could not be put to sleep to make room: %s", uri, why)
+        self._bus.publish(EvictionRefused(uri, code_of(error)))
         if self._waiting:
             self._waiting[0].unslept[uri] = why
 
@@ -203,12 +253,12 @@ class Memory:
 
     @property
     def _free(self) -> int:
-        return self._budget - self._weights() - self._sessions() - self._reserved
+        return self._budget - self._shelf.weights_bytes() - self._sessions() - self._reserved
 
     def _sessions(self) -> int:
         return sum(session.held_bytes for session in self._awake.values())
 
-    def _grant(self, use: Use) -> None:
+    def _grant(self, use: Claim) -> None:
         assert use.answer is not None
         self._waiting.remove(use)
         use.reserved += use.wanted
@@ -216,50 +266,101 @@ class Memory:
         use.unslept.clear()
         use.answer.set_result(True)
 
-    def _end(self, use: Use, error: TorporError) -> None:
+    def _end(self, use: Claim, error: TorporError) -> None:
         self._waiting.remove(use)
         if use.answer is not None and not use.answer.done():
             use.answer.set_exception(error)
 
-    def _can_wait(self, first: Use) -> bool:
+    def _can_wait(self, first: Claim) -> bool:
         """Whether something is under way that may free memory; if nothing was, it is begun."""
         if self._evicting is not None:
             return True
-        if self._plan(first):
+        if plan := self._plan(first):
+            self._tell_plan(first, plan)
             self._evicting = asyncio.ensure_future(self._evict())
             return True
-        waiting = {uri for use in self._waiting for uri in (use.uri, use.also)}
-        if self._turns.in_use() - waiting - self._stalled:
+        if self._others_at_work():
             return True
         for use in reversed(self._waiting[1:]):
-            session = self._awake.get(use.uri)
-            if session is not None and session.can_be_put_away and use.uri not in first.unslept:
+            session = self._session_of(use)
+            if session is not None and session.can_be_put_away and session.uri not in first.unslept:
                 self._waiting.remove(use)
                 if use.answer is not None and not use.answer.done():
                     use.answer.set_result(False)
                 return True
+        if plan := self._plan(first, self._waiting[1:])[:1]:
+            self._tell_plan(first, plan)
+            self._evicting = asyncio.ensure_future(self._unload_held())
+            return True
         return False
 
-    def _plan(self, first: Use) -> tuple[SessionUri, ...]:
-        held = self._budget - self._free
-        return plan_eviction(self._residents(first), held, first.wanted, self._budget).sessions
+    def _tell_plan(self, first: Claim, plan: Collection[SessionUri | str]) -> None:
+        models = sum(isinstance(each, str) for each in plan)
+        free = max(0, self._free)
+        self._bus.publish(EvictionPlanned(first.uri, first.wanted, free, len(plan) - models, models))
 
-    def _residents(self, first: Use) -> Iterator[Resident]:
-        in_use = self._turns.in_use()
+    def _others_at_work(self) -> bool:
+        """Whether a request goes on that waits for nobody: at its end at the latest it lets go of what it has."""
+        still = {*self._waiting, *self._stalled}
+        turns = {uri for claim in still for uri in (claim.uri, claim.also)}
+        return bool(self._turns.in_use() - turns or self._apart - still)
+
+    def _session_of(self, use: Claim) -> Session | None:
+        return None if use.uri is None else self._awake.get(use.uri)
+
+    def _plan(self, first: Claim, yielding: Collection[Claim] = ()) -> tuple[SessionUri | str, ...]:
+        """What is to leave. yielding: requests that wait, and may lose the models that they hold."""
+        held = self._budget - self._free
+        residents, models = self._residents(first, yielding), self._shelf.residents(yielding)
+        return plan_eviction(residents, held, first.wanted, self._budget, models).leaving
+
+    def _residents(self, first: Claim, yielding: Collection[Claim]) -> Iterator[Resident]:
+        in_use = self._turns.in_use() - {claim.uri for claim in yielding}
         for uri, session in self._awake.items():
-            stays = uri in in_use or uri in first.unslept or not session.can_be_put_away
-            yield Resident(uri, session.held_bytes, session.last_used, stays)
+            if not session.state.tokens and uri not in in_use:
+                continue  # it takes nothing, and does not keep its model: it gets it back when it is used
+            stays = uri in self._turns.in_use() or uri in first.unslept or not session.can_be_put_away
+            yield Resident(uri, session.held_bytes, session.last_used, stays, session.model.name)
 
     async def _evict(self) -> None:
-        """Put idle sessions to sleep, one after the other, as long as the first that waits needs it."""
+        """Let what is idle leave, one after the other, as long as the first that waits needs it."""
         try:
             while self._waiting and self._waiting[0].wanted > self._free and (chosen := self._plan(self._waiting[0])):
-                async with self._turns.take(chosen[0]):
-                    await self._evict_one(chosen[0])
+                await self._let_leave(chosen[0])
                 self.look_again()
         finally:
             self._evicting = None
             self.look_again()
+
+    async def _shrink(self) -> None:
+        """Let what is idle leave, until what is taken fits into the budget."""
+        nobody = Claim(None, -1)
+        try:
+            while self._free < 0 and (chosen := self._plan(nobody)):
+                await self._let_leave(chosen[0])
+                if not isinstance(chosen[0], str) and chosen[0] in self._awake:
+                    nobody.unslept[chosen[0]] = "it stays awake"
+        finally:
+            self._evicting = None
+            self.look_again()
+
+    async def _unload_held(self) -> None:
+        """Unload a model that only those hold who wait behind the first."""
+        try:
+            first = self._waiting[0] if self._waiting else None
+            chosen = self._plan(first, self._waiting[1:]) if first and first.wanted > self._free else ()
+            if chosen:
+                await self._let_leave(chosen[0])
+        finally:
+            self._evicting = None
+            self.look_again()
+
+    async def _let_leave(self, chosen: SessionUri | str) -> None:
+        if isinstance(chosen, str):
+            await self._unload(chosen)
+            return
+        async with self._turns.take(chosen):
+            await self._evict_one(chosen)
 
     async def _evict_one(self, uri: SessionUri) -> None:
         try:
@@ -268,16 +369,19 @@ class Memory:
         except Exception as error:  # noqa: BLE001 - one session that cannot sleep must not keep others from it
             self.could_not_sleep(uri, error)
 
-    def _require_possible(self, use: Use, wanted: int) -> None:
+    def _require_possible(self, use: Claim, wanted: int) -> None:
         """Refuse at once what could not be had if all that can sleep slept: nothing is put to sleep for it."""
-        stays = sum(
-            session.held_bytes for uri, session in self._awake.items() if uri == use.uri or not session.can_be_put_away
-        )
-        if self._weights() + stays + wanted > self._budget:
+        staying = {
+            uri: session for uri, session in self._awake.items() if uri == use.uri or not session.can_be_put_away
+        }
+        needed = {each.model.name for uri, each in staying.items() if each.state.tokens or uri == use.uri}
+        stays = sum(session.held_bytes for session in staying.values()) + self._shelf.staying_bytes(needed, use)
+        if stays + wanted > self._budget:
             raise self._refusal(use, wanted)
 
-    def _refusal(self, use: Use, wanted: int) -> MemoryBudgetExceeded:
-        held = self._budget - self._free
+    def _refusal(self, use: Claim, wanted: int) -> MemoryBudgetExceeded:
+        held, weights = self._budget - self._free, self._shelf.weights_bytes()
+        self._bus.publish(MemoryRefused(use.uri, wanted, held, self._budget))
         looks = [str(uri) for uri, session in self._awake.items() if session.is_mere_look and uri != use.uri]
         told = list(use.unslept.items())[:MAX_REASONS_TOLD]
         reasons = [f"{uri} cannot be put to sleep ({why})" for uri, why in told]
@@ -285,13 +389,14 @@ class Memory:
             reasons.append(f"{', '.join(looks[:MAX_REASONS_TOLD])} stays awake at the earlier token it was woken at")
         why = f" {'; '.join(reasons)}." if reasons else ""
         return MemoryBudgetExceeded(
-            f"{use.uri} needs {format_bytes(wanted)} of memory more. The budget is {format_bytes(self._budget)}, of "
-            f"which {format_bytes(held)} are taken, {format_bytes(self._weights())} by the models.{why} Ask for fewer "
-            "tokens, put sessions to sleep, or start the daemon with a larger --memory-budget.",
-            session=str(use.uri),
+            f"{use.what or use.uri} needs {format_bytes(wanted)} of memory more. The budget is "
+            f"{format_bytes(self._budget)}, of which {format_bytes(held)} are taken, {format_bytes(weights)} by the "
+            f"models.{why} Ask for fewer tokens, put sessions to sleep, or start the daemon with a larger "
+            "--memory-budget.",
+            session=None if use.uri is None else str(use.uri),
             wanted_bytes=wanted,
             held_bytes=held,
-            weights_bytes=self._weights(),
+            weights_bytes=weights,
             budget_bytes=self._budget,
             unslept={str(uri): why for uri, why in told},
         )

@@ -7,10 +7,10 @@ a model is never run (threat 57).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx_lm
@@ -19,7 +19,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import hf_repo_to_path
 
 from ..memvid.identity import Identity
-from ..snapshot.adapter_files import identify_adapter
+from ..snapshot import adapter_files
+from ..snapshot.adapter_files import identify_adapter, load_settings
 from ..snapshot.caches import arrays_of
 from ..snapshot.checkpoints import Checkpoints
 from ..snapshot.digests import DigestCache
@@ -27,11 +28,13 @@ from ..snapshot.errors import ModelFilesChanging
 from ..snapshot.kinds import quantised
 from ..snapshot.kv_format import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice, kv_format_of
 from ..snapshot.layout import CacheLayout, layout_of
-from ..snapshot.model_files import NO_ADAPTER, identify, lacks, require_model_files
+from ..snapshot.model_files import NO_ADAPTER, files_of, identify, lacks, require_model_files
 from ..snapshot.state import LiveState, token_array
+from ..snapshot.tensor_list import NotWhole, tensor_bytes
 from . import backend
 from .adapters import AdapterChoice, attach, folder_of
 from .errors import ModelUnavailable
+from .loaded_files import LoadedFiles, stamps_of
 from .turns import Render, renderer
 
 __all__ = ("DEFAULT_KV_GROUP", "KV_BITS", "KV_GROUPS", "KvChoice", "LoadedModel", "load_model")
@@ -48,6 +51,12 @@ _TOKENIZER_SETTINGS = {"model_max_length": 10**9}
 _UNREACHABLE = {"ConnectionError", "LocalEntryNotFoundError", "TimeoutError", "TransportError"}
 _NOT_THERE = {"RepositoryNotFoundError"}
 _HALF = (mx.float16, mx.bfloat16)
+# Types of weights as their files call them, and how much larger they are in float32.
+_HALF_IN_FILES = frozenset({"F16", "BF16"})
+
+PIECE_BYTES: Final = 256 * 1024 * 1024
+"""Weights that are evaluated at once. What is widened is in memory twice until its piece is done, and whoever gives
+MLX's buffers back meanwhile waits for one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class LoadedModel:
 
     parameters: number of weights; weights_bytes: the memory they take; context_tokens: the longest ledger; end_tokens:
     ids that end a generation; control_texts: what the tokenizer reads as one token wherever it stands; backend: what
-    computes, by the parts of the identity that may differ.
+    computes, by the parts of the identity that may differ; files: what it was loaded from.
     """
 
     name: str
@@ -73,7 +82,17 @@ class LoadedModel:
     end_tokens: frozenset[int]
     control_texts: frozenset[str]
     render: Render
+    files: LoadedFiles
     kv: KvChoice | None = None
+
+    def without_weights(self) -> LoadedModel:
+        """What is known of the model, when it is unloaded: it computes nothing, and has no tokenizer."""
+        return replace(self, network=None, tokenizer=None, render=_render_nothing)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it has its weights."""
+        return self.network is not None
 
     def new_caches(self) -> list[Any]:
         """Empty caches, one a layer."""
@@ -97,6 +116,11 @@ class LoadedModel:
         """One model call: unevaluated logits `[1, len(tokens), vocabulary]`. Counts nothing; who calls it puts the
         caches back."""
         logits: mx.array = self.network(mx.array(list(tokens))[None], cache=caches)
+        return logits
+
+    def run_batch(self, tokens: Sequence[int], batch: list[Any]) -> mx.array:
+        """One model call that reads one token for each row of a batch: unevaluated logits `[rows, vocabulary]`."""
+        logits: mx.array = self.network(mx.array(list(tokens))[:, None], cache=batch)[:, -1].astype(mx.float32)
         return logits
 
     def encode(self, text: str, *, opening: bool) -> list[int]:
@@ -129,7 +153,8 @@ def load_model(
     adapter: AdapterChoice | None = None,
     kv: KvChoice | None = None,
 ) -> LoadedModel:
-    """Load a model, evaluate every weight, and find out its identity. Runs on the engine thread.
+    """Load a model, evaluate every weight, and find out its identity. On any thread that ends with
+    `mx.clear_streams()`: all that the model has is evaluated then, so that another thread may compute with it.
 
     source: a folder, or a name on the hub. adapter: what to load on top of it. kv: how to quantise its keys and values
         as they are computed; they are kept as numbers of the computing type if None.
@@ -145,7 +170,7 @@ def load_model(
     folder = _folder_of(source)
     adapter_folder = folder_of(adapter, name) if adapter else None
     folders = [folder, adapter_folder] if adapter_folder else [folder]
-    before = [_stamps(each) for each in folders]
+    before = [stamps_of(each) for each in folders]
     require_model_files(folder)
     network, tokenizer, config = _load(name, source, folder)
     adapter_part = NO_ADAPTER
@@ -154,7 +179,7 @@ def load_model(
         adapter_part = identify_adapter(settings, adapter_folder, fused=adapter.fused, digests=digests)
     compute_dtype = _settle_dtype(network)
     # All of it, now: a lazily loaded weight would be read from a file that may change under the daemon (threat 53).
-    mx.eval(network.parameters())
+    _evaluate(network)
     layout = _probe_layout(network, name, kv)
     identity = identify(
         folder,
@@ -165,8 +190,9 @@ def load_model(
         adapter=adapter_part,
         digests=digests,
     )
+    files = LoadedFiles.of(folder, adapter_folder, digests)
     for each, stamps in zip(folders, before, strict=True):
-        if _stamps(each) != stamps:
+        if stamps_of(each) != stamps:
             raise ModelFilesChanging(
                 f"The files in {each} changed while {name!r} was being loaded. Start again when they are complete.",
                 path=str(each),
@@ -187,8 +213,82 @@ def load_model(
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         control_texts=frozenset(str(text) for text in tokenizer.get_added_vocab()),
         render=renderer(tokenizer),
+        files=files,
         kv=kv,
     )
+
+
+def look_at(name: str, source: str, adapter: AdapterChoice | None) -> None:
+    """Look, without loading it, whether a model could be: at its folder and the adapter's. What is on the hub is not
+    looked at.
+
+    Raises:
+        ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing.
+    """
+    if _is_of_this_machine(source):
+        require_model_files(_folder_of(source))
+    if adapter is not None:
+        load_settings(folder_of(adapter, name))
+
+
+def estimate_bytes(name: str, source: str, adapter: AdapterChoice | None = None) -> int:
+    """Bytes of memory that the weights of a model will take, by the lists in its files; it is downloaded if need be.
+
+    Raises:
+        ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing.
+    """
+    folder = _folder_of(source)
+    require_model_files(folder)
+    files, _ = files_of(folder)
+    if adapter is not None:
+        adapter_folder = folder_of(adapter, name)
+        load_settings(adapter_folder)
+        files.append(adapter_folder / adapter_files.WEIGHTS_FILE)
+    sizes: dict[str, int] = {}
+    for file in files:
+        try:
+            found = tensor_bytes(file)
+        except (NotWhole, OSError) as error:
+            raise ModelUnavailable(f"{file} cannot be read: {error}.", model=name, path=str(file)) from error
+        for kind, size in found.items():
+            sizes[kind] = sizes.get(kind, 0) + size
+    half = sum(size for kind, size in sizes.items() if kind in _HALF_IN_FILES)
+    return sum(sizes.values()) + (half if _widens() else 0)
+
+
+def _evaluate(network: Any) -> None:
+    """Compute every array that a network has, its parameters and what else it keeps, piece by piece."""
+    piece: list[mx.array] = []
+    for array in _arrays_in(network):
+        piece.append(array)
+        if sum(each.nbytes for each in piece) >= PIECE_BYTES:
+            mx.eval(piece)
+            piece = []
+    mx.eval(piece)
+
+
+def _arrays_in(network: Any) -> Iterator[mx.array]:
+    """All arrays of a network; `parameters` leaves out those whose names begin with an underscore."""
+    for _, leaf in tree_flatten(network):
+        if isinstance(leaf, mx.array):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
+            yield from (value for value in vars(leaf).values() if isinstance(value, mx.array))
+
+
+def _widens() -> bool:
+    """Whether half-precision weights are computed in float32 here."""
+    return bool(mx.default_device() == mx.Device(mx.cpu))
+
+
+def _render_nothing(_messages: object, _opens_turn: bool) -> str:
+    raise AssertionError("a model that is not loaded renders nothing")
+
+
+def _is_of_this_machine(source: str) -> bool:
+    """Whether a source is, or looks like, a path."""
+    path = Path(source).expanduser()
+    return not source or path.exists() or source.startswith((".", "/", "~")) or source.count("/") != 1
 
 
 def _folder_of(source: str) -> Path:
@@ -200,8 +300,7 @@ def _folder_of(source: str) -> Path:
             f"{source!r} is a file, and a model is a folder. Give the folder that it lies in, if it is of a model.",
             source=source,
         )
-    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1
-    if looks_like_path:
+    if _is_of_this_machine(source):
         raise ModelUnavailable(
             f"There is no model folder {source!r}. Give an existing folder, or a hub name such as OWNER/NAME.",
             source=source,
@@ -250,7 +349,7 @@ def _settle_dtype(network: Any) -> str:
     dtypes = {
         weight.dtype for _, weight in tree_flatten(network.parameters()) if mx.issubdtype(weight.dtype, mx.floating)
     }
-    if mx.default_device() == mx.Device(mx.cpu) and dtypes & set(_HALF):
+    if _widens() and dtypes & set(_HALF):
         network.set_dtype(mx.float32)
         return "float32"
     return "+".join(sorted(str(dtype).removeprefix("mlx.core.") for dtype in dtypes))
@@ -288,18 +387,6 @@ def _probe_layout(network: Any, name: str, kv: KvChoice | None) -> CacheLayout:
             group_size=kv.group_size,
         ) from error
     return layout_of(caches, int(logits.shape[-1]))
-
-
-def _stamps(folder: Path) -> dict[str, tuple[int, ...]]:
-    """What tells whether a file of the folder has been touched: so that the identity is that of what was loaded."""
-    stamps: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.iterdir()):
-        try:
-            status = file.stat()  # of what a link leads to: a hub's cache is made of links
-        except OSError:
-            continue  # a link that leads nowhere; whoever needs the file says so
-        stamps[file.name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return stamps
 
 
 def _context_tokens(config: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Where a forked session comes from."""
+"""Where a forked or folded session comes from."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from ..memvid.limits import MAX_TOKENS, MAX_VERSION
 from ..memvid.store import IndexRow
 
 FORKED_FROM = "forked_from"
-"""Under which the session map tells the origin."""
+"""Under which the session map of a fork tells the origin."""
+
+FOLDED_FROM = "folded_from"
+"""Under which that of a session which began with a summary of another does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The version that a session was forked from, and how many of its tokens the session began with."""
+    """The version that a session was forked from, and how many of its tokens the session began with; or the one that it
+    was folded from, and how many tokens its summary is of."""
 
     session: str
     version: int
@@ -32,7 +36,7 @@ class Origin:
 
     @classmethod
     def from_map(cls, stored: object) -> Origin | None:
-        """Read what `to_map` kept; None for a session that was not forked.
+        """Read what `to_map` kept; None where there is none.
 
         Raises:
             ValueError: it is not what `to_map` makes.
@@ -41,7 +45,7 @@ class Origin:
             return None
         kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
         if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != kinds:
-            raise ValueError(f"{FORKED_FROM} is not the origin of a fork")
+            raise ValueError("it has not the fields of an origin")
         if not (1 <= stored["version"] <= MAX_VERSION and 1 <= stored["tokens"] <= MAX_TOKENS):
-            raise ValueError(f"{FORKED_FROM} has a version or a number of tokens that cannot be")
+            raise ValueError("the origin has a version or a number of tokens that cannot be")
         return cls(**stored)

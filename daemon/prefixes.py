@@ -101,6 +101,11 @@ class PrefixTree:
         self._roots.clear()
         self._ends.clear()
 
+    def sessions(self, namespace: str, identity: bytes) -> Iterator[SessionUri]:
+        """Sessions of that identity, lazily and in no order."""
+        root = self._roots.get((namespace, identity))
+        return iter(()) if root is None else root.sessions()
+
     def find(self, namespace: str, identity: bytes, tokens: Sequence[int]) -> Match | None:
         """The longest run of full blocks at the beginning of `tokens` that some session has; None if none has one."""
         node, count = self._roots.get((namespace, identity)), 0

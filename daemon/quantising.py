@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -174,30 +174,37 @@ def is_done(arrays: Collection[StoredArray], bits: int) -> bool:
 class Quantising:
     """Plans and carries out; the caller holds the session alone."""
 
-    def __init__(
-        self, store: Store, engine: Engine, hibernation: Hibernation, models: Mapping[str, LoadedModel]
-    ) -> None:
+    def __init__(self, store: Store, engine: Engine, hibernation: Hibernation) -> None:
         self._store = store
         self._engine = engine
         self._hibernation = hibernation
-        self._models = models
 
-    async def plan(self, row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> Plan:
-        """What an order means for one session, by its last version. Reads the heads of its blocks where need be.
+    async def leave(self, row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> Plan | None:
+        """A plan to leave the session as it is, where its row or its marks say so already; None otherwise.
 
         Raises:
-            StoreError: marks or blocks cannot be read.
+            StoreError: the marks cannot be read.
+        """
+
+        def look() -> Plan | None:
+            left = why_left(row, order, is_awake=is_awake) or _mark_on(row, self._store.marks(row.uri))
+            return None if left is None else Plan(row, left)
+
+        return await self._hibernation.on_io(look)
+
+    async def plan(self, row: IndexRow, order: QuantiseOrder, model: LoadedModel | None) -> Plan:
+        """What an order means for one session that it does not leave, by its last version. Reads the heads of its
+        blocks where need be.
+
+        model: that of its name, maybe without its weights; None if there is none.
+
+        Raises:
+            StoreError: blocks cannot be read.
             SnapshotError: its blocks are not those of its model.
         """
-        return await self._hibernation.on_io(lambda: self._plan(row, order, is_awake))
+        return await self._hibernation.on_io(lambda: self._plan(row, order, model))
 
-    def _plan(self, row: IndexRow, order: QuantiseOrder, is_awake: bool) -> Plan:
-        left = why_left(row, order, is_awake=is_awake)
-        if left is None:
-            left = _mark_on(row, self._store.marks(row.uri))
-        if left is not None:
-            return Plan(row, left)
-        model = self._models.get(row.model)
+    def _plan(self, row: IndexRow, order: QuantiseOrder, model: LoadedModel | None) -> Plan:
         if model is None or model.identity.digest != row.identity_digest:
             return Plan(row, "its model is not served here")
         if not any(choose(exact, order.bits) for exact in model.layout.span_slots(BLOCK_TOKENS)):
@@ -208,19 +215,19 @@ class Quantising:
             spans, packed_bytes = _spans(reader, model.layout, order.bits), stored_bytes(model.layout, order.bits)
             return plan_spans(row, spans, packed_bytes, _states(reader, model.layout))
 
-    async def carry_out(self, plan: Plan, bits: int) -> Receipt:
+    async def carry_out(self, plan: Plan, bits: int, model: LoadedModel) -> Receipt:
         """Write the next version of a session, with the planned tokens in few bits.
 
         Raises:
             what a wake and a sleep raise; the session is then as it was.
         """
         uri = plan.row.uri
-        order = WakeOrder(version=plan.row.version, hashing=True)
-        woken = await self._hibernation.wake(uri, order, lambda name: self._models[name or ""], _ignore)
+        order = WakeOrder(version=plan.row.version, hashing=True, cause="quantise")
+        woken = await self._hibernation.wake(uri, order, model, _ignore)
         session = woken.session
         with self._store.open_session(uri, plan.row.version) as reader:
             await self._engine.run(_quantise(session, reader, plan, bits))
-        return await self._hibernation.sleep(session, _ignore)
+        return await self._hibernation.sleep(session, _ignore, cause="quantise")
 
 
 def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:
@@ -264,7 +271,7 @@ def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> 
     state, layout = session.state, session.model.layout
     for entry in _checkpoints_behind(reader.entries, plan.start, state.checkpoints.positions):
         state.checkpoints.add(read_checkpoint(reader, entry, layout))
-        yield
+        yield None
     session.lossy = yield from quantise(state.caches, layout, bits, plan.start, plan.end)
     session.loss = worst(session.loss, Loss(bits, plan.end))
     session.unchanged_tokens = min(session.unchanged_tokens, plan.start)

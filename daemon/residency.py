@@ -1,4 +1,5 @@
-"""Which sessions are awake: requests bring them back, in turns, and what is awake goes to sleep in its own turn.
+"""Which sessions are awake, and which models are loaded: requests bring them back, in turns, and what is awake goes to
+sleep in its own turn.
 
 Everything here runs on the event loop. Whoever looks at a session or changes it holds its turn; whatever else is asked
 of a session meanwhile waits. Nothing takes memory that has not been reserved (`memory.py`).
@@ -6,55 +7,76 @@ of a session meanwhile waits. Nothing takes memory that has not been reserved (`
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Final
 
 from ..errors import TorporError
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri, resolve
 from . import listing
 from .buffers import Buffers
-from .errors import EmptyContext, ServiceClosed, UnknownModel
+from .bus import Bus
+from .claims import Claim, Use
+from .disuse import Disuse
+from .errors import EmptyContext, ModelInUse, ServiceClosed, sentence_of
+from .events import ModelUnloaded, RequestQueued, SleepCause, UnloadCause
 from .generation import PREFILL_CHUNK_TOKENS
-from .hibernation import Hibernation, ModelNamed, WakeOrder
+from .hibernation import Hibernation, WakeOrder
 from .idling import Idling
-from .memory import Memory, Use
+from .loading import Loader, Loading
+from .memory import Memory
+from .models import LoadedModel
 from .results import CloseReport, Emit, WakeResult
 from .sessions import Durable, Session, Turns
+from .shelf import Place, Shelf
+from .telling import tell_sleep
 from .waiting import to_the_end
+from .watching import ChangePolicy, Watching
+
+_MAX_TOLD: Final = 4
+"""Sessions that a refusal names."""
 
 
 class Residency:
-    """The sessions that are awake, and the turns of all.
+    """The sessions that are awake, and the turns of all; the models that they are on.
 
-    require_working: raises where the daemon takes no more work. budget: bytes of memory that models and sessions share,
-        of which the models take what `weights` says. idle_s: after how long sessions that nobody uses go to sleep,
-        never if None.
+    require_working: raises where the daemon takes no more work. budget: bytes of memory that models and sessions share.
+    idle_s: after how long sessions that nobody uses go to sleep, never if None. on_model_change: what becomes of a
+        model whose files have changed.
     """
 
     def __init__(
         self,
         store: Store,
         hibernation: Hibernation,
-        model_named: ModelNamed,
+        shelf: Shelf,
+        loader: Loader,
         require_working: Callable[[], None],
-        weights: Callable[[], int],
         budget: int,
         buffers: Buffers,
+        bus: Bus,
         idle_s: float | None = None,
+        on_model_change: ChangePolicy = "refuse",
     ) -> None:
         self._store = store
         self._hibernation = hibernation
-        self._model_named = model_named
+        self._shelf = shelf
         self._require_working = require_working
         self.turns = Turns()
         self.awake: dict[SessionUri, Session] = {}
-        self.memory = Memory(budget, weights, self.awake, self.turns, self._put_away_idle)
+        self._bus = bus
+        self.memory = Memory(budget, shelf, self.awake, self.turns, self._make_room, self._unload_for_others, bus)
+        self.models = Loading(shelf, self.memory, loader, self._reserve, bus)
         self._buffers = buffers
         self._numbers = itertools.count()
         self._idling = None if idle_s is None else Idling(self.awake, idle_s, self._idled)
+        self._disuse = Disuse(shelf, self.last_use, partial(self._retire, cause="unused"))
+        self.watching = Watching(shelf, loader.digests, partial(self._retire, cause="changed"), bus, on_model_change)
 
     @asynccontextmanager
     async def turn(self, uri: SessionUri) -> AsyncIterator[Use]:
@@ -65,12 +87,15 @@ class Residency:
         """
         self._require_working()
         try:
+            if ahead := self.turns.users(uri):
+                self._bus.publish(RequestQueued(uri, ahead))
             async with self.turns.take(uri):
                 self._require_working()
                 use = Use(uri, next(self._numbers))
                 try:
                     yield use
                 finally:
+                    self._drop_if_lost(uri)
                     self.memory.settle(use)
         finally:
             self.memory.look_again()
@@ -80,7 +105,7 @@ class Residency:
         """Hold two sessions alone. All who want two take them in one order, so nobody waits in a circle."""
         first, second = sorted((uri, other))
         async with self.turn(first) as one, AsyncExitStack() as stack:
-            with self.memory.waiting_for_a_turn(one):
+            with self.memory.waiting_for_another(one):
                 two = await stack.enter_async_context(self.turn(second))
             use = one if one.uri == uri else two
             use.also = other
@@ -90,13 +115,17 @@ class Residency:
     async def woken(self, uri: SessionUri, emit: Emit) -> AsyncIterator[tuple[Use, Session]]:
         """Hold the session alone, awake."""
         async with self.turn(uri) as use:
-            if await self.live(uri) is None:
+            live = await self.live(uri)
+            if live is None:
                 await self.bring_back(use, WakeOrder(), emit)
+            elif not live.model.is_loaded:
+                await self._begin_anew(use, live)
             yield use, self.awake[uri]
 
     async def room_for(self, use: Use, count: int, emit: Emit) -> Session:
         """The session, awake, once there is memory for that many tokens more in it. While the request waits for some,
-        the session may have been put to sleep and woken, so that others could go on: then it is another object.
+        the session may have been put to sleep and woken, so that others could go on: then it is another object; and
+        the model may have been unloaded and loaded.
 
         Raises:
             MemoryBudgetExceeded: there can never be so much. MemoryBusy: too many requests wait. What a wake raises.
@@ -106,17 +135,45 @@ class Residency:
             if live is None:
                 await self.bring_back(use, WakeOrder(), emit)
                 continue
+            if not live.model.is_loaded:
+                self.memory.settle(use)
+                await self._begin_anew(use, live)
+                continue
             growth = live.growth_bytes(len(live.state.tokens) + count, PREFILL_CHUNK_TOKENS)
-            if await self.memory.reserve(use, growth):
+            if not await self.memory.reserve(use, growth):
+                await to_the_end(self._give_way(live))
+            elif live.model.is_loaded:
                 return live
-            await to_the_end(self._give_way(live))
 
-    async def room_aside(self, use: Use, row: IndexRow, *, times: int = 1) -> None:
-        """Reserve memory to wake that version of a session beside all that is awake. times: for how many copies."""
-        while not await self.memory.reserve(use, times * self._bytes_to_wake(row)):
-            live = self.awake.get(use.uri)
+    @asynccontextmanager
+    async def room_to_wake(self, use: Use, row: IndexRow, *, times: int = 1) -> AsyncIterator[LoadedModel]:
+        """Hold the model of a version of a session, with memory to wake that beside all that is awake; `times` over.
+
+        Raises:
+            What `Loading.using` raises. MemoryBudgetExceeded, MemoryBusy: as `room_for`.
+        """
+        while True:
+            async with self.models.holding(row.model, use) as place:
+                wanted = times * _bytes_to_wake(place, row)
+                await self._reserve(use, wanted)
+                if place.model is not None:
+                    yield place.model
+                    return
+            self.memory.release(use, wanted)  # it was unloaded meanwhile, so that others could go on
+
+    async def _reserve(self, claim: Claim, wanted: int) -> None:
+        """Memory for a claim. Its session, if it is awake, gives way where others must go on first."""
+        while not await self.memory.reserve(claim, wanted):
+            live = None if claim.uri is None else self.awake.get(claim.uri)
             if live is not None:
                 await to_the_end(self._give_way(live))
+
+    async def _begin_anew(self, use: Use, live: Session) -> None:
+        """Give a session that has read nothing its model back, which was unloaded meanwhile."""
+        async with self.models.using(live.model.name, use) as model:
+            key = live.state.random_key
+            live.state = await to_the_end(self._hibernation.begin(model, lambda: key))
+            live.model = model
 
     async def live(self, uri: SessionUri) -> Session | None:
         """The session if it is awake; one that is superseded is so no more, for its sleep would hide a fuller one."""
@@ -126,13 +183,21 @@ class Residency:
             return None
         return live
 
+    def _drop_if_lost(self, uri: SessionUri) -> None:
+        """What there was no memory to keep is no session any more; the next request finds its last sleep."""
+        live = self.awake.get(uri)
+        if live is not None and live.state.is_lost:
+            self.drop(uri)
+
     def admit(self, session: Session) -> None:
         """A new session is awake from now on."""
         self.awake[session.uri] = session
 
     def drop(self, uri: SessionUri) -> None:
-        """Let a session's memory go, if it is awake."""
-        self.awake.pop(uri, None)
+        """Let a session's memory go, if it is awake. Whoever knows the session still knows it without its state."""
+        session = self.awake.pop(uri, None)
+        if session is not None:
+            session.let_go()
 
     async def bring_back(self, use: Use, order: WakeOrder, emit: Emit, started: float | None = None) -> WakeResult:
         """Wake a session that is asleep. What has begun runs to its end even when the caller is cancelled.
@@ -140,32 +205,47 @@ class Residency:
         started: since when the report counts the seconds, by the monotonic clock; from now on if None.
 
         Raises:
-            SessionNotFound, and what `Hibernation.wake` raises. MemoryBudgetExceeded, MemoryBusy: as `room_for`.
+            SessionNotFound, and what `Hibernation.wake` raises. What `room_to_wake` raises.
         """
-        await self.memory.reserve(use, self._bytes_to_wake(self._row(use.uri, order.version)))
-        use.woken = await to_the_end(self._bring_back(use.uri, order, emit, started or time.monotonic()))
+        started = started or time.monotonic()
+        row = self._row(use.uri, order.version)
+        async with self.room_to_wake(use, row) as model:
+            use.woken = await to_the_end(self._bring_back(use.uri, order, model, emit, started))
         self.memory.settle(use)
         return use.woken
 
-    def _row(self, uri: SessionUri, version: int | None) -> IndexRow | None:
-        """A version as the index has it; None of one that it has not, as the wake will say."""
+    async def warm(self, use: Use, emit: Emit) -> str | None:
+        """Wake a session that is asleep in memory that nobody uses: for one that nobody has asked for yet, no other
+        goes to sleep and no model is loaded. None if it is awake now; else why not: `model_not_loaded` or `no_room`.
+
+        Raises:
+            SessionNotFound, and what `Hibernation.wake` raises.
+        """
+        row = self.require_row(use.uri)
+        place = self._shelf.place(row.model)
+        if place.model is None:
+            return "model_not_loaded"
+        if not self.memory.take_free(use, _bytes_to_wake(place, row)):
+            return "no_room"
+        async with self.models.using(row.model, use) as model:
+            use.woken = await to_the_end(
+                self._bring_back(use.uri, WakeOrder(cause="warm"), model, emit, time.monotonic())
+            )
+        self.memory.settle(use)
+        return None
+
+    def _row(self, uri: SessionUri, version: int | None) -> IndexRow:
+        """A version as the index has it; the newest for one that it has not, as the wake will say."""
         newest = self.require_row(uri)
         if version in (None, newest.version):
             return newest
-        return next((row for row in self._store.versions(uri) if row.version == version), None)
+        return next((row for row in self._store.versions(uri) if row.version == version), newest)
 
-    def _bytes_to_wake(self, row: IndexRow | None) -> int:
-        if row is None:
-            return 0
-        try:
-            layout = self._model_named(row.model).layout
-        except UnknownModel:
-            return 0  # the wake will say so, before it takes any memory
-        return layout.most_bytes(row.token_count, PREFILL_CHUNK_TOKENS)
-
-    async def _bring_back(self, uri: SessionUri, order: WakeOrder, emit: Emit, started: float) -> WakeResult:
+    async def _bring_back(
+        self, uri: SessionUri, order: WakeOrder, model: LoadedModel, emit: Emit, started: float
+    ) -> WakeResult:
         latest = self.require_row(uri).version
-        woken = await self._hibernation.wake(uri, order, self._model_named, emit)
+        woken = await self._hibernation.wake(uri, order, model, emit)
         woken.session.rewound = order.version not in (None, latest)
         self.admit(woken.session)
         return listing.wake_result(
@@ -179,25 +259,30 @@ class Residency:
             canary_seconds=woken.canary_seconds,
         )
 
-    async def put_away(self, live: Session, emit: Emit) -> Receipt | Durable:
+    async def put_away(self, live: Session, emit: Emit, cause: SleepCause) -> Receipt | Durable:
         """Make a session durable and free its memory; one that is durable already is only let go, and its last
-        snapshot is what is returned. The caller holds its turn, and sees it to the end.
+        snapshot is what is returned. The caller holds its turn, and sees it to the end. cause: what for, as it is told.
 
         Raises:
             EmptyContext, and what `Hibernation.sleep` raises; the session then stays awake.
         """
         if live.durable is not None and not live.needs_sleep and await self._hibernation.is_kept(live):
-            self.drop(live.uri)
+            with tell_sleep(self._bus, live, cause) as tell_end:
+                self.drop(live.uri)
+                tell_end(live.durable)
             return live.durable
-        receipt = await self.keep(live, emit)
+        receipt = await self.keep(live, emit, cause)
         self.drop(live.uri)
         return receipt
 
-    async def _put_away_idle(self, uri: SessionUri) -> bool:
+    async def _make_room(self, uri: SessionUri) -> bool:
+        return await self._put_away_idle(uri, "pressure")
+
+    async def _put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
         """Free the memory of a session whose turn is held; False if there is none to free any more."""
         live = await self.live(uri)
         if live is not None and live.can_be_put_away:
-            await self.put_away(live, _ignore)
+            await self.put_away(live, _ignore, cause)
             await self._buffers.hand_back()
             return True
         return False
@@ -205,7 +290,7 @@ class Residency:
     async def _give_way(self, live: Session) -> None:
         """Put the session of a request that waits for memory to sleep, in its turn."""
         try:
-            if await self._put_away_idle(live.uri):
+            if await self._make_room(live.uri):
                 self.memory.slept_by_pressure += 1
         except Exception as error:  # noqa: BLE001 - it stays awake, and the first that waits is told why
             self.memory.could_not_sleep(live.uri, error)
@@ -216,21 +301,164 @@ class Residency:
             return
         try:
             async with self.turns.take(uri):
-                if await self._put_away_idle(uri):
+                if await self._put_away_idle(uri, "idle"):
                     self.memory.slept_by_idling += 1
         finally:
             self.memory.look_again()
 
+    def last_use(self, name: str) -> float:
+        """When somebody last used a model, by the monotonic clock: it, or a session on it."""
+        place = self._shelf.places[name]
+        sessions = self._sessions_on(name)
+        if place.holders or any(each.uri in self.turns.in_use() for each in sessions):
+            return time.monotonic()
+        return max([place.last_used, *(each.last_used for each in sessions if each.state.tokens)])
+
+    def sessions_on(self, name: str) -> int:
+        """How many sessions are awake on a model."""
+        return len(self._sessions_on(name))
+
+    async def load(self, name: str) -> None:
+        """Load a model, if it is not.
+
+        Raises:
+            What `Loading.using` raises.
+        """
+        self._require_working()
+        with self.memory.apart(next(self._numbers)) as claim:
+            async with self.models.using(name, claim):
+                return
+
+    async def unload(self, name: str) -> None:
+        """Put the sessions on a model to sleep, and free its memory. One that is not loaded is left so. Where its files
+        have changed, the next load takes what they are by then.
+
+        Raises:
+            UnknownModel. ModelInUse: a request needs it, or a session that stays in memory. What a sleep raises.
+        """
+        self._require_working()
+        place = self._shelf.place(name)
+        while place.loading is not None:
+            await asyncio.wait([place.loading])
+        for session in self._sessions_on(name) if place.model is not None else ():
+            if session.uri not in self.turns.in_use():
+                await to_the_end(self._put_away_unasked(session.uri))
+        if place.model is not None and self._is_needed(name):
+            needed = [str(each.uri) for each in self._sessions_on(name) if self._stays(each)]
+            raise ModelInUse(
+                f"Model {name!r} is in use{' by ' + ', '.join(needed[:_MAX_TOLD]) if needed else ''}; wait for what "
+                "goes on, put such sessions to sleep, and try again.",
+                model=name,
+                sessions=needed,
+            )
+        if place.model is not None:
+            await self._unload(name, "asked")
+        place.changed = ()  # whoever unloads a model takes what its files are now
+
+    async def _unload_for_others(self, name: str) -> None:
+        await self._unload(name, "pressure")
+
+    async def _retire(self, name: str, cause: UnloadCause) -> bool:
+        """Put the sessions on a model to sleep and unload it, unless somebody uses it now.
+
+        Raises:
+            What the sleep of one of them raises; the others sleep all the same.
+        """
+        place = self._shelf.places[name]
+        unslept = None
+        for session in self._sessions_on(name):
+            if session.state.tokens:
+                try:
+                    await self._idled(session.uri)
+                except Exception as error:  # noqa: BLE001 - the others need not stay awake for it
+                    unslept = unslept or error
+                    place.stays_for = f"{session.uri} cannot be put to sleep ({sentence_of(error)})"
+        if unslept is not None:
+            raise unslept
+        place.stays_for = None
+        if place.loading is not None or self._is_needed(name):
+            return False
+        if place.model is not None:
+            await self._unload(name, cause)
+        if place.leaving:
+            self._shelf.forget(place)
+        return True
+
+    async def let_go(self) -> None:
+        """Unload the models that are served no more, or are to be loaded from elsewhere: now, or when nobody uses them
+        any more, and all that is awake on them could be put to sleep."""
+        for name in self._shelf.to_go():
+            await self._disuse.unload(name)
+        self._disuse.look_again()
+
+    async def resize(self, budget: int) -> None:
+        """Another memory budget from now on; what is idle and no longer fits goes to sleep."""
+        self.memory.resize(budget)
+        await self._buffers.bound(max(0, self.memory.for_sessions))
+
+    async def set_idle(self, idle_s: float | None) -> None:
+        """From now on put sessions to sleep that nobody uses for so long; none if None."""
+        before, self._idling = self._idling, None
+        if before is not None:
+            await before.close()
+        self._idling = None if idle_s is None else Idling(self.awake, idle_s, self._idled)
+
+    def _sessions_on(self, name: str) -> list[Session]:
+        return [session for session in self.awake.values() if session.model.name == name]
+
+    def _stays(self, session: Session) -> bool:
+        return bool(session.state.tokens) or session.uri in self.turns.in_use()
+
+    def _is_needed(self, name: str) -> bool:
+        return bool(self._shelf.places[name].holders) or any(self._stays(each) for each in self._sessions_on(name))
+
+    async def _unload(self, name: str, cause: UnloadCause) -> None:
+        """Free the memory of a model. Sessions on it that have read nothing stay, and get it back when they are used.
+
+        Nobody can come to need it meanwhile: it is let go of before anything is waited for.
+        """
+        place = self._shelf.places[name]
+        assert place.model is not None
+        facts = place.model.without_weights()
+        for session in self._sessions_on(name):
+            assert not session.state.tokens, "a context is not left without its model"
+            session.model = facts
+        self._shelf.drop(place, facts, self._look_again_soon())
+        self._bus.publish(ModelUnloaded(None, name, facts.weights_bytes, cause))
+        self.memory.look_again()
+        await self._buffers.hand_back()
+
+    def _look_again_soon(self) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+
+        def look_again() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self.memory.look_again)
+
+        return look_again
+
+    async def _put_away_unasked(self, uri: SessionUri) -> None:
+        async with self.turns.take(uri):
+            await self._put_away_idle(uri, "asked")
+
     async def close(self) -> None:
         """Put no more sessions to sleep; those that are awake are forgotten."""
+        await self.watching.close()
+        await self._disuse.close()
         if self._idling is not None:
             await self._idling.close()
         await self.memory.close()
         await self._buffers.close()
         self.awake.clear()
 
-    async def keep(self, live: Session, emit: Emit, *, last: bool = False) -> Receipt:
-        """Make a session durable; it stays in memory. The caller holds its turn. last: as of `Hibernation.sleep`.
+    async def keep_changed(self, live: Session, emit: Emit, cause: SleepCause) -> None:
+        """As `keep`, if its newest version is not what it would be."""
+        if live.durable is None or live.needs_sleep or not await self._hibernation.is_kept(live):
+            await self.keep(live, emit, cause)
+
+    async def keep(self, live: Session, emit: Emit, cause: SleepCause, *, last: bool = False) -> Receipt:
+        """Make a session durable; it stays in memory. The caller holds its turn. cause, last: as of
+        `Hibernation.sleep`.
 
         Raises:
             EmptyContext, and what `Hibernation.sleep` raises.
@@ -239,7 +467,7 @@ class Residency:
             raise EmptyContext(
                 f"{live.uri} has read nothing, so there is nothing to keep; append to it first.", session=str(live.uri)
             )
-        return await self._hibernation.sleep(live, emit, last=last)
+        return await self._hibernation.sleep(live, emit, cause=cause, last=last)
 
     async def keep_all(self) -> CloseReport:
         """Put every changed session to sleep while no new work is taken; none of them leaves memory."""
@@ -277,7 +505,7 @@ class Residency:
             return False
         if not session.needs_sleep and await self._hibernation.is_kept(session):
             return False
-        await self.keep(session, _ignore, last=True)
+        await self.keep(session, _ignore, "shutdown", last=True)
         return True
 
     def require_row(self, uri: SessionUri) -> IndexRow:
@@ -291,6 +519,11 @@ class Residency:
             resolve(str(uri), ())  # raises SessionNotFound: it went while this request waited for its turn
             raise AssertionError("unreachable")
         return row
+
+
+def _bytes_to_wake(place: Place, row: IndexRow) -> int:
+    assert place.model is not None
+    return place.model.layout.most_bytes(row.token_count, PREFILL_CHUNK_TOKENS)
 
 
 def _ignore(_event: object) -> None:

@@ -11,11 +11,15 @@ from typing import Literal
 
 from ..memvid.salvaged import Salvaged
 from .origin import Origin
+from .recomputed import Recomputed
 from .sampling import Sampling
+from .why import Cause
 
 SessionState = Literal["awake", "asleep"]
 FinishReason = Literal["stop", "length"]
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
+Verb = Literal["append", "generate", "chat"]
+PrefixOutcome = Literal["hit", "diverged", "none"]
 Stage = Literal["prefill", "sleep", "wake", "analyse"]
 
 
@@ -99,7 +103,7 @@ class Lossy:
 class SessionDetail:
     """Everything that an inspector shows about one session. backend: what computes it, or computed it last; those parts
     of the identity that may differ. lossy: None for a session that is exact. forked_from: None for one that is no
-    fork."""
+    fork; folded_from: None for one that did not begin with a summary of another."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -110,6 +114,7 @@ class SessionDetail:
     backend: dict[str, str] = field(default_factory=dict)
     lossy: Lossy | None = None
     forked_from: Origin | None = None
+    folded_from: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,27 @@ class ForkResult:
 
 
 @dataclass(frozen=True, slots=True)
+class FoldResult:
+    """The receipt of a fold: of the new session, which is awake and durable.
+
+    folded_from: the version that the other session, which sleeps, stays as, and how many tokens it has. tail_tokens:
+        how many of them, its last ones, the new session has as they are; summary: what stands for the others.
+    """
+
+    session: str
+    folded_from: Origin
+    version: int
+    bundle_id: str
+    token_count: int
+    tail_tokens: int
+    summary: str
+    prefilled_tokens: int
+    cached_tokens: int
+    bytes_written: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PartDiffers:
     """A part of the identity that may differ, and does, between a snapshot and what serves it; None: it has none."""
 
@@ -170,6 +196,7 @@ class WakeResult:
     canary: what proved that the state computes what the slept one did, and in how many seconds.
     lossy: None where every bit is what it was when it was computed.
     salvaged: None unless a repair saved its beginning out of a damaged version.
+    recomputed: None unless what was damaged of it was computed again.
     """
 
     session: str
@@ -186,6 +213,7 @@ class WakeResult:
     canary_seconds: float = 0.0
     lossy: Lossy | None = None
     salvaged: Salvaged | None = None
+    recomputed: Recomputed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +237,8 @@ class GenerateResult:
     """What a generation produced. With `prove`, `logits_blake3` has one digest per token: of the float32 logits
     from which it was drawn; `final_logits_blake3` is that of the logits from which the next one would be.
 
+    prefilled_tokens: what the model read, also to go back, for a transcript that had diverged.
+    rewound_to: at which token the session went on, where it went back for such a transcript; None else.
     woken: the report of the wake that this request was the cause of, None where the session was awake."""
 
     session: str
@@ -223,6 +253,43 @@ class GenerateResult:
     final_logits_blake3: str | None
     woken: WakeResult | None = None
     cached_tokens: int = 0
+    rewound_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What became of the prefix of one request.
+
+    outcome: `hit`, all that was there could be kept; `diverged`, only the first `common_tokens` of `stored_tokens`;
+        `none`, nothing like it was there. source: the session that has it, this or another; None where none does.
+    position: the token at which they part, and message_index the first message of a transcript that is another, both
+        None unless it diverged; the texts, the cause and the remedy likewise.
+    became: of a transcript that diverged from its own session: `refused`, and nothing was changed, or `rewound`, the
+        session went back to `position` and read the rest; None if it is neither, or failed for another reason.
+    """
+
+    verb: Verb
+    at_ns: int
+    outcome: PrefixOutcome
+    source: str | None = None
+    common_tokens: int = 0
+    stored_tokens: int = 0
+    position: int | None = None
+    message_index: int | None = None
+    expected_text: str | None = None
+    found_text: str | None = None
+    cause: Cause | None = None
+    remedy: str | None = None
+    became: Literal["refused", "rewound"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WhyResult:
+    """What became of the prefixes of the last requests for a session, the latest last; of those before the daemon began
+    nothing is known."""
+
+    session: str
+    requests: tuple[Reuse, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,16 +370,31 @@ class MarksResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A resident model. adapter: as its identity has it."""
+    """A model that is served. resident: whether it is loaded; what only a load tells is None before the first.
+
+    adapter: as its identity has it. loading: whether a load is under way; loads: how many there were. ttl_s: after how
+    many seconds without use it is unloaded; weights_bytes: the memory that it takes now; sessions_awake: how many are
+    on it. idle_s: how long nobody has used it. problem: why it could not be loaded when that was last tried.
+    changed: the parts that its files say otherwise than when they were loaded.
+    """
 
     name: str
     path: str
-    identity: str
-    compute_dtype: str
-    parameters: int
+    identity: str | None
+    compute_dtype: str | None
+    parameters: int | None
     resident: bool
-    context_tokens: int
-    adapter: str = "none"
+    context_tokens: int | None
+    adapter: str | None = "none"
+    loading: bool = False
+    pinned: bool = False
+    ttl_s: float | None = None
+    weights_bytes: int = 0
+    sessions_awake: int = 0
+    loads: int = 0
+    idle_s: float = 0.0
+    problem: str | None = None
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +416,39 @@ class MemoryInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrubInfo:
+    """What the idle scrub did since the daemon began: sessions that it read, bytes of them, how many of them had
+    damage; of those, and of what shares their blocks, how many were computed again (`healed`) and how many could not
+    be. last_ns: when it last read a session, in this run or an earlier one; None for never."""
+
+    bytes_per_s: int
+    sessions: int
+    bytes_read: int
+    damaged: int
+    healed: int
+    unhealed: int
+    last_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigInfo:
+    """A configuration file. reloads: how often it was taken over since the start. problem: why it was not when it was
+    last read, so that what stood there before holds. waits_for_restart: what a running daemon cannot change.
+    waits_for_disuse: models that are still in memory as they were before, until nobody uses them."""
+
+    path: str
+    reloads: int
+    problem: str | None
+    waits_for_restart: tuple[str, ...]
+    waits_for_disuse: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The daemon as a whole. prefix_hits and prefix_misses: of sessions that began to read since the start, those that
-    found another which begins alike, and those that did not; cached_tokens: what the first need not read."""
+    found another which begins alike, and those that did not; cached_tokens: what the first need not read;
+    batched_tokens: what sessions have written beside each other, in one model call; scrub: None where it is off;
+    config: None without a file."""
 
     version: str
     pid: int
@@ -350,6 +462,72 @@ class Status:
     prefix_hits: int = 0
     prefix_misses: int = 0
     cached_tokens: int = 0
+    batched_tokens: int = 0
+    scrub: ScrubInfo | None = None
+    config: ConfigInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFigures:
+    """All sessions of a label together; `label` is None for all that were looked at, with a label or without.
+
+    stored_bytes: the bundle files of all their versions. hits: how often one of them was awake when it was to be
+    warmed, or another session took over what it had read, since the daemon began.
+    """
+
+    label: str | None
+    sessions: int
+    awake: int
+    tokens: int
+    resident_bytes: int
+    stored_bytes: int
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatsResult:
+    """Figures of all sessions, and of those of each label. One with several labels counts in each."""
+
+    total: LabelFigures
+    labels: tuple[LabelFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What became of one session that was to be warmed. hit: it was awake already. left: why it still sleeps, which is
+    `no_room`, `model_not_loaded`, or the code of an error; None for one that is awake. hits: as of `LabelFigures`."""
+
+    info: SessionInfo
+    hit: bool
+    left: str | None
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmResult:
+    """What became of all that were to be warmed, in the order in which they were tried."""
+
+    sessions: tuple[Warmed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClearResult:
+    """What a clear removed, or with `dry_run` would remove: URIs, and what those sessions were together.
+
+    bytes_freed: on the disk; less than stored_bytes where others share some, and 0 of a dry run. failed: URI to reason.
+    problems: as of `DeleteResult`, of all of them.
+    """
+
+    label: str
+    dry_run: bool
+    sessions: tuple[str, ...]
+    tokens: int
+    resident_bytes: int
+    stored_bytes: int
+    bytes_freed: int
+    failed: dict[str, str]
+    problems: tuple[MaintenanceProblem, ...] = ()
+    problems_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +30,12 @@ from ..snapshot.errors import NotEnoughMemory
 from ..snapshot.identity import decide_bits, require_circumstances
 from ..snapshot.passes import Passes
 from ..snapshot.state import LiveState, token_array
-from .engine import Engine
+from .bus import Bus
+from .engine import Engine, Steps
+from .events import PrefixHit
 from .generation import reading
 from .hibernation import Hibernation, WakeOrder
+from .hits import Hits
 from .models import LoadedModel
 from .prefixes import PrefixTree, tokens_in_common
 from .results import Emit
@@ -58,8 +62,18 @@ class Adopted:
 class PrefixReuse:
     """Finds and brings over what need not be read again. The event loop's."""
 
-    def __init__(self, store: Store, engine: Engine, hibernation: Hibernation, policy: ReusePolicy = "exact") -> None:
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        hibernation: Hibernation,
+        bus: Bus,
+        found: Hits,
+        policy: ReusePolicy = "exact",
+    ) -> None:
         self.hits = self.misses = self.cached_tokens = 0
+        self._bus = bus
+        self._found = found
         self._store = store
         self._engine = engine
         self._hibernation = hibernation
@@ -97,7 +111,7 @@ class PrefixReuse:
         last token the logits are wanted, so it is always read (QX6)."""
         if self._policy == "off" or len(ids) <= BLOCK_TOKENS:
             return None
-        wanted = token_array(b"")
+        begun, wanted = time.monotonic(), token_array(b"")
         wanted.extend(ids[:-1])
         match = self._tree.find(session.uri.namespace, session.model.identity.digest, wanted)
         for uri in list(itertools.islice(match.sources, _MOST_SOURCES)) if match else ():
@@ -115,10 +129,43 @@ class PrefixReuse:
                 continue
             if state is not None:
                 self.hits += 1
-                self.cached_tokens += len(state.tokens)
-                return Adopted(state, len(state.tokens), uri)
+                self._found.add(uri)
+                self.cached_tokens += (cached := len(state.tokens))
+                seconds = time.monotonic() - begun
+                self._bus.publish(PrefixHit(session.uri, uri, len(ids), cached, live is not None, seconds))
+                return Adopted(state, cached, uri)
         self.misses += 1
         return None
+
+    async def nearest(
+        self, session: Session, ids: Sequence[int], awake_of: AwakeOf
+    ) -> tuple[SessionUri, Sequence[int]] | None:
+        """Another session, which of a few begins longest as `ids` do, and its tokens; None if there is none. Of those
+        that sleep one is read."""
+        if self._policy == "off":
+            return None
+        namespace, identity = session.uri.namespace, session.model.identity.digest
+        match = self._tree.find(namespace, identity, ids)
+        sources = match.sources if match else self._tree.sessions(namespace, identity)
+        looked_at: list[tuple[SessionUri, Sequence[int]]] = []
+        has_read = False
+        for uri in list(itertools.islice(sources, _MOST_SOURCES)):
+            live = awake_of(uri)
+            if live is not None:
+                looked_at.append((uri, live.state.tokens[:]))
+            elif not has_read and (ledger := await self._stored_ledger(uri)) is not None:
+                looked_at.append((uri, ledger))
+                has_read = True
+        return max(looked_at, key=lambda near: tokens_in_common(near[1], ids), default=None)
+
+    async def _stored_ledger(self, uri: SessionUri) -> Sequence[int] | None:
+        row = self._store.find_session(uri)
+        if row is None:
+            return None
+        try:
+            return token_array(await self._hibernation.on_io(partial(self._ledger_of, uri, row.version)))
+        except TorporError:
+            return None  # damaged or gone: whoever wakes it says so
 
     async def _from_memory(
         self, session: Session, live: Session, wanted: Sequence[int], count: int
@@ -129,8 +176,13 @@ class PrefixReuse:
         usable = self._usable(session, source.tokens, source.passes, wanted, count)
         if usable < BLOCK_TOKENS:
             return None
-        model = session.model
-        return await self._engine.run(borrow(source, model.new_caches(), session.state.random_key, usable))
+        caches, key = session.model.new_caches(), session.state.random_key
+
+        def steps() -> Steps[LiveState | None]:
+            self._engine.release(source)
+            return (yield from borrow(source, caches, key, usable))
+
+        return await self._engine.run(steps())
 
     async def _from_store(
         self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int, emit: Emit
@@ -139,7 +191,8 @@ class PrefixReuse:
         if found is None:
             return None
         version, usable = found
-        wake = self._hibernation.wake(uri, WakeOrder(version, usable), lambda _: session.model, emit)
+        order = WakeOrder(version, usable, cause="prefix")
+        wake = self._hibernation.wake(uri, order, session.model, emit)
         woken = await to_the_end(wake)  # threads fill memory for it, from a file that must stay open
         state = woken.session.state
         state.random_key, state.last_logits = session.state.random_key, None
@@ -147,11 +200,13 @@ class PrefixReuse:
         return state
 
     def _look(self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int) -> tuple[int, int] | None:
-        """The version and position of a sleeping session that are of use, if any is; reads manifest and headers."""
-        row, model = self._store.find_session(uri), session.model
-        if row is None:
-            return None
-        with self._store.open_session(uri, row.version) as reader:
+        """The version and position of a sleeping session that are of use, if any is; reads manifest and headers.
+
+        Raises:
+            SessionNotFound: it is gone. What else the store says of a bundle that cannot be read.
+        """
+        model = session.model
+        with self._store.open_session(uri) as reader:
             kept = reader.manifest.session
             differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=False)
             if kept.get(LOSSY) is not None or decide_bits(differs) or kept.get(SALVAGED) is not None:
@@ -162,7 +217,7 @@ class PrefixReuse:
             if usable < BLOCK_TOKENS or whole.loss is not None:
                 return None
             resumed = plan_at(usable).resumed_tokens
-        return (row.version, resumed) if resumed >= BLOCK_TOKENS else None
+        return (reader.manifest.version, resumed) if resumed >= BLOCK_TOKENS else None
 
     def _usable(
         self, session: Session, ledger: Sequence[int], passes: Passes, wanted: Sequence[int], count: int
@@ -174,14 +229,18 @@ class PrefixReuse:
 
     async def _learn_stored(self) -> None:
         for row in list(self._store.iter_sessions()):
-            if row.uri in self._tree:
-                continue
             try:
-                tokens = await self._hibernation.on_io(partial(self._ledger_of, row.uri, row.version))
+                await self._learn(row.uri)
             except TorporError:
                 continue  # damaged or gone: whoever wakes it says so
-            if row.uri not in self._tree:  # else it was woken meanwhile, and is known better
-                self._tree.put(row.uri, row.identity_digest, token_array(tokens))
+
+    async def _learn(self, uri: SessionUri) -> None:
+        """Know what a session that sleeps has read, as long as it is there: nobody may find it once it was deleted."""
+        while uri not in self._tree and (row := self._store.find_session(uri)) is not None:
+            tokens = await self._hibernation.on_io(partial(self._ledger_of, uri, row.version))
+            now = self._store.find_session(uri)
+            if uri not in self._tree and now is not None and now.bundle_id == row.bundle_id:
+                self._tree.put(uri, row.identity_digest, token_array(tokens))
 
     def _ledger_of(self, uri: SessionUri, version: int) -> bytes:
         with self._store.open_session(uri, version) as reader:

@@ -7,9 +7,12 @@ request that needs it. What has begun to change durable state runs to its end ev
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +20,13 @@ from .. import __version__
 from ..errors import TorporError
 from ..memvid.budget import Budget
 from ..memvid.errors import SessionNotFound
+from ..memvid.identity import Identity
 from ..memvid.incoming import owner_of
 from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
 from ..memvid.orders import Order, set_mark
 from ..memvid.sizes import format_plural
-from ..memvid.store import IndexRow, Store
+from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri
 from ..snapshot.blas import library_in_use
 from ..snapshot.canary import Policy
@@ -35,41 +39,78 @@ from . import generation, listing
 from .adapters import AdapterChoice
 from .analyst import Analyst
 from .buffers import Buffers
+from .bus import Bus, Subscription, Wanted
+from .claims import Use
+from .configuring import ConfigFile, Configuring, Settings
+from .conversing import Conversing, require_transcript
+from .decoding import MOST_ROWS, Decoder
 from .encoding import Encoder
 from .engine import Engine
-from .errors import EmptyContext, InvalidTokens, ServiceClosed, SessionAwake, SessionExists, UnknownModel
+from .errors import (
+    EmptyContext,
+    InvalidFold,
+    InvalidTokens,
+    InvalidTranscript,
+    ModelChanged,
+    ServiceClosed,
+    SessionAwake,
+    SessionExists,
+    UnknownModel,
+)
+from .events import SessionCreated, SessionDeleted, SessionForked
+from .folding import REQUEST, Exhausted, Fold, folded
 from .forking import Forking, ForkOrder
 from .generation import WriteOrder, Written
+from .healing import Healing
 from .hibernation import Hibernation, WakeOrder
+from .hits import Hits
+from .labels import Labels
+from .loading import Loader, load_first
 from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
-from .memory import Use, default_budget
-from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel, load_model
+from .memory import default_budget
+from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
+from .origin import Origin
 from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
+from .reasons import Reasons
 from .residency import Residency
 from .results import (
     AnalysisResult,
     AppendResult,
+    ClearResult,
     CloseReport,
     DeleteResult,
     Emit,
+    FoldResult,
     ForkResult,
     GenerateResult,
     MaintenanceResult,
     MarksResult,
+    ModelInfo,
     Progress,
     SessionDetail,
     SessionInfo,
     SleepResult,
+    StatsResult,
     Status,
     Token,
     WakeResult,
+    WarmResult,
+    WhyResult,
 )
 from .reuse import PrefixReuse, ReusePolicy
 from .sampler import initial_key
 from .sampling import Sampling
+from .scrubbing import Scrub, ScrubPolicy
 from .sessions import Durable, Session
+from .shelf import ModelChoice, Place, Shelf
+from .telling import tell_decode, tell_prefill, told
+from .transcripts import NewTurn, OnDivergence, TextMap, message_of, without_thinking
+from .turns import Message
 from .waiting import to_the_end
+from .watching import ChangePolicy
 from .way import Way
+
+_LOG = logging.getLogger(__name__)
 
 
 class Service:
@@ -79,7 +120,8 @@ class Service:
         self,
         store: Store,
         engine: Engine,
-        loaded: Mapping[str, LoadedModel],
+        shelf: Shelf,
+        loader: Loader,
         *,
         changed_unseen: Sequence[FileCheck] = (),
         canary: Policy = "always",
@@ -87,31 +129,42 @@ class Service:
         memory_budget: int | None = None,
         idle_sleep_s: float | None = None,
         prefix_reuse: ReusePolicy = "exact",
+        on_model_change: ChangePolicy = "refuse",
     ) -> None:
         self._store = store
         self._changed_unseen = tuple(changed_unseen)
         self._engine = engine
-        self._models = dict(loaded)
+        self._shelf = shelf
+        self.bus = Bus()
         way = Way()
-        self._hibernation = Hibernation(store, engine, way, canary=canary, trusting=trusting)
+        self._hibernation = Hibernation(store, engine, way, self.bus, canary=canary, trusting=trusting)
         self._maintenance = Maintenance(store, way)
         self._analyst = Analyst(store)
-        self._forking = Forking(store, self._hibernation, self._model_named)
-        self._quantising = Quantising(store, engine, self._hibernation, self._models)
+        self._forking = Forking(store, self._hibernation)
+        self._quantising = Quantising(store, engine, self._hibernation)
         self._ageing: Ageing | None = None
-        self._reuse = PrefixReuse(store, engine, self._hibernation, prefix_reuse)
+        self._config: Configuring | None = None
+        self._hits = Hits()
+        self._reuse = PrefixReuse(store, engine, self._hibernation, self.bus, self._hits, prefix_reuse)
         self._encoder = Encoder()
         self._buffers = Buffers(engine)
         self._residency = Residency(
             store,
             self._hibernation,
-            self._model_named,
+            shelf,
+            loader,
             self._require_working,
-            self._weights_bytes,
-            default_budget(self._weights_bytes()) if memory_budget is None else memory_budget,
+            default_budget(shelf.weights_bytes()) if memory_budget is None else memory_budget,
             self._buffers,
+            self.bus,
             idle_sleep_s,
+            on_model_change,
         )
+        self._reasons = Reasons(self._encoder, self._reuse, self._residency.awake.get)
+        self._conversing = Conversing(self._encoder, self._residency, engine)
+        self._healing = Healing(store, engine, self._hibernation, self._maintenance, self._residency, self.bus)
+        self._labels = Labels(self._residency, self._hits, self._list, self._delete)
+        self._scrub: Scrub | None = None
         self._started = time.monotonic()
         self._preparing: asyncio.Task[CloseReport] | None = None
         self._closing: asyncio.Task[CloseReport] | None = None
@@ -121,7 +174,7 @@ class Service:
         cls,
         *,
         store_path: str | os.PathLike[str] | None = None,
-        models: Mapping[str, str] | None = None,
+        models: Mapping[str, str | ModelChoice] | None = None,
         adapters: Mapping[str, AdapterChoice] | None = None,
         kv: KvChoice | None = None,
         digest_cache: Path | None = None,
@@ -135,16 +188,24 @@ class Service:
         memory_budget: int | None = None,
         idle_sleep_s: float | None = None,
         prefix_reuse: ReusePolicy = "exact",
+        on_model_change: ChangePolicy = "refuse",
+        batch_rows: int = MOST_ROWS,
+        scrub: ScrubPolicy | None = None,
     ) -> Service:
-        """Take the store (by default the user's), start the engine, and load the models: name to folder or hub name,
-        in order; the first is the default. With none, the bundled demo model is loaded under the name "demo".
+        """Take the store (by default the user's), start the engine, and load the models that are to be there from the
+        start: a name and how it is served, or its folder or hub name alone; the first is the default. With none, the
+        bundled demo model is served under the name "demo". Those that are loaded later are looked at.
 
-        kv: how all of them quantise keys and values as they compute them; not at all if None.
-        adapters: by the name of the model that each is loaded on top of.
+        kv, adapters: of the models of which a folder or name is given alone: how all of them quantise keys and values
+            as they compute them (not at all if None), and by the name of the model what is loaded on top of it.
         trusting: wakes take the KV on the disk for what was written, without hashing it.
         canary: when a wake proves that the state computes what the slept one did.
+        batch_rows: how many sessions of a model may decode in one call; 1: each alone, so that its numbers are to the
+            bit what they are where nobody else is served.
         prefix_reuse: what a new session takes over of those that begin alike: what is to the bit as if it had read it
             itself, all tokens in common (`longest`), or nothing (`off`).
+        scrub: how sleeping sessions are read again, while nobody wants anything, and healed where they are damaged; not
+            at all if None.
         quantise: from which age on sleeping sessions are kept in fewer bits, and in how many; None: all stay exact.
         check_models: read every model file anew, whatever is remembered of it; `warnings` then names those that had
             changed unseen.
@@ -152,6 +213,8 @@ class Service:
         memory_budget: bytes that models and sessions may take; what does not fit sleeps until it is asked for. By
             default the models and a share of what is available beside them (`memory.DEFAULT_SHARE`).
         idle_sleep_s: after how many seconds a session that nobody uses is put to sleep; never if None.
+        on_model_change: what becomes of a loaded model whose files change: nothing is begun on it until they are back
+            (`refuse`), or its sessions are put to sleep and it is loaded anew (`reload`).
 
         The other budgets are bytes: what the store may hold, may write in a day (UTC), and leaves free on the disk. A
         sleep that would go past one is refused, and its session stays awake. The sleeps of `close` are refused by the
@@ -159,33 +222,33 @@ class Service:
 
         Raises:
             StoreLocked: another daemon has the store.
-            ModelUnavailable: a model cannot be loaded; the store is let go again. What `load_model` raises of an
-                adapter, likewise.
+            ModelUnavailable, ModelFilesMissing: a model cannot be loaded, or what was looked at is no model; the store
+                is let go again. What `load_model` raises of an adapter, likewise.
             UnknownModel: an adapter is for a model that is not to be served.
             MemoryBudgetExceeded: the models alone take more than the budget.
         """
         sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
-        adapters = adapters or {}
-        _require_served(adapters, sources)
+        shelf = Shelf(_choices(sources, adapters or {}, kv))
         budget = Budget(store_budget, daily_write_budget, keep_free)
         place = store_path or default_store_path()
         store = await asyncio.to_thread(lambda: Store.open(place, writable=True, budget=budget))
-        engine = Engine()
+        engine = Engine(Decoder(batch_rows))
         try:
             digests = DigestCache(digest_cache or default_cache_path(), full=check_models)
-            loaded = {}
-            for name, source in sources.items():
-                loaded[name] = await engine.call(partial(load_model, name, source, digests, adapters.get(name), kv))
+            loader = Loader(digests)
+            await load_first(shelf, loader, memory_budget)
             service = cls(
                 store,
                 engine,
-                loaded,
+                shelf,
+                loader,
                 changed_unseen=digests.changed_unseen,
                 canary=canary,
                 trusting=trusting,
                 memory_budget=memory_budget,
                 idle_sleep_s=idle_sleep_s,
                 prefix_reuse=prefix_reuse,
+                on_model_change=on_model_change,
             )
             await service._buffers.bound(service._residency.memory.for_sessions)
         except BaseException:
@@ -193,6 +256,9 @@ class Service:
             store.close()
             raise
         service._reuse.learn_stored()
+        if scrub is not None:
+            service._scrub = Scrub(store, scrub, service.bus, service._healing.mend)
+            service._hibernation.on_damage = service._scrub.suspect
         if quantise is not None:
             service._ageing = Ageing(lambda: service._quantise(None, quantise.order), quantise.every_s)
         return service
@@ -247,9 +313,13 @@ class Service:
         return await to_the_end(self._closing)
 
     async def _close(self) -> CloseReport:
+        if self._config is not None:
+            await self._config.close()
         prepared = await self._preparing if self._preparing is not None else CloseReport((), {})
         report = await self._residency.keep_all()
         await self._residency.close()
+        if self._scrub is not None:
+            await self._scrub.close()
         if self._ageing is not None:
             await self._ageing.close()
         await self._reuse.close()
@@ -259,7 +329,19 @@ class Service:
         await asyncio.to_thread(self._hibernation.close)
         await asyncio.to_thread(self._engine.stop)
         self._store.close()
+        self.bus.close()
         return CloseReport((*prepared.slept, *report.slept), report.failed, report.empty)
+
+    def follow(self, file: ConfigFile, settings: Settings) -> None:
+        """Keep to a configuration file from now on: when it changes, what it says is taken over. settings: those that
+        it had at the start."""
+        self._config = Configuring(file, settings, self._shelf, self._residency)
+
+    async def reload_config(self) -> None:
+        """Read the configuration file anew, if there is one. What is wrong with it `status` tells; then all stays."""
+        self._require_open()
+        if self._config is not None:
+            await self._config.reload()
 
     async def status(self) -> Status:
         """The daemon as a whole."""
@@ -269,7 +351,7 @@ class Service:
             version=__version__,
             pid=os.getpid(),
             store=str(self._store.path),
-            models=tuple(listing.model_info(model) for model in self._models.values()),
+            models=tuple(self._info_of(place) for place in self._shelf.places.values()),
             sessions_awake=len(self._residency.awake),
             sessions_asleep=len(stored - self._residency.awake.keys()),
             memory=self._residency.memory.info(),
@@ -278,8 +360,12 @@ class Service:
             prefix_hits=self._reuse.hits,
             prefix_misses=self._reuse.misses,
             cached_tokens=self._reuse.cached_tokens,
+            batched_tokens=self._engine.batched_tokens,
+            scrub=self._scrub.info(self._healing.healed, self._healing.failed) if self._scrub is not None else None,
+            config=None if self._config is None else self._config.info(),
         )
 
+    @told
     async def create(
         self,
         *,
@@ -292,20 +378,23 @@ class Service:
         """A new, empty session. It is in memory only until its first sleep.
 
         Raises:
-            InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for what could never be slept.
+            InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for what could never be slept; what
+            loading the model raises.
         """
         uri = _uri_of_new(session)
-        chosen = self._model_named(model)
+        name = self._shelf.place(model).name
         settings = sampling or Sampling()
-        async with self._residency.turn(uri):
-            if uri in self._residency.awake or self._store.find_session(uri) is not None:
-                raise _exists(uri)
-            state = await self._engine.call(lambda: chosen.new_state(initial_key(settings)))
-            created = Session(uri, chosen, state, settings, labels=tuple(labels), system=system)
-            require_session_map(created.to_map())
-            self._residency.admit(created)
-            return listing.info_of_awake(created)
+        async with self._residency.turn(uri) as use:
+            self._require_new(uri)
+            async with self._residency.models.using(name, use) as chosen:
+                state = await self._hibernation.begin(chosen, lambda: initial_key(settings))
+                created = Session(uri, chosen, state, settings, labels=tuple(labels), system=system)
+                require_session_map(created.to_map())
+                self._residency.admit(created)
+                self.bus.publish(SessionCreated(uri, chosen.name))
+                return listing.info_of_awake(created)
 
+    @told
     async def append(
         self, *, session: str, text: str | None = None, tokens: Sequence[int] | None = None, emit: Emit
     ) -> AppendResult:
@@ -320,6 +409,7 @@ class Service:
         async with self._residency.woken(self._resolve(session), emit) as (use, live):
             ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
             generation.require_valid(live.model, ids)
+            await self._reasons.note(live, "append", ids)
             live = await self._room_for(use, live, len(ids), emit)
             cached = await self._read(live, ids, emit, turn_open=False)
             return AppendResult(
@@ -332,6 +422,7 @@ class Service:
                 woken=use.woken,
             )
 
+    @told
     async def generate(
         self,
         *,
@@ -355,35 +446,71 @@ class Service:
                 raise EmptyContext(
                     f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri)
                 )
+            await self._reasons.note(live, "generate", ids)
             live = await self._room_for(use, live, len(ids) + max_tokens, emit)
             cached = await self._read(live, ids, emit, turn_open=False) if ids else 0
-            order = WriteOrder(max_tokens, sampling or live.sampling, tuple(stop), prove)
+            order = WriteOrder(max_tokens, sampling or live.sampling, tuple(stop), prove, alone=prove)
             return await self._write(live, order, emit, read=(len(ids), cached), started=started, woken=use.woken)
 
+    @told
     async def chat(
         self,
         *,
         session: str,
-        message: str,
+        message: str | None = None,
         role: str = "user",
+        messages: Sequence[Message] | None = None,
+        on_divergence: OnDivergence = "refuse",
         max_tokens: int,
         sampling: Sampling | None = None,
         prove: bool = False,
         emit: Emit,
     ) -> GenerateResult:
-        """Read a message in the model's chat template, and answer it. Only the new turn is tokenised.
+        """Read a message in the model's chat template, and answer it; or `messages`, the whole chat up to the one that
+        is to be answered, of which only what is new is tokenised and read.
+
+        on_divergence: what becomes of a transcript that is not what the session has: refused, or the session goes back
+            to where they part, and its present state stays as an earlier version.
 
         Raises:
-            TemplateUnusable, ContextOverflow, GenerationFailed, and what a wake raises.
+            InvalidTranscript, TranscriptDiverged; TemplateUnusable, ContextOverflow, GenerationFailed, and what a wake
+            raises.
         """
+        if (message is None) == (messages is None):
+            raise InvalidTranscript("Give either a message or messages, the whole transcript.")
+        if messages is not None:
+            require_transcript(messages)
         started = time.monotonic()
         async with self._residency.woken(self._resolve(session), emit) as (use, live):
-            ids = await self._encoder.turn(live, {"role": role, "content": message})
-            live = await self._room_for(use, live, len(ids) + max_tokens, emit)
-            cached = await self._read(live, ids, emit, turn_open=True)
-            order = WriteOrder(max_tokens, sampling or live.sampling, (), prove, keep_end=True)
-            return await self._write(live, order, emit, read=(len(ids), cached), started=started, woken=use.woken)
+            if messages is None:
+                turn = await self._conversing.message(live, message_of(role, message or ""))
+            else:
+                turn = await self._conversing.transcript(live, messages)
+            refusing = messages is not None and on_divergence == "refuse"
+            await self._reasons.note(live, "chat", turn.ids, turn.at, turn.common, refusing=refusing)
+            if messages is not None and refusing:
+                self._conversing.require_no_divergence(live, turn, messages)
+            self._conversing.require_room(live, turn, max_tokens)
+            rewinds, computed = turn.at < len(live.state.tokens), 0
+            before = live if rewinds else None
+            try:
+                if rewinds:
+                    live = await self._conversing.go_back(use, live, turn, emit)
+                    computed = live.state.computed_tokens
+                live = await self._room_for(use, live, len(turn.ids) + max_tokens, emit)
+                cached = await self._read_turn(live, turn, emit)
+                if rewinds:
+                    self._reasons.went_back(live.uri)
+                order = WriteOrder(max_tokens, sampling or live.sampling, (), prove, keep_end=True, alone=prove)
+                read = (len(turn.ids) + computed, cached)
+                result = await self._write(live, order, emit, read=read, started=started, woken=use.woken)
+            except BaseException:
+                if before is not None:
+                    self._conversing.leave_asleep(before)
+                raise
+            return replace(result, rewound_to=turn.at) if rewinds else result
 
+    @told
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
         """Make a session durable and free its memory. The receipt tells what the next wake gives; asking again tells
         the same, with nothing written.
@@ -395,6 +522,7 @@ class Service:
         async with self._residency.turn(self._resolve(session)) as use:
             return await to_the_end(self._sleep(use.uri, emit, started))
 
+    @told
     async def wake(
         self,
         *,
@@ -437,6 +565,32 @@ class Service:
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         """All sessions, or those of one namespace, by name."""
+        return await self._list(namespace)
+
+    async def stats(self, *, label: str | None = None, namespace: str | None = None) -> StatsResult:
+        """Figures of all sessions, or of those of a namespace or a label, together and by label."""
+        return await self._labels.stats(label, namespace)
+
+    @told
+    async def warm(
+        self, *, sessions: Sequence[str] = (), label: str | None = None, namespace: str | None = None, emit: Emit
+    ) -> WarmResult:
+        """Wake sessions before somebody asks for them, those that are named and those of a label, as far as memory is
+        free: nobody else goes to sleep for it, and no model is loaded. One that is awake already counts as a hit.
+
+        Raises:
+            SessionNotFound, AmbiguousName: of one that is named; nothing is woken then.
+        """
+        uris = [self._resolve(session) for session in sessions]
+        return await self._labels.warm(uris, label, namespace, emit)
+
+    @told
+    async def clear(self, *, label: str, namespace: str | None = None, dry_run: bool = False) -> ClearResult:
+        """Delete all sessions of a label, each in its turn: from memory and disk, and what new sessions find of them.
+        What cannot be deleted is in the report, with why."""
+        return await self._labels.clear(label, namespace, dry_run=dry_run)
+
+    async def _list(self, namespace: str | None) -> list[SessionInfo]:
         self._require_open()
         newest = {row.uri: row for row in self._store.iter_sessions()}
         held = self._residency.awake
@@ -465,9 +619,20 @@ class Service:
             if live is not None:
                 return listing.detail_of_awake(live, versions, marks)
             self._residency.require_row(uri)
-            models = self._models.values()
+            models = list(self._shelf.loaded())
             return await self._hibernation.on_io(lambda: listing.detail_of_asleep(self._store, versions, marks, models))
 
+    @told
+    async def why(self, *, session: str) -> WhyResult:
+        """What became of the prefixes of the last requests for a session, the latest last.
+
+        Raises:
+            SessionNotFound, AmbiguousName.
+        """
+        uri = self._resolve(session)
+        return WhyResult(str(uri), self._reasons.of(uri))
+
+    @told
     async def analyse(
         self, *, session: str, kind: str | None = None, labels: Sequence[str] | None = None, emit: Emit
     ) -> AnalysisResult:
@@ -500,6 +665,7 @@ class Service:
             seconds=time.monotonic() - started,
         )
 
+    @told
     async def fork(
         self,
         *,
@@ -529,15 +695,167 @@ class Service:
         if wanted == source:
             raise _exists(wanted)
         async with self._residency.turns_of(source, wanted) as use:
-            if wanted in self._residency.awake or self._store.find_session(wanted) is not None:
-                raise _exists(wanted)
+            self._require_new(wanted)
             kept = None if labels is None else tuple(labels)
             order = await to_the_end(self._order_of_fork(source, row, wanted, at_token, kept, emit))
-            if order.tokens < order.row.token_count:
-                await self._residency.room_aside(use, order.row)
-            forked = await to_the_end(self._forking.fork(order, emit))
-        return listing.result_of_fork(order, forked, seconds=time.monotonic() - started)
+            if order.tokens != order.row.token_count:
+                async with self._residency.room_to_wake(use, order.row) as model:
+                    forked = await to_the_end(self._forking.cut_off(order, model, emit))
+            else:
+                forked = await to_the_end(self._forking.refer_to_all(order))
+        result = listing.result_of_fork(order, forked, seconds=time.monotonic() - started)
+        self.bus.publish(
+            SessionForked(
+                wanted,
+                source=order.row.uri,
+                tokens=result.token_count,
+                tokens_prefilled=result.tokens_prefilled,
+                bytes_written=result.bytes_written,
+                blocks_reused=result.blocks_reused,
+                seconds=result.seconds,
+            )
+        )
+        return result
 
+    @told
+    async def fold(
+        self,
+        *,
+        session: str,
+        name: str,
+        summary: str | None = None,
+        summarise: int | None = None,
+        tail: int = 0,
+        labels: Sequence[str] | None = None,
+        emit: Emit,
+    ) -> FoldResult:
+        """Make `session` durable as it stands and free its memory, and begin a smaller session `name` with its system
+        text, a summary of it and its last tokens. It is awake, and durable as well.
+
+        summary: the text; or summarise: of how many tokens at most the model writes one, at the end of the session's
+            context, which is not kept there. tail: how many of its last tokens the new session has as they are, fewer
+            where that lets them begin with a turn. labels: the new one's own; those of the other if None.
+
+        Raises:
+            InvalidFold, SessionExists, SessionNotFound, AmbiguousName, EmptyContext, TemplateUnusable, ContextOverflow,
+            GenerationFailed, and what a sleep or a wake raises. Then there is no new session, and the other one has
+            lost nothing.
+        """
+        if (summary is None) == (summarise is None) or summary == "":
+            raise InvalidFold("Give either a summary or how many tokens the model may write one in.")
+        started = time.monotonic()
+        wanted, source = _uri_of_new(name), self._resolve(session)
+        self._require_new(wanted)
+        async with self._residency.woken(source, emit) as (use, live):
+            await to_the_end(self._residency.keep_changed(live, emit, "fold"))
+            row = self._residency.require_row(source)
+            old = Exhausted.of(live)
+            try:
+                words = summary or await self._summary(use, live, summarise or 0, emit)
+                fold = await folded(self._encoder, self._residency.awake[source].model, old, words, tail)
+            finally:
+                self._residency.drop(source)
+            identity, sampling, origin = live.model.identity, live.sampling, Origin.of(row, len(old.tokens))
+            kept = live.labels if labels is None else tuple(labels)
+            del live, old  # they hold a model, which may have to be unloaded for others
+        parent = Durable(row.version, row.bundle_id, None, 0, 0, ())
+
+        def made(model: LoadedModel, state: LiveState) -> Session:
+            _require_same_model(identity, model, wanted)
+            return Session(wanted, model, state, sampling, kept, durable=parent, folded_from=origin)
+
+        async with self._residency.turn(wanted) as use:
+            receipt, cached = await self._begin_folded(use, row.model, sampling, made, fold, emit)
+        self.bus.publish(SessionCreated(wanted, row.model))
+        return FoldResult(
+            session=str(wanted),
+            folded_from=origin,
+            version=receipt.version,
+            bundle_id=receipt.bundle_id.hex(),
+            token_count=receipt.token_count,
+            tail_tokens=fold.tail_tokens,
+            summary=words,
+            prefilled_tokens=len(fold.ids) - cached,
+            cached_tokens=cached,
+            bytes_written=receipt.bytes_written,
+            seconds=time.monotonic() - started,
+        )
+
+    async def _begin_folded(
+        self,
+        use: Use,
+        model_name: str,
+        sampling: Sampling,
+        made: Callable[[LoadedModel, LiveState], Session],
+        fold: Fold,
+        emit: Emit,
+    ) -> tuple[Receipt, int]:
+        """A session that has read what a fold begins with, awake and durable; and how much of that need not be read."""
+        self._require_new(use.uri)
+        async with self._residency.models.using(model_name, use) as model:
+            new = made(model, await self._hibernation.begin(model, lambda: initial_key(sampling)))
+            require_session_map(new.to_map())
+            self._residency.admit(new)
+        try:
+            new = await self._room_for(use, new, len(fold.ids), emit)
+            cached = await self._read(new, fold.ids, emit, turn_open=fold.turn_open, text_map=fold.text_map)
+            return await to_the_end(self._residency.keep(new, emit, "fold")), cached
+        except BaseException:
+            await to_the_end(self._take_back(use.uri))
+            raise
+
+    async def _take_back(self, uri: SessionUri) -> None:
+        """Leave nothing of a new session whose beginning was given up, maybe when it had just become durable."""
+        try:
+            if self._store.find_session(uri) is not None:
+                await self._hibernation.on_writer(lambda: self._store.delete_session(uri))
+        except TorporError as error:
+            _LOG.warning("%s was given up, and stays asleep: %s: %s", uri, error.code, error.message)
+        finally:
+            self._residency.drop(uri)
+            self._forget_words(uri)
+
+    async def _summary(self, use: Use, live: Session, count: int, emit: Emit) -> str:
+        """What the model says when it is asked for a summary, without its thinking. The session is not to be kept."""
+        turn = await self._conversing.message(live, message_of("user", REQUEST))
+        live = await self._room_for(use, live, len(turn.ids) + count, emit)
+        cached = await self._read_turn(live, turn, emit)
+        order = WriteOrder(count, live.sampling, keep_end=True)
+        read = (len(turn.ids), cached)
+        written = await self._write(live, order, emit, read=read, started=time.monotonic(), woken=use.woken)
+        words = without_thinking(written.text).strip()
+        if not words:
+            raise InvalidFold(
+                f"The model wrote no summary of {live.uri}; give one, or more tokens to write it in.",
+                session=str(live.uri),
+            )
+        return words
+
+    def _require_new(self, uri: SessionUri) -> None:
+        if uri in self._residency.awake or self._store.find_session(uri) is not None:
+            raise _exists(uri)
+
+    @told
+    async def load_model(self, *, model: str) -> ModelInfo:
+        """Load a model, if it is not loaded: others, and sessions that nobody uses, make room for it.
+
+        Raises:
+            UnknownModel, MemoryBudgetExceeded, and what loading it raises.
+        """
+        await self._residency.load(model)
+        return self._info_of(self._shelf.place(model))
+
+    @told
+    async def unload_model(self, *, model: str) -> ModelInfo:
+        """Put the sessions on a model to sleep and free its memory; the next request that needs it loads it again.
+
+        Raises:
+            UnknownModel. ModelInUse: a request needs it, or a session that stays in memory. What a sleep raises.
+        """
+        await self._residency.unload(model)
+        return self._info_of(self._shelf.place(model))
+
+    @told
     async def delete(self, *, session: str) -> DeleteResult:
         """Remove a session and all its versions, from memory and from disk. Bytes that others share stay.
 
@@ -550,6 +868,7 @@ class Service:
         async with self._residency.turn(uri):
             return await to_the_end(self._delete(uri))
 
+    @told
     async def maintain(
         self,
         *,
@@ -582,6 +901,7 @@ class Service:
         order = Order(operation, uri_or_all, dry_run, keep_last, keep_days, cold_after_days)
         return await to_the_end(self._maintenance.carry_out(order))
 
+    @told
     async def mark(
         self,
         *,
@@ -600,6 +920,7 @@ class Service:
         marking = partial(set_mark, self._store, session, tag=tag, untag=untag, pinned=pinned, move=move)
         return marks_of(await to_the_end(self._hibernation.on_writer(marking)))
 
+    @told
     async def import_bundle(self, *, bundle_id: str, session: str | None = None) -> SleepResult:
         """Adopt the bundle of that id from the store's folder `incoming`, under its own name or another.
 
@@ -631,7 +952,7 @@ class Service:
             durable = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
             return listing.receipt_of_kept(durable, uri, already_asleep=True)
         looked_at = len(live.state.tokens) if live.is_cut_short else None
-        kept = await self._residency.put_away(live, emit)
+        kept = await self._residency.put_away(live, emit, "asked")
         if isinstance(kept, Durable):
             return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
         return listing.receipt_of_sleep(kept, seconds=time.monotonic() - started)
@@ -648,8 +969,7 @@ class Service:
         """Which version is to be forked: what an awake session has not slept is put to sleep for it."""
         live = await self._residency.live(source) if row is None else None
         if live is not None:
-            if live.durable is None or live.needs_sleep or not await self._hibernation.is_kept(live):
-                await self._residency.keep(live, emit)
+            await self._residency.keep_changed(live, emit, "fork")
             row = self._residency.require_row(source)
             if at_token is None and live.is_cut_short:
                 at_token = len(live.state.tokens)
@@ -660,12 +980,14 @@ class Service:
             if uri not in self._residency.awake:
                 self._residency.require_row(uri)  # raises
             self._residency.drop(uri)
-            self._reuse.forget(uri)
+            self._forget_words(uri)
+            self.bus.publish(SessionDeleted(uri, 0, 0))
             return DeleteResult(str(uri), 0, 0, 0)
         report = await self._hibernation.on_writer(lambda: self._store.delete_session(uri))
         # Only now: what cannot be removed from the disk must not be lost from memory.
         self._residency.drop(uri)
-        self._reuse.forget(uri)
+        self._forget_words(uri)
+        self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
         return DeleteResult(
             session=str(uri),
             versions_deleted=report.versions_deleted,
@@ -675,6 +997,12 @@ class Service:
             problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
         )
 
+    def _forget_words(self, uri: SessionUri) -> None:
+        """Know no token of a session that is gone, nor any text of it."""
+        self._reuse.forget(uri)
+        self._reasons.forget(uri)
+        self._hits.forget(uri)
+
     async def _forget(self, uri: SessionUri, *, dry_run: bool) -> MaintenanceResult:
         try:
             result = await self._maintenance.carry_out(Order("forget", uri, dry_run))
@@ -683,11 +1011,11 @@ class Service:
                 raise
             result = nothing_done("forget", dry_run=dry_run)  # it has never slept
         live = self._residency.awake.get(uri)
-        if live is None:
-            return result
         if not dry_run:
             self._residency.drop(uri)  # only now, as in `_delete`
-            self._reuse.forget(uri)
+            self._forget_words(uri)
+        if live is None:
+            return result
         return with_awake(result, str(uri), len(live.state.tokens))
 
     async def _quantise(self, session: str | None, order: QuantiseOrder) -> MaintenanceResult:
@@ -705,21 +1033,27 @@ class Service:
 
     async def _quantise_one(self, use: Use, row: IndexRow, order: QuantiseOrder, tally: Tally) -> None:
         try:
-            plan = await self._quantising.plan(row, order, is_awake=row.uri in self._residency.awake)
+            plan = await self._quantising.leave(row, order, is_awake=row.uri in self._residency.awake)
+            plan = plan or await self._quantising.plan(row, order, await self._facts(row.model, use))
             if plan.left is not None or order.dry_run:
                 tally.add(plan, None)
                 return
-            await self._residency.room_aside(use, row, times=2)
-            tally.add(plan, await to_the_end(self._quantising.carry_out(plan, order.bits)))
+            async with self._residency.room_to_wake(use, row, times=2) as model:
+                tally.add(plan, await to_the_end(self._quantising.carry_out(plan, order.bits, model)))
         except TorporError as error:
             tally.fail(row.uri, error)
 
     async def _room_for(self, use: Use, live: Session, count: int, emit: Emit) -> Session:
         """The session, once it has room for so many tokens more, in its context and in memory."""
         generation.require_room(live.model, live.state, count)
-        return await self._residency.room_for(use, count, emit)
+        identity = live.model.identity  # of a model that is unloaded meanwhile nothing else must stay
+        found = await self._residency.room_for(use, count, emit)
+        _require_same_model(identity, found.model, found.uri)
+        return found
 
-    async def _read(self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool) -> int:
+    async def _read(
+        self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool, text_map: TextMap | None = None
+    ) -> int:
         """Read tokens; how many of them need not be read, because another session had."""
         loop = asyncio.get_running_loop()
         before = live.state
@@ -730,19 +1064,30 @@ class Service:
 
         def on_tokens(done: int, total: int) -> None:
             loop.call_soon_threadsafe(emit, Progress("prefill", done, total))
+            tell_progress(done, total)
 
         try:
             rest = ids[adopted.cached_tokens :] if adopted else ids
-            await self._engine.run(generation.read(live.model, live.state, rest, on_tokens))
+            with tell_prefill(self.bus, live, len(rest)) as tell_progress:
+                await self._engine.run(generation.read(live.model, live.state, rest, on_tokens))
         finally:
             # A cancellation may come when all has been read already: what is in the ledger is there to stay.
             if len(live.state.tokens) > held:
                 live.turn_open, live.dirty = turn_open, True
+                live.text_map = live.text_map if text_map is None else text_map
                 live.system = None if turn_open else live.system  # a chat's first turn has it before it
                 self._reuse.note(live)
             else:
                 live.state = before
         return adopted.cached_tokens if adopted else 0
+
+    async def _read_turn(self, live: Session, turn: NewTurn, emit: Emit) -> int:
+        """Read a turn of a chat, and know its messages; how many of its tokens need not be read."""
+        cached = 0
+        if turn.ids or not turn.at:
+            cached = await self._read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map)
+        live.turn_open, live.text_map = True, turn.text_map
+        return cached
 
     async def _write(
         self,
@@ -762,22 +1107,26 @@ class Service:
         def on_token(token: int | None, text: str) -> None:
             if not first_token_s:
                 first_token_s.append(time.monotonic() - started)
+                tell_first(first_token_s[0])
             live.dirty = True
             loop.call_soon_threadsafe(emit, Token(token, text))
 
         before = live.sampling, live.state.random_key, live.dirty
         try:
             await self._settle_sampling(live, order.sampling)
-            await self._engine.run(generation.write(live.model, live.state, order, written, on_token))
+            with tell_decode(self.bus, live) as tell_first:
+                await self._engine.run(generation.write(live.model, live.state, order, written, on_token), writes=True)
             final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
         except BaseException:
             # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay,
             # with the settings it was drawn by. Before that the session is as it was.
             if len(live.state.tokens) > held:
                 live.dirty = True
+                _note_answer(live, order, written, held)
             else:
                 live.sampling, live.state.random_key, live.dirty = before
             raise
+        _note_answer(live, order, written, held)
         self._reuse.note(live)
         return GenerateResult(
             session=str(live.uri),
@@ -802,8 +1151,50 @@ class Service:
             live.sampling = wanted
             live.dirty = True
 
-    def _weights_bytes(self) -> int:
-        return sum(model.weights_bytes for model in self._models.values())
+    def about(self, name: object) -> SessionUri | None:
+        """The session that a client means, one that is there or would be; None where that is unclear."""
+        if not isinstance(name, str):
+            return None
+        try:
+            return self._resolve(name.partition(VERSION_MARK)[0])
+        except SessionNotFound:
+            with contextlib.suppress(TorporError):
+                return _uri_of_new(name)
+        except TorporError:
+            pass
+        return None
+
+    def subscribe(
+        self, *, names: Sequence[str] | None = None, session: str | None = None, namespace: str | None = None
+    ) -> Subscription:
+        """What happens from now on, as events: those of these names, all if None; of one session (there may be none of
+        that name yet) or namespace only. It ends when the daemon has put its last session to sleep.
+
+        Raises:
+            UnknownEvent, InvalidUri, AmbiguousName, TooManySubscribers.
+        """
+        self._require_open()
+        uri = None
+        if session is not None:
+            try:
+                uri = self._resolve(session)
+            except SessionNotFound:
+                uri = _uri_of_new(session)
+        return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))
+
+    async def _facts(self, name: str, use: Use) -> LoadedModel | None:
+        """What is known of a model, which is loaded for that if it never was; None if it is not served."""
+        if name not in self._shelf:
+            return None
+        known = self._shelf.facts(name)
+        if known is None:
+            async with self._residency.models.using(name, use) as known:
+                pass
+        return known
+
+    def _info_of(self, place: Place) -> ModelInfo:
+        residency = self._residency
+        return listing.model_info(place, residency.last_use(place.name), residency.sessions_on(place.name))
 
     def _require_working(self) -> None:
         self._require_open()
@@ -835,28 +1226,22 @@ class Service:
         except SessionNotFound:
             return _uri_of_new(name)
 
-    def _model_named(self, name: str | None) -> LoadedModel:
-        if name is None:
-            return next(iter(self._models.values()))
-        if name not in self._models:
-            raise UnknownModel(
-                f"No model is loaded as {name!r}; there is {', '.join(map(repr, self._models))}. "
-                f"Start the daemon with --model {name}=FOLDER.",
-                model=name,
-                loaded=list(self._models),
-            )
-        return self._models[name]
 
-
-def _require_served(adapters: Mapping[str, AdapterChoice], models: Mapping[str, str]) -> None:
+def _choices(
+    models: Mapping[str, str | ModelChoice], adapters: Mapping[str, AdapterChoice], kv: KvChoice | None
+) -> dict[str, ModelChoice]:
     for name in adapters:
         if name not in models:
             raise UnknownModel(
                 f"There is an adapter for {name!r}, and no such model is to be served, only "
                 f"{', '.join(map(repr, models))}. Give each adapter the name of its model.",
                 model=name,
-                loaded=list(models),
+                served=list(models),
             )
+    return {
+        name: ModelChoice(given, adapters.get(name), kv) if isinstance(given, str) else given
+        for name, given in models.items()
+    }
 
 
 def _uri_of_new(session: str) -> SessionUri:
@@ -871,9 +1256,27 @@ def _exists(uri: SessionUri) -> SessionExists:
     return SessionExists(f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri))
 
 
+def _require_same_model(before: Identity, now: LoadedModel, uri: SessionUri) -> None:
+    if now.identity != before:
+        raise ModelChanged(
+            f"The files of model {now.name!r} changed while {uri} waited for memory; send the request again.",
+            model=now.name,
+            session=str(uri),
+        )
+
+
 def _final_digest(state: LiveState) -> str:
     assert state.last_logits is not None
     return generation.logits_digest(state.last_logits)
+
+
+def _note_answer(live: Session, order: WriteOrder, written: Written, held: int) -> None:
+    """Know what a chat has written behind token `held` by the text that was shown of it (QX8)."""
+    if order.keep_end and len(live.state.tokens) > held:
+        # Whatever fails here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
+        with contextlib.suppress(Exception):
+            answer = message_of("assistant", written.text)
+            live.text_map = live.text_map.extended([answer], start=held, end=len(live.state.tokens))
 
 
 def _ignore(_event: object) -> None:

@@ -6,21 +6,25 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..memvid.blocks import BlockEntry
+from ..memvid.records import Receipt
 from ..memvid.salvaged import SALVAGED, Salvaged
 from ..memvid.uri import SessionUri
 from ..snapshot.caches import growth_bytes, resident_bytes
+from ..snapshot.checkpoints import Checkpoints
 from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.identity import Difference
 from ..snapshot.lossy import Loss, LossyTokens
 from ..snapshot.state import LiveState
 from .errors import SessionBusy
 from .models import LoadedModel
-from .origin import FORKED_FROM, Origin
+from .origin import FOLDED_FROM, FORKED_FROM, Origin
+from .recomputed import RECOMPUTED, Recomputed
 from .sampling import Sampling
+from .transcripts import TEXT_MAP, TextMap
 
 # Requests that may wait for one session. The next is told that it is busy, and nothing has happened (QX18).
 MAX_WAITING = 16
@@ -46,6 +50,18 @@ class Durable:
     logical_bytes: int
     entries: tuple[BlockEntry, ...]
 
+    @classmethod
+    def of(cls, receipt: Receipt) -> Durable:
+        """The snapshot that a sleep has made."""
+        return cls(
+            receipt.version,
+            receipt.bundle_id,
+            receipt.parent,
+            receipt.token_count,
+            receipt.logical_bytes,
+            receipt.entries,
+        )
+
 
 @dataclass(slots=True)
 class Session:
@@ -54,6 +70,7 @@ class Session:
     unchanged_tokens: leading tokens whose KV is still what the durable snapshot holds.
     system: the text that will open its chat; None once it has been read, or if there is none.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
+    text_map: the messages that were committed, as far as a chat alone has made the ledger.
     dirty: whether anything has changed since the durable snapshot.
     saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None for any other.
     salvaged: how much of that a repair saved, of this snapshot or of one that it goes back to; None where none did.
@@ -63,7 +80,9 @@ class Session:
     differs: what computed the snapshot that it was woken from otherwise than what computes here.
     loss: which of its tokens were ever kept in few bits; None for a session that is exact.
     lossy: tokens in the form in which the next sleep keeps them; None where it keeps what is new exact.
-    forked_from: where it began; None for a session that was not forked.
+    recomputed: what of it was computed again after damage; None where nothing was.
+    forked_from: where it began; None for a session that was not forked. folded_from: what it began with a summary of;
+        None where it did not.
     held_bytes: memory that its state took when a request last let go of it, and last_used: when that was, by the
         monotonic clock. Meanwhile the engine changes it.
     """
@@ -75,6 +94,7 @@ class Session:
     labels: tuple[str, ...] = ()
     system: str | None = None
     turn_open: bool = False
+    text_map: TextMap = field(default_factory=TextMap)
     created_ns: int = field(default_factory=time.time_ns)
     durable: Durable | None = None
     unchanged_tokens: int = 0
@@ -87,6 +107,8 @@ class Session:
     loss: Loss | None = None
     lossy: LossyTokens | None = None
     forked_from: Origin | None = None
+    recomputed: Recomputed | None = None
+    folded_from: Origin | None = None
     held_bytes: int = field(default=0, compare=False)
     last_used: float = field(default_factory=time.monotonic, compare=False)
 
@@ -99,6 +121,12 @@ class Session:
     def is_cut_short(self) -> bool:
         """Whether it holds fewer tokens than the snapshot that it was woken from."""
         return self.durable is not None and len(self.state.tokens) < self.durable.token_count
+
+    def holds_all_of(self, version: bytes) -> bool:
+        """Whether all of a stored version, a bundle id, is in memory as it was written."""
+        if self.durable is None or self.durable.bundle_id != version or self.is_cut_short:
+            return False
+        return not self.dirty or self.unchanged_tokens >= self.durable.token_count
 
     @property
     def is_mere_look(self) -> bool:
@@ -123,7 +151,9 @@ class Session:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that the state takes."""
+        """Memory that the state takes; while it decodes in a batch, what it took when a request last let go of it."""
+        if self.state.tokens and not self.state.caches:
+            return self.held_bytes
         logits = self.state.last_logits.nbytes if self.state.last_logits is not None else 0
         return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes + logits
 
@@ -135,6 +165,12 @@ class Session:
         if not layout.by_token:
             growth += state.checkpoints.growth_bytes(len(state.tokens), token_count)
         return growth + (layout.logits_bytes if state.last_logits is None else 0)
+
+    def let_go(self) -> None:
+        """Keep of the state the ledger alone, and of the model what is known without its weights: a request that waits
+        for memory knows the session still, and would have its memory."""
+        self.state = replace(self.state, caches=[], last_logits=None, checkpoints=Checkpoints())
+        self.model = self.model.without_weights()
 
     def computed_by(self) -> dict[str, str]:
         """What computed the logits that a canary will be compared with: where nothing has been computed since the wake,
@@ -152,8 +188,11 @@ class Session:
             "system": self.system,
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
+            **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
             **({LOSSY: self.loss.to_map()} if self.loss else {}),
             **({FORKED_FROM: self.forked_from.to_map()} if self.forked_from else {}),
+            **({RECOMPUTED: self.recomputed.to_map()} if self.recomputed else {}),
+            **({FOLDED_FROM: self.folded_from.to_map()} if self.folded_from else {}),
             **({SALVAGED: self.salvaged.to_map()} if self.salvaged else {}),
         }
 
@@ -168,6 +207,7 @@ class Session:
             InvalidSampling: its sampling parameters are out of range.
         """
         try:
+            text_map = TextMap.from_map(kept.get(TEXT_MAP)).cut(len(state.tokens))
             return cls(
                 uri=uri,
                 model=model,
@@ -175,13 +215,17 @@ class Session:
                 sampling=sampling_of(kept),
                 labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
                 system=None if kept["system"] is None else _typed(kept, "system", str),
-                turn_open=_typed(kept, "turn_open", bool),
+                # Wherever a chat's reading or writing ended, it is the assistant's turn.
+                turn_open=_typed(kept, "turn_open", bool) or text_map.end == len(state.tokens),
+                text_map=text_map,
                 created_ns=_time_ns(kept, "created_ns"),
                 durable=durable,
                 unchanged_tokens=durable.token_count,
                 dirty=False,
                 loss=Loss.from_map(kept.get(LOSSY)),
                 forked_from=Origin.from_map(kept.get(FORKED_FROM)),
+                recomputed=Recomputed.from_map(kept.get(RECOMPUTED)),
+                folded_from=Origin.from_map(kept.get(FOLDED_FROM)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedSnapshot(
@@ -232,6 +276,10 @@ class Turns:
     def in_use(self) -> set[SessionUri]:
         """The sessions that somebody holds or waits for."""
         return set(self._locks)
+
+    def users(self, uri: SessionUri) -> int:
+        """How many hold the session or wait for it."""
+        return self._locks[uri][1] if uri in self._locks else 0
 
     @asynccontextmanager
     async def take(self, uri: SessionUri, *, always: bool = False) -> AsyncIterator[None]:

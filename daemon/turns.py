@@ -39,20 +39,19 @@ def renderer(tokenizer: Any) -> Render:
     return render
 
 
-def first_turn(render: Render, message: Message, *, system: str | None) -> str:
-    """The text of a conversation that begins with this message, up to where the assistant is to speak."""
-    opening = [{"role": "system", "content": system}] if system else []
-    return render([*opening, message], True)
+def opening(render: Render, messages: Sequence[Message]) -> str:
+    """The text of a conversation from its beginning, up to where the assistant is to speak."""
+    return render(messages, True)
 
 
-def next_turn(render: Render, message: Message, *, turn_open: bool, end_text: str) -> str:
-    """The text that leads from the end of the ledger to where the assistant is to speak again.
+def continuation(render: Render, messages: Sequence[Message], *, turn_open: bool, end_text: str) -> str:
+    """The text of messages behind the end of the ledger, up to where the assistant is to speak again.
 
     turn_open: whether the ledger ends inside an assistant's turn, which then has to be closed first.
     end_text: the text of the end token that already stands at the ledger's end; empty when none does.
     """
     closing = _after_placeholder(render([_user(_USER), _assistant(_ASSISTANT)], False))
-    whole = _after_placeholder(render([_user(_USER), _assistant(_ASSISTANT), message], True))
+    whole = _after_placeholder(render([_user(_USER), _assistant(_ASSISTANT), *messages], True))
     if not whole.startswith(closing):
         raise TemplateUnusable(
             "The model's chat template renders an earlier turn differently once another follows, so a "

@@ -1,6 +1,14 @@
-"""How sizes and counts are written for people, here and in the command line's tables. Pure functions."""
+"""How sizes and counts are written for people, here and in the command line's tables; and how a size or a duration that
+a person wrote is read. Pure functions."""
 
 from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?:([KMGT])(i)?)?B?", re.ASCII | re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|min|h|d)?", re.ASCII | re.IGNORECASE)
+_SECONDS_OF = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -29,3 +37,34 @@ def format_count(count: int) -> str:
 def format_plural(count: int, one: str) -> str:
     """Write a count with its noun: `1 block`, `2 blocks`."""
     return f"{format_count(count)} {one if count == 1 else one + 's'}"
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size as a person writes it: whole bytes, or a number and a unit as in `500MiB`, `1.5 GiB`, `2GB`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is no size; write bytes, or a number with a unit, as in 500MiB or 2GB")
+    number, prefix, binary = match.groups()
+    base = 1024 if binary else 1000
+    size = Decimal(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0)
+    if size != int(size):
+        raise ValueError(f"{text[:40]!r} is no whole number of bytes")
+    return int(size)
+
+
+def parse_seconds(text: str) -> float:
+    """Read a duration as a person writes it: seconds, or a number and a unit as in `90s`, `15min`, `2 h`, `1d`.
+
+    Raises:
+        ValueError: it is none, or none at all.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not float(match[1]):
+        raise ValueError(
+            f"{text[:40]!r} is no duration; write seconds above 0, or a number with s, min, h or d, as in 15min"
+        )
+    return float(match[1]) * _SECONDS_OF[(match[2] or "s").lower()]

@@ -56,6 +56,7 @@ from .records import (
     VerifyReport,
 )
 from .retention import Retention
+from .scrub_mark import ScrubMark, load_mark, save_mark
 from .sleeping import SleepRequest, environment, write_version
 from .uri import SessionUri, not_found, parse_reference, parse_version_reference, resolve
 from .verify import require_same_as_row, verify_store
@@ -269,10 +270,27 @@ class Store:
         self._core.require_open()
         yield from self.index.iter_latest()
 
-    def verify(self, uri: SessionUri | None = None, *, deep: bool, on_progress: Progress | None = None) -> VerifyReport:
+    def load_scrub_mark(self) -> ScrubMark:
+        """How far the last scrub has come."""
+        return load_mark(self._core.folder)
+
+    def save_scrub_mark(self, mark: ScrubMark) -> None:
+        """Keep how far the scrub has come. Raises NoSpace, StoreIoError, DurabilityLost, ReadOnlyStore."""
+        self._core.require_writable()
+        save_mark(self._core.folder, mark)
+
+    def verify(
+        self,
+        uri: SessionUri | None = None,
+        *,
+        deep: bool,
+        on_progress: Progress | None = None,
+        pace: Callable[[int], None] | None = None,
+    ) -> VerifyReport:
         """Check one session, or everything: frames of reference only, or (deep) every byte. Changes nothing.
 
-        Damage is reported, not raised. `on_progress` is told (bytes done, bytes in all) of the bundle files.
+        Damage is reported, not raised. `on_progress` is told (bytes done, bytes in all) of the bundle files; `pace` of
+        the bytes of each block that has been read. It may wait, or raise something of its own to give the check up.
 
         Raises:
             SessionNotFound
@@ -287,6 +305,7 @@ class Store:
             self._promised,
             deep=deep,
             on_progress=on_progress,
+            pace=pace,
             committing=self._core.committing if self._core.writable else None,
         )
 

@@ -82,6 +82,12 @@ class _Tally:
     bundles: int = 0
     blocks: int = 0
     bytes_checked: int = 0
+    pace: Callable[[int], None] | None = None
+
+    def read(self, size_bytes: int) -> None:
+        self.bytes_checked += size_bytes
+        if self.pace is not None:
+            self.pace(size_bytes)
 
     def find(self, path: str, error: StoreError, if_promised: bytes | None = None) -> None:
         self.findings.append((Finding(path, error.code, error.message), if_promised))
@@ -151,6 +157,7 @@ def verify_store(
     *,
     deep: bool,
     on_progress: Callable[[int, int], None] | None,
+    pace: Callable[[int], None] | None = None,
     committing: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
 ) -> VerifyReport:
     """Check every bundle file, or only those that one session's versions need. Reports damage, never raises it; and
@@ -164,7 +171,7 @@ def verify_store(
     damage. While `committing` is held, files and rows agree; None where others may change the files meanwhile, who
     published what the index does not know of.
     """
-    tally = _Tally()
+    tally = _Tally(pace=pace)
     rows = {row.bundle_id: row for row in (index.all_rows() if uri is None else index.versions(uri))}
     wanted = set(rows)
     if uri is None:
@@ -436,11 +443,11 @@ def _verify_block(
         header = file.check_block(block_id) if deep else file.read_head(block_id)[0]
         if listed is not None and manifest is not None:
             require_promised(header, *listed, manifest.identity.digest, file.path)
-        tally.bytes_checked += frame.frame_bytes if deep else frame.head_bytes
-        return header
     except StoreError as error:
         tally.find(file.path, error, if_promised=file.bundle_id if file.was_emptied() else None)
         return None
+    tally.read(frame.frame_bytes if deep else frame.head_bytes)
+    return header
 
 
 def _verify_refs(

@@ -102,6 +102,8 @@ class Kind:
     """The axes of its record's arrays that count rows, and so differ from position to position."""
     late_axes: ClassVar[tuple[int, ...]] = ()
     """Those that may: where there is one element after one token, there may be `MOST_LATE_ROWS` later."""
+    has_places: ClassVar[bool] = False
+    """Whether a row of a batch of them can be given to another cache where it lies."""
     late_arrays: ClassVar[bool] = False
     """Whether its record may have arrays that are not there after one token."""
 
@@ -173,6 +175,22 @@ class Kind:
         """
         raise NotImplementedError
 
+    def batches(self, cache: Any) -> bool:
+        """Whether mlx-lm can decode the cache as a row of one batch with others of its kind, and give it back whole."""
+        return False
+
+    def keep_batch(self, batch: Any) -> tuple[Undo, list[mx.array]]:
+        """As `keep` with `one_token`, of the batch that mlx-lm has made of caches that it `batches`."""
+        raise NotImplementedError
+
+    def fits_place(self, batch: Any, cache: Any) -> bool:
+        """Whether the cache is no longer than the rows of the batch, where it `has_places`."""
+        return True
+
+    def place(self, batch: Any, row: int, cache: Any) -> None:
+        """Give a row of the batch to a cache that fits; what the row held is gone."""
+        raise NotImplementedError
+
 
 class _OfKeysAndValues(Kind):
     """Cut by token, in `keys` and `values` with an `offset`."""
@@ -198,6 +216,7 @@ class _OfKeysAndValues(Kind):
 
 class _Plain(_OfKeysAndValues):
     name = "kv/1"
+    has_places = True
     step = KVCache.step
 
     def spans(self, cache: Any) -> dict[str, mx.array]:
@@ -205,6 +224,22 @@ class _Plain(_OfKeysAndValues):
 
     def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
         cache.keys, cache.values, cache.offset = spans["k"], spans["v"], token_count
+
+    def batches(self, cache: Any) -> bool:
+        return not self.is_empty(cache)
+
+    def keep_batch(self, batch: Any) -> tuple[Undo, list[mx.array]]:
+        at, offset = int(batch._idx), mx.array(batch.offset)
+        return lambda: _set(batch, _idx=at, offset=offset), [offset]
+
+    def fits_place(self, batch: Any, cache: Any) -> bool:
+        return int(cache.offset) <= int(batch._idx)
+
+    def place(self, batch: Any, row: int, cache: Any) -> None:
+        end, held = int(batch._idx), int(cache.offset)
+        for into, array in ((batch.keys, cache.keys), (batch.values, cache.values)):
+            into[row : row + 1, :, end - held : end, :] = array[..., :held, :]
+        batch.left_padding[row], batch.offset[row] = end - held, held
 
 
 class _Concatenating(_OfKeysAndValues):
@@ -343,6 +378,30 @@ class _Rotating(_OfLastRows):
 
         return undo, [key, value]
 
+    def batches(self, cache: Any) -> bool:
+        # mlx-lm's batch of windows knows of no first tokens that stay.
+        return not self.is_empty(cache) and int(cache.keep) == 0
+
+    def keep_batch(self, batch: Any) -> tuple[Undo, list[mx.array]]:
+        at, offset, rotated = int(batch._idx), int(batch._offset), bool(batch.rotated)
+        # `-=` changes an array in place, for whoever holds it.
+        offsets, padding = mx.array(batch.offset), mx.array(batch.left_padding)
+
+        def undo_numbers() -> None:
+            _set(batch, _idx=at, _offset=offset, rotated=rotated, offset=offsets, left_padding=padding)
+
+        if offset < batch.keys.shape[-2] or batch.keys.shape[-2] < batch.max_size:
+            return undo_numbers, [offsets, padding]  # the token goes behind what is live
+        row = 0 if at == batch.max_size else at
+        where = slice(row, row + 1)
+        key, value = mx.contiguous(batch.keys[..., where, :]), mx.contiguous(batch.values[..., where, :])
+
+        def undo() -> None:
+            batch.keys[..., where, :], batch.values[..., where, :] = key, value
+            undo_numbers()
+
+        return undo, [offsets, padding, key, value]
+
 
 class _Chunked(_OfLastRows):
     """The tokens of the current chunk and of what went before it, up to the size of a chunk."""
@@ -396,6 +455,7 @@ class _Recurrent(Kind):
     """Arrays of any shape that each token replaces: the state of a recurrence, the last inputs of a convolution."""
 
     name = "arrays/1"
+    has_places = True
     by_token = False
     # Some models keep the last few tokens in one.
     late_axes = (1, 2, 3)
@@ -434,6 +494,16 @@ class _Recurrent(Kind):
     def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
         held = [None if array is None else mx.array(array) for array in cache.cache]
         return lambda: _set(cache, cache=list(held)), []
+
+    def batches(self, cache: Any) -> bool:
+        return all(array is not None for array in cache.cache)
+
+    def keep_batch(self, batch: Any) -> tuple[Undo, list[mx.array]]:
+        return self.keep(batch, one_token=True)
+
+    def place(self, batch: Any, row: int, cache: Any) -> None:
+        for into, array in zip(batch.cache, cache.cache, strict=True):
+            into[row : row + 1] = array
 
 
 _POOLED_FIELDS = ("window", "compress_kv", "index_k", "pending_kv", "pending_gate")

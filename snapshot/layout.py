@@ -164,7 +164,7 @@ class CacheLayout:
 
     def state_slots(self, pass_count: int, *, canary: bool = False, is_lossy: bool = False) -> tuple[SlotSpec, ...]:
         """The first slots of each state record: the logits `[vocabulary]` that the next token is drawn from, the random
-        key `[2]` that draws it, and how many tokens were read at once, how often in a row, `[passes, 2]`.
+        key `[2]` that draws it, and how many tokens were read at once (`passes.py`), how often in a row, `[passes, 2]`.
 
         Where not all of the state is cut by token, or keys and values are lossy, so that the logits above may have been
         computed from others, the logits `[vocabulary]` of the canary follow, or `[0]` where none was taken (canary:

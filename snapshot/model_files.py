@@ -34,6 +34,8 @@ TOKENIZER_PATTERNS = (
     "tokenizer*.json",
     "vocab*",
 )
+# Where the chat template is, unless among the settings of the tokenizer.
+TEMPLATE_PATTERN = "chat_template*"
 # How a quantised checkpoint of another make is to be read; mlx-lm takes it for a section of config.json.
 QUANTISATION_FILE = "hf_quant_config.json"
 CONFIG_FILE = "config.json"
@@ -71,7 +73,7 @@ def identify(
         ModelFilesMissing: the folder has no weights, no config or no tokenizer.
         ModelFilesChanging: a file is being written to.
     """
-    weights, tokenizer = _files_of(folder)
+    weights, tokenizer = files_of(folder)
     settings = load_object(folder / CONFIG_FILE)
     parts = {
         "weights": _digest_of_files(weights, digests),
@@ -88,6 +90,26 @@ def identify(
     return Identity(tuple(sorted(parts.items())))
 
 
+def parts_of_files(folder: Path, digests: DigestCache) -> dict[str, str]:
+    """What the files in a model's folder decide of its identity, part by part, with nothing loaded: to compare with
+    what they decided before. The template is here what its files hold.
+
+    Raises:
+        ModelFilesMissing, ModelFilesChanging: as `identify`.
+        OSError: a file cannot be read.
+    """
+    weights, tokenizer = files_of(folder)
+    settings = folder / "tokenizer_config.json"
+    template = load_object(settings).get("chat_template") if settings.is_file() else None
+    template_files = [file for file in sorted(folder.glob(TEMPLATE_PATTERN)) if file.is_file()]
+    return {
+        "weights": _digest_of_files(weights, digests),
+        "config": _digest_of_config(load_object(folder / CONFIG_FILE), folder),
+        "tokenizer": _digest_of_tokenizer(tokenizer, digests),
+        "template": digest_of([template, _digest_of_files(template_files, digests)]),
+    }
+
+
 def require_model_files(folder: Path) -> None:
     """Look, before anything is loaded, whether a folder has what a model needs. Reads no weights.
 
@@ -95,7 +117,7 @@ def require_model_files(folder: Path) -> None:
         ModelFilesMissing: it has no weights, no config or no tokenizer, weights that are not all there, or a config of
             something else.
     """
-    weights, _ = _files_of(folder)
+    weights, _ = files_of(folder)
     config = folder / CONFIG_FILE
     try:
         is_of_model = "model_type" in load_object(config)
@@ -113,7 +135,7 @@ def require_model_files(folder: Path) -> None:
         )
 
 
-def _files_of(folder: Path) -> tuple[list[Path], list[Path]]:
+def files_of(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files of weights and of the tokenizer in a model's folder, by name."""
     weights = sorted(folder.glob(WEIGHT_PATTERN))
     tokenizer = sorted({file for pattern in TOKENIZER_PATTERNS for file in folder.glob(pattern) if file.is_file()})

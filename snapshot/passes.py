@@ -18,10 +18,19 @@ MAX_PASS_TOKENS: Final = 2048
 """The most that one model call reads. What it computes on the way may grow with the square of that, so a stored number
 that asked for more could take all memory when tokens are computed again."""
 
+BESIDE: Final = 0
+"""Stands in the place of a size for a call that read one token of this ledger beside those of other sessions. It cannot
+be made again, and alone the same token may get other bits."""
+
+
+def tokens_of(size: int) -> int:
+    """Tokens of this ledger that a call of that size read."""
+    return 1 if size == BESIDE else size
+
 
 @dataclass(slots=True)
 class Passes:
-    """Runs of model calls that each read equally many tokens: (tokens, calls) one after the other, as uint32."""
+    """Runs of model calls of one size: (tokens or `BESIDE`, calls) one after the other, as uint32."""
 
     _runs: array[int] = field(default_factory=lambda: array("I"))
     token_count: int = 0
@@ -36,9 +45,8 @@ class Passes:
         runs = array("I")
         runs.frombytes(stored)
         sizes, counts = runs[::2], runs[1::2]
-        if any(not size for size in runs) or sum(size * count for size, count in zip(sizes, counts, strict=True)) != (
-            token_count
-        ):
+        read = sum(tokens_of(size) * count for size, count in zip(sizes, counts, strict=True))
+        if not all(counts) or read != token_count:
             raise ValueError(f"the passes do not read {token_count} tokens")
         if any(size > MAX_PASS_TOKENS for size in sizes):
             raise ValueError(f"a pass reads {max(sizes)} tokens, and {MAX_PASS_TOKENS} are the most")
@@ -55,46 +63,50 @@ class Passes:
     def copy(self) -> Passes:
         return Passes(self._runs[:], self.token_count)
 
-    def add(self, tokens: int) -> None:
-        """Count one model call that has read that many tokens."""
-        if len(self._runs) and self._runs[-2] == tokens:
+    def add(self, size: int) -> None:
+        """Count one model call that has read that many tokens, or one token `BESIDE` those of others."""
+        if len(self._runs) and self._runs[-2] == size:
             self._runs[-1] += 1
         else:
-            self._runs.extend((tokens, 1))
-        self.token_count += tokens
+            self._runs.extend((size, 1))
+        self.token_count += tokens_of(size)
 
     def __iter__(self) -> Iterator[int]:
-        """The number of tokens of each call."""
+        """The size of each call, or `BESIDE`."""
         for at in range(0, len(self._runs), 2):
             size, count = self._runs[at : at + 2]
             yield from repeat(size, count)
 
     def between(self, start: int, end: int) -> Iterator[int]:
-        """The calls that read the tokens `[start, end)`; one that began before or ended after them is cut there."""
+        """How many tokens the calls read that read the tokens `[start, end)`; one that began before or ended after them
+        is cut there."""
+        return map(tokens_of, self._between(start, end))
+
+    def _between(self, start: int, end: int) -> Iterator[int]:
         position = 0
         for size in self:
-            first, last = max(position, start), min(position + size, end)
+            first, last = max(position, start), min(position + tokens_of(size), end)
             if first < last:
-                yield last - first
-            position += size
+                yield size if size == BESIDE else last - first
+            position += tokens_of(size)
             if position >= end:
                 return
 
     @property
-    def last(self) -> int:
-        """Tokens of the last call; 0 where there was none."""
-        return self._runs[-2] if len(self._runs) else 0
+    def ends_alone(self) -> bool:
+        """Whether the last call read one token and nothing else, so that reading it again gives the same bits."""
+        return len(self._runs) > 0 and self._runs[-2] == 1
 
     def cut(self, token_count: int) -> Passes:
         """The passes of the first tokens alone; as calls of one block each where it is not known how they were read."""
-        return self._first(token_count, self.between(0, token_count))
+        return self._first(token_count, self._between(0, token_count))
 
     def cut_back(self, token_count: int) -> Passes:
         """As `cut`, for caches that were cut back: what is left of a call that read on is told as calls of one token,
         so that nobody takes it for a call that was made."""
         whole = Passes()
         for size in self:
-            if whole.token_count + size > token_count:
+            if whole.token_count + tokens_of(size) > token_count:
                 break
             whole.add(size)
         cut = token_count - whole.token_count if whole.token_count < self.token_count else 0

@@ -311,7 +311,7 @@ class Filling:
             return
         if not self.plan.has_canary:
             # The last token is run again alone: the same bits only if it was read alone.
-            self.expected = Expectation(bytes(self._logits), self.plan.passes.cut(state.start).last == 1, hashed)
+            self.expected = Expectation(bytes(self._logits), self.plan.passes.cut(state.start).ends_alone, hashed)
         elif logits := reader.read_slot(state, CANARY_SLOT):
             # A checkpoint may have been computed before the session was woken elsewhere; what is told is of the end.
             self.expected = Expectation(bytes(logits), state.start == reader.manifest.token_count, hashed)

@@ -26,13 +26,14 @@ class LiveState:
     """The state of one session on its model.
 
     tokens: the ledger, one id for every position that the caches hold.
-    caches: one cache per layer, all of the length of the ledger.
+    caches: one cache per layer, all of the length of the ledger; none while they are rows of a batch (`batches.py`).
     last_logits: float32 `[vocabulary]`, those that the next token is drawn from; None before the first token.
     random_key: uint32 `[2]`, the key that draws it.
     passes: in how many model calls the ledger has been read, and how many tokens each.
     checkpoints: whole state at earlier positions, of caches that cannot go back.
     computed_tokens: how many tokens the model has computed for this state since it came into memory; a state that
         was put back from a snapshot starts at 0.
+    is_lost: whether its caches are gone, because there was no memory to take them out of a batch.
     """
 
     tokens: array[int]
@@ -42,6 +43,7 @@ class LiveState:
     passes: Passes = field(default_factory=Passes)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     computed_tokens: int = 0
+    is_lost: bool = False
 
     @property
     def is_consistent(self) -> bool:

@@ -29,6 +29,21 @@ def tensor_names(file: Path) -> frozenset[str]:
         NotWhole: it begins otherwise, or ends before the last tensor does.
         OSError: it cannot be read.
     """
+    return frozenset(_tensors(file))
+
+
+def tensor_bytes(file: Path) -> dict[str, int]:
+    """How many bytes the tensors of each type take, by the type's name in the file (as in `BF16`). Reads and raises
+    what `tensor_names` does."""
+    sizes: dict[str, int] = {}
+    for entry in _tensors(file).values():
+        begin, end = entry["data_offsets"]
+        kind = str(entry.get("dtype"))
+        sizes[kind] = sizes.get(kind, 0) + max(0, int(end) - int(begin))
+    return sizes
+
+
+def _tensors(file: Path) -> Mapping[str, Any]:
     with file.open("rb") as opened:
         listed, list_bytes = _read_list(opened.read(_LENGTH.size), opened.read)
     tensors = {name: entry for name, entry in listed.items() if name != _METADATA}
@@ -39,7 +54,7 @@ def tensor_names(file: Path) -> frozenset[str]:
     found = file.stat().st_size
     if found < end:
         raise NotWhole(f"has {found} of its {end} bytes, as a copy or download that broke off")
-    return frozenset(tensors)
+    return tensors
 
 
 def _read_list(head: bytes, read: Callable[[int], bytes]) -> tuple[Mapping[str, Any], int]:

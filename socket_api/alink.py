@@ -123,14 +123,15 @@ class AsyncLink:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self.abandon, request_id)
 
-    async def wait_for(self, request_id: int) -> ServerMessage:
-        """Return the next message about a request. Raises ApiError if there will be none."""
+    async def wait_for(self, request_id: int, *, silence_is_fine: bool = False) -> ServerMessage:
+        """Return the next message about a request. Raises ApiError if there will be none. silence_is_fine: as of
+        `Link.wait_for`."""
         inbox = self._inboxes.get(request_id)
         if inbox is None:
             self._require_open()
             raise LocalProtocolError("This request is over.")
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(None if silence_is_fine else self._timeout_s):
                 message = await inbox.get()
         except TimeoutError:
             raise RequestTimeout(

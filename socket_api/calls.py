@@ -102,7 +102,15 @@ def generate(
 
 
 def chat(
-    session: str, message: str, *, max_tokens: int, role: str, sampling: Sampling | None, prove: bool
+    session: str,
+    message: str | None,
+    *,
+    max_tokens: int,
+    role: str,
+    messages: Sequence[Mapping[str, str]] | None,
+    on_divergence: str,
+    sampling: Sampling | None,
+    prove: bool,
 ) -> Call[results.GenerateResult]:
     return _call(
         "chat",
@@ -111,6 +119,8 @@ def chat(
         message=message,
         max_tokens=max_tokens,
         role=role,
+        messages=None if messages is None else tuple(messages),
+        on_divergence=on_divergence,
         sampling=sampling,
         prove=prove,
     )
@@ -131,12 +141,45 @@ def fork(session: str, name: str, *, at_token: int | None, labels: Sequence[str]
     return _call("fork", results.ForkResult, session=session, name=name, at_token=at_token, labels=listed)
 
 
+def load_model(model: str) -> Call[results.ModelInfo]:
+    return _call("load_model", results.ModelInfo, model=model)
+
+
+def unload_model(model: str) -> Call[results.ModelInfo]:
+    return _call("unload_model", results.ModelInfo, model=model)
+
+
+def fold(
+    session: str,
+    name: str,
+    *,
+    summary: str | None,
+    summarise: int | None,
+    tail: int,
+    labels: Sequence[str] | None,
+) -> Call[results.FoldResult]:
+    return _call(
+        "fold",
+        results.FoldResult,
+        session=session,
+        name=name,
+        summary=summary,
+        summarise=summarise,
+        tail=tail,
+        labels=_listed("fold", labels),
+    )
+
+
 def list_sessions(namespace: str | None) -> Call[results.ListResult]:
     return _call("list", results.ListResult, namespace=namespace)
 
 
 def show(session: str) -> Call[results.SessionDetail]:
     return _call("show", results.SessionDetail, session=session)
+
+
+def why(session: str) -> Call[results.WhyResult]:
+    return _call("why", results.WhyResult, session=session)
 
 
 def delete(session: str) -> Call[results.DeleteResult]:
@@ -180,6 +223,26 @@ def mark(
 
 def import_bundle(bundle_id: str, *, session: str | None) -> Call[results.SleepResult]:
     return _call("import_bundle", results.SleepResult, bundle_id=bundle_id, session=session)
+
+
+def stats(label: str | None, namespace: str | None) -> Call[results.StatsResult]:
+    return _call("stats", results.StatsResult, label=label, namespace=namespace)
+
+
+def warm(sessions: Sequence[str], *, label: str | None, namespace: str | None) -> Call[results.WarmResult]:
+    named = (sessions,) if isinstance(sessions, str) else tuple(sessions)
+    return _call("warm", results.WarmResult, sessions=named, label=label, namespace=namespace)
+
+
+def clear(label: str, *, namespace: str | None, dry_run: bool) -> Call[results.ClearResult]:
+    return _call("clear", results.ClearResult, label=label, namespace=namespace, dry_run=dry_run)
+
+
+def subscribe(
+    *, names: Sequence[str] | None, session: str | None, namespace: str | None
+) -> Call[results.SubscribeResult]:
+    listed = (names,) if isinstance(names, str) else None if names is None else tuple(names)
+    return _call("subscribe", results.SubscribeResult, names=listed, session=session, namespace=namespace)
 
 
 def shutdown(*, force: bool) -> Call[results.ShutdownResult]:

@@ -11,7 +11,7 @@ that a stream is open while others are made.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +22,8 @@ from .calls import Call, R, committed_of, remote_error
 from .errors import ApiError, LocalProtocolError
 from .link import DEFAULT_TIMEOUT_S, Link
 from .messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
-from .results import GenerateResult, ProgressEvent, Sampling, TokenEvent
+from .results import GenerateResult, NoticeEvent, ProgressEvent, Sampling, TokenEvent
+from .subscription import Subscription
 
 OnEvent = Callable[[ProgressEvent | TokenEvent], None]
 
@@ -107,31 +108,54 @@ class Client:
     def chat(
         self,
         session: str,
-        message: str,
+        message: str | None = None,
         *,
         max_tokens: int,
         role: str = "user",
+        messages: Sequence[Mapping[str, str]] | None = None,
+        on_divergence: str = "refuse",
         sampling: Sampling | None = None,
         prove: bool = False,
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
-        """One turn of a chat."""
-        call = calls.chat(session, message, max_tokens=max_tokens, role=role, sampling=sampling, prove=prove)
+        """One turn of a chat: a new message, or `messages`, the whole transcript (maps of role and content), of which
+        the daemon reads what is new. on_divergence: what becomes of a transcript that is not what the session has."""
+        call = calls.chat(
+            session,
+            message,
+            max_tokens=max_tokens,
+            role=role,
+            messages=messages,
+            on_divergence=on_divergence,
+            sampling=sampling,
+            prove=prove,
+        )
         return self._run(call, on_event)
 
     def stream_chat(
         self,
         session: str,
-        message: str,
+        message: str | None = None,
         *,
         max_tokens: int,
         role: str = "user",
+        messages: Sequence[Mapping[str, str]] | None = None,
+        on_divergence: str = "refuse",
         sampling: Sampling | None = None,
         prove: bool = False,
         on_event: OnEvent | None = None,
     ) -> TextStream:
         """As `chat`, piece by piece."""
-        call = calls.chat(session, message, max_tokens=max_tokens, role=role, sampling=sampling, prove=prove)
+        call = calls.chat(
+            session,
+            message,
+            max_tokens=max_tokens,
+            role=role,
+            messages=messages,
+            on_divergence=on_divergence,
+            sampling=sampling,
+            prove=prove,
+        )
         return TextStream(self._link, call, on_event)
 
     def sleep(self, session: str, *, on_event: OnEvent | None = None) -> results.SleepResult:
@@ -164,13 +188,60 @@ class Client:
         one is given. It has all blocks in common with it, and sleeps."""
         return self._run(calls.fork(session, name, at_token=at_token, labels=labels), on_event)
 
+    def load_model(self, model: str) -> results.ModelInfo:
+        """Load a model, if it is not; sessions and models that nobody uses make room for it."""
+        return self._run(calls.load_model(model))
+
+    def unload_model(self, model: str) -> results.ModelInfo:
+        """Put the sessions on a model to sleep, and free its memory until it is needed again."""
+        return self._run(calls.unload_model(model))
+
+    def fold(
+        self,
+        session: str,
+        name: str,
+        *,
+        summary: str | None = None,
+        summarise: int | None = None,
+        tail: int = 0,
+        labels: Sequence[str] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> results.FoldResult:
+        """Make `session` durable, and begin a smaller one, `name`, with its system text, a summary (given, or written
+        by the model in at most `summarise` tokens) and its last `tail` tokens."""
+        call = calls.fold(session, name, summary=summary, summarise=summarise, tail=tail, labels=labels)
+        return self._run(call, on_event)
+
     def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
         """All sessions, or those of one namespace."""
         return self._run(calls.list_sessions(namespace)).sessions
 
+    def stats(self, label: str | None = None, namespace: str | None = None) -> results.StatsResult:
+        """Figures of all sessions, or of those of a label or namespace: together, and by label."""
+        return self._run(calls.stats(label, namespace))
+
+    def warm(
+        self,
+        sessions: Sequence[str] = (),
+        *,
+        label: str | None = None,
+        namespace: str | None = None,
+        on_event: OnEvent | None = None,
+    ) -> results.WarmResult:
+        """Wake sessions ahead of need, by name or by label, as far as memory is free: none other goes to sleep."""
+        return self._run(calls.warm(sessions, label=label, namespace=namespace), on_event)
+
+    def clear(self, label: str, *, namespace: str | None = None, dry_run: bool = False) -> results.ClearResult:
+        """Delete all sessions of a label, from memory and disk; `dry_run` tells which, and changes nothing."""
+        return self._run(calls.clear(label, namespace=namespace, dry_run=dry_run))
+
     def show(self, session: str) -> results.SessionDetail:
         """Everything that can be seen of one session."""
         return self._run(calls.show(session))
+
+    def why(self, session: str) -> results.WhyResult:
+        """What became of the prefixes of the session's last requests: what was kept, where one diverged, and why."""
+        return self._run(calls.why(session))
 
     def analyse(
         self,
@@ -235,6 +306,16 @@ class Client:
         """Adopt a bundle that was put into the store's folder `incoming`, under its own name or another."""
         return self._run(calls.import_bundle(bundle_id, session=session))
 
+    def events(
+        self, names: Sequence[str] | None = None, *, session: str | None = None, namespace: str | None = None
+    ) -> Subscription:
+        """What happens in the daemon from now on, until the subscription is closed or the daemon stops: sleeps, wakes,
+        evictions, what is read and written, with sizes and times. Who reads too slowly is told how many were `lost`.
+
+        names: only events of these names (docs/protocol.md); session, namespace: only events about these.
+        """
+        return Subscription(self._link, calls.subscribe(names=names, session=session, namespace=namespace))
+
     def shutdown(self, *, force: bool = False) -> results.ShutdownResult:
         """Stop the daemon. When this returns, it has put its sessions to sleep, and its process (`peer_pid`) ends.
 
@@ -274,7 +355,7 @@ class Client:
             while True:
                 message = self._link.wait_for(request_id)
                 if isinstance(message, EventMessage):
-                    if on_event is not None:
+                    if on_event is not None and not isinstance(message.event, NoticeEvent):
                         on_event(message.event)
                 elif isinstance(message, ResultMessage):
                     return call.load_result(message.result)
@@ -346,7 +427,7 @@ class TextStream:
         while not self._ended:
             message = self._wait()
             if isinstance(message, EventMessage):
-                if self._on_event is not None:
+                if self._on_event is not None and not isinstance(message.event, NoticeEvent):
                     self._on_event(message.event)
                 if isinstance(message.event, TokenEvent) and message.event.text:
                     return message.event.text

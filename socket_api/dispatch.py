@@ -6,16 +6,29 @@ that a service has, and so can be driven by a double. Does not know frames or so
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..daemon import results as daemon
+from ..daemon.events import Notice
 from ..daemon.sampling import Sampling as DaemonSampling
+from ..daemon.transcripts import OnDivergence
 from . import methods
 from .methods import METHODS, Method, Params
 from .results import Sampling
+
+
+class Events(Protocol):
+    """What a service tells of itself until it ends; to be entered, and left. delivered, lost: how many so far."""
+
+    delivered: int
+    lost: int
+
+    def __enter__(self) -> AsyncIterator[Notice]: ...
+
+    def __exit__(self, *exc: object) -> None: ...
 
 
 class Backend(Protocol):
@@ -23,7 +36,7 @@ class Backend(Protocol):
 
     Every call raises TorporError for expected failures. `emit` is called on the event loop. Cancelling the task that
     awaits append, generate or chat stops the work within one token and undoes nothing that was committed; that of one
-    that awaits analyse stops it.
+    that awaits analyse stops it; that of one that awaits load_model gives up its wait for memory.
     """
 
     async def status(self) -> daemon.Status: ...
@@ -58,8 +71,10 @@ class Backend(Protocol):
         self,
         *,
         session: str,
-        message: str,
+        message: str | None = None,
         role: str = "user",
+        messages: Sequence[Mapping[str, str]] | None = None,
+        on_divergence: OnDivergence = "refuse",
         max_tokens: int,
         sampling: DaemonSampling | None = None,
         prove: bool = False,
@@ -88,9 +103,27 @@ class Backend(Protocol):
         emit: daemon.Emit,
     ) -> daemon.ForkResult: ...
 
+    async def load_model(self, *, model: str) -> daemon.ModelInfo: ...
+
+    async def unload_model(self, *, model: str) -> daemon.ModelInfo: ...
+
     async def list_sessions(self, *, namespace: str | None = None) -> list[daemon.SessionInfo]: ...
 
     async def show(self, *, session: str) -> daemon.SessionDetail: ...
+
+    async def fold(
+        self,
+        *,
+        session: str,
+        name: str,
+        summary: str | None = None,
+        summarise: int | None = None,
+        tail: int = 0,
+        labels: Sequence[str] | None = None,
+        emit: daemon.Emit,
+    ) -> daemon.FoldResult: ...
+
+    async def why(self, *, session: str) -> daemon.WhyResult: ...
 
     async def analyse(
         self, *, session: str, kind: str | None = None, labels: Sequence[str] | None = None, emit: daemon.Emit
@@ -123,6 +156,18 @@ class Backend(Protocol):
 
     async def import_bundle(self, *, bundle_id: str, session: str | None = None) -> daemon.SleepResult: ...
 
+    async def stats(self, *, label: str | None = None, namespace: str | None = None) -> daemon.StatsResult: ...
+
+    async def warm(
+        self, *, sessions: Sequence[str] = (), label: str | None = None, namespace: str | None = None, emit: daemon.Emit
+    ) -> daemon.WarmResult: ...
+
+    async def clear(self, *, label: str, namespace: str | None = None, dry_run: bool = False) -> daemon.ClearResult: ...
+
+    def subscribe(
+        self, *, names: Sequence[str] | None = None, session: str | None = None, namespace: str | None = None
+    ) -> Events: ...
+
     async def prepare_close(self) -> daemon.CloseReport: ...
 
 
@@ -135,16 +180,21 @@ class ShutDown(Protocol):
     async def __call__(self, *, force: bool) -> daemon.CloseReport: ...
 
 
+Tell = Callable[[Notice], Awaitable[None]]
+
+
 async def call(
-    backend: Backend, shut_down: ShutDown, method: Method, params: Params, emit: daemon.Emit
+    backend: Backend, shut_down: ShutDown, method: Method, params: Params, emit: daemon.Emit, tell: Tell
 ) -> dict[str, Any]:
-    """Carry out a request and return its result's wire map.
+    """Carry out a request and return its result's wire map. tell: sends an event of the daemon, at the client's pace.
 
     Raises:
         TorporError: whatever the service raises.
     """
     if isinstance(params, methods.ShutdownParams):
         result: object = await shut_down(force=params.force)
+    elif isinstance(params, methods.SubscribeParams):
+        result = await _subscribe(backend, params, tell)
     else:
         result = await _CALLS[method.name](backend, params, emit)
     fields = asdict(result) if is_dataclass(result) and not isinstance(result, type) else result
@@ -157,6 +207,29 @@ def event_map(event: daemon.Event) -> dict[str, Any]:
     if isinstance(event, daemon.Token):
         return {"kind": "token", "token": event.token, "text": event.text}
     return {"kind": "progress", "stage": event.stage, "done": event.done, "total": event.total}
+
+
+def notice_map(notice: Notice) -> dict[str, Any]:
+    """Return the wire map of an event of the daemon."""
+    event = notice.event
+    return {
+        "kind": "notice",
+        "name": event.name,
+        "number": notice.number,
+        "monotonic_s": notice.monotonic_s,
+        "time_ns": notice.time_ns,
+        "request": notice.request,
+        "session": None if event.session is None else str(event.session),
+        "facts": event.facts(),
+    }
+
+
+async def _subscribe(backend: Backend, params: methods.SubscribeParams, tell: Tell) -> object:
+    events = backend.subscribe(names=params.names, session=params.session, namespace=params.namespace)
+    with events as notices:
+        async for notice in notices:
+            await tell(notice)
+    return {"delivered": events.delivered, "lost": events.lost}
 
 
 async def _status(backend: Backend, params: methods.StatusParams, emit: daemon.Emit) -> object:
@@ -194,6 +267,8 @@ async def _chat(backend: Backend, params: methods.ChatParams, emit: daemon.Emit)
         session=params.session,
         message=params.message,
         role=params.role,
+        messages=None if params.messages is None else [each.model_dump() for each in params.messages],
+        on_divergence=params.on_divergence,
         max_tokens=params.max_tokens,
         sampling=_sampling(params.sampling),
         prove=params.prove,
@@ -217,12 +292,48 @@ async def _fork(backend: Backend, params: methods.ForkParams, emit: daemon.Emit)
     )
 
 
+async def _load_model(backend: Backend, params: methods.ModelParams, emit: daemon.Emit) -> object:
+    return await backend.load_model(model=params.model)
+
+
+async def _unload_model(backend: Backend, params: methods.ModelParams, emit: daemon.Emit) -> object:
+    return await backend.unload_model(model=params.model)
+
+
+async def _stats(backend: Backend, params: methods.StatsParams, emit: daemon.Emit) -> object:
+    return await backend.stats(label=params.label, namespace=params.namespace)
+
+
+async def _warm(backend: Backend, params: methods.WarmParams, emit: daemon.Emit) -> object:
+    return await backend.warm(sessions=params.sessions, label=params.label, namespace=params.namespace, emit=emit)
+
+
+async def _clear(backend: Backend, params: methods.ClearParams, emit: daemon.Emit) -> object:
+    return await backend.clear(label=params.label, namespace=params.namespace, dry_run=params.dry_run)
+
+
 async def _list(backend: Backend, params: methods.ListParams, emit: daemon.Emit) -> object:
     return {"sessions": [asdict(info) for info in await backend.list_sessions(namespace=params.namespace)]}
 
 
 async def _show(backend: Backend, params: methods.SessionParams, emit: daemon.Emit) -> object:
     return await backend.show(session=params.session)
+
+
+async def _fold(backend: Backend, params: methods.FoldParams, emit: daemon.Emit) -> object:
+    return await backend.fold(
+        session=params.session,
+        name=params.name,
+        summary=params.summary,
+        summarise=params.summarise,
+        tail=params.tail,
+        labels=params.labels,
+        emit=emit,
+    )
+
+
+async def _why(backend: Backend, params: methods.SessionParams, emit: daemon.Emit) -> object:
+    return await backend.why(session=params.session)
 
 
 async def _analyse(backend: Backend, params: methods.AnalyseParams, emit: daemon.Emit) -> object:
@@ -256,7 +367,7 @@ async def _import_bundle(backend: Backend, params: methods.ImportParams, emit: d
     return await backend.import_bundle(bundle_id=params.bundle_id, session=params.session)
 
 
-_SHUTDOWN = "shutdown"
+_NOT_OF_THE_TABLE = frozenset({"shutdown", "subscribe"})
 _Call = Callable[[Backend, Any, daemon.Emit], Awaitable[object]]
 _CALLS: Mapping[str, _Call] = MappingProxyType(
     {
@@ -268,8 +379,15 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
         "sleep": _sleep,
         "wake": _wake,
         "fork": _fork,
+        "load_model": _load_model,
+        "unload_model": _unload_model,
         "list": _list,
+        "stats": _stats,
+        "warm": _warm,
+        "clear": _clear,
         "show": _show,
+        "fold": _fold,
+        "why": _why,
         "analyse": _analyse,
         "delete": _delete,
         "maintain": _maintain,
@@ -277,7 +395,7 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
         "import_bundle": _import_bundle,
     }
 )
-assert _CALLS.keys() | {_SHUTDOWN} == METHODS.keys(), "every method of the protocol has exactly one call"
+assert _CALLS.keys() | _NOT_OF_THE_TABLE == METHODS.keys(), "every method of the protocol has exactly one call"
 
 
 def _sampling(wire: Sampling | None) -> DaemonSampling | None:

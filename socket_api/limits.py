@@ -45,8 +45,18 @@ MAX_KIND_CHARS = 64
 MAX_TAG_CHARS = 256
 """A tag has at most 64; the daemon says what is wrong with one, so this only bounds what it is shown."""
 
+MAX_NAMED_SESSIONS = 1024
+"""In one request; more of them have a label."""
+
+MAX_EVENT_NAMES = 256
+MAX_EVENT_NAME_CHARS = 64
+"""There are fewer and shorter ones; the daemon says which it knows."""
+
 MAX_DAYS = 36_500
 """Ages that may be asked for: a hundred years."""
+
+MAX_MESSAGES = 16_384
+"""Messages of one transcript: what the daemon keeps marks of. Some ten thousand turns of an agent with its tools."""
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -102,6 +112,10 @@ class ServerLimits:
 
     max_waiting_event_bytes: int = 8 * 1024 * 1024
     """Events that wait for a slow client; some 100,000 tokens."""
+
+    max_waiting_notice_bytes: int = 64 * 1024
+    """Events that wait for a slow client and must not be joined by the daemon's own, which wait elsewhere (`bus.py`)
+    and may be dropped."""
 
     max_waiting_reply_bytes: int = MAX_REPLY_FRAME_BYTES
     """Results that wait for a slow client; a further one is not encoded until there is room."""

@@ -124,13 +124,16 @@ class Link:
         with contextlib.suppress(ApiError), self._alone():
             pass
 
-    def wait_for(self, request_id: int) -> ServerMessage:
-        """Return the next message about a request. Raises ApiError if there will be none."""
-        with self._alone():
-            return self._wait_for(request_id)
+    def wait_for(self, request_id: int, *, silence_is_fine: bool = False) -> ServerMessage:
+        """Return the next message about a request. Raises ApiError if there will be none.
 
-    def _wait_for(self, request_id: int) -> ServerMessage:
-        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        silence_is_fine: nothing may happen for long; wait until something does, or the connection ends.
+        """
+        with self._alone():
+            return self._wait_for(request_id, None if silence_is_fine else self._timeout_s)
+
+    def _wait_for(self, request_id: int, timeout_s: float | None) -> ServerMessage:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         inbox = self._inboxes.get(request_id)
         while not inbox:
             self._require_open()

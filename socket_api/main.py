@@ -14,17 +14,28 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ..daemon.adapters import AdapterChoice
 from ..daemon.canary import POLICIES, Policy
-from ..daemon.models import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice
+from ..daemon.configuration import Configuration, LoadPolicy, ModelTable, read_configuration
+from ..daemon.configuring import ConfigFile, Settings
+from ..daemon.decoding import MOST_ROWS, MOST_ROWS_EVER
+from ..daemon.errors import UnknownModel
+from ..daemon.models import DEFAULT_KV_GROUP, DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, KV_BITS, KV_GROUPS, KvChoice
 from ..daemon.quantising import QUANTISE_BITS, AgePolicy
 from ..daemon.results import CloseReport
 from ..daemon.reuse import REUSE_POLICIES, ReusePolicy
+from ..daemon.scrubbing import DEFAULT_BYTES_PER_S, ScrubPolicy
 from ..daemon.service import Service
+from ..daemon.shelf import ModelChoice
+from ..daemon.watching import CHANGE_POLICIES, ChangePolicy
 from ..errors import TorporError
 from .address import default_socket_path
 from .serving import serve_until_signal
+
+LOAD_POLICIES: tuple[LoadPolicy, ...] = ("first", "start", "use")
+Value = TypeVar("Value", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +43,17 @@ class ServeOptions:
     """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
     object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
     model file anew. `kv_bits` and `kv_group` quantise keys and values. `canary`: when a wake proves its state by
-    computing one token. `trusting`: wakes do not hash the KV that they read. `prefix_reuse`: what a new
-    session takes over of others that begin alike. What has slept for `quantise_after` days
-    is kept in `quantise_bits` bits. The budgets are bytes: what the store may hold, may write in a day, and leaves free
-    on the disk. `memory_budget`: bytes of memory for models and sessions, a share of what is available if None;
-    `idle_sleep`: after how many seconds a session that nobody uses is put to sleep, never if None."""
+    computing one token. `trusting`: wakes do not hash the KV that they read. `prefix_reuse`: what a new session takes
+    over of others that begin alike. `batch`: how many sessions of a model may decode in one call. What has slept for
+    `quantise_after` days is kept in `quantise_bits` bits. The budgets are bytes: what the store may hold, may write in
+    a day, and leaves free on the disk. `memory_budget`: bytes of memory for models and sessions, a share of what is
+    available if None; `idle_sleep`: after how many seconds a session that nobody uses is put to sleep, never if None.
+    `load`: which models are loaded at the start, the `first`, all (`start`) or none (`use`); the others are when they
+    are first used. `pinned`: names of those that stay loaded; they are at the start, too, unless it is `use`.
+    `model_ttl`: after how many seconds a model that nobody uses is unloaded, never if None. `on_model_change`: what
+    becomes of a loaded model whose files change. `scrub_rate`: bytes of sleeping sessions that are read again in a
+    second in which nobody wants anything; none if 0. `config`: a file that says what is None, empty or not given here,
+    and is read anew when it changes."""
 
     store: Path | None = None
     socket: Path = field(default_factory=default_socket_path)
@@ -49,18 +66,26 @@ class ServeOptions:
     canary: Policy = "always"
     trusting: bool = False
     prefix_reuse: ReusePolicy = "exact"
+    batch: int = MOST_ROWS
     quantise_after: float | None = None
     quantise_bits: int = 8
     json: bool = False
     store_budget: int | None = None
     daily_write_budget: int | None = None
-    keep_free: int = 0
+    keep_free: int | None = None
     memory_budget: int | None = None
     idle_sleep: float | None = None
+    load: LoadPolicy | None = None
+    pinned: tuple[str, ...] = ()
+    model_ttl: float | None = None
+    on_model_change: ChangePolicy | None = None
+    scrub_rate: int = DEFAULT_BYTES_PER_S
+    config: Path | None = None
 
 
 def run(options: ServeOptions) -> None:
-    """Serve until SIGTERM, SIGINT, SIGHUP or a client's `shutdown`, in this process and thread.
+    """Serve until SIGTERM, SIGINT, SIGHUP or a client's `shutdown`, in this process and thread. With a configuration
+    file, SIGHUP has that read anew instead.
 
     Raises:
         TorporError: why it could not start, or that it stopped with sessions it could not put to sleep.
@@ -70,22 +95,26 @@ def run(options: ServeOptions) -> None:
 
     async def open_service() -> Service:
         nonlocal warnings
+        settings = settings_of(options)
         service = await Service.open(
             store_path=options.store,
-            models=options.models,
-            kv=None if options.kv_bits is None else KvChoice(options.kv_bits, options.kv_group),
-            adapters={name: AdapterChoice(path, options.fuse) for name, path in options.adapters.items()},
+            models=settings.models,
             check_models=options.check_models,
             canary=options.canary,
             trusting=options.trusting,
             prefix_reuse=options.prefix_reuse,
+            batch_rows=options.batch,
+            scrub=ScrubPolicy(options.scrub_rate) if options.scrub_rate else None,
             quantise=_age_policy(options),
-            store_budget=options.store_budget,
-            daily_write_budget=options.daily_write_budget,
-            keep_free=options.keep_free,
-            memory_budget=options.memory_budget,
-            idle_sleep_s=options.idle_sleep,
+            memory_budget=settings.memory_budget,
+            idle_sleep_s=settings.idle_sleep_s,
+            on_model_change=settings.on_model_change,
+            store_budget=settings.fixed["store_budget"],
+            daily_write_budget=settings.fixed["daily_write_budget"],
+            keep_free=settings.fixed["keep_free"] or 0,
         )
+        if options.config is not None:
+            service.follow(ConfigFile(options.config, lambda: settings_of(options)), settings)
         warnings = service.warnings
         for warning in warnings:
             print(f"torpor serve: warning: {warning}", file=sys.stderr, flush=True)
@@ -100,7 +129,76 @@ def run(options: ServeOptions) -> None:
     def on_stopped(report: CloseReport) -> None:
         _print(options, describe_stop(report), {"event": "stopped", **asdict(report)})
 
-    serve_until_signal(open_service, options.socket, on_ready=on_ready, on_stopped=on_stopped)
+    serve_until_signal(
+        open_service, options.socket, on_ready=on_ready, on_stopped=on_stopped, rereads=options.config is not None
+    )
+
+
+def settings_of(options: ServeOptions) -> Settings:
+    """What is to be served and how: what the configuration file says, and over it what the command line does.
+
+    Raises:
+        InvalidConfiguration: the file is wrong.
+        UnknownModel: an adapter or a pin is for a model that is not served.
+    """
+    config = Configuration() if options.config is None else read_configuration(options.config)
+    return Settings(
+        models=_choices_of(options, config),
+        memory_budget=_first(options.memory_budget, config.memory_budget),
+        idle_sleep_s=_first(options.idle_sleep, config.idle_sleep),
+        on_model_change=options.on_model_change or config.on_model_change or "refuse",
+        fixed={
+            "store_budget": _first(options.store_budget, config.store_budget),
+            "daily_write_budget": _first(options.daily_write_budget, config.daily_write_budget),
+            "keep_free": _first(options.keep_free, config.keep_free) or 0,
+        },
+    )
+
+
+def _choices_of(options: ServeOptions, config: Configuration) -> dict[str, ModelChoice]:
+    """How each model is served. Models of the command line stand in the place of those of the file."""
+    tables = {name: ModelTable(path=path) for name, path in options.models.items()} or config.models
+    tables = tables or {DEMO_MODEL_NAME: ModelTable(path=str(DEMO_MODEL_FOLDER))}
+    for option, names in (("--adapter", options.adapters), ("--pin", options.pinned)):
+        for name in names:
+            if name not in tables:
+                raise UnknownModel(
+                    f"{option} is for {name!r}, and no such model is to be served, only "
+                    f"{', '.join(map(repr, tables))}. Give it the name of a model.",
+                    model=name,
+                    served=list(tables),
+                )
+    policy = options.load or config.load or "first"
+    choices = {}
+    for at, (name, table) in enumerate(tables.items()):
+        pinned = table.pin or name in options.pinned
+        by_policy = policy == "start" or (policy == "first" and (not at or pinned))
+        choices[name] = ModelChoice(
+            table.path,
+            _adapter_of(options, name, table),
+            _kv_of(options, table),
+            at_start=by_policy if table.load is None or options.load is not None else table.load == "start",
+            pinned=pinned,
+            ttl_s=_first(options.model_ttl, table.ttl, config.model_ttl),
+        )
+    return choices
+
+
+def _adapter_of(options: ServeOptions, name: str, table: ModelTable) -> AdapterChoice | None:
+    if name in options.adapters:
+        return AdapterChoice(options.adapters[name], options.fuse)
+    return None if table.adapter is None else AdapterChoice(table.adapter, table.fuse)
+
+
+def _kv_of(options: ServeOptions, table: ModelTable) -> KvChoice | None:
+    if options.kv_bits is not None:
+        return KvChoice(options.kv_bits, options.kv_group)
+    return None if table.kv_bits is None else KvChoice(table.kv_bits, table.kv_group)
+
+
+def _first(*given: Value | None) -> Value | None:
+    """The first that is said at all."""
+    return next((value for value in given if value is not None), None)
 
 
 def _age_policy(options: ServeOptions) -> AgePolicy | None:
@@ -145,10 +243,32 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         default="exact",
         help="what a new session takes over of others that begin alike",
     )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        choices=range(1, MOST_ROWS_EVER + 1),
+        default=MOST_ROWS,
+        metavar="SESSIONS",
+        help="how many sessions of a model may decode in one call",
+    )
     parser.add_argument("--quantise-after", type=float, metavar="DAYS", help="keep what slept so long in fewer bits")
     parser.add_argument("--quantise-bits", type=int, choices=QUANTISE_BITS, default=8, help="in how many")
     parser.add_argument(
         "--idle-sleep", type=_duration, metavar="SECONDS", help="put sessions to sleep that nobody has used for so long"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file that says what is not said here")
+    parser.add_argument("--load", choices=LOAD_POLICIES, help="which models are loaded at the start")
+    parser.add_argument("--pin", action="append", default=[], metavar="NAME", help="a model that stays loaded")
+    parser.add_argument("--on-model-change", choices=CHANGE_POLICIES, help="what to do when files of a model change")
+    parser.add_argument(
+        "--model-ttl", type=_duration, metavar="SECONDS", help="unload models that nobody has used for so long"
+    )
+    parser.add_argument(
+        "--scrub-rate",
+        type=_rate,
+        default=DEFAULT_BYTES_PER_S,
+        metavar="BYTES",
+        help="read so much a second of what sleeps again, while nobody wants anything; 0 for nothing",
     )
     for option, meaning in _BUDGETS:
         parser.add_argument(option, type=int, metavar="BYTES", help=meaning)
@@ -171,14 +291,21 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         canary=parsed.canary,
         trusting=parsed.trusting,
         prefix_reuse=parsed.prefix_reuse,
+        batch=parsed.batch,
         quantise_after=parsed.quantise_after,
         quantise_bits=parsed.quantise_bits,
         json=parsed.json,
         store_budget=parsed.store_budget,
         daily_write_budget=parsed.daily_write_budget,
-        keep_free=parsed.keep_free or 0,
+        keep_free=parsed.keep_free,
         memory_budget=parsed.memory_budget,
         idle_sleep=parsed.idle_sleep,
+        load=parsed.load,
+        pinned=tuple(parsed.pin),
+        model_ttl=parsed.model_ttl,
+        on_model_change=parsed.on_model_change,
+        scrub_rate=parsed.scrub_rate,
+        config=parsed.config,
     )
 
 
@@ -206,6 +333,13 @@ def _duration(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return seconds
+
+
+def _rate(text: str) -> int:
+    size = int(text)
+    if size < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than nothing")
+    return size
 
 
 def _named_folder(text: str) -> tuple[str, str]:

@@ -21,10 +21,12 @@ SessionText = Annotated[str, Field(min_length=1, max_length=limits.MAX_SESSION_C
 ModelName = Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_CHARS)]
 Label = Annotated[str, Field(min_length=1, max_length=limits.MAX_LABEL_CHARS)]
 Tag = Annotated[str, Field(min_length=1, max_length=limits.MAX_TAG_CHARS)]
+EventName = Annotated[str, Field(min_length=1, max_length=limits.MAX_EVENT_NAME_CHARS)]
 Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 Text = Annotated[str, Field(min_length=1, max_length=limits.MAX_REQUEST_FRAME_BYTES)]
 MaxTokens = Annotated[int, Field(ge=1, le=limits.MAX_GENERATED_TOKENS)]
 Role = Literal["user", "system", "tool"]
+OnDivergence = Literal["refuse", "rewind"]
 Days = Annotated[float, Field(ge=0, le=limits.MAX_DAYS)]
 DaysKept = Annotated[float, Field(gt=0, le=limits.MAX_DAYS)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_REQUEST_ID)]
@@ -97,21 +99,49 @@ class GenerateParams(Params):
     prove: bool = False
 
 
+class Message(Params):
+    """A message of a transcript."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Annotated[str, Field(max_length=limits.MAX_REQUEST_FRAME_BYTES)]
+
+
 class ChatParams(Params):
-    """One turn of a chat; the daemon renders the template."""
+    """One turn of a chat; the daemon renders the template. `message` is what is new, `messages` the whole transcript up
+    to what is to be answered, of which the daemon finds out what is new."""
 
     session: SessionText
-    message: Text
+    message: Text | None = None
     max_tokens: MaxTokens
     role: Role = "user"
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None = None
+    on_divergence: OnDivergence = "refuse"
     sampling: Sampling | None = None
     prove: bool = False
 
+    @model_validator(mode="after")
+    def _require_one_source(self) -> Self:
+        if (self.message is None) == (self.messages is None):
+            raise ValueError("give either message or messages")
+        if self.messages is None and self.on_divergence != "refuse":
+            raise ValueError("on_divergence is for messages; one new message cannot diverge")
+        if self.messages is not None and self.role != "user":
+            raise ValueError("role is that of message; messages have theirs")
+        if self.messages is not None and self.messages[-1].role == "assistant":
+            raise ValueError("the last of messages is the assistant's, so there is nothing to answer")
+        return self
+
 
 class SessionParams(Params):
-    """A session and nothing else: `sleep`, `show`, `delete`."""
+    """A session and nothing else: `sleep`, `show`, `why`, `delete`."""
 
     session: SessionText
+
+
+class ModelParams(Params):
+    """A model by its name: `load_model`, `unload_model`."""
+
+    model: ModelName
 
 
 class ForkParams(Params):
@@ -121,6 +151,24 @@ class ForkParams(Params):
     name: SessionText
     at_token: Annotated[int, Field(ge=1, le=limits.MAX_REQUEST_ID)] | None = None
     labels: Annotated[tuple[Label, ...], Field(max_length=limits.MAX_LABELS)] | None = None
+
+
+class FoldParams(Params):
+    """A session, the `name` of the smaller one that goes on from it, a summary or in how many tokens the model writes
+    one, and how many of the last tokens go along as they are."""
+
+    session: SessionText
+    name: SessionText
+    summary: Text | None = None
+    summarise: MaxTokens | None = None
+    tail: Annotated[int, Field(ge=0, le=limits.MAX_REQUEST_ID)] = 0
+    labels: Annotated[tuple[Label, ...], Field(max_length=limits.MAX_LABELS)] | None = None
+
+    @model_validator(mode="after")
+    def _require_one_summary(self) -> Self:
+        if (self.summary is None) == (self.summarise is None):
+            raise ValueError("give either summary or summarise")
+        return self
 
 
 class WakeParams(Params):
@@ -151,6 +199,45 @@ class ListParams(Params):
     """All sessions, or those of one namespace."""
 
     namespace: SessionText | None = None
+
+
+class SubscribeParams(Params):
+    """What happens in the daemon from now on: events of these names, or all; of a session or a namespace only."""
+
+    names: Annotated[tuple[EventName, ...], Field(min_length=1, max_length=limits.MAX_EVENT_NAMES)] | None = None
+    session: SessionText | None = None
+    namespace: SessionText | None = None
+
+
+class StatsParams(Params):
+    """All sessions, or those of one label or namespace."""
+
+    label: Label | None = None
+    namespace: SessionText | None = None
+
+
+class WarmParams(Params):
+    """Sessions by name, by `label` (in one `namespace`, or all), or both."""
+
+    sessions: Annotated[tuple[SessionText, ...], Field(max_length=limits.MAX_NAMED_SESSIONS)] = ()
+    label: Label | None = None
+    namespace: SessionText | None = None
+
+    @model_validator(mode="after")
+    def _require_some(self) -> Self:
+        if not self.sessions and self.label is None:
+            raise ValueError("name sessions, or a label")
+        if self.namespace is not None and self.label is None:
+            raise ValueError("a namespace is for a label")
+        return self
+
+
+class ClearParams(Params):
+    """The sessions of a label, in one `namespace` or all."""
+
+    label: Label
+    namespace: SessionText | None = None
+    dry_run: bool = False
 
 
 class MaintainParams(Params):
@@ -222,6 +309,7 @@ class Method:
     left half done, and run to their end.
     `always`: also taken while the daemon stops, and on the connections that are held in reserve: who looks after the
     daemon must get through.
+    `watches`: it goes on until it is cancelled or the service has ended, so a stop neither cancels it nor waits for it.
     """
 
     name: str
@@ -229,6 +317,7 @@ class Method:
     result: type[results.Reply]
     cancellable: bool = False
     always: bool = False
+    watches: bool = False
 
     def load_params(self, raw: Mapping[str, Any]) -> Params:
         """Check raw parameters.
@@ -251,13 +340,21 @@ _TABLE = (
     Method("sleep", SessionParams, results.SleepResult),
     Method("wake", WakeParams, results.WakeResult),
     Method("fork", ForkParams, results.ForkResult),
+    Method("fold", FoldParams, results.FoldResult, cancellable=True),
+    Method("warm", WarmParams, results.WarmResult, cancellable=True),
+    Method("stats", StatsParams, results.StatsResult),
+    Method("clear", ClearParams, results.ClearResult),
     Method("list", ListParams, results.ListResult),
     Method("show", SessionParams, results.SessionDetail),
+    Method("why", SessionParams, results.WhyResult),
     Method("analyse", AnalyseParams, results.AnalysisResult, cancellable=True),
     Method("delete", SessionParams, results.DeleteResult),
     Method("maintain", MaintainParams, results.MaintenanceResult),
     Method("mark", MarkParams, results.MarksResult),
     Method("import_bundle", ImportParams, results.SleepResult),
+    Method("subscribe", SubscribeParams, results.SubscribeResult, cancellable=True, watches=True),
+    Method("load_model", ModelParams, results.ModelInfo, cancellable=True),
+    Method("unload_model", ModelParams, results.ModelInfo),
     Method("shutdown", ShutdownParams, results.ShutdownResult, always=True),
 )
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _TABLE})
@@ -265,9 +362,9 @@ METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method
 
 def invalid_request(method: str, error: ValidationError) -> InvalidRequest:
     """Say which field of a method's parameters is at fault, without repeating what the client sent (threat 60)."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])[:256]
-    problem = first["msg"].removeprefix("Value error, ").rstrip(".")
+    problem = _problem(first).rstrip(".")
     field = place or "params"
     return InvalidRequest(
         f"{method}: {place}: {problem}." if place else f"{method}: {problem}.",
@@ -275,3 +372,26 @@ def invalid_request(method: str, error: ValidationError) -> InvalidRequest:
         field=field,
         problems=error.error_count(),
     )
+
+
+_PROBLEMS: Mapping[str, str] = MappingProxyType(
+    {
+        "missing": "it is missing; give it",
+        "extra_forbidden": "there is no such field; leave it out",
+        "string_type": "it is no text; give a text",
+        "string_too_short": "it is too short; give at least {min_length} characters",
+        "too_short": "it has {actual_length} entries; give at least {min_length}",
+        "too_long": "it has too many entries; give at most {max_length}",
+    }
+)
+_CONTENT_OF_PARTS = "it is no text; give one text for each message, and join the texts of a list of parts"
+
+
+def _problem(first: Mapping[str, Any]) -> str:
+    """What is wrong with a field and what to give. Of the context only lengths are used: it has no text of a client."""
+    kind, place = first["type"], first["loc"]
+    if kind == "string_type" and place[:1] == ("messages",) and place[-1] == "content":
+        return _CONTENT_OF_PARTS
+    if kind in _PROBLEMS:
+        return _PROBLEMS[kind].format_map(first.get("ctx", {}))
+    return str(first["msg"]).removeprefix("Value error, ")

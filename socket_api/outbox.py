@@ -3,7 +3,8 @@
 Owns the queue, the two bounds and the stall deadline (threat 44). Does not know what the frames say.
 
 Rules: events come from a running generation that cannot wait, so too many of them mean that the client is dropped.
-Results can wait: `wait_for_room` holds them back, unencoded. Bytes that the client does not take for `stall_timeout_s`
+Results can wait: `wait_for_room` holds them back, unencoded. So can the daemon's events, which have a queue
+of their own that may lose some (`wait_for_quiet`). Bytes that the client does not take for `stall_timeout_s`
 end the connection whatever their number.
 """
 
@@ -59,6 +60,12 @@ class Outbox:
             self._room.clear()
             await self._room.wait()
 
+    async def wait_for_quiet(self) -> None:
+        """Return once few events wait: whoever tells of what goes on for ever leaves the room to generations."""
+        while self._event_bytes >= self._limits.max_waiting_notice_bytes and not self._finished:
+            self._room.clear()
+            await self._room.wait()
+
     def finish(self) -> None:
         """Ignore frames from now on; `run` returns when the last has been written."""
         self._finished = True
@@ -93,7 +100,7 @@ class Outbox:
             self._event_bytes -= len(frame)
         else:
             self._reply_bytes -= len(frame)
-            self._room.set()
+        self._room.set()
 
     def _put(self, frame: bytes, *, is_event: bool) -> None:
         self._frames.append((frame, is_event))

@@ -58,20 +58,48 @@ class TokenEvent(Reply):
     text: str
 
 
-Event = Annotated[ProgressEvent | TokenEvent, Field(discriminator="kind")]
+class NoticeEvent(Reply):
+    """Something that happened in the daemon: an event of a subscription. docs/protocol.md has the names, and the facts
+    of each; there may be more of either than a client knows.
+
+    number: grows by one with each event that a subscriber could be told. monotonic_s, time_ns: when, by the daemon's
+    monotonic clock and by the Unix clock. request: what it was done for, the same number for all that one request did;
+    None where nobody asked. session: a URI; None where it is about none.
+    """
+
+    kind: Literal["notice"] = "notice"
+    name: str
+    number: Count
+    monotonic_s: float
+    time_ns: int
+    request: int | None
+    session: str | None
+    facts: dict[str, str | int | float | bool | None]
+
+
+Event = Annotated[ProgressEvent | TokenEvent | NoticeEvent, Field(discriminator="kind")]
 
 
 class ModelInfo(Reply):
-    """A model that the daemon serves."""
+    """A model that the daemon serves. What only a load tells is None before the first."""
 
     name: str
     path: str
-    identity: str
-    compute_dtype: str
-    parameters: Count
+    identity: str | None
+    compute_dtype: str | None
+    parameters: Count | None
     resident: bool
-    context_tokens: Count
-    adapter: str = "none"
+    context_tokens: Count | None
+    adapter: str | None = "none"
+    loading: bool = False
+    pinned: bool = False
+    ttl_s: Seconds | None = None
+    weights_bytes: Count = 0
+    sessions_awake: Count = 0
+    loads: Count = 0
+    idle_s: Seconds = 0.0
+    problem: str | None = None
+    changed: tuple[str, ...] = ()
 
 
 class MemoryInfo(Reply):
@@ -84,6 +112,29 @@ class MemoryInfo(Reply):
     waiting: Count
     slept_by_pressure: Count
     slept_by_idling: Count
+
+
+class ScrubInfo(Reply):
+    """What the idle scrub did since the daemon began: sessions and bytes that it read, how many sessions had damage,
+    and how many were computed again (`healed`) or could not be. `last_ns`: when it last read a session, if ever."""
+
+    bytes_per_s: Count
+    sessions: Count
+    bytes_read: Count
+    damaged: Count
+    healed: Count
+    unhealed: Count
+    last_ns: int | None
+
+
+class ConfigInfo(Reply):
+    """The daemon's configuration file: how often it was taken over, and why it was not when it was last read."""
+
+    path: str
+    reloads: Count
+    problem: str | None
+    waits_for_restart: tuple[str, ...]
+    waits_for_disuse: tuple[str, ...] = ()
 
 
 class StatusResult(Reply):
@@ -101,6 +152,19 @@ class StatusResult(Reply):
     prefix_hits: Count = 0
     prefix_misses: Count = 0
     cached_tokens: Count = 0
+    batched_tokens: Count = 0
+    scrub: ScrubInfo | None = None
+    config: ConfigInfo | None = None
+
+
+class Recomputed(Reply):
+    """What was lost with damaged blocks of `version` and computed again: `tokens` tokens from position `start`.
+    `same_logits`: whether the logits behind them are to the bit those that were stored."""
+
+    version: int
+    start: Count
+    tokens: Count
+    same_logits: bool
 
 
 class Salvaged(Reply):
@@ -155,7 +219,8 @@ class Lossy(Reply):
 
 
 class Origin(Reply):
-    """Where a fork comes from: the version of the other session, and how many of its tokens it began with."""
+    """Where a fork or a fold comes from: the version of the other session, and how many of its tokens it began with, or
+    with a summary of."""
 
     session: str
     version: int
@@ -165,7 +230,7 @@ class Origin(Reply):
 
 class SessionDetail(Reply):
     """Everything that `show` knows of one session; `lossy` is None for one that is exact, `forked_from` for one that is
-    no fork."""
+    no fork, `folded_from` for one that did not begin with a summary of another."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -176,6 +241,7 @@ class SessionDetail(Reply):
     backend: dict[str, str] = Field(default_factory=dict)
     lossy: Lossy | None = None
     forked_from: Origin | None = None
+    folded_from: Origin | None = None
 
 
 class ListResult(Reply):
@@ -222,6 +288,23 @@ class ForkResult(Reply):
     seconds: Seconds
 
 
+class FoldResult(Reply):
+    """The receipt of a fold: of the new session, which is awake and durable. `folded_from` is what the other stays as,
+    `tail_tokens` how many of its last tokens the new one has as they are, `summary` what stands for the others."""
+
+    session: str
+    folded_from: Origin
+    version: int
+    bundle_id: str
+    token_count: Count
+    tail_tokens: Count
+    summary: str
+    prefilled_tokens: Count
+    cached_tokens: Count
+    bytes_written: Count
+    seconds: Seconds
+
+
 class PartDiffers(Reply):
     """A part of the identity that may differ, and does; None where the snapshot, or what serves it, has none."""
 
@@ -234,7 +317,8 @@ class WakeResult(Reply):
     """The report of a wake. `tokens_prefilled` is zero, for nothing is read again, unless an earlier token was asked
     for or the snapshot had been salvaged. `differs`: what computed the snapshot otherwise than what computes now.
     `canary`: what proved that the state computes what the slept one did. `lossy`: None where all of it is exact.
-    `salvaged`: None unless a repair saved its beginning out of a damaged version."""
+    `salvaged`: None unless a repair saved its beginning out of a damaged version. `recomputed`: None unless what was
+    damaged of it was computed again."""
 
     session: str
     version: int | None
@@ -250,6 +334,7 @@ class WakeResult(Reply):
     canary_seconds: Seconds = 0.0
     lossy: Lossy | None = None
     salvaged: Salvaged | None = None
+    recomputed: Recomputed | None = None
 
 
 class AppendResult(Reply):
@@ -266,7 +351,8 @@ class AppendResult(Reply):
 
 class GenerateResult(Reply):
     """What a generation produced, whole. `logits_blake3` is there when `prove` was asked for. `woken` is the report of
-    the wake that the request was the cause of; None where the session was awake."""
+    the wake that the request was the cause of; None where the session was awake. `rewound_to`: at which token the
+    session went on, where it went back for a transcript that had diverged."""
 
     session: str
     text: str
@@ -280,6 +366,34 @@ class GenerateResult(Reply):
     final_logits_blake3: str | None = None
     woken: WakeResult | None = None
     cached_tokens: Count = 0
+    rewound_to: Count | None = None
+
+
+class Reuse(Reply):
+    """What became of the prefix of one request: `hit`, `diverged` at `position`, or `none`. The texts are of both sides
+    around that place, with the class of cause and what can be done; they are None unless it diverged. `became` is
+    `refused` or `rewound` of a transcript that diverged from its own session."""
+
+    verb: str
+    at_ns: int
+    outcome: Literal["hit", "diverged", "none"]
+    source: str | None = None
+    common_tokens: Count = 0
+    stored_tokens: Count = 0
+    position: Count | None = None
+    message_index: Count | None = None
+    expected_text: str | None = None
+    found_text: str | None = None
+    cause: str | None = None
+    remedy: str | None = None
+    became: Literal["refused", "rewound"] | None = None
+
+
+class WhyResult(Reply):
+    """What became of the prefixes of the last requests for a session, the latest last."""
+
+    session: str
+    requests: tuple[Reuse, ...]
 
 
 class AnalysisResult(Reply):
@@ -292,6 +406,49 @@ class AnalysisResult(Reply):
     awake_tokens: Count | None
     artifact: str
     seconds: Seconds
+
+
+class LabelFigures(Reply):
+    """All sessions of a label together; `label` is None for all that were looked at. `hits`: how often one of them was
+    awake when it was to be warmed, or another session took over what it had read, since the daemon began."""
+
+    label: str | None
+    sessions: Count
+    awake: Count
+    tokens: Count
+    resident_bytes: Count
+    stored_bytes: Count
+    hits: Count
+
+
+class StatsResult(Reply):
+    """Figures of all sessions, and of those of each label; one with several labels counts in each."""
+
+    total: LabelFigures
+    labels: tuple[LabelFigures, ...]
+
+
+class Warmed(Reply):
+    """What became of one session that was to be warmed: `hit` if it was awake already; `left`, if it still sleeps, is
+    `no_room`, `model_not_loaded`, or the code of an error."""
+
+    info: SessionInfo
+    hit: bool
+    left: str | None
+    hits: Count
+
+
+class WarmResult(Reply):
+    """What became of all that were to be warmed."""
+
+    sessions: tuple[Warmed, ...]
+
+
+class SubscribeResult(Reply):
+    """The end of a subscription, when the daemon has stopped: how many events it was sent, and how many it lost."""
+
+    delivered: Count
+    lost: Count
 
 
 class ShutdownResult(Reply):
@@ -321,6 +478,22 @@ class DeleteResult(Reply):
     versions_deleted: Count
     bundles_deleted: Count
     bytes_freed: Count
+    problems: tuple[MaintenanceProblem, ...] = ()
+    problems_left_out: Count = 0
+
+
+class ClearResult(Reply):
+    """What a clear removed, or with `dry_run` would remove, and what of it could not be (`failed`: URI to reason).
+    `stored_bytes` are those of its files, of which `bytes_freed` are free now: others may share some."""
+
+    label: str
+    dry_run: bool
+    sessions: tuple[str, ...]
+    tokens: Count
+    resident_bytes: Count
+    stored_bytes: Count
+    bytes_freed: Count
+    failed: dict[str, str]
     problems: tuple[MaintenanceProblem, ...] = ()
     problems_left_out: Count = 0
 

@@ -18,11 +18,12 @@ import contextlib
 import logging
 import os
 
+from ..daemon.events import Notice
 from ..daemon.results import Event, Token
 from ..errors import TorporError
 from .budget import RequestBudget
 from .connection import AcceptedRequest, RefusedRequest, ServerConnection, ServerInput
-from .dispatch import Backend, ShutDown, call, event_map
+from .dispatch import Backend, ShutDown, call, event_map, notice_map
 from .errors import (
     ApiError,
     ConnectionEvicted,
@@ -104,6 +105,7 @@ class ServedConnection:
             if self._stopping.is_set() and not reading.done():
                 reading.cancel()  # no new requests; those in flight are answered
                 self._cancel_work()
+                await self._see_watching_end()
                 await self._wait_for_answers()
                 self._outbox.put_reply(self._connection.send_fatal(self._farewell))
         finally:
@@ -111,6 +113,7 @@ class ServedConnection:
             reading.cancel()
             stopping.cancel()
             self._cancel_work()
+            self._cancel_watching()
             self._outbox.finish()
             await self._close(sender)
             await asyncio.wait({reading, stopping})
@@ -121,7 +124,7 @@ class ServedConnection:
 
     def give_way(self) -> None:
         """Cancel what may be cancelled, for a stop that may yet be refused. What comes after is taken."""
-        self._gave_way.update(id for id, (request, _) in self._work.items() if request.method.cancellable)
+        self._gave_way.update(id for id, (request, _) in self._work.items() if _is_stoppable(request))
         self._cancel_work()
 
     def refuse_work(self) -> None:
@@ -132,7 +135,9 @@ class ServedConnection:
     async def quiesce(self) -> None:
         """As `refuse_work`; returns when the work in flight has ended. The connection stays, for the answers."""
         self.refuse_work()
-        if going := [work for request, work in self._work.values() if not request.method.always]:
+        if going := [
+            work for request, work in self._work.values() if not (request.method.always or request.method.watches)
+        ]:
             await asyncio.wait(going)
 
     def shut_down(self) -> None:
@@ -248,19 +253,26 @@ class ServedConnection:
         def emit(event: Event) -> None:
             self._emit(request.id, event)
 
-        work = asyncio.create_task(call(self._backend, self._shut_down, request.method, request.params, emit))
+        async def tell(notice: Notice) -> None:
+            await self._outbox.wait_for_quiet()
+            self._send_event(request.id, notice_map(notice))
+
+        work = asyncio.create_task(call(self._backend, self._shut_down, request.method, request.params, emit, tell))
         self._work[request.id] = (request, work)
         answer = asyncio.create_task(self._answer(request, work, held))
         self._answers.add(answer)
         answer.add_done_callback(self._answers.discard)
 
     def _emit(self, request_id: int, event: Event) -> None:
+        if isinstance(event, Token) and request_id in self._work:
+            self._committed.setdefault(request_id, []).append(event)
+        self._send_event(request_id, event_map(event))
+
+    def _send_event(self, request_id: int, event: dict[str, object]) -> None:
         if self._gone or request_id not in self._work:
             return
-        if isinstance(event, Token):
-            self._committed.setdefault(request_id, []).append(event)
         try:
-            self._outbox.put_event(self._connection.send_event(request_id, event_map(event)))
+            self._outbox.put_event(self._connection.send_event(request_id, event))
         except ClientStalled as stalled:
             self._drop(stalled)
 
@@ -314,8 +326,21 @@ class ServedConnection:
                 work.cancel()
 
     def _cancel_work(self) -> None:
-        for request_id in list(self._work):
-            self._cancel(request_id)
+        """Stop what may be stopped, but for what only watches: it is told of the stop to the end."""
+        for request_id, (request, _) in list(self._work.items()):
+            if _is_stoppable(request):
+                self._cancel(request_id)
+
+    def _cancel_watching(self) -> None:
+        for request_id, (request, _) in list(self._work.items()):
+            if request.method.watches:
+                self._cancel(request_id)
+
+    async def _see_watching_end(self) -> None:
+        """The service has ended, and with it what watches it, once its client has taken the last that it is told."""
+        if watching := [work for request, work in self._work.values() if request.method.watches]:
+            await asyncio.wait(watching, timeout=self._limits.goodbye_timeout_s)
+        self._cancel_watching()
 
     async def _wait_for_answers(self) -> None:
         while self._answers:
@@ -351,6 +376,10 @@ class ServedConnection:
             await self._writer.wait_closed()
 
 
+def _is_stoppable(request: AcceptedRequest) -> bool:
+    return request.method.cancellable and not request.method.watches
+
+
 def _give_back(taken: Taken) -> None:
     while taken:
         budget, size_bytes = taken.pop()
@@ -368,6 +397,8 @@ def _error_to_tell(request: AcceptedRequest, failure: BaseException) -> TorporEr
 
 
 def _cancelled(request: AcceptedRequest, committed: list[Token]) -> RequestCancelled:
+    if request.method.watches:
+        return RequestCancelled(f"{request.method.name} was cancelled.")
     if request.method.result is not GenerateResult:
         return RequestCancelled(f"{request.method.name} was cancelled. The session is as it was.")
     return RequestCancelled(

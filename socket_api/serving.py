@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ..daemon.results import CloseReport
+from ..daemon.waiting import to_the_end
 from .dispatch import Backend
 from .errors import StopIncomplete
 from .listener import require_free
@@ -33,6 +34,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class ClosableBackend(Backend, Protocol):
     """A service that whoever opened it closes."""
 
+    async def reload_config(self) -> None: ...
+
     async def close(self) -> CloseReport: ...
 
 
@@ -42,9 +45,16 @@ OnStopped = Callable[[CloseReport], None]
 
 
 def serve_until_signal(
-    open_backend: OpenBackend, socket_path: str | os.PathLike[str], *, on_ready: OnReady, on_stopped: OnStopped
+    open_backend: OpenBackend,
+    socket_path: str | os.PathLike[str],
+    *,
+    on_ready: OnReady,
+    on_stopped: OnStopped,
+    rereads: bool = False,
 ) -> None:
     """Run the daemon in this process until SIGTERM, SIGINT or SIGHUP, or until a client asks it to stop.
+
+    rereads: it has a configuration file; SIGHUP does not stop it then, but has that read anew.
 
     Raises:
         SocketInUse, UnsafeSocketPath, SocketPathTooLong: before anything is loaded.
@@ -52,7 +62,7 @@ def serve_until_signal(
         TorporError: what opening the service raises.
     """
     harden_process()
-    asyncio.run(_serve(open_backend, socket_path, on_ready, on_stopped))
+    asyncio.run(_serve(open_backend, socket_path, on_ready, on_stopped, rereads=rereads))
 
 
 def harden_process() -> None:
@@ -63,10 +73,15 @@ def harden_process() -> None:
 
 
 async def _serve(
-    open_backend: OpenBackend, socket_path: str | os.PathLike[str], on_ready: OnReady, on_stopped: OnStopped
+    open_backend: OpenBackend,
+    socket_path: str | os.PathLike[str],
+    on_ready: OnReady,
+    on_stopped: OnStopped,
+    *,
+    rereads: bool = False,
 ) -> None:
-    stop = asyncio.Event()
-    _on_first_signal(stop.set)
+    stop, reread = asyncio.Event(), asyncio.Event()
+    _on_first_signal(stop.set, reread.set if rereads else None)
     await asyncio.to_thread(require_free, socket_path)
     backend = await open_backend()
     server = ApiServer(backend, socket_path, on_shutdown=stop.set)
@@ -74,7 +89,10 @@ async def _serve(
         if not stop.is_set():
             await server.start()
             on_ready(os.path.abspath(socket_path))
+            rereading = asyncio.ensure_future(_reread_on_demand(backend, reread))
             await stop.wait()
+            rereading.cancel()
+            await asyncio.wait({rereading})
     finally:
         try:
             await server.quiesce()
@@ -92,7 +110,15 @@ async def _serve(
         )
 
 
-def _on_first_signal(stop: Callable[[], None]) -> None:
+async def _reread_on_demand(backend: ClosableBackend, reread: asyncio.Event) -> None:
+    while True:
+        await reread.wait()
+        reread.clear()
+        await to_the_end(backend.reload_config())
+
+
+def _on_first_signal(stop: Callable[[], None], hang_up: Callable[[], None] | None = None) -> None:
+    """hang_up: what SIGHUP asks for, any number of times; if None it stops like the others."""
     loop = asyncio.get_running_loop()
 
     def handle() -> None:
@@ -104,3 +130,5 @@ def _on_first_signal(stop: Callable[[], None]) -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup asks for that
             loop.add_signal_handler(number, handle)
+    if hang_up is not None:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)

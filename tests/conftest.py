@@ -112,6 +112,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def another_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_model`, with other weights; tests must not write into it."""
+    return write_model(tmp_path_factory.mktemp("models") / "another", seed=9)
+
+
+@pytest.fixture(scope="session")
 def quantisable_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose heads can be quantised in groups of 32; tests must not write into it."""
     return write_model(tmp_path_factory.mktemp("models") / "quantisable", head_dim=32)

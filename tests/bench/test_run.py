@@ -67,3 +67,45 @@ def test_ttft_measures_both_models_at_each_length(tmp_path: Path) -> None:
         for each in lengths:
             assert all(taken["lowest"] > 0 for taken in each["seconds"].values())
             assert each["state_bytes"] > 0
+
+
+def test_reuse_reads_the_new_message_of_each_turn_alone(tmp_path: Path) -> None:
+    """With either template; a cache by token prefix would not, with the second."""
+    found = run("reuse", "--rounds", "1", out=tmp_path / "out")
+    assert len(found["templates"]) == 2
+    for turns in found["templates"].values():
+        assert len(turns) == 3
+        assert all(turn["prefilled_tokens"] == turn["new_message_tokens"] for turn in turns)
+        assert all(turn["transcript_tokens"] > 2 * turn["prefilled_tokens"] for turn in turns[1:])
+    thinking = found["templates"]["a template that drops thinking"]
+    assert all(turn["behind_the_common_prefix"] > turn["prefilled_tokens"] for turn in thinking[1:])
+
+
+def test_agents_are_measured_beside_the_peer_and_after_a_restart(tmp_path: Path) -> None:
+    """Both give as many tokens for the same chats: like is compared with like."""
+    found = run("agents", "--agents", "1", "--rounds", "1", out=tmp_path / "out")
+    (load,) = found["loads"]
+    assert load["agents"] == 1
+    assert load["torpor"]["tokens"] == load["mlx_lm.server"]["tokens"]
+    for each in (load["torpor"], load["mlx_lm.server"]):
+        assert each["tokens_a_second"]["lowest"] > 0
+        assert 0 < each["first_token_s"]["p50"] <= each["first_token_s"]["p99"]
+        assert each["first_token_after_restart_s"]["p50"] > 0
+    assert load["throughput_ratio"]["runs"] == load["restart_ratio"]["runs"] == 1
+
+
+def test_a_start_is_measured_to_its_first_woken_token(tmp_path: Path) -> None:
+    found = run("start", "--rounds", "1", out=tmp_path / "out")
+    seconds = found["seconds"]
+    assert 0 < seconds["ready"]["lowest"] < seconds["first_token"]["lowest"]
+    assert found["beyond_import_s"]["runs"] == 1
+    assert all(each["module"] and each["own_ms"] > 0 for each in found["imported_beyond_mlx_lm"])
+
+
+def test_a_soak_notes_what_the_daemon_takes_and_how_long_turns_take(tmp_path: Path) -> None:
+    found = run("soak", "--minutes", "0.15", out=tmp_path / "out")
+    assert found["turns"] > 0
+    assert found["refusals"] == {}
+    for each in ("resident_bytes", "open_files", "threads", "turn_s"):
+        assert found[each]["second_quarter"] > 0
+        assert found[each]["growth"] > -1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torpor.cli.formatting import format_id, format_rate, format_seconds, parse_bytes, parse_seconds
-from torpor.memvid.sizes import format_bytes, format_count
+from torpor.cli.formatting import format_id, format_rate, format_seconds
+from torpor.memvid.sizes import format_bytes, format_count, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ def test_all_commands_of_the_issue_are_there() -> None:
     of_the_store = {"gc", "compact", "repair", "rebuild-index", "prune", "forget", "du", "export", "import"}
     of_artifacts = {"analyse", "export-kv"}
     of_versions = {"tag", "untag", "pin", "unpin"}
-    of_sessions = {"append", "generate", "stop", "quantise", "fork"}
+    of_sessions = {"append", "generate", "stop", "quantise", "fork", "fold", "events", "models", "why"}
+    of_sessions |= {"stats", "warm", "clear"}
     assert set(NAMES) == of_the_issue | of_the_store | of_versions | of_artifacts | of_sessions
 
 

@@ -147,7 +147,13 @@ def test_no_field_of_an_action_is_markup(field: str, hostile: str) -> None:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-@pytest.mark.parametrize("field", ["socket", "problem", "model", "store", "log", "platform", "library", "reason"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("socket", "problem", "model", "store", "log", "platform", "library", "reason"),
+        *("config", "config_problem", "config_waits"),
+    ],
+)
 def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
     machine: dict[str, Any] = {"platform": "p", "blas": {"library": "l", "reason": "r"}}
     daemon: dict[str, Any] = {
@@ -160,7 +166,12 @@ def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
         "sessions_asleep": 0,
         "memory": {"budget_bytes": 2, "weights_bytes": 1, "sessions_bytes": 0, "reserved_bytes": 0},
         "models": [{"name": hostile if field == "model" else "m"}],
+        "config": None,
     }
+    if field.startswith("config"):
+        problem = hostile if field == "config_problem" else None
+        daemon["config"] = {"path": hostile, "reloads": 0, "problem": problem, "waits_for_restart": ["keep_free"]}
+        daemon["config"]["waits_for_disuse"] = [hostile] if field == "config_waits" else []
     files: dict[str, Any] = {"path": "f", "locked_by": None, "readable": True, "problem": None, "sessions": 0}
     if field == "socket":
         daemon["socket"] = hostile

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_rig import Torpor
 from torpor.cli import background, serve
 from torpor.cli.errors import InvalidUsage
 
@@ -40,10 +41,14 @@ def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(
     given = {"model": ["m=/m"], "adapter": ["m=/a"], "fuse": True, "check_models": True}
     given |= {"kv_bits": "8", "kv_group": "32", "canary": "changed", "trusting": True}
     given |= {"quantise_after": 30.0, "quantise_bits": "4", "idle_sleep": 900.0}
+    given |= {"config": tmp_path / "c.toml", "on_model_change": "reload"}
+    given |= {"load": "start", "pin": ["m"], "model_ttl": 60.0, "scrub_rate": 0}
     serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, **given)
     wanted = ["--model", "m=/m", "--adapter", "m=/a", "--fuse", "--check-models"]
     wanted += ["--kv-bits", "8", "--kv-group", "32", "--canary", "changed", "--trusting"]
     wanted += ["--quantise-after", "30.0", "--quantise-bits", "4", "--idle-sleep", "900.0"]
+    wanted += ["--config", str(tmp_path / "c.toml"), "--load", "start", "--pin", "m"]
+    wanted += ["--on-model-change", "reload", "--model-ttl", "60.0", "--scrub-rate", "0"]
     assert started[0][-len(wanted) :] == wanted
 
 
@@ -54,8 +59,21 @@ def test_the_daemon_in_this_process_gets_them_too(monkeypatch: pytest.MonkeyPatc
     (options,) = handed
     assert (options.kv_bits, options.kv_group, options.canary) == (None, 64, "always")
     assert (options.quantise_after, options.quantise_bits) == (None, 8)
-    assert (options.memory_budget, options.idle_sleep) == (None, None)
+    assert (options.memory_budget, options.idle_sleep, options.scrub_rate) == (None, None, 8 << 20)
+    serve.serve(store=tmp_path, scrub_rate=0)
+    assert handed[1].scrub_rate == 0
     assert (options.adapters, options.fuse, options.check_models) == ({"m": str(Path.home() / "a")}, True, True)
+
+
+@pytest.mark.parametrize(("given", "rate"), [("off", 0), ("0", 0), ("1MiB", 1 << 20)])
+def test_the_rate_of_the_scrub_is_a_size_or_off(
+    torpor: Torpor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, rate: int
+) -> None:
+    handed: list[Any] = []
+    monkeypatch.setattr("torpor.socket_api.main.run", handed.append)
+    assert torpor("serve", "--store", tmp_path, "--scrub-rate", given).status == 0
+    assert handed[0].scrub_rate == rate
+    assert torpor("serve", "--scrub-rate", "fast").status == 2
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from cli_rig import FakeDaemon, Torpor
 from torpor.daemon.origin import Origin
-from torpor.daemon.results import Lossy, MaintenanceProblem, PartDiffers
+from torpor.daemon.recomputed import Recomputed
+from torpor.daemon.results import Lossy, MaintenanceProblem, PartDiffers, Reuse
 from torpor.errors import TorporError
 from torpor.memvid.salvaged import Salvaged
 
@@ -119,6 +120,53 @@ def test_chat_takes_the_message_from_a_pipe(
     assert daemon.service.calls[-1][1]["message"] == "piped question\n"
 
 
+def test_chat_takes_a_whole_transcript(
+    torpor: Torpor, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [{"role": "system", "content": "S"}, {"role": "user", "content": "hi"}]
+    file = tmp_path / "said.json"
+    file.write_text(json.dumps(said))
+    ran = torpor("chat", "helper", "--transcript", file, "-n", "2")
+    assert (ran.status, ran.out) == (0, "t1 t2 \n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    assert torpor("chat", "helper", "--transcript", "-", "--on-divergence", "rewind", "-n", "1").status == 0
+    asked = [given for method, given in daemon.service.calls if method == "chat" and "messages" in given]
+    assert [(given["messages"], given["on_divergence"]) for given in asked[-2:]] == [(said, "refuse"), (said, "rewind")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "code"),
+    [
+        (("--transcript", "said.json", "hello"), "[]", "invalid_usage"),
+        (("hello", "--on-divergence", "rewind"), "[]", "invalid_usage"),
+        (("--transcript", "said.json", "--on-divergence", "ignore"), "[]", "invalid_usage"),
+        (("--transcript", "said.json"), "", "nothing_to_do"),
+        (("--transcript", "said.json"), "not JSON", "unreadable_input"),
+        (("--transcript", "said.json"), "[" * 100_000, "unreadable_input"),
+        (("--transcript", "said.json"), '{"role": "user", "content": "x"}', "unreadable_input"),
+        (("--transcript", "said.json"), '["x"]', "unreadable_input"),
+        (("--transcript", "said.json"), "[]", "invalid_request"),
+        (("--transcript", "said.json"), '[{"role": "user"}]', "invalid_request"),
+        (("--transcript", "said.json"), '[{"role": "assistant", "content": "x"}]', "invalid_request"),
+        (("--transcript", "missing.json"), "[]", "unreadable_input"),
+    ],
+)
+def test_chat_refuses_what_is_no_transcript(
+    torpor: Torpor,
+    daemon: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    content: str,
+    code: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "said.json").write_text(content)
+    ran = torpor("chat", "helper", *arguments, "--json")
+    assert (ran.status, ran.error["error"]["code"]) == (2, code)
+    assert not [method for method, _ in daemon.service.calls if method == "chat"]
+
+
 def test_sleep_shows_receipts_and_goes_on_after_a_failure(torpor: Torpor, daemon: FakeDaemon) -> None:
     torpor("append", "a", "one")
     torpor("append", "b", "two")
@@ -164,6 +212,18 @@ def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torp
         {"field": "mlx", "stored": None, "live": "1.2"},
     ]
     assert daemon.service.calls[-1][1]["strict"] is True
+
+
+def test_wake_tells_in_one_line_what_was_healed(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    torpor("sleep", "a")
+    assert "healed" not in torpor("wake", "a").err
+    daemon.service.recomputed = Recomputed(3, 1024, 1276, True)
+    told = torpor("wake", "a").err
+    assert "healed: 1,276 tokens from token 1,024 of version 3 were damaged on the disk and computed again" in told
+    assert "is to the bit what it was" in told
+    daemon.service.recomputed = Recomputed(3, 1024, 1276, False)
+    assert "is not to the bit what it was" in torpor("wake", "a").err
 
 
 def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, daemon: FakeDaemon) -> None:
@@ -232,6 +292,44 @@ def test_a_command_gives_scripts_the_report_of_the_wake_that_it_made(
     assert torpor(command, "a", "three", "--json").document["woken"] is None
 
 
+def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "x")
+    assert "nothing was asked of it" in torpor("why", "a").out
+    uri, texts = "torpor://default/a", ("it is [red]6:30", "it is \x1b[31m7:45\n")
+    daemon.service.reuses = (
+        Reuse("append", 1, "none"),
+        Reuse("generate", 2, "hit", uri, 7, 7),
+        Reuse("chat", 3, "diverged", uri, 3, 9, 3, 1, *texts, "clock", "Say it later.", "rewound"),
+    )
+    lines = torpor("why", "a").out.splitlines()
+    assert lines[0].endswith("chat  diverged at token 3 of 9, in message 1: clock")
+    assert lines[1:4] == ["    there  'it is [red]6:30'", "    asked  'it is \\x1b[31m7:45\\n'", "    Say it later."]
+    assert lines[4] == "    The session went back to token 3, and went on from there."
+    assert lines[5].endswith("generate  hit: 7 tokens of torpor://default/a")
+    assert lines[6].endswith("append  none: nothing that begins so was known")
+    assert torpor("why", "a", "--json").document["requests"][2]["cause"] == "clock"
+    assert torpor("why", "nobody").status == 4
+    refused = Reuse("chat", 3, "diverged", uri, 3, 9, 3, 1, *texts, "clock", "Say it later.", "refused")
+    daemon.service.reuses = (refused,)
+    assert torpor("why", "a").out.splitlines()[-1] == "    It was refused, and nothing was changed."
+
+
+def test_fold_goes_on_in_a_smaller_session(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one two three four")
+    ran = torpor("fold", "a", "b", "--summary", "We [did] it.", "--tail", "2", "--label", "x")
+    assert ran.status == 0
+    assert ran.out.startswith("torpor://default/b  folded from torpor://default/a at version 1: 4 tokens became 7, the")
+    assert "We" not in ran.out, "who gives it knows it"
+    assert torpor("fold", "a", "c", "--summarise", "9").out.splitlines()[1] == "    in short"
+    assert torpor("fold", "a", "d", "--summarise", "9", "--json").document["folded_from"]["tokens"] == 4
+    assert [given["labels"] for method, given in daemon.service.calls if method == "fold"] == [("x",), None, None]
+    assert torpor("fold", "a", "e").status == 2
+    assert torpor("fold", "nobody", "e", "--summary", "x").status == 4
+    assert "folded from" not in torpor("show", "a").out
+    daemon.service.folded_from = Origin("torpor://default/full", 3, "ab" * 32, 7800)
+    assert "folded from  torpor://default/full at version 3, a summary of 7,800 tokens" in torpor("show", "a").out
+
+
 def test_fork_makes_a_session_of_a_version_and_says_what_it_has_in_common(torpor: Torpor, daemon: FakeDaemon) -> None:
     torpor("append", "a", "one two")
     torpor("sleep", "a")
@@ -242,6 +340,24 @@ def test_fork_makes_a_session_of_a_version_and_says_what_it_has_in_common(torpor
     assert torpor("fork", "a", "c", "--json").document["forked_from"]["session"] == "torpor://default/a"
     assert torpor("fork", "nobody", "d").status == 4
     assert torpor("fork", "a", "e", "--at", "0").status == 2
+
+
+def test_models_whose_files_have_changed_are_named(torpor: Torpor, daemon: FakeDaemon) -> None:
+    daemon.service.model = dataclasses.replace(daemon.service.model, changed=("weights", "config"), problem="it broke")
+    listed = torpor("models")
+    assert "changed since they were loaded (weights, config)" in " ".join(listed.err.split())
+    assert "it broke" in listed.err
+
+
+def test_models_are_listed_loaded_and_unloaded(torpor: Torpor, daemon: FakeDaemon) -> None:
+    listed = torpor("models")
+    assert "fake" in listed.out
+    assert "loaded" in listed.out
+    assert torpor("models", "--json").document["models"][0]["name"] == "fake"
+    assert torpor("models", "load", "fake", "--json").document["models"][0]["loads"] == 1
+    assert "not loaded" in torpor("models", "unload", "fake").out
+    assert torpor("models", "unload").status == 2
+    assert torpor("models", "drop", "fake").status == 2
 
 
 def test_show_says_where_a_fork_comes_from(torpor: Torpor, daemon: FakeDaemon) -> None:

@@ -65,6 +65,29 @@ def test_a_session_is_read_slept_listed_woken_and_deleted(torpor: Torpor, servin
     assert torpor("ls", "--json").document["sessions"] == []
 
 
+def test_a_chat_that_is_sent_in_full_is_read_once(torpor: Torpor, serving: int, short_path: Path) -> None:
+    file, said = short_path / "said.json", [{"role": "system", "content": "Be brief. " * 20}]
+    read = []
+    for number in range(3):
+        said.append({"role": "user", "content": f"question {number}?"})
+        file.write_text(json.dumps(said))
+        answered = torpor("chat", "helper", "--transcript", file, "-n", "6", "--json").document
+        read.append(answered["prefilled_tokens"])
+        said.append({"role": "assistant", "content": answered["text"]})
+        if number == 1:
+            torpor("sleep", "helper")
+    assert read[0] > 200
+    assert max(read[1:]) < 60
+    file.write_text(json.dumps([*said[:3], {"role": "user", "content": "something else"}]))
+    refused = torpor("chat", "helper", "--transcript", file, "-n", "2", "--json")
+    assert (refused.status, refused.error["error"]["code"]) == (2, "transcript_diverged")
+    assert refused.error["error"]["details"]["message_index"] == 3
+    back = torpor("chat", "helper", "--transcript", file, "-n", "2", "--on-divergence", "rewind")
+    assert back.status == 0
+    assert "went back to token" in back.err
+    assert [each["version"] for each in torpor("show", "helper", "--json").document["versions"]] == [1, 2]
+
+
 def test_a_served_store_is_looked_after_by_its_daemon(
     torpor: Torpor, serving: int, store: Path, short_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
+from torpor.daemon.events import Notice
 from torpor.daemon.models import LoadedModel
 from torpor.daemon.results import Event
 from torpor.daemon.sampling import Sampling
@@ -30,6 +31,7 @@ from torpor.snapshot.state import LiveState
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
 MODEL = "tiny"
+END = 258  # <|im_end|>
 DEADLINE_S = 30.0
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=120, min_p=0.01, repetition_penalty=1.2, seed=2**63 + 11)
 
@@ -60,12 +62,14 @@ class Fingerprint:
 class Watched:
     """A network that counts what it is asked for, and does to a call what a test wants.
 
-    calls: tokens of each call; before(number, tokens, cache) may raise or wait; after(number, logits) may replace them.
+    calls: tokens of each call, and rows: of how many sessions; before(number, tokens, cache) may raise or wait;
+    after(number, logits) may replace them.
     """
 
     def __init__(self, network: Any) -> None:
         self.network = network
         self.calls: list[int] = []
+        self.rows: list[int] = []
         self.before: Callable[[int, Any, Any], None] = lambda *_: None
         self.after: Callable[[int, Any], Any] = lambda _, logits: logits
 
@@ -74,6 +78,7 @@ class Watched:
 
     def __call__(self, tokens: Any, cache: Any = None) -> Any:
         self.calls.append(tokens.shape[1])
+        self.rows.append(tokens.shape[0])
         number = len(self.calls)
         self.before(number, tokens, cache)
         return self.after(number, self.network(tokens, cache=cache))
@@ -136,6 +141,27 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.0005)
 
 
+def reply_with(rig: Rigged, reply: str, *, end: bool = True) -> None:
+    """Make the model's next turn this text, closed by the end token unless `end` is False.
+
+    A turn is read in chunks with its last token alone, and then written token by token, so every call of one token
+    gives the logits of the next one that is drawn.
+    """
+    script = [*rig.model.encode(reply, opening=False), *([END] if end else [])]
+    rig.network.reset()
+    drawn = 0
+
+    def next_logits(_number: int, logits: mx.array) -> mx.array:
+        nonlocal drawn
+        if logits.shape[1] != 1:
+            return logits
+        token = script[min(drawn, len(script) - 1)]
+        drawn += 1
+        return mx.broadcast_to((mx.arange(logits.shape[-1]) == token) * 50.0, logits.shape)
+
+    rig.network.after = next_logits
+
+
 class Rigged:
     """An open service with the doors that tests need."""
 
@@ -149,7 +175,13 @@ class Rigged:
 
     @property
     def model(self) -> LoadedModel:
-        return self.service._models[MODEL]
+        model = self.service._shelf.places[MODEL].model
+        assert model is not None
+        return model
+
+    @model.setter
+    def model(self, model: LoadedModel) -> None:
+        self.service._shelf.places[MODEL].model = model
 
     def live(self, name: str) -> Session:
         """The session as it is in memory."""
@@ -218,19 +250,56 @@ async def open_rigged(
     store: Path, models: dict[str, str], digests: Path, *, endless: bool = True, close: bool = True, **options: Any
 ) -> AsyncIterator[Rigged]:
     """A service whose networks are watched. endless: no token ends a generation, so that lengths are certain. Prefixes
-    are not reused unless a test asks for it: a control that took over what it is compared with would prove nothing."""
-    options = {"prefix_reuse": "off", **options}
+    are not reused unless a test asks for it: a control that took over what it is compared with would prove nothing. Nor
+    are sessions decoded in batches, whose numbers may differ in the last bits."""
+    options = {"prefix_reuse": "off", "batch_rows": 1, **options}
     service = await Service.open(store_path=store, models=models, digest_cache=digests, **options)
     try:
         watched = {}
-        for name, model in service._models.items():
-            watched[name] = Watched(model.network)
-            ends = frozenset() if endless else model.end_tokens
-            service._models[name] = dataclasses.replace(model, network=watched[name], end_tokens=ends)
+        for name, place in service._shelf.places.items():
+            if place.model is not None:
+                watched[name] = Watched(place.model.network)
+                ends = frozenset() if endless else place.model.end_tokens
+                place.model = dataclasses.replace(place.model, network=watched[name], end_tokens=ends)
         yield Rigged(service, watched)
     finally:
         if close:
             await service.close()
+
+
+class Heard(list[Notice]):
+    """All that was told so far."""
+
+    def of(self, name: str, session: str | None = None) -> list[dict[str, Any]]:
+        return [
+            notice.event.facts()
+            for notice in self
+            if notice.event.name == name and (session is None or str(notice.event.session).endswith(f"/{session}"))
+        ]
+
+    def names(self, session: str) -> list[str]:
+        return [notice.event.name for notice in self if str(notice.event.session).endswith(f"/{session}")]
+
+
+@contextlib.asynccontextmanager
+async def listening(rig: Rigged, **wanted: Any) -> AsyncIterator[Heard]:
+    """Hears everything; on leaving, waits until what was told has been heard."""
+    heard = Heard()
+
+    async def listen() -> None:
+        with rig.service.subscribe(**wanted) as events:
+            async for notice in events:
+                heard.append(notice)
+
+    task = asyncio.create_task(listen())
+    await until(lambda: bool(heard))
+    try:
+        yield heard
+        await asyncio.sleep(0)
+        await until(lambda: all(not each._waiting for each in rig.service.bus._subscriptions))
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 def main() -> None:

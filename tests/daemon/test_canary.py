@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from session_rig import MODEL, Rigged, ignore, tokens_of
+from session_rig import Rigged, ignore, tokens_of
 from torpor.daemon import canary, hibernation
 from torpor.daemon.errors import GenerationFailed
 from torpor.snapshot.caches import arrays_of
@@ -33,7 +33,7 @@ def disturb(rig: Rigged, by: float) -> None:
 def elsewhere(rig: Rigged, **circumstances: str) -> None:
     """Let the model say that it runs in another place."""
     model = rig.model
-    rig.service._models[MODEL] = dataclasses.replace(model, backend={**model.backend, **circumstances})
+    rig.model = dataclasses.replace(model, backend={**model.backend, **circumstances})
 
 
 @pytest.mark.parametrize("kind", KINDS)

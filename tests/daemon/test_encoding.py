@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import MODEL, Gate, Rigged, ignore, tokens_of
+from session_rig import Gate, Rigged, ignore, tokens_of
 from torpor.daemon.encoding import most_bytes_per_token
 from torpor.daemon.errors import ContextOverflow
 
@@ -43,7 +43,7 @@ class Spy:
 def spied(rig: Rigged) -> Spy:
     """Watch the tokenizer of sessions that are created from now on."""
     spy = Spy(rig.model.tokenizer)
-    rig.service._models[MODEL] = dataclasses.replace(rig.model, tokenizer=spy)
+    rig.model = dataclasses.replace(rig.model, tokenizer=spy)
     return spy
 
 
@@ -56,7 +56,7 @@ async def test_tokenizers_and_templates_run_on_a_thread_of_their_own(open_rig: A
             rendering.add(threading.current_thread().name.rstrip("_0123456789"))
             return render(*args)
 
-        rig.service._models[MODEL] = dataclasses.replace(rig.model, render=noted)
+        rig.model = dataclasses.replace(rig.model, render=noted)
         await rig.service.create(session="a")
         await rig.service.append(session="a", text="x", emit=ignore)
         await rig.service.generate(session="a", text="y", max_tokens=1, emit=ignore)

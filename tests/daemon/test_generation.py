@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from session_rig import SAMPLED, Rigged, ignore, tokens_of
 from torpor.daemon import generation
+from torpor.daemon.decoding import decode_alone
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.daemon.generation import WriteOrder, Written, read, write
 from torpor.daemon.results import Progress, Token
@@ -410,7 +411,7 @@ def endings(rig: Rigged, token: int) -> None:
     import dataclasses
 
     model = dataclasses.replace(rig.model, end_tokens=frozenset({token}))
-    rig.service._models["tiny"] = model
+    rig.model = model
     for session in rig.service._residency.awake.values():
         session.model = model
 
@@ -492,8 +493,10 @@ async def test_what_was_written_is_known_when_the_steps_are_closed(open_rig: Any
 
         def some() -> None:
             steps = write(rig.model, session.state, WriteOrder(20, SAMPLED), written, lambda *_: None)
+            asked = next(steps)
             for _ in range(3):
-                next(steps)
+                assert asked is not None
+                asked = steps.send(decode_alone(asked))
             steps.close()
 
         await rig.service._engine.call(some)

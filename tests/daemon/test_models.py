@@ -232,7 +232,7 @@ def test_every_weight_is_in_memory_before_the_model_first_computes_threat_53(
         return layout
 
     monkeypatch.setattr(models, "_probe_layout", disturb_meanwhile)
-    monkeypatch.setattr(models, "_stamps", lambda _: {})  # which would tell
+    monkeypatch.setattr(models, "stamps_of", lambda _: {})  # which would tell
     again = load(own_tiny_model, digests).network(mx.array([[1, 2, 3]]))
     assert mx.array_equal(again, honest).item()
 

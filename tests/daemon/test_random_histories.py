@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from session_rig import MODEL, SAMPLED, Fingerprint, Rigged, fingerprint_of, ignore, until
+from session_rig import SAMPLED, Fingerprint, Rigged, fingerprint_of, ignore, until
 from torpor.daemon import generation
 from torpor.daemon.engine import Steps
 from torpor.daemon.errors import GenerationFailed
@@ -253,7 +253,7 @@ class History:
         assert [name for name in names if getattr(found, name) != getattr(wanted, name)] == []
 
     async def _control_does(self, steps: Steps[None]) -> None:
-        await self._on_engine(lambda: drain(steps))
+        await self.rig.service._engine.run(steps)  # which decodes what they write
 
     async def _on_engine(self, function: Callable[[], Any]) -> Any:
         return await self.rig.service._engine.call(function)
@@ -354,4 +354,4 @@ def make_room_for_one_checkpoint(rig: Rigged) -> None:
     first, *others = model.layout.entries
     larger = dataclasses.replace(first, record_bytes=DEFAULT_BUDGET_BYTES * 2 // 3)
     layout = dataclasses.replace(model.layout, entries=(larger, *others))
-    rig.service._models[MODEL] = dataclasses.replace(model, layout=layout)
+    rig.model = dataclasses.replace(model, layout=layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -375,6 +376,16 @@ async def test_two_that_hold_memory_and_want_more_do_not_wait_for_each_other(ope
             return await plain(*arguments)
 
         rig.service._residency.room_for = together  # type: ignore[method-assign]
+        caches, bring_back = (
+            [weakref.ref(rig.live(name).state.caches[0]) for name in "ab"],
+            rig.service._residency.bring_back,
+        )
+
+        async def looking(*arguments: Any) -> Any:
+            assert None in [cache() for cache in caches], "the one that waits has nothing of what it gave up"
+            return await bring_back(*arguments)
+
+        rig.service._residency.bring_back = looking  # type: ignore[method-assign]
         writing = {name: asyncio.ensure_future(rig.write(name, 300)) for name in "ab"}
         await until(lambda: len(rig.service._residency.turns.in_use()) == 2)
         encode.set()

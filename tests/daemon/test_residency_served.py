@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +16,7 @@ from pathlib import Path
 import pytest
 from session_rig import tokens_of
 from torpor.socket_api import Client, RemoteError
-from torpor.socket_api.results import MemoryInfo, Sampling
+from torpor.socket_api.results import MemoryInfo, Sampling, StatusResult
 
 SESSIONS, TURNS, CLIENTS = 10, 4, 5
 SAMPLED = Sampling(temperature=0.9, seed=7)
@@ -56,6 +59,66 @@ def play(socket: Path) -> tuple[dict[str, list[tuple[int, ...]]], MemoryInfo]:
         replies = {name: said for each in clients.map(client, range(CLIENTS)) for name, said in each.items()}
     with Client(socket) as torpor:
         return replies, torpor.status().memory
+
+
+def test_a_hangup_has_the_configuration_read_anew_and_a_right_one_is_taken_over(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "torpor.toml"
+    config.write_text('memory_budget = "64MiB"')
+    with served(tmp_path, "configured", tiny_model, "--config", str(config)) as socket, Client(socket) as torpor:
+        status = torpor.status()
+        assert status.config is not None
+        assert (status.config.path, status.config.reloads, status.memory.budget_bytes) == (str(config), 0, 64 << 20)
+        os.kill(status.pid, signal.SIGHUP)
+        poll(lambda: torpor.status().config.reloads == 1)  # type: ignore[union-attr]
+        config.write_text('memory_budget = "32MiB"\nmemory_bugdet = "1MiB"')
+        poll(lambda: "memory_bugdet" in (torpor.status().config.problem or ""))  # type: ignore[union-attr]
+        assert torpor.status().memory.budget_bytes == 64 << 20
+        config.write_text('memory_budget = "32MiB"')
+        poll(lambda: torpor.status().memory.budget_bytes == 32 << 20)
+        assert torpor.status().config.problem is None  # type: ignore[union-attr]
+
+
+def poll(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(180)
+def test_two_models_that_do_not_fit_together_are_served_in_turn_as_if_they_did(
+    tiny_model: Path, another_model: Path, tmp_path: Path
+) -> None:
+    def play_on_both(socket: Path) -> tuple[dict[str, list[tuple[int, ...]]], StatusResult]:
+        said: dict[str, list[tuple[int, ...]]] = {}
+        with Client(socket) as torpor:
+            for model in ("tiny", "other"):
+                torpor.create(model, model=model, sampling=SAMPLED)
+                torpor.append(model, tokens=tokens_of(3, 60))
+            for _ in range(TURNS):
+                for name in ("tiny", "other"):
+                    said.setdefault(name, []).append(torpor.generate(name, max_tokens=5).tokens)
+            return said, torpor.status()
+
+    both = ("--model", f"other={another_model}")
+    with served(tmp_path, "large", tiny_model, *both) as socket:
+        alone, status = play_on_both(socket)
+        assert [model.loads for model in status.models] == [1, 1]
+    weights = status.models[0].weights_bytes
+    budget = weights + 400_000
+    assert budget < status.memory.weights_bytes, "the other one does not fit beside"
+    with served(tmp_path, "small", tiny_model, *both, "--memory-budget", str(budget)) as socket:
+        replies, status = play_on_both(socket)
+        assert replies == alone
+        assert status.memory.weights_bytes + status.memory.sessions_bytes <= budget
+        assert [model.resident for model in status.models] == [False, True]
+        assert min(model.loads for model in status.models) >= TURNS
+        with Client(socket) as torpor:
+            assert torpor.load_model("tiny").resident
+            assert not torpor.unload_model("tiny").resident
+            assert torpor.status().memory.weights_bytes == 0
 
 
 @pytest.mark.timeout(180)

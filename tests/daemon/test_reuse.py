@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from session_rig import SAMPLED, Gate, Rigged, ignore, tokens_of
 from torpor.daemon.errors import GenerationFailed
-from torpor.daemon.reuse import read_alike
+from torpor.daemon.reuse import PrefixReuse, read_alike
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.restore import Filling
 
@@ -225,3 +225,35 @@ def test_reading_alike_ends_at_the_first_call_that_differs() -> None:
     assert read_alike(passes, iter(alike), 511) == 256
     assert read_alike(passes, iter([(255, False), (1, True)]), 256) == 0
     assert read_alike(passes, iter([(256, False)]), 601) == 256
+
+
+async def test_what_is_deleted_while_its_ledger_is_learned_is_found_by_nobody(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.read("a", TEXT, labels=["x"])
+        await rig.sleep("a")
+    gate, real = Gate(), PrefixReuse._ledger_of
+
+    def held(*order: Any) -> bytes:
+        ledger = real(*order)
+        gate.pass_through()
+        return ledger
+
+    monkeypatch.setattr(PrefixReuse, "_ledger_of", held)
+    async with open_rig(prefix_reuse="exact") as rig:
+        await gate.reached()
+        assert len((await rig.service.clear(label="x")).sessions) == 1
+        gate.open()
+        await rig.service._reuse.learned()
+        assert (len(rig.service._reuse._tree), rig.service._reuse._tree.node_count) == (0, 0)
+
+
+async def test_a_source_that_is_gone_from_the_store_is_not_asked_again(open_rig: Any) -> None:
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        source = rig.service._resolve("a")
+        await asyncio.to_thread(rig.service._store.delete_session, source)
+        assert (await read(rig, "b", TEXT)).cached_tokens == 0
+        assert source not in rig.service._reuse._tree

@@ -83,7 +83,7 @@ async def test_a_model_that_is_not_loaded_is_refused_at_creation(open_rig: Any) 
     async with open_rig() as rig:
         with pytest.raises(UnknownModel) as refusal:
             await rig.service.create(session="a", model="other")
-        assert refusal.value.loaded == [MODEL]
+        assert refusal.value.served == [MODEL]
         assert await rig.service.list_sessions() == []
 
 

@@ -9,35 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from session_rig import MODEL, Rigged, ignore
+from session_rig import END, MODEL, Rigged, ignore, reply_with
 from torpor.daemon import turns
 from torpor.daemon.errors import TemplateUnusable
-from torpor.daemon.turns import first_turn, next_turn, renderer
-
-import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
-
-END = 258  # <|im_end|>
-
-
-def reply_with(rig: Rigged, reply: str, *, end: bool = True) -> None:
-    """Make the model's next turn this text, closed by the end token unless `end` is False.
-
-    A turn is read in chunks with its last token alone, and then written token by token, so every call of one token
-    gives the logits of the next one that is drawn.
-    """
-    script = [*rig.model.encode(reply, opening=False), *([END] if end else [])]
-    rig.network.reset()
-    drawn = 0
-
-    def next_logits(_number: int, logits: mx.array) -> mx.array:
-        nonlocal drawn
-        if logits.shape[1] != 1:
-            return logits
-        token = script[min(drawn, len(script) - 1)]
-        drawn += 1
-        return mx.broadcast_to((mx.arange(logits.shape[-1]) == token) * 50.0, logits.shape)
-
-    rig.network.after = next_logits
+from torpor.daemon.transcripts import spoken
+from torpor.daemon.turns import continuation, opening, renderer
 
 
 async def chat(rig: Rigged, message: str, **options: Any) -> Any:
@@ -200,8 +176,9 @@ def chatml(messages: Sequence[Mapping[str, str]], open_turn: bool) -> str:
 
 
 def test_a_first_turn_has_the_system_prompt_before_it() -> None:
-    assert first_turn(chatml, message("user", "hi"), system="S") == "<system>S</s>\n<user>hi</s>\n<assistant>"
-    assert first_turn(chatml, message("user", "hi"), system=None) == "<user>hi</s>\n<assistant>"
+    messages = spoken([message("user", "hi")], "S")
+    assert opening(chatml, messages) == "<system>S</s>\n<user>hi</s>\n<assistant>"
+    assert opening(chatml, spoken([message("user", "hi")], None)) == "<user>hi</s>\n<assistant>"
 
 
 @pytest.mark.parametrize(
@@ -214,13 +191,13 @@ def test_a_first_turn_has_the_system_prompt_before_it() -> None:
     ],
 )
 def test_a_next_turn_closes_what_is_open_and_no_more(turn_open: bool, end_text: str, expected: str) -> None:
-    assert next_turn(chatml, message("user", "hi"), turn_open=turn_open, end_text=end_text) == expected
+    assert continuation(chatml, [message("user", "hi")], turn_open=turn_open, end_text=end_text) == expected
 
 
 @pytest.mark.parametrize("placeholder", [turns._USER, turns._ASSISTANT])
 def test_a_message_that_quotes_a_placeholder_is_just_text(placeholder: str) -> None:
     """Agents read and discuss source code, this one too."""
-    text = next_turn(chatml, message("user", f"what is {placeholder}?"), turn_open=False, end_text="")
+    text = continuation(chatml, [message("user", f"what is {placeholder}?")], turn_open=False, end_text="")
     assert text == f"<user>what is {placeholder}?</s>\n<assistant>"
 
 
@@ -233,12 +210,12 @@ def test_a_template_that_renders_old_turns_differently_is_refused() -> None:
         return "|".join(shown)
 
     with pytest.raises(TemplateUnusable, match="differently"):
-        next_turn(forgetful, message("user", "hi"), turn_open=False, end_text="")
+        continuation(forgetful, [message("user", "hi")], turn_open=False, end_text="")
 
 
 def test_a_template_that_does_not_show_the_assistants_words_is_refused() -> None:
     with pytest.raises(TemplateUnusable, match="does not show"):
-        next_turn(lambda messages, _: "constant", message("user", "hi"), turn_open=False, end_text="")
+        continuation(lambda messages, _: "constant", [message("user", "hi")], turn_open=False, end_text="")
 
 
 def test_what_a_template_raises_is_told_in_one_sentence() -> None:

@@ -41,6 +41,25 @@ def test_a_sound_store_has_no_findings(store: Store) -> None:
     assert shallow.bytes_checked < deep.bytes_checked
 
 
+def test_whoever_verifies_is_told_of_each_block_and_may_give_up(store: Store) -> None:
+    class Enough(Exception):
+        pass
+
+    def enough(size_bytes: int) -> None:
+        told.append(size_bytes)
+        if len(told) == 3:
+            raise Enough
+
+    sleep(store, 600)
+    told: list[int] = []
+    report = store.verify(deep=True, pace=told.append)
+    assert (len(told), sum(told)) == (report.blocks_checked, report.bytes_checked)
+    told.clear()
+    with pytest.raises(Enough):
+        store.verify(deep=True, pace=enough)
+    assert len(told) == 3
+
+
 def test_only_a_deep_verify_sees_a_damaged_payload(store: Store) -> None:
     receipt = sleep(store, 600)
     file = bundle_path(store, receipt.bundle_id)

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torpor.daemon.bus import Bus, Subscription, Wanted
 from torpor.daemon.origin import Origin
+from torpor.daemon.recomputed import Recomputed
 from torpor.daemon.results import (
     AnalysisResult,
     AppendResult,
+    ClearResult,
     CloseReport,
     DeleteResult,
     Emit,
+    FoldResult,
     ForkResult,
     GenerateResult,
+    LabelFigures,
     Lossy,
     MaintenanceAction,
     MaintenanceProblem,
@@ -29,16 +34,22 @@ from torpor.daemon.results import (
     ModelInfo,
     PartDiffers,
     Progress,
+    Reuse,
     SessionDetail,
     SessionInfo,
     SleepResult,
+    StatsResult,
     Status,
     Token,
     VersionInfo,
     WakeResult,
+    Warmed,
+    WarmResult,
+    WhyResult,
 )
 from torpor.daemon.sampling import Sampling
 from torpor.errors import TorporError
+from torpor.memvid.uri import SessionUri
 
 
 class FakeNotFound(TorporError):
@@ -80,9 +91,16 @@ class FakeService:
         self.differs: tuple[PartDiffers, ...] = ()
         self.artifact = "{}\n"
         self.lossy: Lossy | None = None
+        self.recomputed: Recomputed | None = None
+        self.left: str | None = None  # why no session can be warmed
+        self.fail_clear: dict[str, str] = {}
         self.prefilled_by_wakes = 0
         self.verified = True
         self.forked_from: Origin | None = None
+        self.folded_from: Origin | None = None
+        self.bus = Bus()
+        self.model = ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
+        self.reuses: tuple[Reuse, ...] = ()
         self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
 
     def hold(self) -> None:
@@ -94,11 +112,10 @@ class FakeService:
 
     async def status(self) -> Status:
         self._record("status")
-        model = ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
         memory = MemoryInfo(1 << 30, 1, 0, 0, 0, 0, 0)
         awake = sum(session.info.state == "awake" for session in self.sessions.values())
         return Status(
-            "0.1.0", os.getpid(), self.store, (model,), awake, len(self.sessions) - awake, memory, "none", 0.5
+            "0.1.0", os.getpid(), self.store, (self.model,), awake, len(self.sessions) - awake, memory, "none", 0.5
         )
 
     async def create(
@@ -167,19 +184,24 @@ class FakeService:
         self,
         *,
         session: str,
-        message: str,
+        message: str | None = None,
         role: str = "user",
+        messages: Sequence[Mapping[str, str]] | None = None,
+        on_divergence: str = "refuse",
         max_tokens: int,
         sampling: Sampling | None = None,
         prove: bool = False,
         emit: Emit,
     ) -> GenerateResult:
-        self._record(
-            "chat", session=session, message=message, role=role, max_tokens=max_tokens, sampling=sampling, prove=prove
+        asked = (
+            {"message": message, "role": role}
+            if messages is None
+            else {"messages": messages, "on_divergence": on_divergence}
         )
+        self._record("chat", session=session, max_tokens=max_tokens, sampling=sampling, prove=prove, **asked)
         found, woken = await self._find_awake(session, emit)
         emit(Progress("prefill", 1, 1))
-        found.tokens.append(len(message))
+        found.tokens.append(len(message or ""))
         return await self._write(found, max_tokens, prove, emit, woken)
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
@@ -228,6 +250,7 @@ class FakeService:
             verified=self.verified,
             lossy=self.lossy,
             salvaged=found.info.salvaged,
+            recomputed=self.recomputed,
         )
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
@@ -248,7 +271,71 @@ class FakeService:
             backend=backend,
             lossy=self.lossy,
             forked_from=self.forked_from,
+            folded_from=self.folded_from,
         )
+
+    async def stats(self, *, label: str | None = None, namespace: str | None = None) -> StatsResult:
+        self._record("stats", label=label, namespace=namespace)
+        infos = [each.info for each in self.sessions.values() if label is None or label in each.info.labels]
+        names = sorted({name for info in infos for name in info.labels}) if label is None else [label]
+        return StatsResult(
+            total=self._figures(None, infos),
+            labels=tuple(self._figures(name, [info for info in infos if name in info.labels]) for name in names),
+        )
+
+    def _figures(self, label: str | None, infos: Sequence[SessionInfo]) -> LabelFigures:
+        awake, tokens = sum(info.state == "awake" for info in infos), sum(info.token_count for info in infos)
+        return LabelFigures(label, len(infos), awake, tokens, 1 << 20, 2 << 20, 7)
+
+    async def warm(
+        self, *, sessions: Sequence[str] = (), label: str | None = None, namespace: str | None = None, emit: Emit
+    ) -> WarmResult:
+        self._record("warm", sessions=sessions, label=label, namespace=namespace)
+        named = [self._find(name).info for name in sessions]
+        named += [each.info for each in self.sessions.values() if label in each.info.labels]
+        return WarmResult(tuple(Warmed(info, self.left is None, self.left, 3) for info in named))
+
+    async def clear(self, *, label: str, namespace: str | None = None, dry_run: bool = False) -> ClearResult:
+        self._record("clear", label=label, namespace=namespace, dry_run=dry_run)
+        infos = [each.info for each in self.sessions.values() if label in each.info.labels]
+        kept = {f"torpor://default/{name}": reason for name, reason in self.fail_clear.items()}
+        gone = [info for info in infos if info.session not in kept]
+        for info in () if dry_run else gone:
+            del self.sessions[info.name]
+        uris = tuple(info.session for info in gone)
+        return ClearResult(label, dry_run, uris, 5, 0, 4096, 0 if dry_run else 2048, kept, self.problems)
+
+    def subscribe(
+        self, *, names: Sequence[str] | None = None, session: str | None = None, namespace: str | None = None
+    ) -> Subscription:
+        self._record("subscribe", names=names, session=session, namespace=namespace)
+        uri = None if session is None else SessionUri("default", session)
+        return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace), most_waiting=8)
+
+    async def fold(
+        self,
+        *,
+        session: str,
+        name: str,
+        summary: str | None = None,
+        summarise: int | None = None,
+        tail: int = 0,
+        labels: Sequence[str] | None = None,
+        emit: Emit,
+    ) -> FoldResult:
+        self._record("fold", session=session, name=name, summary=summary, summarise=summarise, tail=tail, labels=labels)
+        found = self._find(session)
+        await self._step()
+        origin = Origin(found.info.session, 1, f"{1:064x}", len(found.tokens))
+        info = replace(found.info, session=f"torpor://default/{name}", name=name, state="awake", version=1)
+        self.sessions[name] = FakeSession(info, found.tokens[len(found.tokens) - tail :])
+        count = len(self.sessions[name].tokens)
+        words = summary or "in short"
+        return FoldResult(info.session, origin, 1, f"{2:064x}", count + 5, count, words, count + 5, 0, 512, 0.25)
+
+    async def why(self, *, session: str) -> WhyResult:
+        self._record("why", session=session)
+        return WhyResult(self._find(session).info.session, self.reuses)
 
     async def fork(
         self,
@@ -267,6 +354,18 @@ class FakeService:
         info = replace(found.info, session=f"torpor://default/{name}", name=name, state="asleep", version=1)
         self.sessions[name] = FakeSession(info, found.tokens[:tokens])
         return ForkResult(info.session, origin, 1, f"{2:064x}", tokens, 0, 512, 4 * tokens, 0, 2, 0.25)
+
+    async def reload_config(self) -> None:
+        self._record("reload_config")
+
+    async def load_model(self, *, model: str) -> ModelInfo:
+        self._record("load_model", model=model)
+        await self._step()
+        return replace(self.model, name=model, loads=1)
+
+    async def unload_model(self, *, model: str) -> ModelInfo:
+        self._record("unload_model", model=model)
+        return replace(self.model, name=model, resident=False)
 
     async def analyse(
         self, *, session: str, kind: str | None = None, labels: Sequence[str] | None = None, emit: Emit

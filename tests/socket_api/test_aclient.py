@@ -48,6 +48,8 @@ def test_every_verb_works(short_path: Path) -> None:
         assert (await client.append("notes", text="a bb")).tokens_added == 2
         assert (await client.generate("notes", max_tokens=1, prove=True)).final_logits_blake3
         assert (await client.chat("notes", "hello", max_tokens=1)).tokens == (4,)
+        said = [{"role": "user", "content": "hi"}]
+        assert [piece async for piece in client.stream_chat("notes", messages=said, max_tokens=1)] == ["t6 "]
         assert (await client.sleep("notes")).version == 1
         assert (await client.wake("notes", version=1)).tokens_prefilled == 0
         assert (await client.list_sessions())[0].name == "notes"
@@ -57,7 +59,14 @@ def test_every_verb_works(short_path: Path) -> None:
         assert (await client.mark("notes", tag="first")).tags == ("first",)
         assert (await client.import_bundle("ab" * 32)).version == 1
         assert (await client.analyse("notes@1", labels=["x"])).artifact == "{}\n"
+        assert (await client.stats("none", "default")).total.sessions == 0
+        assert (await client.warm("notes")).sessions[0].hits == 3
+        assert (await client.clear("none", dry_run=True)).sessions == ()
+        assert (await client.why("notes")).requests == ()
+        assert (await client.fold("notes", "shorter", summary="so far", tail=1)).tail_tokens == 1
         assert (await client.fork("notes@1", "try", at_token=2, labels=["y"])).forked_from.tokens == 2
+        assert (await client.load_model("fake")).loads == 1
+        assert not (await client.unload_model("fake")).resident
         assert (await client.delete("notes")).versions_deleted == 1
         assert client.hello.protocol == 1
 

@@ -9,9 +9,10 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torpor.daemon.results import PartDiffers
+from torpor.daemon.results import PartDiffers, Reuse
 from torpor.socket_api import AsyncClient, Client, Sampling, TokenEvent
 from torpor.socket_api.errors import (
     ApiError,
@@ -28,6 +29,7 @@ from torpor.socket_api.errors import (
     UnsupportedProtocol,
 )
 from torpor.socket_api.framing import encode_frame
+from torpor.socket_api.methods import METHODS
 from torpor.socket_api.results import ProgressEvent, StatusResult
 
 from .conftest import ServerThread
@@ -61,7 +63,15 @@ def test_arguments_reach_the_service_as_they_were_given(client: Client, server_t
     client.append("s", tokens=[0, 7, 2**32 - 1])
     client.generate("s", max_tokens=1, text="x", stop=["END"], prove=True, sampling=Sampling(top_k=3))
     client.chat("s", "hi", max_tokens=1, role="tool")
-    calls = dict(server_thread.service.calls)
+    said = [{"role": "system", "content": ""}, {"role": "user", "content": "hi"}]
+    assert client.chat("s", messages=said, on_divergence="rewind", max_tokens=2).tokens
+    assert list(client.stream_chat("s", messages=said, max_tokens=1))
+    transcripts = [given for method, given in server_thread.service.calls if "messages" in given]
+    assert [(given["messages"], given["on_divergence"]) for given in transcripts] == [
+        (said, "rewind"),
+        (said, "refuse"),
+    ]
+    calls = dict(each for each in server_thread.service.calls if "messages" not in each[1])
     assert calls["create"]["system"] == "be brief"
     assert calls["append"] == {"session": "s", "text": None, "tokens": (0, 7, 2**32 - 1)}
     assert calls["generate"]["stop"] == ("END",)
@@ -132,6 +142,59 @@ def test_a_version_is_analysed_under_a_kind_and_labels_that_may_be_named(
             client.analyse("s", **wrong)  # type: ignore[arg-type]
 
 
+def test_sessions_are_counted_warmed_and_cleared_by_label(client: Client, server_thread: ServerThread) -> None:
+    client.create("s", labels=["x"])
+    client.create("t", labels=["x", "y"])
+    assert [figures.label for figures in client.stats().labels] == ["x", "y"]
+    assert client.stats("y", namespace="default").total.sessions == 1
+    assert [each.info.name for each in client.warm("s").sessions] == ["s"]
+    assert [each.info.name for each in client.warm(["s"], label="y", namespace="default").sessions] == ["s", "t"]
+    assert client.clear("y", dry_run=True).sessions == ("torpor://default/t",)
+    assert client.clear("x", namespace="default").bytes_freed == 2048
+    assert [arguments for method, arguments in server_thread.service.calls if method in ("warm", "clear")] == [
+        {"sessions": ("s",), "label": None, "namespace": None},
+        {"sessions": ("s",), "label": "y", "namespace": "default"},
+        {"label": "y", "namespace": None, "dry_run": True},
+        {"label": "x", "namespace": "default", "dry_run": False},
+    ]
+    for wrong in ({}, {"namespace": "n"}, {"sessions": [""]}, {"sessions": ["s"], "namespace": "n"}):
+        with pytest.raises(InvalidRequest):
+            client.warm(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        client.clear("")
+
+
+def test_why_tells_of_each_request(client: Client, server_thread: ServerThread) -> None:
+    client.create("s")
+    parted = ("torpor://default/s", 3, 9, 3, 1, "there", "asked", "clock", "Say it later.")
+    server_thread.service.reuses = (Reuse("append", 1, "none"), Reuse("chat", 2, "diverged", *parted))
+    told = client.why("s")
+    assert told.session == "torpor://default/s"
+    assert [(each.verb, each.outcome) for each in told.requests] == [("append", "none"), ("chat", "diverged")]
+    assert (told.requests[1].position, told.requests[1].cause) == (3, "clock")
+
+
+def test_a_session_is_folded_into_a_smaller_one(client: Client, server_thread: ServerThread) -> None:
+    client.create("s")
+    client.append("s", tokens=[1, 2, 3])
+    made = client.fold("s", "t", summary="short", tail=2, labels=["x"])
+    assert (made.session, made.tail_tokens, made.summary) == ("torpor://default/t", 2, "short")
+    assert client.fold("s", "u", summarise=9).folded_from.tokens == 3
+    assert [given for method, given in server_thread.service.calls if method == "fold"] == [
+        {"session": "s", "name": "t", "summary": "short", "summarise": None, "tail": 2, "labels": ("x",)},
+        {"session": "s", "name": "u", "summary": None, "summarise": 9, "tail": 0, "labels": None},
+    ]
+    for wrong in (
+        {},
+        {"summary": "x", "summarise": 1},
+        {"summary": ""},
+        {"summarise": 0},
+        {"summary": "x", "tail": -1},
+    ):
+        with pytest.raises(InvalidRequest):
+            client.fold("s", "other", **wrong)  # type: ignore[arg-type]
+
+
 def test_a_session_is_forked_at_a_token_under_labels_of_its_own(client: Client, server_thread: ServerThread) -> None:
     client.create("s")
     client.append("s", text="one two")
@@ -146,6 +209,18 @@ def test_a_session_is_forked_at_a_token_under_labels_of_its_own(client: Client, 
     for wrong in ({"at_token": 0}, {"labels": "text"}, {"labels": [""]}):
         with pytest.raises(InvalidRequest):
             client.fork("s", "other", **wrong)  # type: ignore[arg-type]
+
+
+def test_models_are_loaded_and_unloaded_by_name(client: Client, server_thread: ServerThread) -> None:
+    assert client.load_model("fake").resident
+    assert not client.unload_model("fake").resident
+    assert [call for call in server_thread.service.calls if call[0].endswith("_model")] == [
+        ("load_model", {"model": "fake"}),
+        ("unload_model", {"model": "fake"}),
+    ]
+    for wrong in ("", 1):
+        with pytest.raises(InvalidRequest):
+            client.load_model(wrong)  # type: ignore[arg-type]
 
 
 def test_versions_are_marked_and_bundles_imported_through_the_daemon(client: Client) -> None:
@@ -383,6 +458,8 @@ def test_the_daemons_failure_is_a_remote_error_with_its_code(client: Client) -> 
         ("max_tokens", lambda c: c.generate("s", max_tokens=2**63)),
         ("labels", lambda c: c.create("s", labels="abc")),
         ("role", lambda c: c.chat("s", "x", max_tokens=1, role="emperor")),
+        ("params", lambda c: c.chat("s", "x", messages=[{"role": "user", "content": "x"}], max_tokens=1)),
+        ("messages.0.content", lambda c: c.chat("s", messages=[{"role": "user"}], max_tokens=1)),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_sent(
@@ -576,3 +653,24 @@ def test_a_daemon_of_another_protocol_is_refused(short_path: Path) -> None:
     with pytest.raises(UnsupportedProtocol, match="speaks protocol 2"):
         Client(short_path / "i.sock")
     impostor.end()
+
+
+@pytest.mark.parametrize(
+    ("field", "messages", "problem"),
+    [
+        ("messages", [], "it has 0 entries; give at least 1."),
+        (
+            "messages.0.content",
+            [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            "it is no text; give one text for each message, and join the texts of a list of parts.",
+        ),
+        ("messages.0.content", [{"role": "user"}], "it is missing; give it."),
+        ("messages.0.name", [{"role": "user", "content": "hi", "name": "x"}], "there is no such field; leave it out."),
+    ],
+)
+def test_a_transcript_that_is_none_is_refused_in_our_words(field: str, messages: list[Any], problem: str) -> None:
+    raw = {"session": "a", "max_tokens": 1, "messages": tuple(messages)}
+    with pytest.raises(InvalidRequest) as caught:
+        METHODS["chat"].load_params(raw)
+    assert str(caught.value) == f"chat: {field}: {problem}"
+    assert caught.value.details["field"] == field

@@ -172,6 +172,7 @@ def test_more_requests_than_allowed_are_refused_until_one_is_answered() -> None:
 
 NAN, INFINITY = float("nan"), float("inf")
 GENERATE = {"session": "s", "max_tokens": 1}
+SAID, ANSWERED = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,18 @@ GENERATE = {"session": "s", "max_tokens": 1}
         ("create", {"session": "s", "model": "m" * 257}, "model"),
         ("chat", {"session": "s", "message": "", "max_tokens": 1}, "message"),
         ("chat", {"session": "s", "message": "x", "max_tokens": 1, "role": "emperor"}, "role"),
+        ("chat", {"session": "s", "max_tokens": 1}, "params"),
+        ("chat", {"session": "s", "max_tokens": 1, "message": "x", "messages": (SAID,)}, "params"),
+        ("chat", {"session": "s", "max_tokens": 1, "message": "x", "on_divergence": "rewind"}, "params"),
+        ("chat", {"session": "s", "max_tokens": 1, "messages": (SAID,), "role": "tool"}, "params"),
+        ("chat", {"session": "s", "max_tokens": 1, "messages": (SAID, ANSWERED)}, "params"),
+        ("chat", {"session": "s", "max_tokens": 1, "messages": ()}, "messages"),
+        ("chat", {"session": "s", "max_tokens": 1, "messages": (SAID,) * 16_385}, "messages"),
+        ("chat", {"session": "s", "max_tokens": 1, "messages": (SAID, "x")}, "messages.1"),
+        ("chat", {"session": "s", "max_tokens": 1, "messages": ({**SAID, "role": "emperor"},)}, "messages.0.role"),
+        ("chat", {"session": "s", "max_tokens": 1, "messages": ({**SAID, "content": None},)}, "messages.0.content"),
+        ("chat", {"session": "s", "max_tokens": 1, "messages": ({**SAID, "tool_calls": ()},)}, "messages.0.tool_calls"),
+        ("chat", {"session": "s", "max_tokens": 1, "messages": (SAID,), "on_divergence": "x"}, "on_divergence"),
         ("wake", {"session": "s", "version": -1}, "version"),
         ("wake", {"session": "s", "version": 2**63}, "version"),
         ("status", {"x": 1}, "x"),

@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torpor.daemon.errors import UnknownModel
 from torpor.daemon.results import CloseReport
 from torpor.daemon.service import Service
-from torpor.socket_api.main import describe_stop, parse_arguments
+from torpor.socket_api.main import describe_stop, parse_arguments, settings_of
 
 
 def test_models_are_named_in_the_order_given() -> None:
@@ -54,11 +55,36 @@ def test_an_adapter_without_a_model_s_name_and_a_fuse_without_an_adapter_are_ref
 
 def test_budgets_are_bytes_and_none_is_set_by_itself() -> None:
     plain = parse_arguments([])
-    assert (plain.store_budget, plain.daily_write_budget, plain.keep_free) == (None, None, 0)
+    assert (plain.store_budget, plain.daily_write_budget, plain.keep_free) == (None, None, None)
+    assert settings_of(plain).fixed == {"store_budget": None, "daily_write_budget": None, "keep_free": 0}
     options = parse_arguments(["--store-budget", "1000", "--daily-write-budget", "20", "--keep-free", "3"])
     assert (options.store_budget, options.daily_write_budget, options.keep_free) == (1000, 20, 3)
     with pytest.raises(SystemExit):
         parse_arguments(["--keep-free", "much"])
+
+
+def test_models_are_loaded_at_the_start_as_the_policy_says_and_pinned_by_name() -> None:
+    def at_start(*arguments: str) -> list[str]:
+        options = parse_arguments(["--model", "a=/a", "--model", "b=/b", "--model", "c=/c", *arguments])
+        return [name for name, choice in settings_of(options).models.items() if choice.at_start]
+
+    assert at_start() == ["a"]
+    assert at_start("--load", "start") == ["a", "b", "c"]
+    assert at_start("--load", "use", "--pin", "c") == []
+    assert at_start("--pin", "c") == ["a", "c"]
+    choices = settings_of(parse_arguments(["--pin", "demo", "--model-ttl", "60"])).models
+    assert [(choice.pinned, choice.ttl_s) for choice in choices.values()] == [(True, 60.0)]
+    for wrong in (["--pin", "other"], ["--adapter", "other=/x"]):
+        with pytest.raises(UnknownModel):
+            settings_of(parse_arguments(wrong))
+
+
+def test_the_scrub_has_a_rate_of_bytes_and_0_is_none() -> None:
+    assert parse_arguments([]).scrub_rate == 8 << 20
+    assert parse_arguments(["--scrub-rate", "0"]).scrub_rate == 0
+    for wrong in ("-1", "fast"):
+        with pytest.raises(SystemExit):
+            parse_arguments(["--scrub-rate", wrong])
 
 
 def test_memory_has_a_budget_of_bytes_and_an_idle_time_of_seconds() -> None:

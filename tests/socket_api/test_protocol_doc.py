@@ -12,6 +12,7 @@ import msgpack
 import pytest
 from pydantic import BaseModel
 from torpor.daemon import results as daemon
+from torpor.daemon.events import EVENTS, Event
 from torpor.socket_api import errors, limits, messages, results
 from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.methods import METHODS
@@ -38,6 +39,14 @@ def test_every_field_of_every_result_is_described(model: type) -> None:
         assert f"`{field}`" in TEXT, f"{model.__name__}.{field}"
 
 
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
+def test_every_event_is_listed_with_its_facts_and_no_others(event: type[Event]) -> None:
+    rows = [line.split("|") for line in section("### What happens in the daemon").splitlines() if line[:3] == "| `"]
+    (facts,) = [row[2] for row in rows if row[1].strip() == f"`{event.name}`"]
+    expected = {field.name for field in dataclasses.fields(event)} - {"session"}
+    assert set(re.findall(r"`(\w+)`", facts)) == expected
+
+
 def test_every_error_code_is_listed() -> None:
     codes = {
         value.code
@@ -61,6 +70,7 @@ def test_the_stated_limits_are_those_of_the_code() -> None:
         limits.MAX_REQUEST_FRAME_BYTES // 2**20,
         limits.MAX_REPLY_FRAME_BYTES // 2**20,
         limits.MAX_DEPTH,
+        f"{limits.MAX_MESSAGES:,}",
         f"{limits.MAX_ARRAY_ITEMS:,}",
         f"{limits.MAX_REQUEST_VALUES:,}",
         f"{limits.MAX_REPLY_VALUES:,}",
@@ -69,6 +79,7 @@ def test_the_stated_limits_are_those_of_the_code() -> None:
         f"{defaults.hello_timeout_s:g}",
         f"{defaults.frame_timeout_s:g}",
         f"{defaults.max_waiting_event_bytes // 2**20}",
+        f"{defaults.max_waiting_notice_bytes // 2**10}",
         f"{defaults.max_connection_request_bytes // 2**20}",
         f"{defaults.max_request_bytes // 2**20}",
         f"{defaults.uncounted_frame_bytes:,}",
@@ -94,9 +105,19 @@ def test_the_wire_has_exactly_the_fields_of_the_daemons_records() -> None:
         daemon.SessionDetail: results.SessionDetail,
         daemon.AppendResult: results.AppendResult,
         daemon.GenerateResult: results.GenerateResult,
+        daemon.Reuse: results.Reuse,
+        daemon.WhyResult: results.WhyResult,
         daemon.SleepResult: results.SleepResult,
+        daemon.FoldResult: results.FoldResult,
         daemon.ForkResult: results.ForkResult,
         daemon.Origin: results.Origin,
+        daemon.Recomputed: results.Recomputed,
+        daemon.LabelFigures: results.LabelFigures,
+        daemon.StatsResult: results.StatsResult,
+        daemon.Warmed: results.Warmed,
+        daemon.WarmResult: results.WarmResult,
+        daemon.ClearResult: results.ClearResult,
+        daemon.ScrubInfo: results.ScrubInfo,
         daemon.Salvaged: results.Salvaged,
         daemon.PartDiffers: results.PartDiffers,
         daemon.WakeResult: results.WakeResult,
@@ -107,6 +128,7 @@ def test_the_wire_has_exactly_the_fields_of_the_daemons_records() -> None:
         daemon.MaintenanceResult: results.MaintenanceResult,
         daemon.MarksResult: results.MarksResult,
         daemon.ModelInfo: results.ModelInfo,
+        daemon.ConfigInfo: results.ConfigInfo,
         daemon.MemoryInfo: results.MemoryInfo,
         daemon.Status: results.StatusResult,
         daemon.Sampling: results.Sampling,

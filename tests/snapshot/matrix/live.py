@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 from torpor.daemon import generation
+from torpor.daemon.loaded_files import LoadedFiles
 from torpor.daemon.models import LoadedModel
 from torpor.memvid import Identity
 from torpor.snapshot.layout import layout_of
@@ -116,6 +117,7 @@ def model_of(case: Case, dtype: str) -> SmallModel:
         end_tokens=frozenset(),
         control_texts=frozenset(),
         render=None,  # type: ignore[arg-type]  # nothing is rendered
+        files=LoadedFiles((), (), {}),
         case=case,
     )
 

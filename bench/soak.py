@@ -1,0 +1,200 @@
+"""An hour of agents that come and go in a memory that does not hold them all: what the daemon takes must not grow.
+
+Four clients take random turns with sixty sessions on the demo model: a text is read, some tokens are written, at times
+the session sleeps, is forked, is deleted and begun anew, or is woken at an earlier token. The memory budget is for
+fifteen. Each second the daemon's resident memory, open files and threads are noted, and how long each turn took.
+
+Growth is what the last quarter of the run has more than the quarter behind the warm-up, by the medians.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from figures import parser_for, plotted, save
+from torpor.socket_api import Client, RemoteError
+
+MINUTES = 60.0
+QUICK_MINUTES = 0.3
+SESSIONS, CLIENTS = 60, 4
+MOST_TOKENS = 3_000
+BUDGET_BYTES = 23_100_000 + 15 * 9_000_000
+DEADLINE_S = 120.0
+_TORPOR = str(Path(sys.executable).with_name("torpor"))
+_WORDS = "an agent that has slept for an hour goes on at the next token with nothing read again"
+
+
+@dataclass
+class Sample:
+    """One moment of the daemon. at: seconds since the start."""
+
+    at: float
+    resident_bytes: int
+    open_files: int
+    threads: int
+
+
+@dataclass
+class Soak:
+    """All that was noted. turns: when each ended, and the seconds that it took."""
+
+    samples: list[Sample] = field(default_factory=list)
+    turns: list[tuple[float, float]] = field(default_factory=list)
+    refusals: dict[str, int] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, Any]:
+        found = {
+            name: _growth([(each.at, getattr(each, name)) for each in self.samples])
+            for name in ("resident_bytes", "open_files", "threads")
+        }
+        return {
+            **found,
+            "turn_s": _growth(self.turns),
+            "turns": len(self.turns),
+            "refusals": self.refusals,
+            "seconds": self.samples[-1].at,
+            "samples": [[each.at, each.resident_bytes, each.open_files, each.threads] for each in self.samples[::10]],
+        }
+
+
+def _growth(points: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Medians of the second and of the last quarter, and by how much the one is more than the other."""
+    end = points[-1][0]
+    early = statistics.median(value for at, value in points if 0.25 * end <= at < 0.5 * end)
+    late = statistics.median(value for at, value in points if at >= 0.75 * end)
+    return {"second_quarter": early, "last_quarter": late, "growth": late / early - 1}
+
+
+class Agents:
+    """The clients, and the daemon that they use."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.socket, self._seconds = folder / "torpor.sock", seconds
+        self._command = [_TORPOR, "serve", "--store", str(folder / "store"), "--socket", str(self.socket), "--json"]
+        self._command += ["--memory-budget", str(BUDGET_BYTES), "--idle-sleep", "30"]
+        self._locks = [threading.Lock() for _ in range(SESSIONS)]
+        self._noting = threading.Lock()
+        self.soak = Soak()
+
+    def run(self) -> Soak:
+        """Until the time is over."""
+        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            self._begun = time.monotonic()
+            with ThreadPoolExecutor(CLIENTS + 1) as pool:
+                work = [pool.submit(self._client, number) for number in range(CLIENTS)]
+                work.append(pool.submit(self._sample, process.pid))
+                for each in work:
+                    each.result()
+            with Client(self.socket) as client:
+                client.shutdown()
+            process.wait(DEADLINE_S)
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        return self.soak
+
+    def _now(self) -> float:
+        return time.monotonic() - self._begun
+
+    def _sample(self, pid: int) -> None:
+        place, next_at = Path(f"/proc/{pid}"), 0.0
+        while (now := self._now()) < self._seconds:
+            if now >= next_at:
+                resident = int((place / "statm").read_text().split()[1]) * 4096
+                files, threads = len(list((place / "fd").iterdir())), len(list((place / "task").iterdir()))
+                self.soak.samples.append(Sample(now, resident, files, threads))
+                next_at += 1.0
+            time.sleep(0.05)
+
+    def _client(self, number: int) -> None:
+        chosen = random.Random(number)
+        with Client(self.socket) as client:
+            while self._now() < self._seconds:
+                session = chosen.randrange(SESSIONS)
+                with self._locks[session]:
+                    begun = time.monotonic()
+                    try:
+                        self._turn(client, f"s{session}", chosen)
+                    except RemoteError as error:
+                        with self._noting:
+                            self.soak.refusals[error.code] = self.soak.refusals.get(error.code, 0) + 1
+                    with self._noting:
+                        self.soak.turns.append((self._now(), time.monotonic() - begun))
+
+    def _turn(self, client: Client, name: str, chosen: random.Random) -> None:
+        try:
+            held = client.show(name).info.token_count
+        except RemoteError as error:
+            if error.code != "session_not_found":
+                raise
+            client.create(name)
+            held = 0
+        if held > MOST_TOKENS:
+            client.delete(name)
+            return
+        client.generate(name, text=" ".join(chosen.choices(_WORDS.split(), k=40)), max_tokens=chosen.randrange(4, 24))
+        what = chosen.random()
+        if what < 0.1:
+            client.sleep(name)
+        elif what < 0.13:
+            client.fork(name, f"{name}-fork-{chosen.getrandbits(40):x}")
+        elif what < 0.16:
+            client.sleep(name)
+            client.wake(name, at_token=max(1, held // 2))
+            client.sleep(name)
+        elif what < 0.19:
+            for fork in client.list_sessions():
+                if f"/{name}-fork-" in fork.session:
+                    client.delete(fork.session)
+
+
+def report(soak: Soak, out: Path) -> None:
+    """The figures as JSON and as a plot, and a few lines for a person."""
+    figures = save("soak", soak.figures(), out)
+    title = "The daemon in a soak: each beside its median in the second quarter"
+    with plotted(out / "soak.png", figures, title, 9) as axes:
+        minutes = [each.at / 60 for each in soak.samples]
+        for name in ("resident_bytes", "open_files", "threads"):
+            usual = figures[name]["second_quarter"]
+            axes.plot(minutes, [getattr(each, name) / usual for each in soak.samples], label=name)
+        usual = figures["turn_s"]["second_quarter"]
+        axes.plot([at / 60 for at, _ in soak.turns], [taken / usual for _, taken in soak.turns], ",", label="turn")
+        axes.set(xlabel="minutes", ylim=(0, 4))
+        axes.legend(fontsize=7)
+    for name in ("resident_bytes", "open_files", "threads", "turn_s"):
+        early, late, growth = (figures[name][what] for what in ("second_quarter", "last_quarter", "growth"))
+        print(f"{name:>15} {early:>14,.3f} {late:>14,.3f} {100 * growth:>+7.2f} %")
+    print(f"{figures['turns']} turns in {figures['seconds']:.0f} s; refused: {figures['refusals']}")
+
+
+def main() -> None:
+    """Soak and report."""
+    parser = parser_for(__doc__, 1)
+    parser.add_argument("--minutes", type=float, help=f"{MINUTES:.0f} unless told")
+    options = parser.parse_args()
+    minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
+    with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=options.folder) as folder:
+        report(Agents(Path(folder), 60 * minutes).run(), options.out)
+    print(f"figures and plot in {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""Healing: what damaged blocks have lost is computed again from the stored tokens, before a repair gives it up.
+
+Of each session whose newest version has a damaged block: wake what stands before it, read the tokens behind it in the
+very calls in which they were read, and sleep. In the environment that computed them the same bits result, and with them
+the same block ids; then the repair that follows mends the damaged version itself, out of the new blocks. Elsewhere the
+new version is what there is, and says what was computed again.
+
+Of a session that is awake nothing need be computed: all of it is in memory, and sleeps anew, without damaged blocks.
+
+What cannot be computed again (the ledger itself is damaged, or the record at its end) is left to the repair: it saves
+the longest sound beginning, and puts the damaged file into quarantine. Where only this daemon cannot (another model, no
+memory, no room on the disk), nothing is touched. A repair sees to the whole store, so all that is damaged in it comes
+first, whichever session it was found in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from ..errors import TorporError
+from ..memvid.blocks import BlockEntry
+from ..memvid.bundle import BundleReader
+from ..memvid.errors import BudgetExceeded, NoSpace, SessionNotFound, StoreError
+from ..memvid.salvaged import salvaged_of
+from ..memvid.store import IndexRow, Receipt, Store
+from ..memvid.uri import SessionUri
+from ..snapshot.identity import require_same
+from ..snapshot.passes import Passes, tokens_of
+from ..snapshot.restore import read_checkpoint
+from ..snapshot.state import LiveState, token_array
+from .bus import Bus, code_of
+from .engine import Engine
+from .errors import NotRecomputable
+from .events import HealFailed, SessionHealed, StoreRepaired
+from .generation import replay
+from .hibernation import Hibernation, WakeOrder, durable_of
+from .maintenance import Maintenance
+from .models import LoadedModel
+from .recomputed import Recomputed
+from .residency import Residency
+from .sampler import initial_key
+from .sessions import LOSSY, Durable, Session, sampling_of
+from .waiting import to_the_end
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is left of a version: its tokens, the first position that is in a damaged span (or its end), the positions
+    of the sound records before that, and the record at its end."""
+
+    tokens: Sequence[int]
+    first_broken: int
+    records: tuple[int, ...]
+    end: BlockEntry
+
+    def start(self, passes: Passes, *, by_token: bool) -> int:
+        """Where reading can go on in the very calls in which it was done: where one of them ended, and, for caches that
+        cannot be cut back, there is a record."""
+        return whole_calls(passes, self.first_broken) if by_token else max(self.records, default=0)
+
+
+class Healing:
+    """Heals sessions, each in its turn, and has the store repaired then."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        hibernation: Hibernation,
+        maintenance: Maintenance,
+        residency: Residency,
+        bus: Bus,
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._hibernation = hibernation
+        self._maintenance = maintenance
+        self._residency = residency
+        self._bus = bus
+        self.healed = self.failed = 0
+
+    async def mend(self, uri: SessionUri) -> None:
+        """Heal this session and all others of which the newest version is damaged, and repair the store; that is put
+        off where one of them could be healed, but not by this daemon now.
+
+        Raises:
+            StoreError: the store cannot be repaired now. ServiceClosed: the daemon stops.
+        """
+        settled = True
+        for each in await asyncio.to_thread(self._damaged, uri):  # a wake needs the threads that read for it
+            settled = await self._heal_in_turn(each) and settled
+        if settled:
+            report = await to_the_end(self._maintenance.run(self._store.repair))
+            kinds = [action.kind for action in report.actions]
+            self._bus.publish(
+                StoreRepaired(
+                    None,
+                    mended=kinds.count("rewrite") + kinds.count("restore"),
+                    salvaged=kinds.count("salvage"),
+                    quarantined=kinds.count("quarantine"),
+                    problems=len(report.problems),
+                )
+            )
+
+    async def _heal_in_turn(self, uri: SessionUri) -> bool:
+        """Heal one; whether a repair may take what is left of its damaged version."""
+        begun = time.monotonic()
+        try:
+            async with self._residency.turn(uri) as use:
+                row = self._store.find_session(uri)
+                if row is None:
+                    return True  # deleted meanwhile
+                live = await self._residency.live(uri)
+                if live is not None and live.holds_all_of(row.bundle_id):
+                    return await to_the_end(self._keep_awake(live))
+                found = await self._hibernation.on_io(lambda: self._look(row))
+                if found is None:
+                    return True
+                async with self._residency.room_to_wake(use, row) as model:
+                    if self._residency.require_row(uri).version != row.version:
+                        return False  # it gave its memory to others meanwhile, and slept: another time
+                    receipt, told = await to_the_end(self._heal(row, found, model))
+                self._lead_on(uri, row, receipt, told.start)
+        except TorporError as error:
+            self._tell_failure(uri, error)
+            # where there is only no room for it now, a repair, which asks for none, would give it up
+            return isinstance(error, StoreError | NotRecomputable) and not isinstance(error, NoSpace | BudgetExceeded)
+        self.healed += 1
+        self._bus.publish(
+            SessionHealed(
+                uri,
+                version=receipt.version,
+                tokens=receipt.token_count,
+                recomputed_tokens=told.tokens,
+                same_logits=told.same_logits,
+                bytes_written=receipt.bytes_written,
+                seconds=time.monotonic() - begun,
+            )
+        )
+        return True
+
+    async def _keep_awake(self, live: Session) -> bool:
+        """Have a session that is awake in a version without damaged blocks; whether it is."""
+        newest = live.durable
+        assert newest is not None
+        sound = await asyncio.to_thread(self._sound_beginning, live.uri, newest.version)
+        if len(sound) == len(newest.entries):
+            return True
+        live.durable = replace(newest, entries=sound)
+        try:
+            await self._residency.keep(live, _ignore, "heal")
+        except TorporError as error:
+            live.durable = newest
+            self._tell_failure(live.uri, error)
+            return False
+        return True
+
+    def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
+        """A session that was woken at an earlier token of a version goes on from that which takes its place: it would
+        else sleep in front of it, as soon as the damaged one is gone."""
+        live = self._residency.awake.get(uri)
+        if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
+            live.durable = Durable.of(receipt)
+            live.unchanged_tokens = min(live.unchanged_tokens, recomputed_from)
+
+    def _tell_failure(self, uri: SessionUri, error: TorporError) -> None:
+        self.failed += 1
+        _LOG.warning("%s cannot be healed: %s: %s", uri, error.code, error.message)
+        self._bus.publish(HealFailed(uri, code_of(error)))
+
+    def _damaged(self, uri: SessionUri) -> list[SessionUri]:
+        """The session, and all others whose newest versions are damaged. Reads the whole store."""
+        known: dict[BlockEntry, bool] = {}
+        rows = list(self._store.iter_sessions())
+        return [uri, *(row.uri for row in rows if row.uri != uri and not self._is_whole(row, known))]
+
+    def _is_whole(self, row: IndexRow, known: dict[BlockEntry, bool]) -> bool:
+        try:
+            with self._store.open_session(row.uri, row.version) as reader:
+                for entry in reader.entries:
+                    if entry not in known:
+                        known[entry] = _is_sound(reader, entry)
+                return all(known[entry] for entry in reader.entries)
+        except SessionNotFound:
+            return True  # deleted meanwhile
+        except StoreError:
+            return False
+
+    def _sound_beginning(self, uri: SessionUri, version: int) -> tuple[BlockEntry, ...]:
+        """The blocks of a version that a sleep may refer to: sound ones before the first tokens that are damaged."""
+        try:
+            with self._store.open_session(uri, version) as reader:
+                reader.tokens()
+                sound = []
+                for entry in reader.entries:
+                    if _is_sound(reader, entry):
+                        sound.append(entry)
+                    elif entry.kind == "span":
+                        break
+                return tuple(sound)
+        except StoreError:
+            return ()
+
+    def _look(self, row: IndexRow) -> _Found | None:
+        with self._store.open_session(row.uri, row.version) as reader:
+            return _look(reader)
+
+    async def _heal(self, row: IndexRow, found: _Found, model: LoadedModel) -> tuple[Receipt, Recomputed]:
+        """A new version of a session that sleeps, with what was damaged computed again."""
+        reader = await self._hibernation.on_io(lambda: self._store.open_session(row.uri, row.version))
+        try:
+            require_same(reader.manifest.identity, model.identity, model=model.name)
+            end = await self._engine.call(lambda: read_checkpoint(reader, found.end, model.layout))
+            start = found.start(end.passes, by_token=model.layout.by_token)
+            state = await self._state_at(start, row, reader, model)
+            sizes = list(end.passes.between(start, len(found.tokens)))
+            await self._engine.run(replay(model, state, found.tokens[start:], sizes))
+            same = await self._engine.call(lambda: _same_bits(state.last_logits, end.logits))
+            state.random_key = end.random_key
+            session = Session.woken(row.uri, model, state, durable_of(reader, 0), reader.manifest.session)
+            session.salvaged = salvaged_of(reader.manifest)
+        finally:
+            reader.close()
+        session.recomputed = Recomputed(row.version, start, len(found.tokens) - start, same)
+        session.unchanged_tokens, session.dirty = start, True
+        return await self._hibernation.sleep(session, _ignore, cause="heal"), session.recomputed
+
+    async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:
+        """What the session's state was after so many tokens."""
+        if start:
+            order = WakeOrder(row.version, start, hashing=True, cause="heal")
+            return (await self._hibernation.wake(row.uri, order, model, _ignore)).session.state
+        settings = sampling_of(reader.manifest.session)
+        return await self._hibernation.begin(model, lambda: initial_key(settings))
+
+
+def whole_calls(passes: Passes, token_count: int) -> int:
+    """How many of the first tokens were read by calls that read no others: where reading can go on as it was done."""
+    position = 0
+    for size in passes:
+        if position + tokens_of(size) > token_count:
+            break
+        position += tokens_of(size)
+    return position
+
+
+def _look(reader: BundleReader) -> _Found | None:
+    """What is damaged of a version; None if nothing is.
+
+    Raises:
+        StoreError: its ledger is. NotRecomputable: the record at its end is, or it is lossy.
+    """
+    tokens = token_array(reader.tokens())
+    broken = [entry for entry in reader.entries if not _is_sound(reader, entry)]
+    if not broken:
+        return None
+    if reader.manifest.session.get(LOSSY) is not None:
+        raise NotRecomputable(
+            f"{reader.manifest.uri} was kept in fewer bits, and what rests on those cannot be computed again.",
+            session=str(reader.manifest.uri),
+        )
+    ends = [entry for entry in reader.entries if entry.kind == "state" and entry.start == len(tokens)]
+    if not ends or ends[-1] in broken:
+        raise NotRecomputable(
+            f"{reader.manifest.uri} has no sound record of its last position.", session=str(reader.manifest.uri)
+        )
+    first = min((entry.start for entry in broken if entry.kind == "span"), default=len(tokens) - 1)
+    records = (entry.start for entry in reader.entries if entry.kind == "state" and entry not in broken)
+    return _Found(tokens, first, tuple(each for each in records if each <= first), ends[-1])
+
+
+def _is_sound(reader: BundleReader, entry: BlockEntry) -> bool:
+    try:
+        with reader.holding(entry) as file:
+            file.check_payloads(entry.id)
+    except StoreError:
+        return False
+    return True
+
+
+def _same_bits(found: mx.array | None, expected: mx.array) -> bool:
+    assert found is not None
+    return bool(mx.array_equal(found.view(mx.uint32), expected.view(mx.uint32)).item())
+
+
+def _ignore(_event: object) -> None:
+    """For work that nobody watches."""

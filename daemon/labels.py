@@ -1,0 +1,129 @@
+"""What is done with all sessions of a label at once: figures, waking ahead of need, and clearing away.
+
+Each session is held in its own turn, so nobody sees one half cleared. What a clear takes, it takes everywhere: memory,
+disk, what new sessions find to begin with, and counters (GM8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from ..errors import TorporError
+from ..memvid.errors import SessionNotFound
+from ..memvid.uri import SessionUri
+from .hits import Hits
+from .maintenance import MAX_PROBLEMS_TOLD
+from .residency import Residency
+from .results import ClearResult, DeleteResult, Emit, LabelFigures, SessionInfo, StatsResult, Warmed, WarmResult
+from .waiting import to_the_end
+
+ListSessions = Callable[[str | None], Awaitable[list[SessionInfo]]]
+
+
+class Labels:
+    """Does it. list_sessions: those of a namespace, or all; delete: one whose turn is held, with all that is known."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        hits: Hits,
+        list_sessions: ListSessions,
+        delete: Callable[[SessionUri], Awaitable[DeleteResult]],
+    ) -> None:
+        self._residency = residency
+        self._hits = hits
+        self._list = list_sessions
+        self._delete = delete
+
+    async def stats(self, label: str | None, namespace: str | None) -> StatsResult:
+        """Figures of all sessions, and of those of each label."""
+        infos = await self._list(namespace)
+        if label is not None:
+            infos = [info for info in infos if label in info.labels]
+        names = sorted({each for info in infos for each in info.labels}) if label is None else [label]
+        return StatsResult(
+            total=self._figures(None, infos),
+            labels=tuple(self._figures(name, [info for info in infos if name in info.labels]) for name in names),
+        )
+
+    async def warm(
+        self, uris: Sequence[SessionUri], label: str | None, namespace: str | None, emit: Emit
+    ) -> WarmResult:
+        """Wake sessions as far as there is memory that nobody uses: those that are named, and those of a label, the
+        last used first."""
+        if label is not None:
+            found = [info for info in await self._list(namespace) if label in info.labels]
+            latest = sorted(found, key=lambda info: (info.state != "awake", -(info.slept_ns or 0)))
+            uris = [*uris, *(SessionUri.parse(info.session) for info in latest)]
+        warmed = [await self._warm_one(uri, emit) for uri in dict.fromkeys(uris)]
+        infos = {info.session: info for info in await self._list(None)}
+        return WarmResult(
+            tuple(
+                Warmed(info=infos[str(uri)], hit=hit, left=left, hits=self._hits.of(uri))
+                for uri, hit, left in warmed
+                if str(uri) in infos  # else it was deleted meanwhile
+            )
+        )
+
+    async def _warm_one(self, uri: SessionUri, emit: Emit) -> tuple[SessionUri, bool, str | None]:
+        try:
+            async with self._residency.turn(uri) as use:
+                if await self._residency.live(uri) is not None:
+                    self._hits.add(uri)
+                    return uri, True, None
+                return uri, False, await self._residency.warm(use, emit)
+        except TorporError as error:
+            return uri, False, error.code
+
+    async def clear(self, label: str, namespace: str | None, *, dry_run: bool) -> ClearResult:
+        """Delete every session of a label; also those that come to have it while this goes on."""
+        taken: dict[str, SessionInfo] = {}
+        reports: list[DeleteResult] = []
+        failed: dict[str, str] = {}
+        while left := [info for info in await self._of(label, namespace) if info.session not in taken]:
+            for info in left:
+                taken[info.session] = info
+                if not dry_run:
+                    await self._clear_one(SessionUri.parse(info.session), label, reports, failed)
+        cleared = taken.values() if dry_run else [taken[report.session] for report in reports]
+        problems = [problem for report in reports for problem in report.problems]
+        return ClearResult(
+            label=label,
+            dry_run=dry_run,
+            sessions=tuple(info.session for info in cleared),
+            tokens=sum(info.token_count for info in cleared),
+            resident_bytes=sum(info.resident_bytes for info in cleared),
+            stored_bytes=sum(info.stored_bytes for info in cleared),
+            bytes_freed=sum(report.bytes_freed for report in reports),
+            failed=failed,
+            problems=tuple(problems[:MAX_PROBLEMS_TOLD]),
+            problems_left_out=max(0, len(problems) - MAX_PROBLEMS_TOLD)
+            + sum(report.problems_left_out for report in reports),
+        )
+
+    async def _clear_one(
+        self, uri: SessionUri, label: str, reports: list[DeleteResult], failed: dict[str, str]
+    ) -> None:
+        try:
+            async with self._residency.turn(uri):
+                if any(info.session == str(uri) for info in await self._of(label, uri.namespace)):
+                    reports.append(await to_the_end(self._delete(uri)))
+        except SessionNotFound:
+            return  # deleted meanwhile
+        except TorporError as error:
+            failed[str(uri)] = f"{error.code}: {error.message}"
+
+    async def _of(self, label: str, namespace: str | None) -> list[SessionInfo]:
+        return [info for info in await self._list(namespace) if label in info.labels]
+
+    def _figures(self, label: str | None, infos: Iterable[SessionInfo]) -> LabelFigures:
+        infos = list(infos)
+        return LabelFigures(
+            label=label,
+            sessions=len(infos),
+            awake=sum(info.state == "awake" for info in infos),
+            tokens=sum(info.token_count for info in infos),
+            resident_bytes=sum(info.resident_bytes for info in infos),
+            stored_bytes=sum(info.stored_bytes for info in infos),
+            hits=sum(self._hits.of(SessionUri.parse(info.session)) for info in infos),
+        )

@@ -1,0 +1,243 @@
+"""Models come into memory: on threads of their own, once there is room for them, for whoever needs them first.
+
+What a model will take is reserved before it is loaded, by what its files say at that moment (`models.estimate_bytes`),
+and settled with what it takes. One load of a model is under way at a time; others that need it wait for the same. A
+load that fails is the error of all of them, and the next that needs the model tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+import mlx.core as mx
+
+from ..errors import TorporError
+from ..snapshot.digests import DigestCache
+from .bus import Bus
+from .claims import Claim
+from .errors import ModelChanged, ModelUnavailable
+from .events import ModelUnloaded
+from .memory import Memory, require_models_fit
+from .models import LoadedModel, estimate_bytes, load_model, look_at
+from .shelf import ModelChoice, Place, Shelf
+from .telling import tell_load
+from .waiting import to_the_end
+
+Result = TypeVar("Result")
+Reserve = Callable[[Claim, int], Awaitable[None]]
+
+
+class Loader:
+    """Reads models from their files. The event loop's; the work is done on a thread for each.
+
+    Not the engine's: a load takes seconds, and tokens of other models are drawn meanwhile. All that it makes is
+    evaluated when it comes to another thread, as MLX demands.
+    """
+
+    def __init__(self, digests: DigestCache) -> None:
+        self.digests = digests
+
+    async def estimate(self, name: str, choice: ModelChoice) -> int:
+        """Bytes of memory that a model's weights will take.
+
+        Raises:
+            What `models.estimate_bytes` raises.
+        """
+        return await _on_a_thread(name, partial(estimate_bytes, name, choice.source, choice.adapter))
+
+    async def load(self, name: str, choice: ModelChoice) -> LoadedModel:
+        """The model, ready to compute.
+
+        Raises:
+            What `models.load_model` raises; ModelUnavailable for whatever else went wrong.
+        """
+        return await _on_a_thread(
+            name, partial(load_model, name, choice.source, self.digests, choice.adapter, choice.kv)
+        )
+
+
+class Loading:
+    """Gives requests the models that they need. reserve: memory for a claim, or an error."""
+
+    def __init__(self, shelf: Shelf, memory: Memory, loader: Loader, reserve: Reserve, bus: Bus) -> None:
+        self._bus = bus
+        self._shelf = shelf
+        self._memory = memory
+        self._loader = loader
+        self._reserve = reserve
+
+    @asynccontextmanager
+    async def using(self, name: str, claim: Claim) -> AsyncIterator[LoadedModel]:
+        """Hold a model that is in memory. The claim does not wait for memory meanwhile.
+
+        Raises:
+            UnknownModel. ModelChanged: its files are others than those that it was loaded from. What `Loader.load`
+            raises. MemoryBudgetExceeded, MemoryBusy: there is no room for it.
+        """
+        async with self.holding(name, claim) as place:
+            assert place.model is not None
+            yield place.model
+
+    @asynccontextmanager
+    async def holding(self, name: str, claim: Claim) -> AsyncIterator[Place]:
+        """Hold the place of a model that is in memory: it stays there unless the claim has to wait for memory itself.
+        Who does refers to the model by its place alone, so that it can go.
+
+        Raises:
+            As `using`.
+        """
+        place = self._shelf.place(name)
+        if place.changed:
+            raise _has_changed(place)
+        place.holders.append(claim)
+        try:
+            await self._make_ready(place, claim)
+            yield place
+        finally:
+            place.holders.remove(claim)
+            place.last_used = time.monotonic()
+            self._memory.look_again()
+
+    async def _make_ready(self, place: Place, claim: Claim) -> None:
+        while place.model is None:
+            under_way = place.loading
+            if under_way is None:
+                await self._load(place, claim)
+                continue
+            with self._memory.waiting_for_another(claim):
+                await asyncio.wait([under_way])
+            # One that was given up is begun anew by the first of those that waited for it.
+            error = None if under_way.cancelled() else under_way.result()
+            if error is not None:
+                # Each its own: a traceback holds the frames that it went through.
+                raise type(error)(error.message, **error.details)
+
+    async def _load(self, place: Place, claim: Claim) -> None:
+        under_way = place.loading = asyncio.get_running_loop().create_future()
+        try:
+            await self._load_within_budget(place, claim)
+        except TorporError as error:
+            place.problem = f"{error.code}: {error.message}"
+            under_way.set_result(type(error)(error.message, **error.details))
+            raise
+        except BaseException:
+            under_way.cancel()
+            raise
+        else:
+            under_way.set_result(None)
+        finally:
+            place.loading = None
+
+    async def _load_within_budget(self, place: Place, claim: Claim) -> None:
+        reserved, before = 0, claim.reserved
+        claim.what = f"Model {place.name!r}"
+        try:
+            wanted = await self._expected_bytes(place)
+            while True:
+                await self._reserve(claim, wanted - reserved)
+                reserved = wanted
+                missing = await to_the_end(self._load_reserved(place, claim, reserved))
+                if not missing:
+                    return
+                wanted += missing
+        finally:
+            claim.what = None
+            self._memory.release(claim, claim.reserved - before)
+
+    async def _expected_bytes(self, place: Place) -> int:
+        """What a model took when it was last loaded, of files that nobody has touched since; else what they say now."""
+        last = place.facts
+        if last is not None and await asyncio.to_thread(last.files.are_untouched):
+            return last.weights_bytes
+        return await self._loader.estimate(place.name, place.choice)
+
+    async def _load_reserved(self, place: Place, claim: Claim, reserved: int) -> int:
+        """Load a model and put it in its place; 0. If it takes more than is reserved, for its files said less, and the
+        rest is not free, it is given back, and the rest is the answer: what waits for memory must not lie in it
+        uncounted."""
+        with self._shelf.coming(place) as choice:
+            with tell_load(self._bus, place.name, reserved) as tell_end:
+                model = await self._loader.load(place.name, choice)
+                tell_end(model.weights_bytes)
+            taken = model.weights_bytes
+            missing = max(0, taken - reserved)
+            if missing and not self._memory.take_free(claim, missing):
+                del model
+                gc.collect()
+                self._bus.publish(ModelUnloaded(None, place.name, taken, "pressure"))
+                return missing
+            self._shelf.put(place, model)
+            self._memory.release(claim, reserved + missing)  # at once: it is counted as loaded from now on
+            return 0
+
+
+def _has_changed(place: Place) -> ModelChanged:
+    return ModelChanged(
+        f"The files of model {place.name!r} have changed since they were loaded: {', '.join(place.changed)}. Sessions "
+        "that are awake go on; nothing else is begun on it. Put the files back as they were, or take the new ones with "
+        f"`torpor models unload {place.name}`: then what slept with the old ones is refused.",
+        model=place.name,
+        changed=list(place.changed),
+    )
+
+
+async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) -> None:
+    """Load what is to be there from the start, and look at the others.
+
+    memory_budget: bytes that they must fit into; None where that is not known yet.
+
+    Raises:
+        What `Loader.load` raises. MemoryBudgetExceeded: they take more.
+    """
+    for place in shelf.places.values():
+        choice = place.choice
+        if not choice.at_start:
+            await asyncio.to_thread(look_at, place.name, choice.source, choice.adapter)
+            continue
+        if memory_budget is not None:
+            expected = await loader.estimate(place.name, choice)
+            require_models_fit(shelf.weights_bytes() + expected, memory_budget)
+        with shelf.coming(place):
+            shelf.put(place, await loader.load(place.name, choice))
+
+
+async def _on_a_thread(name: str, work: Callable[[], Result]) -> Result:
+    """The result of work on a thread of its own, which ends with it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            loop.call_soon_threadsafe(settle, work(), None)
+        except BaseException as error:  # noqa: BLE001 - whatever a model's code raises is its request's, not the thread's
+            loop.call_soon_threadsafe(settle, None, _told(name, error))
+        # Without this as the thread's last act, the interpreter aborts at exit in some runs.
+        mx.clear_streams()
+
+    threading.Thread(target=run, name=f"torpor-load-{name}", daemon=True).start()
+    return await done
+
+
+def _told(name: str, error: BaseException) -> TorporError:
+    """As the requests are told it, without the frames that it went through: they hold what had been loaded."""
+    if isinstance(error, TorporError):
+        return error.with_traceback(None)
+    return ModelUnavailable(
+        f"Model {name!r} could not be loaded: {type(error).__name__}: {error}. Try again, or see to its files.",
+        model=name,
+    )

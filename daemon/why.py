@@ -1,0 +1,126 @@
+"""Why tokens had to be read again: where what was asked for leaves what was there, in words, with the class of cause.
+
+Rules on values; nothing here reads, remembers or tokenises. A cause is found by comparing the two texts around the
+place where they part, up to the control tokens that enclose it: the message in which it happened. The rules are tried
+from the surest to the vaguest, and one of them holds only if the whole difference in that message is of its kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Cause = Literal[
+    "goes_on", "tokenisation", "thinking", "clock", "reordered", "template", "system_text", "message", "other_text"
+]
+
+BEFORE_TOKENS: Final = 8
+BEHIND_TOKENS: Final = 16
+"""Tokens of each side that are shown around the place."""
+
+MESSAGE_TOKENS: Final = 2048
+"""Tokens to either side within which the message is looked for."""
+
+REMEDIES: Final[dict[Cause, str]] = {
+    "goes_on": "The transcript ends where the session goes on. For another answer, rewind or fork the session there.",
+    "tokenisation": "The text is the same, its tokens are not. Send the chat as messages, or the new message alone, so "
+    "that what was written is kept as it was.",
+    "thinking": "Only what was thought differs. Give answers back whole, or without any of their thinking.",
+    "clock": "Only a date or a time differs. Say it in the newest message, not at the beginning.",
+    "reordered": "The same words stand in another order, as keys or tools do that come from a set. Sort them.",
+    "template": "The words are the same, the control tokens around them are not. Use one template, with the same "
+    "arguments, for all turns.",
+    "system_text": "The system text has changed. Keep it, and say what is new in a message; or begin a new session.",
+    "message": "An earlier message has changed. If that is meant, rewind or fork the session there.",
+    "other_text": "Other text was read there. Fork the session at that token, or begin a new one.",
+}
+
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_DATES: Final = re.compile(
+    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?:T(?=\d))?"
+    r"|\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?:\s?[ap]m\b|Z\b|[+-]\d\d:?\d\d)?"
+    rf"|(?:\b\d{{1,2}}(?:st|nd|rd|th)?\s+)?\b{_MONTH}(?:\s+\d{{1,2}}(?:st|nd|rd|th)?\b)?(?:,?\s+\d{{4}}\b)?"
+    r"|\b(?:mon|tues?|wednes|thurs?|fri|satur|sun)(?:day)?\b"
+    r"|\b\d{10,19}\b",
+    re.IGNORECASE,
+)
+_THOUGHT: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_WORDS: Final = re.compile(r"[^\W_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What stood there, what was asked for, and why they differ, as far as it can be told. remedy: what to do."""
+
+    expected_text: str
+    found_text: str
+    cause: Cause
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is asked of a tokenizer here. decode: with control tokens written out; controls: their ids."""
+
+    decode: Callable[[Sequence[int]], str]
+    controls: frozenset[int]
+
+
+def explain(expected: Sequence[int], found: Sequence[int], at: int, words: Words) -> Explanation:
+    """Why two ledgers part at token `at`. expected: what was there; found: what was asked for."""
+    shown = [words.decode(side[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS]) for side in (expected, found)]
+    cause = _cause_of(expected, found, at, words)
+    return Explanation(shown[0], shown[1], cause, REMEDIES[cause])
+
+
+def _cause_of(expected: Sequence[int], found: Sequence[int], at: int, words: Words) -> Cause:
+    if at >= len(found):
+        return "goes_on"
+    start = _start_of_message(found, at, words.controls)
+    sides = [words.decode(side[start : _end_of_message(side, at, words.controls)]) for side in (expected, found)]
+    old, new = sides
+    if old == new and found[at] not in words.controls and expected[at] not in words.controls:
+        return "tokenisation"
+    if old != new and (cause := _cause_of_texts(old, new)) is not None:
+        return cause
+    if _differ_in_controls(expected, found, at, words):
+        return "template"
+    if start == 0 or found[start - 1] not in words.controls:
+        return "other_text"
+    return "system_text" if new.lstrip().startswith("system") else "message"
+
+
+def _cause_of_texts(old: str, new: str) -> Cause | None:
+    """What alone tells two texts of a message apart, if it is of one kind."""
+    if _THOUGHT.sub(" ", old).split() == _THOUGHT.sub(" ", new).split():
+        return "thinking"
+    if _DATES.sub("0", old).strip() == _DATES.sub("0", new).strip():
+        return "clock"
+    return "reordered" if Counter(_WORDS.findall(old)) == Counter(_WORDS.findall(new)) else None
+
+
+def _differ_in_controls(expected: Sequence[int], found: Sequence[int], at: int, words: Words) -> bool:
+    """Whether the words behind the place are the same once the control tokens are taken out."""
+    if expected[at] not in words.controls and found[at] not in words.controls:
+        return False
+    plain = [
+        words.decode([token for token in side[at : at + MESSAGE_TOKENS] if token not in words.controls]).split()
+        for side in (expected, found)
+    ]
+    shorter = min(len(plain[0]), len(plain[1]))
+    return shorter > 0 and plain[0][:shorter] == plain[1][:shorter]
+
+
+def _start_of_message(tokens: Sequence[int], at: int, controls: frozenset[int]) -> int:
+    """Behind the last control token before the place, or as far as is looked."""
+    lowest = max(0, at - MESSAGE_TOKENS)
+    return next((place + 1 for place in range(at - 1, lowest - 1, -1) if tokens[place] in controls), lowest)
+
+
+def _end_of_message(tokens: Sequence[int], at: int, controls: frozenset[int]) -> int:
+    """The first control token from the place on, or as far as is looked."""
+    end = min(len(tokens), at + MESSAGE_TOKENS)
+    return next((place for place in range(at, end) if tokens[place] in controls), end)

@@ -1,0 +1,78 @@
+"""How far the scrub of a store has come, in a small file, so that the next daemon goes on where the last one stopped.
+
+Sessions are read in the order of a digest of their names, round and round: whose turn is next is the one whose last
+reading is longest ago. The file has only the first bytes of that digest, so that it tells nobody the name of a session
+that is gone. It is a convenience: one that is lost, or damaged, costs a round that begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from . import durable
+from .errors import StoreError
+from .folder import StoreFolder
+from .paths import open_file
+from .sealed_json import SealedFormat
+from .uri import SessionUri
+
+SCRUB_FILE: Final = "scrub.json"
+_PLACE_BYTES: Final = 2
+_MAX_BYTES: Final = 4096
+_FORMAT: Final = SealedFormat("torpor.scrub", 1, _MAX_BYTES, 64)
+_FIELDS: Final = {"after": str, "begun_ns": int, "checked_ns": int}
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubMark:
+    """A round that is under way, or has ended.
+
+    after: place of the session that was read last, empty at the beginning. begun_ns, checked_ns: when the round began,
+    and when a session was last read, by the Unix clock; 0 for never.
+    """
+
+    after: bytes = b""
+    begun_ns: int = 0
+    checked_ns: int = 0
+
+
+def place_of(uri: SessionUri) -> bytes:
+    """Where a session stands in a round."""
+    return blake3(str(uri).encode()).digest()
+
+
+def left_of(sessions: Iterable[SessionUri], after: bytes) -> list[SessionUri]:
+    """The sessions that a round still has to read, in order."""
+    return sorted((uri for uri in sessions if place_of(uri) > after), key=place_of)
+
+
+def load_mark(folder: StoreFolder) -> ScrubMark:
+    """The mark that was saved last; that of a store that was never read where there is none that can be used."""
+    path = f"{folder.path}/{SCRUB_FILE}"
+    try:
+        fd = open_file(folder.root_fd, SCRUB_FILE, os.O_RDONLY, path)
+        try:
+            fields = _FORMAT.decode(os.read(fd, _MAX_BYTES + 1), path)
+        finally:
+            os.close(fd)
+        if {name: type(value) for name, value in fields.items()} != _FIELDS:
+            return ScrubMark()
+        return ScrubMark(bytes.fromhex(fields["after"]), fields["begun_ns"], fields["checked_ns"])
+    except (OSError, StoreError, ValueError, TypeError, RecursionError):
+        return ScrubMark()
+
+
+def save_mark(folder: StoreFolder, mark: ScrubMark) -> None:
+    """Save it durably in the place of the last one. Raises NoSpace, StoreIoError, DurabilityLost."""
+    fields = {
+        "after": mark.after[:_PLACE_BYTES].hex(),
+        "begun_ns": mark.begun_ns,
+        "checked_ns": mark.checked_ns,
+    }
+    data = _FORMAT.encode(fields)
+    durable.write_file(folder.root_fd, SCRUB_FILE, data, folder.path, temp_fd=folder.bundles_fd, replacing=True)

@@ -1,0 +1,178 @@
+"""The caches of several states as one, in mlx-lm's batch caches: what decodes in one model call.
+
+A state's caches go in and come out again with the same keys, values and arrays, bit for bit; which memory holds them,
+and how much room there is behind them, may differ. A batch has the caches' form: one a layer, lists of caches included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .caches import arrays_of
+from .kinds import kind_of, leaves
+
+Batch = list[Any]
+
+
+def can_batch(caches: Sequence[Any]) -> bool:
+    """Whether the caches can be rows of a batch: each has been filled, and is of a kind that mlx-lm batches."""
+    return all(kind_of(cache).batches(cache) for _, cache in leaves(caches))
+
+
+def merge(rows: list[list[Any]]) -> Batch:
+    """One batch of the caches of several states, `rows[state][layer]`, which are let go of layer by layer: no more than
+    one layer is there twice.
+
+    Raises:
+        What MLX raises where there is no memory; the rows have their caches then, but for those (None) that could not
+        be given back.
+    """
+    batch: Batch = []
+    try:
+        for layer in range(len(rows[0])):
+            merged = type(rows[0][layer]).merge([caches[layer] for caches in rows])
+            mx.eval(_arrays(merged))
+            for caches in rows:
+                caches[layer] = None
+            batch.append(merged)
+    except BaseException:
+        for caches, mine in zip(rows, take_apart(batch, range(len(rows))), strict=True):
+            caches[: len(mine)] = mine
+        raise
+    return batch
+
+
+def extend(batch: Batch, more: Batch) -> None:
+    """Put the rows of another batch behind those of a batch, layer by layer; of the other one None is left of each
+    layer that was put there, also where MLX raises on the way."""
+    for layer, cache in enumerate(batch):
+        cache.extend(more[layer])
+        mx.eval(_arrays(cache))
+        more[layer] = None
+
+
+def take_apart(
+    batch: Batch, rows: Sequence[int], more: Batch | None = None, more_rows: Sequence[int] = ()
+) -> list[list[Any]]:
+    """The caches of these rows, each in memory of its own; the batch is let go of layer by layer, so that no more than
+    one layer is there twice.
+
+    more, more_rows: another batch, some of whose layers `extend` has put behind this one's, which is taken apart too.
+    """
+    found: list[list[Any]] = [[] for _ in (*rows, *more_rows)]
+    for layer in range(len(batch)):
+        parts = [_extracted(batch[layer], row) for row in rows]
+        if more is not None:
+            source = batch[layer] if more[layer] is None else more[layer]
+            behind = _row_count(batch[layer]) - len(more_rows) if more[layer] is None else 0
+            parts += [_extracted(source, behind + row) for row in more_rows]
+            del source
+        mx.eval(arrays_of(parts))
+        for mine, part in zip(found, parts, strict=True):
+            mine.append(part)
+        batch[layer] = None
+        if more is not None:
+            more[layer] = None
+    return found
+
+
+def has_places(like: Sequence[Any]) -> bool:
+    """Whether a row of a batch of such caches can be given to another state where it lies."""
+    return all(kind_of(cache).has_places for _, cache in leaves(like))
+
+
+def fits_place(batch: Batch, caches: Sequence[Any]) -> bool:
+    """Whether `place` can give a row of the batch, which `has_places`, to a state's caches."""
+    return all(
+        kind_of(cache).fits_place(part, cache)
+        for (_, part), (_, cache) in zip(leaves(batch), leaves(caches), strict=True)
+    )
+
+
+def place(batch: Batch, row: int, caches: list[Any]) -> None:
+    """Write a state's caches over a row that nobody has any more, where the batch lies: the others are not copied. They
+    are let go of layer by layer.
+
+    Raises:
+        As `merge`; the row is nobody's still.
+    """
+    try:
+        for layer, part in enumerate(batch):
+            for (_, into), (_, cache) in zip(leaves([part]), leaves([caches[layer]]), strict=True):
+                kind_of(cache).place(into, row, cache)
+            mx.eval(_arrays(part))
+            caches[layer] = None
+    except BaseException:
+        for layer, part in enumerate(batch):
+            if caches[layer] is None:
+                caches[layer] = _extracted(part, row)
+                mx.eval(arrays_of([caches[layer]]))
+        raise
+
+
+def extract(batch: Batch, row: int) -> list[Any]:
+    """The caches of one row, in memory of their own, evaluated; the batch still has it."""
+    caches = [_extracted(cache, row) for cache in batch]
+    mx.eval(arrays_of(caches))
+    return caches
+
+
+def retain(batch: Batch, rows: Sequence[int]) -> None:
+    """Drop all rows but these, layer by layer."""
+    for cache in batch:
+        cache.filter(mx.array(list(rows)))
+        mx.eval(_arrays(cache))
+
+
+def keep(batch: Batch, like: Sequence[Any]) -> Callable[[], None]:
+    """Remember what the batch holds now; what is returned puts it back to it, if no more than one token was read since.
+
+    like: empty caches of the same model, which tell the kinds.
+    """
+    undos, needed = [], []
+    for (_, part), (_, cache) in zip(leaves(batch), leaves(like), strict=True):
+        undo, arrays = kind_of(cache).keep_batch(part)
+        undos.append(undo)
+        needed += arrays
+    mx.eval(needed)
+
+    def put_back() -> None:
+        for undo in undos:
+            undo()
+
+    return put_back
+
+
+def arrays(batch: Batch) -> list[mx.array]:
+    """Every array of a batch: what must be evaluated after a model call."""
+    return [array for cache in batch for array in _arrays(cache)]
+
+
+def _arrays(cache: Any) -> list[mx.array]:
+    found: list[mx.array] = []
+    for _, part in leaves([cache]):
+        held = part.cache if hasattr(part, "cache") else (part.keys, part.values, part.offset, part.left_padding)
+        found += [array for array in held if array is not None]
+    return found
+
+
+def _extracted(cache: Any, row: int) -> Any:
+    """A row in memory of its own. A slice that is all of a row would go on holding all rows."""
+    own = cache.extract(row)
+    for (_, part), (_, mine) in zip(leaves([cache]), leaves([own]), strict=True):
+        if hasattr(mine, "cache"):
+            mine.cache = [_copied(array) for array in mine.cache]
+        elif part.keys.shape[2:] == mine.keys.shape[2:]:
+            mine.keys, mine.values = _copied(mine.keys), _copied(mine.values)
+    return own
+
+
+def _copied(array: mx.array) -> mx.array:
+    return mx.where(mx.array(True), array, array)
+
+
+def _row_count(cache: Any) -> int:
+    return int(next(iter(_arrays(cache))).shape[0])

@@ -1,0 +1,47 @@
+"""Far more sessions than memory holds, many clients, and a daemon that is killed: every reply is that of the session
+alone, nothing that slept is lost, and no more memory is held than there may be (QX1, QX10, QX16, MS9).
+
+The heavy tests are the whole: 1,000 sessions in the memory of 40, 10,000 turns by 8 clients, a SIGKILL each minute; and
+the same on two models that do not fit together. They take about an hour each on two cores.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the harness is a script, too
+
+from harness import Plan, Report, run
+
+SHARE = Plan(sessions=14, tokens=300, turns=70, clients=4, held=4, kill_s=2.5)
+TWO_MODELS = {"models": ("one", "other"), "both_fit": False}
+
+
+def assert_held(plan: Plan, report: Report) -> None:
+    assert report.wrong == []
+    assert report.turns >= plan.turns * 0.9
+    assert report.compared_turns > 0
+    assert report.slept_by_pressure > 0, "they did not all fit"
+    assert 0 < report.most_held_bytes <= report.budget_bytes
+    assert report.most_awake < plan.sessions
+    assert plan.kill_s is None or report.kills >= 1
+
+
+def test_many_sessions_in_little_memory_say_what_each_says_alone_whenever_the_daemon_dies() -> None:
+    assert_held(SHARE, run(SHARE))
+
+
+def test_sessions_of_two_models_that_do_not_fit_together_say_what_each_says_alone() -> None:
+    plan = replace(SHARE, **TWO_MODELS, turns=40, kill_s=None)
+    assert_held(plan, run(plan))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("models", [{}, TWO_MODELS], ids=["one-model", "two-models"])
+def test_a_thousand_sessions_take_ten_thousand_turns_in_the_memory_of_forty(models: dict[str, object]) -> None:
+    plan = replace(Plan(), **models)
+    assert_held(plan, run(plan))
