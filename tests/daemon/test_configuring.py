@@ -259,7 +259,7 @@ async def test_what_the_file_says_holds_whether_a_model_that_it_drops_can_be_unl
         assert (told.problem, told.waits_for_disuse, served(rig)) == (None, ("one",), ["two", "one"])
         one = (await rig.service.status()).models[1]
         assert "torpor://default/a cannot be put to sleep (OSError: no disk)" in (one.problem or "")
-        assert [rig.is_awake(name) for name in "ac"] == [True, False], "it keeps no other from it"
+        await until(lambda: [rig.is_awake(name) for name in "ac"] == [True, False])  # it keeps no other from it
         may_sleep.set()
         await until(lambda: served(rig) == ["two"])
         assert ((await config(rig)).waits_for_disuse, rig.is_awake("a")) == ((), False)
