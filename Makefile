@@ -23,8 +23,10 @@ help: ## say what the targets are
 demo: install ## an agent reads, sleeps, loses its process to SIGKILL, wakes, and goes on
 	@$(BIN)/torpor demo
 
+# Half of what the tests wait for is programs that start: two files at a time are ready sooner, on two cores too. The
+# sweeps in full take memory and cores of their own, and run alone.
 test: install check ## style, types and the tests, with a bounded share of each heavy sweep
-	@$(BIN)/python -m pytest -q -m "not heavy"
+	@$(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-all: install check ## the tests with every heavy sweep in full
 	@$(BIN)/python -m pytest -q

@@ -12,6 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long a case takes says more of what else the machine does than of the code: no test is failed for it.
+settings.register_profile("torpor", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("torpor")
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

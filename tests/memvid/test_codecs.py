@@ -51,7 +51,6 @@ def restore(stored: bytes, size_bytes: int = len(RAW)) -> bytes:
     return bytes(target)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=5000), st.integers(1, 19))
 def test_every_slot_survives_compression(data: bytes, level: int) -> None:
     half = len(data) // 2
@@ -142,7 +141,6 @@ def test_a_frame_that_is_cut_is_refused(cut: int) -> None:
     refused(frame()[:cut])
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused_in_a_typed_way(data: bytes) -> None:
     refused(data)
@@ -300,7 +298,7 @@ def splittable(data: bytes, element_bytes: int) -> bytes:
     return b"".join(bytes([byte]) + bytes(element_bytes - 1) for byte in data)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.sampled_from(FLOATING),
     st.binary(min_size=100, max_size=2000),
@@ -539,7 +537,7 @@ def test_larger_chunks_mean_the_same_for_a_slot_of_one_chunk() -> None:
     assert target == SLOT
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_payload_with_any_byte_changed_is_refused_or_means_the_same_size(data: st.DataObject) -> None:
     # The layers above compare digests first; here nothing may crash, hang, overrun, or end in another exception.
@@ -555,7 +553,7 @@ def test_a_payload_with_any_byte_changed_is_refused_or_means_the_same_size(data:
     assert target == SLOT or 24 <= at < 24 + 3 * ELEMENTS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=300))
 def test_any_bytes_as_planes_are_refused_in_a_typed_way(data: bytes) -> None:
     head = struct.pack("<II", WIDTH, WRITTEN_CHUNK)

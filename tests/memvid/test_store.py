@@ -105,7 +105,7 @@ def test_compressible_slots_take_less_room_and_the_rest_stays_raw(store: Store) 
         assert reader.read_slot(reader.entries[0], 1) == noisy
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 700),
     st.integers(0, 3),

@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.server import ApiServer
 
 from .fake_service import FakeService
-
-settings.register_profile("wire", deadline=None)  # the machine is shared; time is never asserted
-settings.load_profile("wire")
 
 
 @pytest.fixture
