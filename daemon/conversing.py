@@ -17,10 +17,12 @@ from typing import Final
 
 from ..memvid.sizes import format_plural
 from . import generation
+from .bus import Bus
 from .claims import Use
 from .encoding import Encoder, Place
 from .engine import Engine
 from .errors import InvalidTranscript, TranscriptDiverged
+from .events import SessionRewound
 from .hibernation import WakeOrder
 from .models import LoadedModel
 from .prefixes import tokens_in_common
@@ -63,10 +65,11 @@ def require_transcript(messages: Sequence[Message]) -> None:
 class Conversing:
     """Finds out what a chat has to read. Its callers hold the session alone."""
 
-    def __init__(self, encoder: Encoder, residency: Residency, engine: Engine) -> None:
+    def __init__(self, encoder: Encoder, residency: Residency, engine: Engine, bus: Bus) -> None:
         self._encoder = encoder
         self._residency = residency
         self._engine = engine
+        self._bus = bus
 
     async def message(self, live: Session, message: Message) -> NewTurn:
         """One new message, behind all that there is.
@@ -138,13 +141,17 @@ class Conversing:
         Raises:
             What a sleep and a wake raise; the session is then as it was, awake or asleep.
         """
+        had = len(live.state.tokens)
         if not turn.at:
             async with self._residency.models.using(live.model.name, use) as model:
-                await to_the_end(self._residency.put_away(live, emit, "rewind"))
-                return await self._begin_anew(live, model)
-        await to_the_end(self._residency.put_away(live, emit, "rewind"))
-        await self._residency.bring_back(use, WakeOrder(at_token=turn.at), emit)
-        return self._residency.awake[live.uri]
+                kept = await to_the_end(self._residency.put_away(live, emit, "rewind"))
+                back = await self._begin_anew(live, model)
+        else:
+            kept = await to_the_end(self._residency.put_away(live, emit, "rewind"))
+            await self._residency.bring_back(use, WakeOrder(at_token=turn.at), emit)
+            back = self._residency.awake[live.uri]
+        self._bus.publish(SessionRewound(live.uri, kept.version, had, turn.at))
+        return back
 
     async def _begin_anew(self, live: Session, model: LoadedModel) -> Session:
         """The session, looked at before its first token: its next version follows the one that was just put away."""

@@ -30,7 +30,9 @@ from ..snapshot.caches import arrays_of
 from ..snapshot.canary import TOLERANCE
 from ..snapshot.passes import BESIDE
 from ..snapshot.state import LiveState
+from .bus import code_of
 from .errors import GenerationFailed
+from .events import BatchFailed, Event
 from .models import LoadedModel
 
 _LOG = logging.getLogger(__name__)
@@ -120,11 +122,13 @@ class _Batch:
     """States that decode together, one a row; None in the place of one that has left, whose row computes on for nothing
     until another state takes it, or until that has cost as much as to copy all others.
 
-    like: empty caches of the model. width: tokens of the longest row. idle_rows: rows that were computed for nothing.
+    like: empty caches of the model. tell: publishes an event, from the engine thread. width: tokens of the longest row.
+    idle_rows: rows that were computed for nothing.
     """
 
     model: LoadedModel
     like: list[Any]
+    tell: Callable[[Event], None]
     rows: list[LiveState | None] = field(default_factory=list)
     caches: batches.Batch = field(default_factory=list)
     width: int = 0
@@ -210,11 +214,16 @@ class _Batch:
                 self.width += 1
                 self.idle_rows += len(tokens) - len(held)
                 return found
+            self._tell_failed(GenerationFailed.code)
         except BaseException as error:  # noqa: BLE001 - whichever state it comes of raises it again, alone
             _LOG.warning("A batch of %d sessions of model %r failed: %s", len(held), self.model.name, error)
+            self._tell_failed(code_of(error))
         if put_back is not None:
             put_back()
         return None
+
+    def _tell_failed(self, code: str) -> None:
+        self.tell(BatchFailed(None, self.model.name, len(self.states), code))
 
     def _placed(self, state: LiveState) -> bool:
         if None not in self.rows or not batches.fits_place(self.caches, state.caches):
@@ -297,11 +306,16 @@ def lost(state: LiveState) -> GenerationFailed:
     )
 
 
+def _to_nobody(event: Event) -> None:
+    """What happens in a decoder that nobody listens to."""
+
+
 class Decoder:
     """Carries out what the steps that write ask for, round by round. most_rows: of one batch; 1: each alone, always."""
 
-    def __init__(self, most_rows: int = MOST_ROWS) -> None:
+    def __init__(self, most_rows: int = MOST_ROWS, tell: Callable[[Event], None] = _to_nobody) -> None:
         self._most_rows = most_rows
+        self._tell = tell
         self._batches: list[_Batch] = []
         self._fit: dict[bytes, bool] = {}
         self._failures: Counter[bytes] = Counter()
@@ -370,7 +384,7 @@ class Decoder:
                     more.append(state)
                     break
             else:
-                fresh = _Batch(model, model.new_caches())
+                fresh = _Batch(model, model.new_caches(), self._tell)
                 joining[id(fresh)] = (fresh, [state])
         for batch, more in joining.values():
             if more and len(batch.states) + len(more) > 1:

@@ -112,6 +112,31 @@ class SessionForked(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionFolded(Event):
+    """A new, smaller session goes on in the place of an exhausted one, which sleeps. source: that one; tail_tokens: how
+    many of its last ones the new session has; prefilled_tokens: what had to be read."""
+
+    name: ClassVar[str] = "session_folded"
+    source: SessionUri
+    source_tokens: int
+    tokens: int
+    tail_tokens: int
+    prefilled_tokens: int
+    bytes_written: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRewound(Event):
+    """A session went back to where a transcript leaves it. version: which it was before, with all its tokens."""
+
+    name: ClassVar[str] = "session_rewound"
+    version: int
+    from_tokens: int
+    to_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionDeleted(Event):
     """A session and all its versions are gone, from memory and from disk."""
 
@@ -173,6 +198,17 @@ class DecodeEnded(Event):
     name: ClassVar[str] = "decode_ended"
     tokens: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailed(Event):
+    """A model call for so many sessions failed. All are as they were, and each goes on alone, so that only the one that
+    it fails for is refused. code: of the error."""
+
+    name: ClassVar[str] = "batch_failed"
+    model: str
+    sessions: int
+    code: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +459,8 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     RequestFailed,
     SessionCreated,
     SessionForked,
+    SessionFolded,
+    SessionRewound,
     SessionDeleted,
     PrefixHit,
     PrefillBegan,
@@ -430,6 +468,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     PrefillEnded,
     FirstToken,
     DecodeEnded,
+    BatchFailed,
     SleepBegan,
     SleepEnded,
     SleepFailed,

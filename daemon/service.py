@@ -57,7 +57,7 @@ from .errors import (
     SessionExists,
     UnknownModel,
 )
-from .events import SessionCreated, SessionDeleted, SessionForked
+from .events import SessionCreated, SessionDeleted, SessionFolded, SessionForked
 from .folding import REQUEST, Exhausted, Fold, folded
 from .forking import Forking, ForkOrder
 from .generation import WriteOrder, Written
@@ -122,6 +122,7 @@ class Service:
         engine: Engine,
         shelf: Shelf,
         loader: Loader,
+        bus: Bus,
         *,
         changed_unseen: Sequence[FileCheck] = (),
         canary: Policy = "always",
@@ -135,7 +136,7 @@ class Service:
         self._changed_unseen = tuple(changed_unseen)
         self._engine = engine
         self._shelf = shelf
-        self.bus = Bus()
+        self.bus = bus
         way = Way()
         self._hibernation = Hibernation(store, engine, way, self.bus, canary=canary, trusting=trusting)
         self._maintenance = Maintenance(store, way)
@@ -161,7 +162,7 @@ class Service:
             on_model_change,
         )
         self._reasons = Reasons(self._encoder, self._reuse, self._residency.awake.get)
-        self._conversing = Conversing(self._encoder, self._residency, engine)
+        self._conversing = Conversing(self._encoder, self._residency, engine, bus)
         self._healing = Healing(store, engine, self._hibernation, self._maintenance, self._residency, self.bus)
         self._labels = Labels(self._residency, self._hits, self._list, self._delete)
         self._scrub: Scrub | None = None
@@ -232,7 +233,8 @@ class Service:
         budget = Budget(store_budget, daily_write_budget, keep_free)
         place = store_path or default_store_path()
         store = await asyncio.to_thread(lambda: Store.open(place, writable=True, budget=budget))
-        engine = Engine(Decoder(batch_rows))
+        bus = Bus()
+        engine = Engine(Decoder(batch_rows, bus.from_any_thread()))
         try:
             digests = DigestCache(digest_cache or default_cache_path(), full=check_models)
             loader = Loader(digests)
@@ -242,6 +244,7 @@ class Service:
                 engine,
                 shelf,
                 loader,
+                bus,
                 changed_unseen=digests.changed_unseen,
                 canary=canary,
                 trusting=trusting,
@@ -767,7 +770,7 @@ class Service:
         async with self._residency.turn(wanted) as use:
             receipt, cached = await self._begin_folded(use, row.model, sampling, made, fold, emit)
         self.bus.publish(SessionCreated(wanted, row.model))
-        return FoldResult(
+        result = FoldResult(
             session=str(wanted),
             folded_from=origin,
             version=receipt.version,
@@ -780,6 +783,19 @@ class Service:
             bytes_written=receipt.bytes_written,
             seconds=time.monotonic() - started,
         )
+        self.bus.publish(
+            SessionFolded(
+                wanted,
+                source=source,
+                source_tokens=origin.tokens,
+                tokens=result.token_count,
+                tail_tokens=result.tail_tokens,
+                prefilled_tokens=result.prefilled_tokens,
+                bytes_written=result.bytes_written,
+                seconds=result.seconds,
+            )
+        )
+        return result
 
     async def _begin_folded(
         self,

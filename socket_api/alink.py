@@ -24,6 +24,7 @@ from .errors import (
     ProtocolError,
     RequestTimeout,
 )
+from .inbox import Inbox
 from .link import CONNECT_TIMEOUT_S, connection_lost, require_timeout, unreachable
 from .messages import HelloReply, ServerMessage
 from .peer import peer_pid, peer_uid, require_own_peer
@@ -39,7 +40,7 @@ class AsyncLink:
         self.socket_path = socket_path
         self._timeout_s = timeout_s
         self._connection = ClientConnection(client_name="torpor-python-async")
-        self._inboxes: dict[int, asyncio.Queue[ServerMessage | ApiError]] = {}
+        self._inboxes: dict[int, _Awaited] = {}
         self._failure: ApiError | None = None
         self._greeted = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
@@ -103,7 +104,7 @@ class AsyncLink:
         """Begin a request without waiting: a frame is queued whole, so a cancelled task never leaves half of one."""
         self._require_open()
         request_id, data = self._connection.send_request(call.method, call.params)
-        self._inboxes[request_id] = asyncio.Queue()
+        self._inboxes[request_id] = _Awaited()
         self._write(data)
         return request_id
 
@@ -132,16 +133,13 @@ class AsyncLink:
             raise LocalProtocolError("This request is over.")
         try:
             async with asyncio.timeout(None if silence_is_fine else self._timeout_s):
-                message = await inbox.get()
+                return await inbox.take()
         except TimeoutError:
             raise RequestTimeout(
                 f"The daemon was silent for {self._timeout_s:g} s. The request is cancelled; look at the session with"
                 " show before asking again, or make the client with a longer timeout_s.",
                 timeout_s=self._timeout_s,
             ) from None
-        if isinstance(message, ApiError):
-            raise message
-        return message
 
     # --- the connection
 
@@ -166,7 +164,7 @@ class AsyncLink:
         elif message.id is None:
             self._lose(remote_error(message.error))
         elif message.id in self._inboxes:
-            self._inboxes[message.id].put_nowait(message)
+            self._inboxes[message.id].put(message)
 
     def _write(self, data: bytes) -> None:
         assert self._writer is not None, "only a connected client gets here"
@@ -197,7 +195,7 @@ class AsyncLink:
 
     def _tell_all(self, failure: ApiError) -> None:
         for inbox in self._inboxes.values():
-            inbox.put_nowait(failure)
+            inbox.end(failure)
 
     def _require_open(self) -> None:
         self._require_usable()
@@ -212,6 +210,33 @@ class AsyncLink:
                 f"This client's connection has ended: {self._failure.message} Make a new client.",
                 cause=self._failure.code,
             ) from self._failure
+
+
+class _Awaited:
+    """An inbox whose next message can be waited for, by one task."""
+
+    def __init__(self) -> None:
+        self._inbox = Inbox()
+        self._failure: ApiError | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, message: ServerMessage) -> None:
+        self._inbox.put(message)
+        self._changed.set()
+
+    def end(self, failure: ApiError) -> None:
+        """There will be no more messages; the first reason counts."""
+        self._failure = self._failure or failure
+        self._changed.set()
+
+    async def take(self) -> ServerMessage:
+        """Raises ApiError once the last message has been taken and there will be none."""
+        while not self._inbox:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        return self._inbox.take()
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -31,6 +31,7 @@ from .errors import (
     RemoteError,
     RequestTimeout,
 )
+from .inbox import Inbox
 from .messages import HelloReply, ServerMessage
 from .peer import peer_pid, peer_uid, require_own_peer
 
@@ -67,7 +68,7 @@ class Link:
         self.socket_path = socket_path
         self._timeout_s = timeout_s
         self._connection = ClientConnection(client_name="torpor-python")
-        self._inboxes: dict[int, deque[ServerMessage]] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._failure: ApiError | None = None
         self._users = threading.RLock()  # a signal handler may cancel while its own thread waits
         self._depth = 0
@@ -97,7 +98,7 @@ class Link:
         with self._alone():
             self._require_open()
             request_id, data = self._connection.send_request(call.method, call.params)
-            self._inboxes[request_id] = deque()
+            self._inboxes[request_id] = Inbox()
             self._send(data)
             return request_id
 
@@ -149,7 +150,7 @@ class Link:
                     " with show before asking again, or make the client with a longer timeout_s.",
                     timeout_s=self._timeout_s,
                 ) from None
-        return inbox.popleft()
+        return inbox.take()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -209,7 +210,7 @@ class Link:
             if message.id is None:
                 raise self._lose(remote_error(message.error))
             if message.id in self._inboxes:
-                self._inboxes[message.id].append(message)
+                self._inboxes[message.id].put(message)
 
     def _send(self, data: bytes) -> None:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import END, Rigged, ignore, until
+from session_rig import END, Rigged, ignore, listening, until
 from torpor.daemon import generation
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTranscript, TranscriptDiverged
 from torpor.daemon.transcripts import TEXT_MAP, TextMap, message_of
@@ -471,7 +471,11 @@ async def test_a_session_goes_back_to_where_a_transcript_parts_from_it_and_reads
         was = await rig.fingerprint("a")
         messages = CHANGES[change]([*talked, user("next")])
         reply_with(rig, "ok")
-        result = await send(rig, messages, on_divergence="rewind")
+        async with listening(rig) as heard:
+            result = await send(rig, messages, on_divergence="rewind")
+        assert heard.of("session_rewound", "a") == [
+            {"version": 1, "from_tokens": len(was.tokens), "to_tokens": result.rewound_to}
+        ]
         assert ledger(rig) == cold(rig, [*messages, assistant("ok")])
         assert result.rewound_to is not None
         assert 0 <= result.rewound_to < len(was.tokens)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, ignore, tokens_of, until
+from session_rig import SAMPLED, Gate, Rigged, ignore, listening, tokens_of, until
 from torpor.daemon.decoding import MOST_PADDING, is_fit_for_batches
 from torpor.daemon.errors import GenerationFailed
 from torpor.snapshot import batches
@@ -192,8 +192,10 @@ async def test_logits_of_one_that_are_nan_fail_that_one_alone_lp10(open_batching
 
         rig.network.before = lambda _number, _tokens, cache: calls.append(cache)
         rig.network.after = spoil
-        found = await together(rig, dict.fromkeys(NAMES, 30))
+        async with listening(rig) as heard:
+            found = await together(rig, dict.fromkeys(NAMES, 30))
         assert isinstance(found.pop("b"), GenerationFailed)
+        assert heard.of("batch_failed") == [{"model": rig.model.name, "sessions": 4, "code": GenerationFailed.code}]
         assert all(len(each.tokens) == 30 for each in found.values())
         rig.network.reset()
         for name, prompt in prompts.items():
@@ -216,8 +218,10 @@ async def test_a_model_whose_batches_fail_decodes_one_by_one_and_nobody_notices(
                 raise RuntimeError("this model knows no batches")
 
         rig.network.before = fail
-        assert all(len(each.tokens) == 20 for each in (await together(rig, dict.fromkeys(NAMES, 20))).values())
+        async with listening(rig) as heard:
+            assert all(len(each.tokens) == 20 for each in (await together(rig, dict.fromkeys(NAMES, 20))).values())
         assert len(failed) == 3, "it is not tried again"
+        assert [each["sessions"] for each in heard.of("batch_failed")] == [4, 4, 4]
         for name, prompt in prompts.items():
             await assert_like_alone(rig, name, prompt)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import END, Gate, Rigged, ignore, tokens_of, until
+from session_rig import END, Gate, Rigged, ignore, listening, tokens_of, until
 from test_conversing import SYSTEM, assistant, cold, ledger, reply_with, script, send, talk, tell, user, with_template  # noqa: F401
 from test_loading import opened  # noqa: F401
 from torpor.daemon.encoding import Place
@@ -187,7 +187,13 @@ async def test_a_session_that_is_durable_already_is_folded_from_that_version(ope
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
         await rig.sleep("a")
-        assert (await fold(rig)).folded_from.version == 1
+        async with listening(rig) as heard:
+            folded = await fold(rig, tail=20)
+        assert folded.folded_from.version == 1
+        (told,) = heard.of("session_folded", "b")
+        assert told["source"] == "torpor://default/a"
+        assert (told["source_tokens"], told["tokens"], told["tail_tokens"]) == (300, folded.token_count, 20)
+        assert (told["prefilled_tokens"], told["bytes_written"]) == (folded.prefilled_tokens, folded.bytes_written)
         assert [each.version for each in (await rig.service.show(session="a")).versions] == [1]
 
 

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from torpor.daemon.events import Event, FirstToken, PrefillProgress, SleepEnded
 from torpor.memvid.uri import SessionUri
+from torpor.socket_api import inbox
 from torpor.socket_api.aclient import AsyncClient
 from torpor.socket_api.client import Client
 from torpor.socket_api.errors import InvalidRequest, LocalProtocolError, RemoteError
 from torpor.socket_api.limits import ServerLimits
+from torpor.socket_api.messages import EventMessage
+from torpor.socket_api.results import NoticeEvent
 from torpor.socket_api.server import ApiServer
 
 from .conftest import ServerThread, poll
@@ -72,6 +75,47 @@ def test_other_requests_go_on_between_events(client: Client, server_thread: Serv
         seen: list[Any] = []
         client.sleep("s", on_event=seen.append)
         assert all(event.kind == "progress" for event in seen), "a notice is none of the events of a request"
+
+
+def test_a_blocking_client_keeps_few_events_that_nobody_takes_and_tells_of_the_others(
+    client: Client, server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MAX_WAITING_NOTICES", 5)
+    with client.events() as events:
+        publish(server_thread, *[FirstToken(None, 0.5)] * 20)
+        publish(server_thread, SLEPT)
+        waiting = client._link._inboxes[events._id]
+        while not ended(waiting):
+            client.status()  # which reads whatever comes
+        told = [next(events) for _ in range(6)]
+    assert [each.name for each in told] == ["lost", *["first_token"] * 4, "sleep_ended"]
+    assert told[0].facts == {"count": 16}
+
+
+def test_an_asynchronous_client_keeps_few_events_that_nobody_takes_and_tells_of_the_others(
+    server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MAX_WAITING_NOTICES", 5)
+
+    async def run() -> None:
+        async with AsyncClient(server_thread.socket_path) as client, client.events() as events:
+            publish(server_thread, *[FirstToken(None, 0.5)] * 20)
+            publish(server_thread, SLEPT)
+            assert events._id is not None
+            waiting = client._link._inboxes[events._id]._inbox
+            while not ended(waiting):
+                await client.status()
+            told = [await anext(events) for _ in range(6)]
+        assert [each.name for each in told] == ["lost", *["first_token"] * 4, "sleep_ended"]
+        assert told[0].facts == {"count": 16}
+
+    asyncio.run(run())
+
+
+def ended(waiting: inbox.Inbox) -> bool:
+    """Whether the event that was published last has come."""
+    last = waiting._messages[-1] if waiting else None
+    return isinstance(last, EventMessage) and isinstance(last.event, NoticeEvent) and last.event.name == "sleep_ended"
 
 
 @pytest.mark.parametrize("how", ["close", "client", "dropped", "socket"])
