@@ -65,6 +65,7 @@ class Configuring:
         self._file = file
         self._settings = settings
         self._fixed = settings.fixed
+        self._budget = settings.memory_budget
         self._shelf = shelf
         self._residency = residency
         self._problem: str | None = None
@@ -77,8 +78,12 @@ class Configuring:
 
     def info(self) -> ConfigInfo:
         """What the daemon has of the file."""
-        waits = tuple(sorted(name for name, value in self._settings.fixed.items() if value != self._fixed.get(name)))
-        return ConfigInfo(str(self._file.path), self._reloads, self._problem, waits, tuple(self._shelf.to_go()))
+        waits = [name for name, value in self._settings.fixed.items() if value != self._fixed.get(name)]
+        if self._budget is not None and self._settings.memory_budget is None:
+            waits.append("memory_budget")  # the share of what is available was never taken, and would be another by now
+        return ConfigInfo(
+            str(self._file.path), self._reloads, self._problem, tuple(sorted(waits)), tuple(self._shelf.to_go())
+        )
 
     async def close(self) -> None:
         """Look at the file no more."""
@@ -137,7 +142,8 @@ class Configuring:
         self._residency.watching.policy = settings.on_model_change
         if settings.idle_sleep_s != before.idle_sleep_s:
             await self._residency.set_idle(settings.idle_sleep_s)
-        if settings.memory_budget is not None and settings.memory_budget != before.memory_budget:
+        if settings.memory_budget is not None and settings.memory_budget != self._budget:
+            self._budget = settings.memory_budget
             await self._residency.resize(settings.memory_budget)
         for name, choice in settings.models.items():
             known = before.models.get(name)

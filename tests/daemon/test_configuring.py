@@ -211,6 +211,19 @@ async def test_what_takes_a_restart_is_said_and_the_command_line_holds_over_the_
         assert (await rig.service.status()).memory.budget_bytes == 32 << 20
 
 
+async def test_a_memory_budget_that_the_file_names_no_more_holds_until_a_restart_and_that_is_said(
+    followed: Followed,
+) -> None:
+    async with followed('memory_budget = "64MiB"\n[models.one]\npath = "ONE"') as (rig, write):
+        write('[models.one]\npath = "ONE"')
+        await taken_over(rig)
+        assert (await config(rig)).waits_for_restart == ("memory_budget",)
+        assert (await rig.service.status()).memory.budget_bytes == 64 << 20
+        write('memory_budget = "64MiB"\n[models.one]\npath = "ONE"')
+        await taken_over(rig, 2)
+        assert (await config(rig)).waits_for_restart == ()
+
+
 async def test_a_model_that_is_to_be_loaded_from_elsewhere_is_so_when_nobody_uses_it(
     followed: Followed, another_model: Path
 ) -> None:
