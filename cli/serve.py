@@ -13,7 +13,7 @@ import typer
 from ..memvid.location import default_store_path
 from ..memvid.sizes import format_plural, parse_bytes, parse_seconds
 from ..socket_api.address import default_socket_path
-from ..socket_api.limits import MAX_DAYS
+from ..socket_api.limits import MAX_DAYS, STOP_WITHIN_S
 from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
@@ -146,6 +146,17 @@ IdleSleepOption = Annotated[
         parser=_seconds,
         show_default=False,
         help="Put a session to sleep when nobody has used it for so long, as in 900 or 15min.",
+    ),
+]
+StopWithinOption = Annotated[
+    float | None,
+    typer.Option(
+        "--stop-within",
+        metavar="SECONDS",
+        parser=_seconds,
+        show_default=False,
+        help="How long a stop may take to write sessions. Of those that take longer the ledgers are kept, and the rest"
+        f" is computed again when they are used. Default: {STOP_WITHIN_S:g}.",
     ),
 ]
 
@@ -315,6 +326,7 @@ def serve(
     keep_free: KeepFreeOption = None,
     memory_budget: MemoryBudgetOption = None,
     idle_sleep: IdleSleepOption = None,
+    stop_within: StopWithinOption = None,
     scrub_rate: ScrubRateOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -367,6 +379,7 @@ def serve(
         arguments += [] if quantise_after is None else ["--quantise-after", str(quantise_after)]
         arguments += [] if quantise_bits is None else ["--quantise-bits", quantise_bits]
         arguments += [] if idle_sleep is None else ["--idle-sleep", str(idle_sleep)]
+        arguments += [] if stop_within is None else ["--stop-within", str(stop_within)]
         arguments += [] if config is None else ["--config", str(config.absolute())]
         arguments += [] if load is None else ["--load", load]
         arguments += [part for name in pin or () for part in ("--pin", name)]
@@ -403,6 +416,7 @@ def serve(
             keep_free=keep_free,
             memory_budget=memory_budget,
             idle_sleep=idle_sleep,
+            stop_within=stop_within,
             config=config,
             load=load,
             pinned=tuple(pin or ()),

@@ -56,6 +56,7 @@ def stop(
     ignore_interrupts()
     if as_json:
         body = {"pid": pid, "slept": report.slept, "failed": report.failed, "empty": report.empty}
+        body["ledgers"] = report.ledgers
         output.document("stop", body)
     else:
         _tell(output, pid, report)
@@ -96,6 +97,10 @@ def _tell(output: Output, pid: int | None, report: ShutdownResult) -> None:
     output.line(f"daemon {pid or ''} has stopped; {format_plural(len(report.slept), 'session')} put to sleep")
     for session in report.slept:
         output.line(f"  {plain(session)}  asleep")
+    for session, reason in report.ledgers.items():
+        output.line(
+            f"  {plain(session)}  its ledger is kept; its tokens are read again when it is used ({plain(reason)})"
+        )
     for session in report.empty:
         output.line(f"  {plain(session)}  had read nothing and is gone")
     if report.failed:

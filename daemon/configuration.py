@@ -86,6 +86,7 @@ class Configuration(_Table):
     load: LoadPolicy | None = None
     memory_budget: Budget | None = None
     idle_sleep: Duration | None = None
+    stop_within: Duration | None = None
     model_ttl: Duration | None = None
     on_model_change: Literal["refuse", "reload"] | None = None
     store_budget: Budget | None = None

@@ -40,11 +40,13 @@ _DEBOUNCE_MS = 200
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a daemon serves and how, of all that can stand in a file. memory_budget: a share of what is available if
-    None; idle_sleep_s: never if None. fixed: what takes a start to change, by name."""
+    None; idle_sleep_s: never if None; stop_within_s: as long as it takes if None. fixed: what takes a start to change,
+    by name."""
 
     models: Mapping[str, ModelChoice]
     memory_budget: int | None = None
     idle_sleep_s: float | None = None
+    stop_within_s: float | None = None
     on_model_change: ChangePolicy = "refuse"
     fixed: Mapping[str, int | None] = field(default_factory=dict)
 
@@ -140,6 +142,7 @@ class Configuring:
         before, self._settings, self._problem = self._settings, settings, None
         self._shelf.take_over(settings.models)
         self._residency.watching.policy = settings.on_model_change
+        self._residency.stop_within_s = settings.stop_within_s
         if settings.idle_sleep_s != before.idle_sleep_s:
             await self._residency.set_idle(settings.idle_sleep_s)
         if settings.memory_budget is not None and settings.memory_budget != self._budget:

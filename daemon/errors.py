@@ -29,6 +29,12 @@ class SessionBusy(DaemonError):
     code = "session_busy"
 
 
+class StopDeadline(DaemonError):
+    """A daemon that stops has no time left to put a session to sleep."""
+
+    code = "stop_deadline"
+
+
 class UnknownModel(DaemonError):
     """No model of that name is configured."""
 

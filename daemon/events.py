@@ -246,6 +246,30 @@ class SleepFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerKept(Event):
+    """A stop could not write all of a session, and kept its ledger with what was durable of its state. tokens: of the
+    ledger; unread_tokens: those that the next request computes again. code: of what kept it from writing all."""
+
+    name: ClassVar[str] = "ledger_kept"
+    version: int
+    tokens: int
+    unread_tokens: int
+    bytes_written: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRead(Event):
+    """What a version had only the tokens of was computed again. same_logits: whether the logits behind them are to the
+    bit those that the session had."""
+
+    name: ClassVar[str] = "ledger_read"
+    tokens: int
+    read_tokens: int
+    same_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WakeBegan(Event):
     """A snapshot is to be read. version: None is the newest."""
 
@@ -472,6 +496,8 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     SleepBegan,
     SleepEnded,
     SleepFailed,
+    LedgerKept,
+    LedgerRead,
     WakeBegan,
     WakeVerified,
     WakeEnded,

@@ -270,10 +270,14 @@ def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: 
     for size in (*passes[:-1], *((last - 1,) if last > 1 else ()), 1):
         chunk = tokens[done : done + size]
         done += size
-        if done == len(tokens):
-            state.last_logits = logits_after(model, state, chunk)
-        else:
-            model.extend(chunk, state)
-            mx.eval(arrays_of(state.caches))
+        try:
+            if done == len(tokens):
+                state.last_logits = logits_after(model, state, chunk)
+            else:
+                model.extend(chunk, state)
+                mx.eval(arrays_of(state.caches))
+        except Exception as error:
+            raise_as_failure(error, len(state.tokens))
+            raise
         state.tokens.extend(chunk)
         yield None

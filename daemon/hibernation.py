@@ -27,13 +27,14 @@ from ..memvid.uri import SessionUri
 from ..snapshot import restore
 from ..snapshot.canary import Policy, Verdict
 from ..snapshot.capture import Cut, cut
-from ..snapshot.identity import circumstances_in, decide_bits, require_circumstances
+from ..snapshot.identity import circumstances_in, decide_bits, require_circumstances, require_same
 from ..snapshot.lossy import Loss, worst
 from ..snapshot.state import LiveState, token_array
 from . import canary
 from .bus import Bus
 from .compactor import Compactor
 from .engine import Engine, Steps
+from .errors import StopDeadline
 from .events import SleepCause, WakeCause, WakeEnded, WakeVerified
 from .generation import find_logits, replay
 from .models import LoadedModel
@@ -41,6 +42,7 @@ from .results import Emit, Progress, Stage
 from .sampler import initial_key
 from .sessions import Durable, Session, sampling_of
 from .telling import tell_sleep, tell_wake
+from .unread import UNREAD
 from .way import Way
 
 # Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
@@ -66,6 +68,31 @@ class WakeOrder:
     strict: bool = False
     hashing: bool = False
     cause: WakeCause = "asked"
+
+
+@dataclass(frozen=True, slots=True)
+class LastSleep:
+    """A sleep of a daemon that stops. until: by the monotonic clock, when it must be written; None: it takes what it
+    takes."""
+
+    until: float | None = None
+
+    def require_time(self) -> None:
+        """Raises StopDeadline once the time is over."""
+        if self.until is not None and time.monotonic() >= self.until:
+            raise StopDeadline(
+                "The daemon stops, and the time that it has for that is over; what the session has read is kept, and "
+                "computed again when it is used next. Give it more time with torpor serve --stop-within."
+            )
+
+    def watching(self, report: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        """What is told of progress, and ends the writing when there is no more time for it."""
+
+        def told(done: int, total: int) -> None:
+            report(done, total)
+            self.require_time()
+
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +128,16 @@ class Hibernation:
         self._fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
         self._compactor = Compactor(store, CompactionPolicy(), way)
 
-    async def sleep(self, session: Session, emit: Emit, *, cause: SleepCause, last: bool = False) -> Receipt:
+    async def sleep(self, session: Session, emit: Emit, *, cause: SleepCause, last: LastSleep | None = None) -> Receipt:
         """Make the session's state durable; it stays in memory, clean. On failure it is as it was.
 
-        cause: what for, as it is told. `last`: the daemon stops, so what is refused now is lost. Then the store may
+        cause: what for, as it is told. last: the daemon stops, so what is refused now is lost. Then the store may
         become larger than its budget, and more may be written than in a day; only what the disk must keep free is kept.
 
         Raises:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example for want of room.
+            StopDeadline: it was the last, and there was no time for it.
         """
         with tell_sleep(self._bus, session, cause) as tell_end, self._compactor.giving_way():
             receipt = await self._keep_with_room(session, emit, last)
@@ -155,7 +183,7 @@ class Hibernation:
 
         return await self.on_io(look)
 
-    async def _keep_with_room(self, session: Session, emit: Emit, last: bool) -> Receipt:
+    async def _keep_with_room(self, session: Session, emit: Emit, last: LastSleep | None) -> Receipt:
         """Cut and write a snapshot; once more where the disk had no room for it beside a file that a compaction was
         writing: that one comes to its end first."""
         ended_before = self._way.ended()
@@ -169,7 +197,7 @@ class Hibernation:
                     raise
                 return await self._keep_all(session, emit, last)
 
-    async def _keep_all(self, session: Session, emit: Emit, last: bool) -> Receipt:
+    async def _keep_all(self, session: Session, emit: Emit, last: LastSleep | None) -> Receipt:
         """Cut and write a snapshot, referring to the last one's blocks as far as they can be relied on."""
         entries = session.durable.entries if session.durable else ()
         try:
@@ -180,7 +208,9 @@ class Hibernation:
             # What the snapshot would have referred to is damaged or gone, but all of it is in memory here.
             return await self._keep_indexed(session, (), emit, last)
 
-    async def _keep_indexed(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: bool) -> Receipt:
+    async def _keep_indexed(
+        self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: LastSleep | None
+    ) -> Receipt:
         """As `_keep`; an index that fails is made anew from the bundles, for what is awake is nowhere else."""
         try:
             return await self._keep(session, durable, emit, last)
@@ -188,10 +218,16 @@ class Hibernation:
             await self.on_writer(self._store.rebuild_index)
             return await self._keep(session, durable, emit, last)
 
-    async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: bool) -> Receipt:
+    async def _keep(
+        self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: LastSleep | None
+    ) -> Receipt:
         """Cut and write a snapshot that refers to what it can of `durable`."""
+        if last is not None:
+            last.require_time()
         snapshot = await self._engine.call(lambda: self._cut(session, durable))
         on_progress = _reporter("sleep", emit)
+        if last is not None:
+            on_progress = last.watching(on_progress)
         return await self.on_writer(
             partial(
                 self._store.write_bundle,
@@ -203,7 +239,7 @@ class Hibernation:
                 session={**session.to_map(), "backend": session.computed_by()},
                 token_count=snapshot.token_count,
                 on_progress=on_progress,
-                beyond_budget=last,
+                beyond_budget=last is not None,
             )
         )
 
@@ -251,6 +287,8 @@ class Hibernation:
     async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: Emit) -> Woken:
         begun, uri = time.monotonic(), reader.manifest.uri
         kept = reader.manifest.session
+        if not reader.manifest.token_count and UNREAD in kept and order.at_token is None:
+            return await self._begin_kept(reader, model)
         plan = await self.on_io(
             lambda: restore.plan_wake(
                 reader,
@@ -279,6 +317,14 @@ class Hibernation:
         told = salvaged_of(reader.manifest)
         session.salvaged = told and told.within(plan.target_tokens)
         return Woken(session, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds)
+
+    async def _begin_kept(self, reader: BundleReader, model: LoadedModel) -> Woken:
+        """A session of which nothing but its ledger was kept, before that is read."""
+        manifest = reader.manifest
+        require_same(manifest.identity, model.identity, model=model.name)
+        state = await self.begin(model, lambda: initial_key(sampling_of(manifest.session)))
+        session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), manifest.session)
+        return Woken(session, 0, verified=True, canary="not_run", canary_seconds=0.0)
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
         """Run store work that only reads, off the event loop."""

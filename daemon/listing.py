@@ -34,6 +34,7 @@ from .results import (
 from .sampling import Sampling
 from .sessions import LOSSY, Durable, Session
 from .shelf import Place
+from .unread import unread_in
 
 # How much of a session's end is shown: enough to recognise it by.
 TAIL_TOKENS = 160
@@ -130,6 +131,7 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         lossy=_lossy(live.loss),
         forked_from=live.forked_from,
         folded_from=live.folded_from,
+        unread_tokens=len(live.unread.tokens) if live.unread else 0,
     )
 
 
@@ -152,8 +154,10 @@ def detail_of_asleep(
         manifest = reader.manifest
         identity = dict(manifest.identity.parts)
         backend = circumstances_in(manifest.session.get("backend"))
-        tail = _tail(model, token_array(reader.tokens())) if model is not None else ""
-        if not reader.entries or not isinstance(manifest.session.get("sampling"), dict):
+        unread = unread_in(manifest.session, row.uri)
+        ledger = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
+        tail = _tail(model, ledger) if model is not None else ""
+        if not (reader.entries or unread) or not isinstance(manifest.session.get("sampling"), dict):
             raise MalformedSnapshot(
                 f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
             )
@@ -173,6 +177,7 @@ def detail_of_asleep(
         lossy=_lossy(loss),
         forked_from=forked_from,
         folded_from=folded_from,
+        unread_tokens=len(unread.tokens) if unread else 0,
     )
 
 

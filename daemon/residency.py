@@ -10,24 +10,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from ..errors import TorporError
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri, resolve
 from . import listing
 from .buffers import Buffers
-from .bus import Bus
+from .bus import Bus, code_of
 from .claims import Claim, Use
 from .disuse import Disuse
-from .errors import EmptyContext, ModelInUse, ServiceClosed, sentence_of
+from .errors import EmptyContext, ModelInUse, ServiceClosed, StopDeadline, sentence_of
 from .events import ModelUnloaded, RequestQueued, SleepCause, UnloadCause
 from .generation import PREFILL_CHUNK_TOKENS
-from .hibernation import Hibernation, WakeOrder
+from .hibernation import Hibernation, LastSleep, WakeOrder
 from .idling import Idling
+from .ledgers import Ledgers
 from .loading import Loader, Loading
 from .memory import Memory
 from .models import LoadedModel
@@ -42,11 +43,22 @@ _MAX_TOLD: Final = 4
 """Sessions that a refusal names."""
 
 
+@dataclass(slots=True)
+class _Keeping:
+    """What has become of the sessions of a daemon that stops, so far; see `CloseReport`."""
+
+    slept: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)
+    ledgers: dict[str, str] = field(default_factory=dict)
+
+
 class Residency:
     """The sessions that are awake, and the turns of all; the models that they are on.
 
     require_working: raises where the daemon takes no more work. budget: bytes of memory that models and sessions share.
-    idle_s: after how long sessions that nobody uses go to sleep, never if None. on_model_change: what becomes of a
+    idle_s: after how long sessions that nobody uses go to sleep, never if None. stop_within_s: how long the last sleeps
+        may take, None: as long as they do. on_model_change: what becomes of a
         model whose files have changed.
     """
 
@@ -54,6 +66,7 @@ class Residency:
         self,
         store: Store,
         hibernation: Hibernation,
+        ledgers: Ledgers,
         shelf: Shelf,
         loader: Loader,
         require_working: Callable[[], None],
@@ -62,9 +75,11 @@ class Residency:
         bus: Bus,
         idle_s: float | None = None,
         on_model_change: ChangePolicy = "refuse",
+        stop_within_s: float | None = None,
     ) -> None:
         self._store = store
         self._hibernation = hibernation
+        self.ledgers = ledgers
         self._shelf = shelf
         self._require_working = require_working
         self.turns = Turns()
@@ -72,6 +87,7 @@ class Residency:
         self._bus = bus
         self.memory = Memory(budget, shelf, self.awake, self.turns, self._make_room, self._unload_for_others, bus)
         self.models = Loading(shelf, self.memory, loader, self._reserve, bus)
+        self.stop_within_s = stop_within_s
         self._buffers = buffers
         self._numbers = itertools.count()
         self._idling = None if idle_s is None else Idling(self.awake, idle_s, self._idled)
@@ -120,7 +136,34 @@ class Residency:
                 await self.bring_back(use, WakeOrder(), emit)
             elif not live.model.is_loaded:
                 await self._begin_anew(use, live)
+            await self.read_on(use, emit)
             yield use, self.awake[uri]
+
+    async def read_on(self, use: Use, emit: Emit) -> None:
+        """Read what an awake session has not read of its ledger. It goes back to sleep where that fails, or is given
+        up.
+
+        Raises:
+            What `room_for` and `Ledgers.read` raise.
+        """
+        begun = time.monotonic()
+        while (unread := self.awake[use.uri].unread) is not None:
+            live = await self.room_for(use, len(unread.tokens), emit)
+            if live.unread is None:
+                return
+            try:
+                read = await self.ledgers.read(live)
+            except BaseException:
+                self.drop(use.uri)
+                raise
+            if use.woken is not None:
+                use.woken = replace(
+                    use.woken,
+                    token_count=len(live.state.tokens),
+                    tokens_prefilled=use.woken.tokens_prefilled + read,
+                    recomputed=live.recomputed,
+                    seconds=use.woken.seconds + time.monotonic() - begun,
+                )
 
     async def room_for(self, use: Use, count: int, emit: Emit) -> Session:
         """The session, awake, once there is memory for that many tokens more in it. While the request waits for some,
@@ -247,6 +290,8 @@ class Residency:
         latest = self.require_row(uri).version
         woken = await self._hibernation.wake(uri, order, model, emit)
         woken.session.rewound = order.version not in (None, latest)
+        if order.at_token is not None:
+            woken.session.unread = None
         self.admit(woken.session)
         return listing.wake_result(
             woken.session,
@@ -456,7 +501,7 @@ class Residency:
         if live.durable is None or live.needs_sleep or not await self._hibernation.is_kept(live):
             await self.keep(live, emit, cause)
 
-    async def keep(self, live: Session, emit: Emit, cause: SleepCause, *, last: bool = False) -> Receipt:
+    async def keep(self, live: Session, emit: Emit, cause: SleepCause, *, last: LastSleep | None = None) -> Receipt:
         """Make a session durable; it stays in memory. The caller holds its turn. cause, last: as of
         `Hibernation.sleep`.
 
@@ -469,44 +514,69 @@ class Residency:
             )
         return await self._hibernation.sleep(live, emit, cause=cause, last=last)
 
-    async def keep_all(self) -> CloseReport:
-        """Put every changed session to sleep while no new work is taken; none of them leaves memory."""
+    async def keep_all(self, order: LastSleep, *, give_up: bool, but: Collection[str] = ()) -> CloseReport:
+        """Put every changed session to sleep while no new work is taken; none of them leaves memory. First those whose
+        loss would cost most to compute, then those used last.
+
+        What there is no time for is kept as a ledger. give_up: what cannot be kept whole for another reason, too. but:
+        sessions, by their URIs, that are kept already.
+        """
         self.memory.refuse_waiting(
             lambda: ServiceClosed("The daemon was told to stop, and has no memory to wait for; try again in a moment.")
         )
-        slept, failed, empty = [], {}, []
-        seen: set[SessionUri] = set()
+        keeping = _Keeping()
+        seen: set[SessionUri] = {uri for uri in self.awake if str(uri) in but}
         # Requests that had begun may wake sessions meanwhile: go on until every session that is awake, or whose turn
         # somebody had, has been seen. Those that still wait for a turn behind this one are refused when they get it.
         while uris := (self.awake.keys() | self.turns.in_use()) - seen:
-            for uri in sorted(uris):
+            for uri in sorted(uris, key=self._stake):
                 try:
                     async with self.turns.take(uri, always=True):
                         seen.add(uri)
-                        session = self.awake.get(uri)
-                        if session is None:
-                            continue
-                        if not session.state.tokens:
-                            empty.append(str(uri))
-                            continue
-                        if await self._keep_last(session):
-                            slept.append(str(uri))
-                except TorporError as error:
-                    failed[str(uri)] = f"{error.code}: {error.message}"
-                except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others theirs
-                    failed[str(uri)] = f"{type(error).__name__}: {error}"
+                        live = self.awake.get(uri)
+                        if live is not None:
+                            await self._keep_last(live, order, keeping, give_up=give_up)
                 finally:
                     self.memory.look_again()
-        return CloseReport(tuple(slept), failed, tuple(empty))
+        return CloseReport(tuple(keeping.slept), keeping.failed, tuple(keeping.empty), keeping.ledgers)
 
-    async def _keep_last(self, session: Session) -> bool:
-        """Make a session durable for the last time, unless its newest version is what a wake should give back."""
-        if await self._hibernation.is_superseded(session):
+    def _stake(self, uri: SessionUri) -> tuple[int, float, SessionUri]:
+        """What a stop looks at first: the session with most tokens that are not durable, then the one used last."""
+        live = self.awake.get(uri)
+        if live is None:
+            return 0, 0.0, uri
+        durable = live.unchanged_tokens if live.durable is not None else 0
+        return durable - len(live.state.tokens), -live.last_used, uri
+
+    async def _keep_last(self, live: Session, order: LastSleep, keeping: _Keeping, *, give_up: bool) -> None:
+        """Make a session durable for the last time, unless its newest version is what a wake should give back; or at
+        least its ledger."""
+        uri = str(live.uri)
+        if not live.state.tokens and live.unread is None:
+            keeping.empty.append(uri)
+            return
+        try:
+            if await self._needs_last_sleep(live):
+                await self.keep(live, _ignore, "shutdown", last=order)
+                keeping.slept.append(uri)
+        except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others theirs
+            if give_up or isinstance(error, StopDeadline):
+                await self._keep_ledger(live, error, keeping)
+            else:
+                keeping.failed[uri] = sentence_of(error)
+
+    async def _keep_ledger(self, live: Session, unslept: Exception, keeping: _Keeping) -> None:
+        uri = str(live.uri)
+        try:
+            await self.ledgers.keep(live, code_of(unslept))
+            keeping.ledgers[uri] = sentence_of(unslept)
+        except Exception as error:  # noqa: BLE001 - as above
+            keeping.failed[uri] = f"{sentence_of(unslept)} Not even its ledger could be kept: {sentence_of(error)}"
+
+    async def _needs_last_sleep(self, live: Session) -> bool:
+        if await self._hibernation.is_superseded(live):
             return False
-        if not session.needs_sleep and await self._hibernation.is_kept(session):
-            return False
-        await self.keep(session, _ignore, "shutdown", last=True)
-        return True
+        return live.needs_sleep or not await self._hibernation.is_kept(live)
 
     def require_row(self, uri: SessionUri) -> IndexRow:
         """What the index has of the session's newest version.

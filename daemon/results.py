@@ -103,7 +103,8 @@ class Lossy:
 class SessionDetail:
     """Everything that an inspector shows about one session. backend: what computes it, or computed it last; those parts
     of the identity that may differ. lossy: None for a session that is exact. forked_from: None for one that is no
-    fork; folded_from: None for one that did not begin with a summary of another."""
+    fork; folded_from: None for one that did not begin with a summary of another. unread_tokens: how many of its ledger
+    follow the state that is kept, and are computed again at the next use."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -115,6 +116,7 @@ class SessionDetail:
     lossy: Lossy | None = None
     forked_from: Origin | None = None
     folded_from: Origin | None = None
+    unread_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,8 +537,11 @@ class CloseReport:
     """What a graceful stop did with the sessions: those put to sleep, and those that could not be, with why.
 
     empty: sessions that had read nothing. They end with their daemon, by design: nothing is lost that was computed.
+    ledgers: sessions of which all that was read and said is kept, but not all keys and values, with why; the next
+        request for one computes these again.
     """
 
     slept: tuple[str, ...]
     failed: dict[str, str]
     empty: tuple[str, ...] = ()
+    ledgers: dict[str, str] = field(default_factory=dict)

@@ -62,9 +62,10 @@ from .folding import REQUEST, Exhausted, Fold, folded
 from .forking import Forking, ForkOrder
 from .generation import WriteOrder, Written
 from .healing import Healing
-from .hibernation import Hibernation, WakeOrder
+from .hibernation import Hibernation, LastSleep, WakeOrder
 from .hits import Hits
 from .labels import Labels
+from .ledgers import Ledgers
 from .loading import Loader, load_first
 from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
 from .memory import default_budget
@@ -131,8 +132,10 @@ class Service:
         idle_sleep_s: float | None = None,
         prefix_reuse: ReusePolicy = "exact",
         on_model_change: ChangePolicy = "refuse",
+        stop_within_s: float | None = None,
     ) -> None:
         self._store = store
+        self._last_sleep: LastSleep | None = None
         self._changed_unseen = tuple(changed_unseen)
         self._engine = engine
         self._shelf = shelf
@@ -152,6 +155,7 @@ class Service:
         self._residency = Residency(
             store,
             self._hibernation,
+            Ledgers(store, self._hibernation, engine, bus),
             shelf,
             loader,
             self._require_working,
@@ -160,6 +164,7 @@ class Service:
             self.bus,
             idle_sleep_s,
             on_model_change,
+            stop_within_s,
         )
         self._reasons = Reasons(self._encoder, self._reuse, self._residency.awake.get)
         self._conversing = Conversing(self._encoder, self._residency, engine, bus)
@@ -192,6 +197,7 @@ class Service:
         on_model_change: ChangePolicy = "refuse",
         batch_rows: int = MOST_ROWS,
         scrub: ScrubPolicy | None = None,
+        stop_within_s: float | None = None,
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the models that are to be there from the
         start: a name and how it is served, or its folder or hub name alone; the first is the default. With none, the
@@ -214,6 +220,8 @@ class Service:
         memory_budget: bytes that models and sessions may take; what does not fit sleeps until it is asked for. By
             default the models and a share of what is available beside them (`memory.DEFAULT_SHARE`).
         idle_sleep_s: after how many seconds a session that nobody uses is put to sleep; never if None.
+        stop_within_s: seconds that a stop has to put sessions to sleep; of those that it has no time for it keeps the
+            ledgers. As long as it takes if None.
         on_model_change: what becomes of a loaded model whose files change: nothing is begun on it until they are back
             (`refuse`), or its sessions are put to sleep and it is loaded anew (`reload`).
 
@@ -252,6 +260,7 @@ class Service:
                 idle_sleep_s=idle_sleep_s,
                 prefix_reuse=prefix_reuse,
                 on_model_change=on_model_change,
+                stop_within_s=stop_within_s,
             )
             await service._buffers.bound(service._residency.memory.for_sessions)
         except BaseException:
@@ -299,10 +308,17 @@ class Service:
         return await to_the_end(self._preparing)
 
     async def _prepare_close(self) -> CloseReport:
-        report = await self._residency.keep_all()
+        report = await self._residency.keep_all(self._last_sleeps(), give_up=False)
         if report.failed:
-            self._preparing = None
+            self._preparing = self._last_sleep = None
         return report
+
+    def _last_sleeps(self) -> LastSleep:
+        """What holds for all sleeps of this stop: its time begins when it is asked for first."""
+        if self._last_sleep is None:
+            within = self._residency.stop_within_s
+            self._last_sleep = LastSleep(None if within is None else time.monotonic() + within)
+        return self._last_sleep
 
     async def close(self) -> CloseReport:
         """Take no more work, put every changed session to sleep, and let the store go.
@@ -319,7 +335,7 @@ class Service:
         if self._config is not None:
             await self._config.close()
         prepared = await self._preparing if self._preparing is not None else CloseReport((), {})
-        report = await self._residency.keep_all()
+        report = await self._residency.keep_all(self._last_sleeps(), give_up=True, but=prepared.ledgers)
         await self._residency.close()
         if self._scrub is not None:
             await self._scrub.close()
@@ -333,7 +349,8 @@ class Service:
         await asyncio.to_thread(self._engine.stop)
         self._store.close()
         self.bus.close()
-        return CloseReport((*prepared.slept, *report.slept), report.failed, report.empty)
+        ledgers = prepared.ledgers | report.ledgers
+        return CloseReport((*prepared.slept, *report.slept), report.failed, report.empty, ledgers)
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Keep to a configuration file from now on: when it changes, what it says is taken over. settings: those that
@@ -558,7 +575,9 @@ class Service:
             order = WakeOrder(version, at_token, strict)
             live = await self._residency.live(use.uri)
             if live is None:
-                return await self._residency.bring_back(use, order, emit, started)
+                woken = await self._residency.bring_back(use, order, emit, started)
+                await self._residency.read_on(use, emit)
+                return use.woken or woken
             _require_as_ordered(live, order)
             if strict:
                 require_nothing_differs(live.differs, model=live.model.name)

@@ -25,6 +25,7 @@ from .origin import FOLDED_FROM, FORKED_FROM, Origin
 from .recomputed import RECOMPUTED, Recomputed
 from .sampling import Sampling
 from .transcripts import TEXT_MAP, TextMap
+from .unread import UNREAD, Unread
 
 # Requests that may wait for one session. The next is told that it is busy, and nothing has happened (QX18).
 MAX_WAITING = 16
@@ -83,6 +84,7 @@ class Session:
     recomputed: what of it was computed again after damage; None where nothing was.
     forked_from: where it began; None for a session that was not forked. folded_from: what it began with a summary of;
         None where it did not.
+    unread: what follows in its ledger and has to be read before anything else; None where nothing does.
     held_bytes: memory that its state took when a request last let go of it, and last_used: when that was, by the
         monotonic clock. Meanwhile the engine changes it.
     """
@@ -109,6 +111,7 @@ class Session:
     forked_from: Origin | None = None
     recomputed: Recomputed | None = None
     folded_from: Origin | None = None
+    unread: Unread | None = None
     held_bytes: int = field(default=0, compare=False)
     last_used: float = field(default_factory=time.monotonic, compare=False)
 
@@ -194,6 +197,7 @@ class Session:
             **({RECOMPUTED: self.recomputed.to_map()} if self.recomputed else {}),
             **({FOLDED_FROM: self.folded_from.to_map()} if self.folded_from else {}),
             **({SALVAGED: self.salvaged.to_map()} if self.salvaged else {}),
+            **({UNREAD: self.unread.to_map()} if self.unread else {}),
         }
 
     @classmethod
@@ -226,6 +230,7 @@ class Session:
                 forked_from=Origin.from_map(kept.get(FORKED_FROM)),
                 recomputed=Recomputed.from_map(kept.get(RECOMPUTED)),
                 folded_from=Origin.from_map(kept.get(FOLDED_FROM)),
+                unread=Unread.from_map(kept.get(UNREAD)) if len(state.tokens) == durable.token_count else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedSnapshot(

@@ -92,6 +92,13 @@ class Passes:
             if position >= end:
                 return
 
+    def after(self, token_count: int) -> Passes:
+        """The passes behind the first tokens; a call that read on from there is cut."""
+        behind = Passes()
+        for size in self._between(token_count, self.token_count):
+            behind.add(size)
+        return behind
+
     @property
     def ends_alone(self) -> bool:
         """Whether the last call read one token and nothing else, so that reading it again gives the same bits."""

@@ -52,6 +52,10 @@ MAX_EVENT_NAMES = 256
 MAX_EVENT_NAME_CHARS = 64
 """There are fewer and shorter ones; the daemon says which it knows."""
 
+STOP_WITHIN_S = 60.0
+"""Seconds that a daemon that stops takes for its last sleeps, unless told otherwise: what started it, an operating
+system that shuts down say, waits 90 s in the usual case before it kills."""
+
 MAX_DAYS = 36_500
 """Ages that may be asked for: a hundred years."""
 

@@ -32,6 +32,7 @@ from ..daemon.shelf import ModelChoice
 from ..daemon.watching import CHANGE_POLICIES, ChangePolicy
 from ..errors import TorporError
 from .address import default_socket_path
+from .limits import STOP_WITHIN_S
 from .serving import serve_until_signal
 
 LOAD_POLICIES: tuple[LoadPolicy, ...] = ("first", "start", "use")
@@ -47,7 +48,8 @@ class ServeOptions:
     over of others that begin alike. `batch`: how many sessions of a model may decode in one call. What has slept for
     `quantise_after` days is kept in `quantise_bits` bits. The budgets are bytes: what the store may hold, may write in
     a day, and leaves free on the disk. `memory_budget`: bytes of memory for models and sessions, a share of what is
-    available if None; `idle_sleep`: after how many seconds a session that nobody uses is put to sleep, never if None.
+    available if None; `idle_sleep`: after how many seconds a session that nobody uses is put to sleep, never if None;
+    `stop_within`: how many seconds a stop takes at most to put sessions to sleep, `STOP_WITHIN_S` if None.
     `load`: which models are loaded at the start, the `first`, all (`start`) or none (`use`); the others are when they
     are first used. `pinned`: names of those that stay loaded; they are at the start, too, unless it is `use`.
     `model_ttl`: after how many seconds a model that nobody uses is unloaded, never if None. `on_model_change`: what
@@ -75,6 +77,7 @@ class ServeOptions:
     keep_free: int | None = None
     memory_budget: int | None = None
     idle_sleep: float | None = None
+    stop_within: float | None = None
     load: LoadPolicy | None = None
     pinned: tuple[str, ...] = ()
     model_ttl: float | None = None
@@ -108,6 +111,7 @@ def run(options: ServeOptions) -> None:
             quantise=_age_policy(options),
             memory_budget=settings.memory_budget,
             idle_sleep_s=settings.idle_sleep_s,
+            stop_within_s=settings.stop_within_s,
             on_model_change=settings.on_model_change,
             store_budget=settings.fixed["store_budget"],
             daily_write_budget=settings.fixed["daily_write_budget"],
@@ -147,6 +151,7 @@ def settings_of(options: ServeOptions) -> Settings:
         memory_budget=_first(options.memory_budget, config.memory_budget),
         idle_sleep_s=_first(options.idle_sleep, config.idle_sleep),
         on_model_change=options.on_model_change or config.on_model_change or "refuse",
+        stop_within_s=_first(options.stop_within, config.stop_within, STOP_WITHIN_S),
         fixed={
             "store_budget": _first(options.store_budget, config.store_budget),
             "daily_write_budget": _first(options.daily_write_budget, config.daily_write_budget),
@@ -209,6 +214,8 @@ def describe_stop(report: CloseReport) -> str:
     """What became of the sessions, as a sentence."""
     slept, empty = len(report.slept), len(report.empty)
     sentence = f"torpor stopped; {slept} {'session was' if slept == 1 else 'sessions were'} put to sleep"
+    if ledgers := len(report.ledgers):
+        sentence += f"; of {ledgers} the ledger is kept, and read again at the next use"
     if empty:
         sentence += f"; {empty} had read nothing and {'is' if empty == 1 else 'are'} gone"
     return sentence
@@ -256,6 +263,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     parser.add_argument(
         "--idle-sleep", type=_duration, metavar="SECONDS", help="put sessions to sleep that nobody has used for so long"
     )
+    parser.add_argument(
+        "--stop-within", type=_duration, metavar="SECONDS", help="keep only the ledger of what takes longer at a stop"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file that says what is not said here")
     parser.add_argument("--load", choices=LOAD_POLICIES, help="which models are loaded at the start")
     parser.add_argument("--pin", action="append", default=[], metavar="NAME", help="a model that stays loaded")
@@ -300,6 +310,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         keep_free=parsed.keep_free,
         memory_budget=parsed.memory_budget,
         idle_sleep=parsed.idle_sleep,
+        stop_within=parsed.stop_within,
         load=parsed.load,
         pinned=tuple(parsed.pin),
         model_ttl=parsed.model_ttl,

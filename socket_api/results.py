@@ -230,7 +230,8 @@ class Origin(Reply):
 
 class SessionDetail(Reply):
     """Everything that `show` knows of one session; `lossy` is None for one that is exact, `forked_from` for one that is
-    no fork, `folded_from` for one that did not begin with a summary of another."""
+    no fork, `folded_from` for one that did not begin with a summary of another. `unread_tokens`: how many of its ledger
+    follow the state that is kept, and are computed again at the next use."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -242,6 +243,7 @@ class SessionDetail(Reply):
     lossy: Lossy | None = None
     forked_from: Origin | None = None
     folded_from: Origin | None = None
+    unread_tokens: Count = 0
 
 
 class ListResult(Reply):
@@ -452,7 +454,8 @@ class SubscribeResult(Reply):
 
 
 class ShutdownResult(Reply):
-    """What a stop did with the sessions (their URIs): put to sleep, could not be (and why), had read nothing.
+    """What a stop did with the sessions (their URIs): put to sleep, could not be (and why), had read nothing, are kept
+    as ledgers whose tokens the next request computes again (and why).
 
     The process ends after this is sent.
     """
@@ -460,6 +463,7 @@ class ShutdownResult(Reply):
     slept: tuple[str, ...]
     failed: dict[str, str]
     empty: tuple[str, ...] = ()
+    ledgers: dict[str, str] = Field(default_factory=dict)
 
 
 class MaintenanceProblem(Reply):

@@ -83,6 +83,20 @@ def test_an_empty_session_is_no_failure(torpor: Torpor, monkeypatch: pytest.Monk
     assert torpor("stop", "--json").document["empty"] == ["torpor://default/e"]
 
 
+def test_a_session_of_which_the_ledger_alone_is_kept_is_told_with_why_and_is_no_failure(
+    torpor: Torpor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledgers = {"torpor://default/l": "stop_deadline: no [/] time"}
+    answer(monkeypatch, ShutdownResult(slept=(), failed={}, ledgers=ledgers))
+    ran = torpor("stop")
+    assert ran.status == 0
+    assert (
+        "torpor://default/l  its ledger is kept; its tokens are read again when it is used (stop_deadline: no [/] time)"
+        in ran.out
+    )
+    assert torpor("stop", "--json").document["ledgers"] == ledgers
+
+
 def test_a_process_that_does_not_end_is_waited_for_and_not_killed(
     torpor: Torpor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

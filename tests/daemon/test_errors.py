@@ -14,6 +14,7 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "InvalidSampling": "invalid_sampling",
         "SessionExists": "session_exists",
         "SessionBusy": "session_busy",
+        "StopDeadline": "stop_deadline",
         "UnknownModel": "unknown_model",
         "NotRecomputable": "not_recomputable",
         "InvalidConfiguration": "invalid_configuration",

@@ -1,0 +1,151 @@
+"""Ledgers without state: what is kept of a session whose keys and values a stop cannot write, and how it is read again.
+
+Owns both ways. A version that is made so refers to all blocks of the session's last one that still hold what its caches
+do, and tells the tokens behind them (`unread.py`): a few bytes for each, written in one small file. Nothing that was
+read or said is lost with the keys and values; the next request for the session computes them again, in the model calls
+in which they were computed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..memvid.blocks import BlockEntry
+from ..memvid.errors import Corruption
+from ..memvid.sizes import format_plural
+from ..memvid.store import Receipt, Store
+from ..snapshot import memory
+from ..snapshot.capture import plan_reuse
+from ..snapshot.errors import ContextTooShort, MalformedSnapshot
+from .bus import Bus
+from .engine import Engine, Steps
+from .events import LedgerKept, LedgerRead
+from .generation import logits_digest, replay
+from .hibernation import Hibernation
+from .recomputed import Recomputed
+from .sessions import Session
+from .transcripts import TEXT_MAP
+from .unread import UNREAD, Unread
+
+
+class Ledgers:
+    """Keeps the ledgers of sessions that cannot be kept whole. Callers hold the session alone."""
+
+    def __init__(self, store: Store, hibernation: Hibernation, engine: Engine, bus: Bus) -> None:
+        self._store = store
+        self._hibernation = hibernation
+        self._engine = engine
+        self._bus = bus
+
+    async def keep(self, session: Session, why: str) -> Receipt:
+        """A version with all of the session's ledger and what was durable of its state. The session is as it was, and
+        still needs its sleep. why: the code of what keeps it from that.
+
+        Raises:
+            StoreError: not even that could be made durable.
+        """
+        key, digest = await self._engine.call(lambda: _end_of(session))
+        make = partial(self._write, session, key, digest)
+        try:
+            receipt = await self._hibernation.on_writer(partial(make, relying=True))
+        except Corruption:  # what it would refer to is damaged or gone
+            receipt = await self._hibernation.on_writer(partial(make, relying=False))
+        held = len(session.state.tokens)
+        self._bus.publish(
+            LedgerKept(session.uri, receipt.version, held, held - receipt.token_count, receipt.bytes_written, why)
+        )
+        return receipt
+
+    async def read(self, session: Session) -> int:
+        """Read what the session has not read of its ledger; the tokens that were. There is memory for them. Where this
+        fails, or is given up, the session is not to be used.
+
+        Raises:
+            GenerationFailed: the model failed. MalformedSnapshot, ContextTooShort: the ledger cannot be the model's.
+        """
+        unread, start = session.unread, len(session.state.tokens)
+        if unread is None:
+            return 0
+        _require_readable(session, unread)
+        await self._engine.run(_steps(session, unread))
+        same = await self._engine.call(lambda: _digest_of(session) == unread.logits_digest)
+        version = session.durable.version if session.durable else 1
+        session.recomputed = Recomputed(version, start, len(unread.tokens), same)
+        session.text_map, session.turn_open, session.unread = unread.text_map, unread.turn_open, None
+        session.dirty = True
+        self._bus.publish(LedgerRead(session.uri, len(session.state.tokens), len(unread.tokens), same))
+        return len(unread.tokens)
+
+    def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt:
+        """relying: refer to what is durable."""
+        state, durable = session.state, session.durable if relying else None
+        reused: Sequence[BlockEntry] = ()
+        backend: Any = dict(session.model.backend)
+        if durable is not None:
+            with self._store.open_session(session.uri, durable.version) as reader:
+                reused = _still_held(session, reader.entries)
+                backend = reader.manifest.session.get("backend")
+        held = max((entry.end for entry in reused if entry.kind == "span"), default=0)
+        kept = session.to_map() | {"backend": backend}
+        if behind := state.tokens[held:]:
+            unread = Unread(behind, state.passes.after(held), key, digest, session.text_map, session.turn_open)
+            kept |= {"turn_open": False, TEXT_MAP: session.text_map.cut(held).to_map(), UNREAD: unread.to_map()}
+        return self._store.write_bundle(
+            uri=session.uri,
+            identity=session.model.identity,
+            parent=durable.bundle_id if durable is not None else None,
+            reused=reused,
+            blocks=(),
+            session=kept,
+            token_count=held,
+            beyond_budget=True,
+        )
+
+
+def _still_held(session: Session, entries: Sequence[BlockEntry]) -> Sequence[BlockEntry]:
+    """The blocks of the session's last version whose tokens are the first of its ledger, as it computed them."""
+    assert session.durable is not None
+    if session.unchanged_tokens >= session.durable.token_count:
+        return entries
+    records = [entry.start for entry in entries if entry.kind == "state"]
+    return plan_reuse(entries, session.unchanged_tokens, records)
+
+
+def _end_of(session: Session) -> tuple[bytes, str]:
+    """The random key of a session and the digest of its logits; on the engine thread."""
+    key = memory.contiguous(session.state.random_key)
+    mx.eval(key)
+    return bytes(memory.readable(key)), _digest_of(session)
+
+
+def _digest_of(session: Session) -> str:
+    assert session.state.last_logits is not None, "a session that has read something has logits"
+    return logits_digest(session.state.last_logits)
+
+
+def _steps(session: Session, unread: Unread) -> Steps[None]:
+    sizes = list(unread.passes.between(0, len(unread.tokens)))
+    yield from replay(session.model, session.state, unread.tokens, sizes)
+    session.state.random_key = mx.array(np.frombuffer(unread.random_key, dtype="<u4"))
+
+
+def _require_readable(session: Session, unread: Unread) -> None:
+    model, count = session.model, len(session.state.tokens) + len(unread.tokens)
+    if (highest := max(unread.tokens)) >= model.layout.vocabulary:
+        raise MalformedSnapshot(
+            f"The ledger has token {highest}, and the model's vocabulary ends at {model.layout.vocabulary - 1}.",
+            token=highest,
+            vocabulary=model.layout.vocabulary,
+        )
+    if count > model.context_tokens:
+        raise ContextTooShort(
+            f"The ledger holds {format_plural(count, 'token')}, and the context of model {model.name!r} ends at "
+            f"{model.context_tokens}.",
+            token_count=count,
+            context_tokens=model.context_tokens,
+        )

@@ -1,0 +1,99 @@
+"""The end of a ledger that a version has without its keys and values: what a stop had no time, or no room, to write.
+
+Owns how the session map tells it, and its bounds. The version is one of the tokens before it, in full; these are read
+again when the session is used next.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..memvid.limits import MAX_TOKENS
+from ..memvid.uri import SessionUri
+from ..snapshot.errors import MalformedSnapshot
+from ..snapshot.passes import Passes
+from ..snapshot.state import token_array
+from .transcripts import TEXT_MAP, TextMap
+
+UNREAD: Final = "unread"
+"""Under which the session map tells it, in that version alone."""
+
+_DIGEST_CHARS: Final = 64
+_MAX_KEY_BYTES: Final = 64
+_FIELDS: Final = {
+    "tokens": bytes,
+    "passes": bytes,
+    "random_key": bytes,
+    "logits_digest": str,
+    "turn_open": bool,
+    TEXT_MAP: dict,
+}
+
+
+def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
+    """The end of a ledger in a session map.
+
+    Raises:
+        MalformedSnapshot: it is not what `to_map` makes.
+    """
+    try:
+        return Unread.from_map(kept.get(UNREAD))
+    except (KeyError, ValueError) as error:
+        raise MalformedSnapshot(
+            f"The end of the ledger of {uri} is not of the form that this version writes: {error}.", session=str(uri)
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """tokens: uint32, behind those of the version. passes: how they were read. random_key: what the next token would
+    have been drawn with, uint32 `[2]` as bytes. logits_digest: of the float32 logits behind
+    them, as hex. text_map,
+    turn_open: of the whole ledger."""
+
+    tokens: array[int]
+    passes: Passes
+    random_key: bytes
+    logits_digest: str
+    text_map: TextMap
+    turn_open: bool
+
+    def to_map(self) -> dict[str, Any]:
+        """What the session map keeps."""
+        return {
+            "tokens": self.tokens.tobytes(),
+            "passes": self.passes.tobytes(),
+            "random_key": self.random_key,
+            "logits_digest": self.logits_digest,
+            "turn_open": self.turn_open,
+            TEXT_MAP: self.text_map.to_map(),
+        }
+
+    @classmethod
+    def from_map(cls, stored: object) -> Unread | None:
+        """Read what `to_map` kept; None for a version that has all of its ledger.
+
+        Raises:
+            ValueError: it is not what `to_map` makes.
+        """
+        if stored is None:
+            return None
+        if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != _FIELDS:
+            raise ValueError(f"{UNREAD} is not the end of a ledger")
+        size = len(stored["tokens"])
+        if size % 4 or not 4 <= size <= 4 * MAX_TOKENS:
+            raise ValueError(f"{UNREAD} has {size} bytes of tokens, which are four each")
+        if len(stored["random_key"]) > _MAX_KEY_BYTES or len(stored["logits_digest"]) != _DIGEST_CHARS:
+            raise ValueError(f"{UNREAD} has a random key or a digest of a size that cannot be")
+        tokens = token_array(stored["tokens"])
+        return cls(
+            tokens,
+            Passes.from_bytes(stored["passes"], len(tokens)),
+            stored["random_key"],
+            stored["logits_digest"],
+            TextMap.from_map(stored[TEXT_MAP]),
+            stored["turn_open"],
+        )

@@ -1,0 +1,317 @@
+"""A stop that has no time, or no room, for a session keeps all that was read and said in it, and nothing half."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import SAMPLED, Gate, Rigged, ignore, listening, tokens_of
+from torpor.daemon.errors import GenerationFailed, StopDeadline
+from torpor.daemon.hibernation import LastSleep
+from torpor.daemon.sessions import Session
+from torpor.daemon.transcripts import TextMap
+from torpor.daemon.unread import Unread
+from torpor.memvid.errors import NoSpace
+from torpor.memvid.store import Store
+from torpor.snapshot.errors import MalformedSnapshot
+from torpor.snapshot.passes import Passes
+from torpor.snapshot.state import token_array
+
+KINDS = ("qwen3", "gemma3_text", "falcon_h1")
+
+
+def uri(name: str) -> str:
+    return f"torpor://default/{name}"
+
+
+async def three(rig: Rigged) -> None:
+    """`new` has never slept; `more` has gone on since its sleep; `same` has not."""
+    await rig.read("new", tokens_of(1, 530), sampling=SAMPLED)
+    await rig.read("more", tokens_of(2, 300), sampling=SAMPLED)
+    await rig.read("same", tokens_of(3, 40))
+    for name in ("more", "same"):
+        await rig.sleep(name)
+        await rig.wake(name)
+    await rig.service.append(session="more", tokens=tokens_of(4, 290), emit=ignore)
+    await rig.write("more", 7)
+    await rig.write("new", 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_stop_has_no_time_for_goes_on_bit_for_bit_from_its_ledger(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind, stop_within_s=0) as rig:
+        await three(rig)
+        had = {name: await rig.fingerprint(name) for name in ("new", "more")}
+        report = await rig.service.close()
+        assert (report.slept, report.failed, report.empty) == ((), {}, ())
+        assert sorted(report.ledgers) == [uri("more"), uri("new")]
+        assert all(why.startswith("stop_deadline: ") for why in report.ledgers.values())
+    async with open_kind(kind) as rig:
+        stored = {info.session: info.token_count for info in await rig.service.list_sessions()}
+        assert stored == {uri("new"): 0, uri("more"): 300, uri("same"): 40}
+        for name, was in had.items():
+            woken = await rig.wake(name)
+            assert (woken.token_count, woken.tokens_prefilled) == (len(was.tokens), len(was.tokens) - stored[uri(name)])
+            assert woken.recomputed is not None
+            assert (woken.recomputed.start, woken.recomputed.same_logits) == (stored[uri(name)], True)
+            assert await rig.fingerprint(name) == was
+            was_written = await rig.write(name, 12)
+            assert len(was_written[0]) == 12
+            slept = await rig.sleep(name)
+            assert slept.token_count == len(was.tokens) + 12
+    async with open_kind(kind) as rig:
+        for name in had:
+            assert (await rig.wake(name)).tokens_prefilled == 0, "it is whole again"
+
+
+async def test_the_deepest_are_written_first_then_the_newest(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    put = Store.write_bundle
+
+    def write(store: Store, *, uri: Any, **options: Any) -> Any:
+        begun.append(uri.name)
+        return put(store, uri=uri, **options)
+
+    async with open_rig(stop_within_s=3600) as rig:
+        await rig.read("deep", tokens_of(1, 600))
+        await rig.read("old", tokens_of(2, 100))
+        await rig.read("new", tokens_of(3, 100))
+        await rig.read("kept", tokens_of(4, 900))
+        await rig.sleep("kept")
+        await rig.wake("kept")
+        await rig.service.append(session="kept", tokens=tokens_of(5, 50), emit=ignore)
+        monkeypatch.setattr(Store, "write_bundle", write)
+        report = await rig.service.close()
+        assert begun == ["deep", "new", "old", "kept"]
+        assert report.slept == tuple(map(uri, begun))
+
+
+async def test_a_sleep_that_takes_too_long_is_broken_off_and_leaves_nothing_half_written(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def look(_order: LastSleep) -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 2:
+            raise StopDeadline("no more time")
+
+    async with open_rig() as rig:
+        await rig.read("deep", tokens_of(1, 1000))
+        await rig.read("next", tokens_of(2, 300))
+        monkeypatch.setattr(LastSleep, "require_time", look)
+        async with listening(rig) as heard:
+            preparing = await rig.service.prepare_close()
+        assert sorted(preparing.ledgers) == [uri("deep"), uri("next")]
+        told = heard.of("ledger_kept", "deep")
+        assert told == [
+            {
+                "version": 1,
+                "tokens": 1000,
+                "unread_tokens": 1000,
+                "bytes_written": told[0]["bytes_written"],
+                "code": "stop_deadline",
+            }
+        ]
+        assert told[0]["bytes_written"] < 10_000
+        assert heard.of("sleep_failed", "deep")[0]["code"] == "stop_deadline"
+        report = await rig.service.close()
+        assert report.ledgers == preparing.ledgers
+    assert not [path.name for path in store.rglob("*") if path.suffix in (".tmp", ".part")]
+    async with open_rig() as rig:
+        assert {each.version for each in await rig.service.list_sessions()} == {1}, "no ledger was kept twice"
+        await rig.wake("deep")
+        assert len(rig.live("deep").state.tokens) == 1000
+
+
+def refuse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on there is room for small files only."""
+    put = Store.write_bundle
+
+    def write(store: Store, *, blocks: Any, **options: Any) -> Any:
+        if list(blocks):
+            raise NoSpace("the disk is full")
+        return put(store, blocks=(), **options)
+
+    monkeypatch.setattr(Store, "write_bundle", write)
+
+
+async def test_a_stop_that_is_asked_for_is_refused_before_it_gives_keys_and_values_up(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        refuse_blocks(monkeypatch)
+        report = await rig.service.prepare_close()
+        assert (list(report.failed), report.ledgers) == ([uri("a")], {})
+        await rig.write("a", 3)
+        report = await rig.service.close()
+        assert (report.failed, list(report.ledgers)) == ({}, [uri("a")])
+        assert report.ledgers[uri("a")].startswith("no_space: ")
+    monkeypatch.undo()
+    async with open_rig() as rig:
+        await rig.wake("a")
+        assert len(rig.live("a").state.tokens) == 303
+
+
+async def test_where_not_even_a_ledger_can_be_kept_both_reasons_are_told(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: Any, **_options: Any) -> Any:
+        raise NoSpace("the disk is full")
+
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        monkeypatch.setattr(Store, "write_bundle", fail)
+        report = await rig.service.close()
+        assert report.ledgers == {}
+        assert report.failed[uri("a")].count("the disk is full") == 2
+
+
+async def test_a_ledger_relies_on_no_block_that_is_damaged(open_rig: Any, store: Path) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.wake("a")
+        await rig.write("a", 4)
+        had = await rig.fingerprint("a")
+        bundle = _only_bundle(store)
+        bundle.write_bytes(bundle.read_bytes()[:64])
+        assert list((await rig.service.close()).ledgers) == [uri("a")]
+    async with open_rig() as rig:
+        assert (await rig.wake("a")).tokens_prefilled == 304
+        assert await rig.fingerprint("a") == had
+
+
+def _only_bundle(store: Path) -> Path:
+    (found,) = (
+        path
+        for path in store.rglob("*")
+        if path.is_file() and path.stat().st_size > 20_000 and "sqlite" not in path.name
+    )
+    return found
+
+
+async def test_a_session_that_goes_back_behind_its_sleep_keeps_the_ledger_that_it_has(open_rig: Any) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 600))
+        await rig.sleep("a")
+        await rig.wake("a", at_token=300)
+        await rig.service.append(session="a", tokens=tokens_of(2, 40), emit=ignore)
+        had = list(rig.live("a").state.tokens)
+        await rig.service.close()
+    async with open_rig() as rig:
+        assert [info.token_count for info in await rig.service.list_sessions()] == [256]
+        await rig.wake("a")
+        assert list(rig.live("a").state.tokens) == had
+        await rig.service.fork(session="a@1", name="before", emit=ignore)
+        assert (await rig.wake("before")).token_count == 600, "the version that it went back from is as it was"
+
+
+async def test_a_ledger_is_read_before_whatever_is_asked_of_its_session(open_rig: Any) -> None:
+    async with open_rig(stop_within_s=0, endless=False) as rig:
+        await rig.read("a", tokens_of(1, 400))
+        had = list(rig.live("a").state.tokens)
+        await rig.service.close()
+    async with open_rig(endless=False) as rig:
+        added = await rig.service.append(session="a", tokens=[7], emit=ignore)
+        assert (added.token_count, added.prefilled_tokens) == (401, 1)
+        assert added.woken is not None
+        assert (added.woken.tokens_prefilled, added.woken.token_count) == (400, 400)
+        assert list(rig.live("a").state.tokens) == [*had, 7]
+
+
+async def test_a_reading_that_fails_or_is_given_up_leaves_the_ledger_asleep(open_rig: Any) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 400))
+        await rig.service.close()
+    async with open_rig() as rig:
+        rig.network.reset()
+        rig.network.fail_at(1)
+        with pytest.raises(GenerationFailed):
+            await rig.wake("a")
+        assert not rig.is_awake("a")
+        rig.network.reset()
+        gate = Gate()
+        rig.network.before = lambda *_: gate.pass_through()
+        task = asyncio.ensure_future(rig.wake("a"))
+        await gate.reached()
+        task.cancel()
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not rig.is_awake("a")
+        rig.network.reset()
+        assert (await rig.wake("a")).token_count == 400
+
+
+async def test_a_fork_of_a_ledger_has_all_of_it_too(open_rig: Any) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.wake("a")
+        await rig.write("a", 5)
+        had = await rig.fingerprint("a")
+        await rig.service.close()
+    async with open_rig() as rig:
+        await rig.service.fork(session="a", name="b", emit=ignore)
+        await rig.wake("b")
+        assert (await rig.fingerprint("b")).tokens == had.tokens
+        await rig.service.fork(session="a", name="c", at_token=300, emit=ignore)
+        await rig.wake("a", at_token=300)
+        assert len(rig.live("a").state.tokens) == 300, "what is asked for by its token is that, and nothing more"
+
+
+def an_unread(**changes: Any) -> dict[str, Any]:
+    passes = Passes()
+    passes.add(3)
+    whole = Unread(token_array(b"\1\0\0\0" * 3), passes, b"12345678", "a" * 64, TextMap(), turn_open=True)
+    return {**whole.to_map(), **changes}
+
+
+def test_the_end_of_a_ledger_comes_back_as_it_was_kept() -> None:
+    read = Unread.from_map(an_unread())
+    assert read is not None
+    assert read.to_map() == an_unread()
+    assert Unread.from_map(None) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": b""}, {"tokens": b"123"}, {"tokens": [1]}, {"passes": b"\1"}, {"passes": b"\4\0\0\0\1\0\0\0"},
+        {"random_key": b"x" * 65}, {"logits_digest": "a"}, {"turn_open": 1}, {"more": 1}, {"text_map": {}},
+    ],
+)  # fmt: skip
+def test_what_is_no_end_of_a_ledger_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        Unread.from_map(an_unread(**changes))
+
+
+async def test_a_ledger_with_tokens_that_the_model_does_not_know_is_malformed(open_rig: Any) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 30))
+        await rig.service.close()
+    async with open_rig() as rig:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Session, "woken", _with_strange_token(Session.woken))
+            with pytest.raises(MalformedSnapshot, match="vocabulary"):
+                await rig.wake("a")
+        assert not rig.is_awake("a")
+        await rig.wake("a")
+
+
+def _with_strange_token(woken: Any) -> Any:
+    def make(*args: Any) -> Session:
+        session: Session = woken(*args)
+        assert session.unread is not None
+        strange = session.unread.tokens[:]
+        strange[3] = 2**31
+        session.unread = replace(session.unread, tokens=strange)
+        return session
+
+    return make
