@@ -13,7 +13,7 @@ from .damage import naming_the_intact
 from .formatting import format_rate, format_seconds
 from .inputs import load_text
 from .interrupts import ignore_interrupts
-from .options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption
+from .options import JsonOption, ModelOption, NewLabelOption, PriorityOption, SessionArgument, SocketOption
 from .output import Output, plain
 from .wake_remarks import remark_on_wake_in_passing
 
@@ -26,6 +26,7 @@ def append(
     session: SessionArgument,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", show_default=False, help="What to read.")] = None,
     file: FileOption = None,
+    priority: PriorityOption = "normal",
     model: ModelOption = None,
     label: NewLabelOption = None,
     socket: SocketOption = None,
@@ -39,7 +40,7 @@ def append(
     [bold]Examples[/]
 
     [cyan]torpor append notes --file report.md[/]
-    [cyan]git diff | torpor append review --label nightly[/]
+    [cyan]git diff | torpor append review --label nightly --priority background[/]
     """
     output = Output(as_json=as_json)
     content = load_text(text, file, what="text")
@@ -50,7 +51,7 @@ def append(
                 client,
                 session,
                 model,
-                lambda: client.append(session, text=content, on_event=on_event),
+                lambda: client.append(session, text=content, priority=priority, on_event=on_event),
                 labels=label,
             )
         ignore_interrupts()

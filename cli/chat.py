@@ -10,6 +10,7 @@ import typer
 
 from ..errors import TorporError
 from ..socket_api.client import Client, TextStream
+from ..socket_api.methods import Priority
 from ..socket_api.results import GenerateResult, Sampling
 from .daemon_link import OnEvent, connect, with_session
 from .damage import naming_the_intact
@@ -21,6 +22,7 @@ from .options import (
     MaxTokensOption,
     ModelOption,
     NewLabelOption,
+    PriorityOption,
     SeedOption,
     SessionArgument,
     SocketOption,
@@ -64,6 +66,7 @@ def chat(
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
+    priority: PriorityOption = "normal",
     model: ModelOption = None,
     label: NewLabelOption = None,
     socket: SocketOption = None,
@@ -92,7 +95,7 @@ def chat(
     if transcript is not None and message is not None:
         raise InvalidUsage("Give either a MESSAGE or --transcript: its last message is the one to be answered.")
     with connect(socket) as client:
-        turn = _Turn(output, client, session, model, label, max_tokens, sampling)
+        turn = _Turn(output, client, session, model, label, max_tokens, sampling, priority)
         if transcript is not None:
             asked = {"messages": load_transcript(transcript), "on_divergence": on_divergence or "refuse"}
             return finish_generation(output, "chat", turn.answer(None, **asked))
@@ -115,6 +118,7 @@ class _Turn:
         labels: list[str] | None,
         max_tokens: int | None,
         sampling: Sampling | None,
+        priority: Priority,
     ) -> None:
         self._output = output
         self._client = client
@@ -122,14 +126,14 @@ class _Turn:
         self._model = model
         self._labels = labels
         self._max_tokens = max_tokens
-        self._sampling = sampling
+        self._asked: dict[str, Any] = {"sampling": sampling, "priority": priority}
 
     def answer(self, message: str | None, **transcript: Any) -> GenerateResult:
         """Send a message, or a transcript, and stream the answer; give its result."""
 
         def begin(count: int, on_event: OnEvent) -> TextStream:
             return self._client.stream_chat(
-                self._session, message, max_tokens=count, sampling=self._sampling, on_event=on_event, **transcript
+                self._session, message, max_tokens=count, on_event=on_event, **self._asked, **transcript
             )
 
         def act() -> GenerateResult:

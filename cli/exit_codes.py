@@ -96,7 +96,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         BUSY,
         (
-            "client_busy", "connection_evicted", "daemon_busy", "daemon_still_running", "memory_busy",
+            "client_busy", "connection_evicted", "daemon_busy", "daemon_still_running", "engine_busy", "memory_busy",
             "model_in_use",
             "model_files_changing",
             "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down", "stop_deadline",

@@ -11,7 +11,7 @@ from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
 from .formatting import format_seconds
 from .interrupts import ignore_interrupts
-from .options import JsonOption, OwnLabelOption, SessionArgument, SocketOption
+from .options import JsonOption, OwnLabelOption, PriorityOption, SessionArgument, SocketOption
 from .output import Output, plain
 
 NameArgument = Annotated[
@@ -44,6 +44,7 @@ def fold(
     summary: SummaryOption = None,
     summarise: SummariseOption = None,
     tail: TailOption = 0,
+    priority: PriorityOption = "normal",
     label: OwnLabelOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
@@ -62,7 +63,14 @@ def fold(
     with connect(socket) as client, progress_of(output, "prefill") as on_event:
         with naming_the_intact(client, session):
             result = client.fold(
-                session, name, summary=summary, summarise=summarise, tail=tail, labels=label, on_event=on_event
+                session,
+                name,
+                summary=summary,
+                summarise=summarise,
+                tail=tail,
+                labels=label,
+                priority=priority,
+                on_event=on_event,
             )
         ignore_interrupts()
     if as_json:

@@ -17,6 +17,7 @@ from .options import (
     MaxTokensOption,
     ModelOption,
     NewLabelOption,
+    PriorityOption,
     SeedOption,
     SessionArgument,
     SocketOption,
@@ -63,6 +64,7 @@ def generate(
     seed: SeedOption = None,
     stop: StopOption = None,
     prove: ProveOption = False,
+    priority: PriorityOption = "normal",
     model: ModelOption = None,
     label: NewLabelOption = None,
     socket: SocketOption = None,
@@ -91,6 +93,7 @@ def generate(
                 sampling=sampling,
                 stop=stop or (),
                 prove=prove,
+                priority=priority,
                 on_event=on_event,
             )
 

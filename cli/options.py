@@ -9,6 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from ..memvid.uri import VERSION_MARK, parse_reference, parse_version_reference
+from ..socket_api.methods import Priority
 from ..socket_api.results import Sampling
 from .errors import InvalidUsage
 
@@ -147,6 +148,10 @@ MaxTokensOption = Annotated[
         show_default=False,
         help=f"Write at most N tokens. Default: {DEFAULT_MAX_TOKENS}, or what still fits into the context.",
     ),
+]
+PriorityOption = Annotated[
+    Priority,
+    typer.Option("--priority", show_default=False, help="background gives way to what is normal. Default: normal."),
 ]
 TemperatureOption = Annotated[
     float | None,

@@ -245,6 +245,20 @@ DeterministicOption = Annotated[
 ]
 
 
+MaxWaitingOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-waiting",
+        min=1,
+        max=65_536,
+        metavar="REQUESTS",
+        show_default=False,
+        help="Requests that may wait for their turn, for memory or the engine; the next is told so, and nothing has"
+        " happened. Default: 512.",
+    ),
+]
+
+
 LoadPolicy = Literal["first", "start", "use"]
 ConfigOption = Annotated[
     Path | None,
@@ -315,6 +329,7 @@ def serve(
     prefix_reuse: PrefixReuseOption = "exact",
     batch: BatchOption = None,
     deterministic: DeterministicOption = False,
+    max_waiting: MaxWaitingOption = None,
     quantise_after: QuantiseAfterOption = None,
     quantise_bits: QuantiseBitsOption = None,
     store: ServedStoreOption = None,
@@ -376,6 +391,7 @@ def serve(
         arguments += ["--trusting"] * trusting
         arguments += [] if prefix_reuse == "exact" else ["--prefix-reuse", prefix_reuse]
         arguments += [] if batch == DEFAULT_BATCH else ["--batch", str(batch)]
+        arguments += [] if max_waiting is None else ["--max-waiting", str(max_waiting)]
         arguments += [] if quantise_after is None else ["--quantise-after", str(quantise_after)]
         arguments += [] if quantise_bits is None else ["--quantise-bits", quantise_bits]
         arguments += [] if idle_sleep is None else ["--idle-sleep", str(idle_sleep)]
@@ -408,6 +424,7 @@ def serve(
             trusting=trusting,
             prefix_reuse=prefix_reuse,
             batch=batch,
+            max_waiting=max_waiting,
             quantise_after=quantise_after,
             quantise_bits=int(quantise_bits or DEFAULT_QUANTISE_BITS),
             json=as_json,

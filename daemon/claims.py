@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from ..memvid.uri import SessionUri
+from .admission import Request, current
 from .results import WakeResult
 
 
@@ -18,6 +19,7 @@ class Claim:
     reserved: bytes that it may take; wanted: those that it waits for, with the answer that it then awaits: whether they
         are reserved, or else its session has to give way first. what: what they are for, if not for its session.
     unslept: why sessions could not make room for it. also: another session whose turn it holds.
+    request: whose it is. passed_at: since when others go before it that came later, by the monotonic clock.
     """
 
     uri: SessionUri | None
@@ -29,6 +31,12 @@ class Claim:
     answer: asyncio.Future[bool] | None = None
     unslept: dict[SessionUri, str] = field(default_factory=dict)
     also: SessionUri | None = None
+    request: Request = field(default_factory=current)
+    passed_at: float | None = None
+
+    def stands_back(self, now: float) -> bool:
+        """Whether those that are in more of a hurry get memory before it."""
+        return self.request.stands_back(0.0 if self.passed_at is None else now - self.passed_at)
 
 
 @dataclass(slots=True, eq=False)

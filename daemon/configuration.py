@@ -20,6 +20,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ..memvid.sizes import parse_bytes, parse_seconds
+from .admission import MOST_WAITING_EVER
 from .errors import InvalidConfiguration
 
 MAX_CONFIG_BYTES: Final = 256 * 1024
@@ -89,6 +90,7 @@ class Configuration(_Table):
     stop_within: Duration | None = None
     model_ttl: Duration | None = None
     on_model_change: Literal["refuse", "reload"] | None = None
+    max_waiting: Annotated[int, Field(ge=1, le=MOST_WAITING_EVER)] | None = None
     store_budget: Budget | None = None
     daily_write_budget: Budget | None = None
     keep_free: Size | None = None

@@ -18,6 +18,7 @@ from typing import Final
 import watchfiles
 
 from ..errors import TorporError
+from .admission import MAX_WAITING, Queue
 from .errors import InvalidConfiguration
 from .memory import require_models_fit
 from .models import look_at
@@ -40,14 +41,15 @@ _DEBOUNCE_MS = 200
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a daemon serves and how, of all that can stand in a file. memory_budget: a share of what is available if
-    None; idle_sleep_s: never if None; stop_within_s: as long as it takes if None. fixed: what takes a start to change,
-    by name."""
+    None; idle_sleep_s: never if None; stop_within_s: as long as it takes if None; max_waiting: requests. fixed: what
+    takes a start to change, by name."""
 
     models: Mapping[str, ModelChoice]
     memory_budget: int | None = None
     idle_sleep_s: float | None = None
     stop_within_s: float | None = None
     on_model_change: ChangePolicy = "refuse"
+    max_waiting: int = MAX_WAITING
     fixed: Mapping[str, int | None] = field(default_factory=dict)
 
 
@@ -63,13 +65,16 @@ class ConfigFile:
 class Configuring:
     """Keeps a daemon to its file until it is closed. settings: those that it was started with."""
 
-    def __init__(self, file: ConfigFile, settings: Settings, shelf: Shelf, residency: Residency) -> None:
+    def __init__(
+        self, file: ConfigFile, settings: Settings, shelf: Shelf, residency: Residency, requests: Queue
+    ) -> None:
         self._file = file
         self._settings = settings
         self._fixed = settings.fixed
         self._budget = settings.memory_budget
         self._shelf = shelf
         self._residency = residency
+        self._requests = requests
         self._problem: str | None = None
         self._reloads = 0
         self._turn = asyncio.Lock()
@@ -143,6 +148,7 @@ class Configuring:
         self._shelf.take_over(settings.models)
         self._residency.watching.policy = settings.on_model_change
         self._residency.stop_within_s = settings.stop_within_s
+        self._requests.limit = settings.max_waiting
         if settings.idle_sleep_s != before.idle_sleep_s:
             await self._residency.set_idle(settings.idle_sleep_s)
         if settings.memory_budget is not None and settings.memory_budget != self._budget:

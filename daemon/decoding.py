@@ -8,6 +8,8 @@ Rules:
 - Numbers that were computed beside others may differ in the last bits from those computed alone, so a ledger tells
   which of its tokens were read so (`passes.BESIDE`).
 - A model decodes in batches only once it has been seen to compute in one what it computes alone.
+- Tokens that are read *along* take no call of their own: their states have rows beside those of the others, as many as
+  are free, and give them back to others that would have none.
 
 Everything here runs on the engine thread.
 """
@@ -15,8 +17,8 @@ Everything here runs on the engine thread.
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -139,9 +141,10 @@ class _Batch:
         """Those that are in it now."""
         return [state for state in self.rows if state is not None]
 
-    def has_room(self, more: Sequence[LiveState], most_rows: int) -> bool:
-        """Whether so many rows, of these lengths, are not too many, and waste no more than they may."""
-        lengths = [len(state.tokens) for state in (*self.states, *more)]
+    def has_room(self, more: Sequence[LiveState], most_rows: int, *, without: LiveState | None = None) -> bool:
+        """Whether so many rows, of these lengths, are not too many, and waste no more than they may. without: as if
+        that one had left."""
+        lengths = [len(state.tokens) for state in (*self.states, *more) if state is not without]
         widest = max(self.width, *lengths)
         return len(lengths) <= most_rows and widest * len(lengths) <= (1 + MOST_PADDING) * sum(lengths)
 
@@ -306,6 +309,9 @@ def lost(state: LiveState) -> GenerationFailed:
     )
 
 
+_Joining = dict[int, tuple[_Batch, list[LiveState]]]
+
+
 def _to_nobody(event: Event) -> None:
     """What happens in a decoder that nobody listens to."""
 
@@ -321,17 +327,19 @@ class Decoder:
         self._failures: Counter[bytes] = Counter()
         self.batched_tokens = 0
 
-    def decode(self, asked: Sequence[Decode]) -> list[mx.array | BaseException]:
-        """One token for each, and for each its logits or what failed."""
-        by_state = {id(each.state): each for each in asked}
+    def decode(self, asked: Sequence[Decode], along: Sequence[Decode] = ()) -> list[mx.array | BaseException | None]:
+        """One token for each, and for each its logits or what failed. along: those that are read where they can be in
+        the calls of the others; None for one that was not."""
+        everybody = [*asked, *along]
+        by_state = {id(each.state): each for each in everybody}
         try:
-            self._settle(asked)
+            self._settle(asked, along)
         except BaseException as error:  # noqa: BLE001 - who is in no batch decodes alone, in what memory there is
             _LOG.warning("Batches could not be settled: %s: %s", type(error).__name__, error)
         found: dict[int, mx.array | BaseException] = {}
-        found.update((id(each.state), lost(each.state)) for each in asked if each.state.is_lost)
+        found.update((id(each.state), lost(each.state)) for each in everybody if each.state.is_lost)
         self._batches = [batch for batch in self._batches if batch.states]
-        for batch in list(self._batches):
+        for batch in self._batches_with(asked):
             rows = batch.decode(by_state)
             if rows is not None:
                 self.batched_tokens += len(rows)
@@ -342,7 +350,7 @@ class Decoder:
             if id(each.state) not in found:
                 found[id(each.state)] = _tried(each)
         # An error has this frame, as the one that led to where it was raised: it must not have the error.
-        return [found.pop(id(each.state)) for each in asked]
+        return [found.pop(id(each.state), None) for each in everybody]
 
     def release(self, states: Sequence[LiveState]) -> None:
         """Give those of the states that are in a batch their caches back. A batch of one is none."""
@@ -357,40 +365,71 @@ class Decoder:
                     _LOG.error("A batch was lost: %s: %s", type(error).__name__, error)
         self._batches = [batch for batch in self._batches if batch.states]
 
-    def _settle(self, asked: Sequence[Decode]) -> None:
+    def _batches_with(self, asked: Sequence[Decode]) -> list[_Batch]:
+        """Those that one of them is in."""
+        wanted = {id(each.state) for each in asked}
+        return [batch for batch in self._batches if any(id(state) in wanted for state in batch.states)]
+
+    def _settle(self, asked: Sequence[Decode], along: Sequence[Decode]) -> None:
         """Who decodes with whom: those who did go on so, the others join them or each other."""
-        going_on = {id(each.state) for each in asked if not each.alone}
+        going_on = {id(each.state) for each in (*asked, *along) if not each.alone}
         self.release([state for batch in self._batches for state in batch.states if id(state) not in going_on])
-        batched = {id(state) for batch in self._batches for state in batch.states}
-        waiting = defaultdict(list)
-        if self._most_rows > 1:
-            for each in asked:
-                if not each.alone and id(each.state) not in batched and batches.can_batch(each.state.caches):
-                    waiting[id(each.model)].append(each)
-        for group in waiting.values():
-            self._admit(group[0].model, [each.state for each in group])
+        for model in {id(each.model): each.model for each in asked}.values():
+            self._admit(model, self._waiting(model, asked), along)
         for batch in self._batches:
             if batch.wastes:
                 batch.close_ranks()
 
-    def _admit(self, model: LoadedModel, states: list[LiveState]) -> None:
+    def _waiting(self, model: LoadedModel, asked: Sequence[Decode]) -> list[LiveState]:
+        """Who could be in a batch of the model and is in none, the shortest first."""
+        if self._most_rows < 2:
+            return []
+        batched = {id(state) for batch in self._batches for state in batch.states}
+        states = [each.state for each in asked if each.model is model and not each.alone]
+        waiting = [each for each in states if id(each) not in batched and batches.can_batch(each.caches)]
+        return sorted(waiting, key=lambda state: len(state.tokens))
+
+    def _admit(self, model: LoadedModel, states: list[LiveState], along: Sequence[Decode]) -> None:
+        beside, yielding = self._waiting(model, along), {id(each.state) for each in along}
         running = [batch for batch in self._batches if batch.model is model]
-        if (not running and len(states) < 2) or not self._is_fit(model):
+        unread = [batch for batch in running if all(id(state) in yielding for state in batch.states)]
+        if not (states or beside or unread) or (not running and len(states) + len(beside) < 2):
             return
-        joining: dict[int, tuple[_Batch, list[LiveState]]] = {id(batch): (batch, []) for batch in running}
-        for state in sorted(states, key=lambda state: len(state.tokens)):
-            for batch, more in joining.values():
-                if batch.has_room([*more, state], self._most_rows):
-                    more.append(state)
-                    break
+        if not self._is_fit(model):
+            return
+        joining: _Joining = {id(batch): (batch, []) for batch in running}
+        for state in states:
+            place = self._place_in(joining, state) or self._place_given_up(joining, state, yielding)
+            if place is not None:
+                place.append(state)
             else:
                 fresh = _Batch(model, model.new_caches(), self._tell)
                 joining[id(fresh)] = (fresh, [state])
+        for batch in unread:
+            if not joining[id(batch)][1]:
+                del joining[id(batch)]
+                self.release(batch.states)  # so that they can go where somebody is read
+        for state in beside:
+            if (place := self._place_in(joining, state)) is not None:
+                place.append(state)
         for batch, more in joining.values():
             if more and len(batch.states) + len(more) > 1:
                 if not batch.rows:
                     self._batches.append(batch)
                 batch.join(more)
+
+    def _place_in(self, joining: _Joining, state: LiveState) -> list[LiveState] | None:
+        """Those that are about to join a batch that has room for the state, too."""
+        return next((more for batch, more in joining.values() if batch.has_room([*more, state], self._most_rows)), None)
+
+    def _place_given_up(self, joining: _Joining, state: LiveState, yielding: Collection[int]) -> list[LiveState] | None:
+        """As `_place_in`, once one of those has left that are only read along."""
+        for batch, more in joining.values():
+            for other in batch.states:
+                if id(other) in yielding and batch.has_room([*more, state], self._most_rows, without=other):
+                    self.release([other])
+                    return more
+        return None
 
     def _is_fit(self, model: LoadedModel) -> bool:
         """Whether the model has been seen to compute in a batch what it computes alone; it is tried once."""

@@ -8,6 +8,9 @@ is consistent by construction; the caller waits for that, so nobody touches a se
 Rounds of tokens and pieces of other work share the thread by time, half and half where both have something to do: so a
 long prefill slows the streams of others down, and never stops them; and among the pieces jobs take turns.
 
+Jobs of background requests stand back (`admission.py`): their pieces are done where nobody else has anything to do, and
+their tokens are read then, or along with those of others where that takes no call of its own.
+
 Streams of MLX are thread-local: an evaluated array may be used on any thread, a lazy one only here.
 """
 
@@ -25,6 +28,7 @@ from typing import Any, Final, TypeVar
 import mlx.core as mx
 
 from ..snapshot.state import LiveState
+from .admission import Request, current
 from .decoding import Decode, Decoder, lost
 from .errors import GenerationFailed, ServiceClosed
 from .waiting import settled
@@ -50,6 +54,7 @@ class _Job:
 
     decode: what they wait for; None where they wait for their turn. outcome: what came of it. writes: the state that
     they are writing to. settlement: how they ended, value and error.
+    request: whose they are. passed_s: what the engine's `_ahead_s` was when they last did not stand back.
     """
 
     __slots__ = (
@@ -60,6 +65,8 @@ class _Job:
         "is_soon",
         "loop",
         "outcome",
+        "passed_s",
+        "request",
         "settlement",
         "steps",
         "writes",
@@ -70,6 +77,9 @@ class _Job:
         self.is_soon = False
         self.loop = loop
         self.begins_writing = begins_writing
+        self.request: Request = current()
+        self.request.waits = True
+        self.passed_s = 0.0
         self.future: asyncio.Future[Any] = loop.create_future()
         self.cancelled = False
         self.decode: Decode | None = None
@@ -125,13 +135,18 @@ def _below(error: BaseException) -> TracebackType | None:
 
 
 class Engine:
-    """Runs steps on a thread of its own until `stop`. decoder: who reads the tokens of those that write."""
+    """Runs steps on a thread of its own until `stop`.
 
-    def __init__(self, decoder: Decoder | None = None) -> None:
+    decoder: who reads the tokens of those that write. clock: seconds, by which the thread is shared.
+    """
+
+    def __init__(self, decoder: Decoder | None = None, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._decoder = decoder or Decoder()
+        self._clock = clock
         self._turns: deque[_Job] = deque()
         self._writing: list[_Job] = []
         self._lead_s = 0.0  # by how much pieces have had more time than tokens
+        self._ahead_s = 0.0  # the time of all that was done before those that stand back
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="torpor-engine", daemon=True)
@@ -192,52 +207,88 @@ class Engine:
         accepting = True
         while accepting or self._turns or self._writing:
             accepting = self._take_in(accepting=accepting)
-            if self._writing and (not self._turns or self._lead_s > 0):
-                self._lead_s -= self._timed(self._decode_round)
-            elif self._turns:
-                self._lead_s += self._timed(self._do_piece)
-            if not (self._turns and self._writing):
-                self._lead_s = 0.0
-            self._lead_s = max(-_MOST_LEAD_S, min(_MOST_LEAD_S, self._lead_s))
+            self._do_next()
         # Without this as the thread's last act, the interpreter aborts at exit in some runs.
         mx.clear_streams()
 
-    @staticmethod
-    def _timed(work: Callable[[], None]) -> float:
-        begun = time.perf_counter()
-        work()
-        return time.perf_counter() - begun
+    def _do_next(self) -> None:
+        """One piece, or one round of tokens: of those that do not stand back, as long as there are any."""
+        ahead = {job for job in (*self._turns, *self._writing) if not self._stands_back(job)}
+        turns = [job for job in self._turns if not ahead or job in ahead]
+        writing = [job for job in self._writing if not ahead or job in ahead]
+        for job in (*self._turns, *self._writing):
+            job.request.waits |= bool(ahead) and job not in ahead
+        if not (turns and writing):
+            self._lead_s = 0.0
+        begun = self._clock()
+        if writing and (not turns or self._lead_s > 0):
+            served = self._decode_round(writing)
+            taken = self._clock() - begun
+            self._lead_s -= taken
+        elif turns:
+            served = self._do_piece(turns[0])
+            taken = self._clock() - begun
+            self._lead_s += taken
+        else:
+            return
+        self._lead_s = max(-_MOST_LEAD_S, min(_MOST_LEAD_S, self._lead_s))
+        for job in served:
+            job.request.stood_back_s += self._ahead_s - job.passed_s
+            job.passed_s = self._ahead_s + (taken if ahead else 0.0)
+        self._ahead_s += taken if ahead else 0.0
 
-    def _do_piece(self) -> None:
-        job = self._turns.popleft()
+    def _stands_back(self, job: _Job) -> bool:
+        return not job.cancelled and job.request.stands_back(self._ahead_s - job.passed_s)
+
+    def _do_piece(self, job: _Job) -> list[_Job]:
+        for other in self._turns:
+            other.request.waits = other is not job
+        self._turns.remove(job)
         job.advance()
         self._sort([job])
+        return [job]
 
-    def _decode_round(self) -> None:
-        """One token for each that writes."""
+    def _decode_round(self, chosen: Sequence[_Job]) -> list[_Job]:
+        """One token for each of the chosen, and for others that can be read along; all these are the result."""
+        for job in chosen:
+            job.request.waits = False
         beginning = [job for job in self._writing if job.decode is None]
         for job in beginning:
             self._writing.remove(job)
             job.advance()
         self._sort(beginning)
-        jobs, self._writing = self._writing, []
+        jobs = [job for job in self._writing if job in chosen]
+        others = [job for job in self._writing if job not in chosen]
         given_up = [job for job in jobs if job.cancelled]
-        going_on = [(job, job.decode) for job in jobs if not job.cancelled and job.decode is not None]
+        going_on = [job for job in jobs if not job.cancelled]
         self._release(given_up)
-        for (job, _), outcome in zip(going_on, self._decoded([decode for _, decode in going_on]), strict=True):
-            job.outcome = outcome
-            del outcome  # an error, whose frames have this one, would hold itself
-        for job in jobs:
+        served = self._read(going_on, others if going_on else [])
+        done = [*given_up, *served]
+        self._writing = [job for job in self._writing if job not in done]
+        for job in done:
             job.advance()
-        self._sort(jobs)
+        self._sort(done)
+        return served
 
-    def _decoded(self, asked: Sequence[Decode]) -> Sequence[mx.array | BaseException]:
+    def _read(self, jobs: Sequence[_Job], others: Sequence[_Job]) -> list[_Job]:
+        """Have their tokens read, those of the others where that can be done along; whose were read."""
+        served = []
+        asked, along = [[job.decode for job in each if job.decode is not None] for each in (jobs, others)]
+        for job, outcome in zip((*jobs, *others), self._decoded(asked, along), strict=True):
+            if outcome is not None:
+                job.outcome, job.request.waits = outcome, False
+                served.append(job)
+            del outcome  # an error, whose frames have this one, would hold itself
+        return served
+
+    def _decoded(self, asked: Sequence[Decode], along: Sequence[Decode]) -> Sequence[mx.array | BaseException | None]:
         try:
-            return self._decoder.decode(asked)
+            return self._decoder.decode(asked, along)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it must not end the thread that all depend on
             why = f"{type(error).__name__}: {error}"
         return [
-            GenerationFailed(f"The engine could not decode: {why}.", position=len(each.state.tokens)) for each in asked
+            GenerationFailed(f"The engine could not decode: {why}.", position=len(each.state.tokens))
+            for each in (*asked, *along)
         ]
 
     def _sort(self, jobs: Sequence[_Job]) -> None:
@@ -268,5 +319,6 @@ class Engine:
                 break
             if job is None:
                 return False
+            job.passed_s = self._ahead_s
             (self._writing if job.begins_writing else self._turns).append(job)
         return accepting

@@ -137,6 +137,12 @@ class MemoryBusy(DaemonError):
     code = "memory_busy"
 
 
+class EngineBusy(DaemonError):
+    """Too many requests wait for a turn, for memory or the engine. Nothing of this one has begun."""
+
+    code = "engine_busy"
+
+
 class NotRecomputable(DaemonError):
     """What was damaged of a session cannot be computed again from what is stored."""
 

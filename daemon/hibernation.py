@@ -22,6 +22,7 @@ from ..memvid.bundle import BundleReader
 from ..memvid.compaction_plan import CompactionPolicy
 from ..memvid.errors import BlockMissing, BudgetExceeded, Corruption, IndexFailed, NoSpace, StoreError
 from ..memvid.salvaged import salvaged_from, salvaged_of
+from ..memvid.sizes import format_plural
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
@@ -34,7 +35,7 @@ from . import canary
 from .bus import Bus
 from .compactor import Compactor
 from .engine import Engine, Steps
-from .errors import StopDeadline
+from .errors import SessionAwake, StopDeadline
 from .events import SleepCause, WakeCause, WakeEnded, WakeVerified
 from .generation import find_logits, replay
 from .models import LoadedModel
@@ -431,3 +432,31 @@ def _reporter(stage: Stage, emit: Emit) -> Callable[[int, int], None]:
 
 def _ignore(_uri: SessionUri) -> None:
     """For damage that nobody sees to."""
+
+
+def require_as_ordered(live: Session, order: WakeOrder) -> None:
+    """Refuse to wake a session at another version or position than the one at which it is awake; and at a position that
+    there would not be if it slept.
+
+    Raises:
+        SessionAwake, NoSuchPosition.
+    """
+    version, held = live.durable.version if live.durable else None, len(live.state.tokens)
+    slept = live.durable.token_count if live.durable and not (live.needs_sleep and order.version is None) else held
+    if order.at_token is not None and order.at_token > slept and order.version in (None, version):
+        raise restore.no_such_position(slept, order.at_token)
+    changed = live.dirty or (live.is_cut_short and order.at_token is None)
+    other_version = order.version is not None and (order.version != version or changed)
+    if not other_version and order.at_token in (None, held):
+        return
+    wanted = [
+        f"token {order.at_token}" if order.at_token is not None else "",
+        f"version {order.version}" if order.version is not None else "",
+    ]
+    raise SessionAwake(
+        f"{live.uri} is awake{' and has changed' if live.dirty else f' at version {version}'}, with "
+        f"{format_plural(held, 'token')}; put it to sleep before waking {' of '.join(filter(None, wanted))}.",
+        session=str(live.uri),
+        version=order.version,
+        at_token=order.at_token,
+    )

@@ -111,6 +111,9 @@ class Loading:
             if under_way is None:
                 await self._load(place, claim)
                 continue
+            if not claim.request.stands_back():
+                for holder in place.holders:  # whichever of them loads it is waited for
+                    holder.request.lift()
             with self._memory.waiting_for_another(claim):
                 await asyncio.wait([under_way])
             # One that was given up is begun anew by the first of those that waited for it.

@@ -2,8 +2,9 @@
 
 Rules:
 - What a request may take is reserved before it takes it: nothing is allocated on the hope that it will fit.
-- Requests that wait are served in the order in which they came. The first makes room: idle sessions go to sleep and
-  idle models are unloaded, the least recently used first, none that is in use.
+- Requests that wait are served in the order in which they came, those that stand back (`admission.py`) after others.
+  The first makes room: idle sessions go to sleep and idle models are unloaded, the least recently used first, none that
+  is in use. Where it has to wait for requests that are at work, those stand back no more.
 - A request that waits holds the turn of its session, and may hold the session's memory, or a model. It never waits for
   the memory of another one that waits: where all that hold a turn wait, the latest of them gives its session's memory
   up, and at last the models that they hold are unloaded; they have it all back when their time comes. So the first
@@ -20,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from bisect import insort
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -29,6 +29,7 @@ from ..errors import TorporError
 from ..memvid.sizes import format_bytes
 from ..memvid.uri import SessionUri
 from ..snapshot.memory import available_bytes
+from .admission import apart
 from .bus import Bus, code_of
 from .claims import Claim
 from .errors import MemoryBudgetExceeded, MemoryBusy, sentence_of
@@ -138,7 +139,7 @@ class Memory:
         """Another budget from now on. If more is taken, what is idle leaves, as far as it can."""
         self._budget = budget
         if self._free < 0 and self._evicting is None:
-            self._evicting = asyncio.ensure_future(self._shrink())
+            self._evicting = apart(self._shrink())
         self.look_again()
 
     async def reserve(self, use: Claim, wanted: int) -> bool:
@@ -153,10 +154,10 @@ class Memory:
         if wanted <= 0:
             return True
         self._require_possible(use, wanted)
-        if len(self._waiting) >= MAX_WAITING_FOR_MEMORY and use.number > self._waiting[-1].number:
+        if len(self._waiting) >= MAX_WAITING_FOR_MEMORY and use.number > max(each.number for each in self._waiting):
             raise MemoryBusy(f"{len(self._waiting)} requests already wait for memory; send this one again later.")
         use.wanted, use.answer = wanted, asyncio.get_running_loop().create_future()
-        insort(self._waiting, use, key=lambda each: each.number)
+        self._waiting.append(use)
         try:
             self.look_again()
             if use.answer.done():
@@ -166,6 +167,9 @@ class Memory:
             if use in self._waiting:
                 self._waiting.remove(use)
             use.answer = None
+            if use.passed_at is not None:
+                use.request.stood_back_s += time.monotonic() - use.passed_at
+                use.passed_at = None
             self.look_again()
 
     def take_free(self, use: Claim, wanted: int) -> bool:
@@ -178,6 +182,7 @@ class Memory:
 
     async def _wait(self, use: Claim, answer: asyncio.Future[bool]) -> bool:
         begun, wanted = time.monotonic(), use.wanted
+        use.request.waits = True
         self._bus.publish(MemoryAwaited(use.uri, wanted, max(0, self._free), self._waiting.index(use)))
         granted = await answer
         self._bus.publish(MemoryGranted(use.uri, wanted, granted, time.monotonic() - begun))
@@ -234,6 +239,7 @@ class Memory:
 
     def look_again(self) -> None:
         """See to the first that waits. To be called whenever memory or a turn has become free."""
+        self._line_up()
         while self._waiting:
             first = self._waiting[0]
             assert first.answer is not None
@@ -245,6 +251,16 @@ class Memory:
                 self._end(first, self._refusal(first, first.wanted))
             else:
                 return
+
+    def _line_up(self) -> None:
+        """Who stands back behind the others, and all in the order of their coming."""
+        now = time.monotonic()
+        self._waiting.sort(key=lambda each: (each.stands_back(now), each.number))
+        last = -1
+        for each in self._waiting:
+            last = max(last, each.number)
+            if each.number < last and each.passed_at is None:
+                each.passed_at = now
 
     async def close(self) -> None:
         """Wait for what is being put to sleep."""
@@ -277,9 +293,9 @@ class Memory:
             return True
         if plan := self._plan(first):
             self._tell_plan(first, plan)
-            self._evicting = asyncio.ensure_future(self._evict())
+            self._evicting = apart(self._evict())
             return True
-        if self._others_at_work():
+        if self._others_at_work(first):
             return True
         for use in reversed(self._waiting[1:]):
             session = self._session_of(use)
@@ -290,7 +306,7 @@ class Memory:
                 return True
         if plan := self._plan(first, self._waiting[1:])[:1]:
             self._tell_plan(first, plan)
-            self._evicting = asyncio.ensure_future(self._unload_held())
+            self._evicting = apart(self._unload_held())
             return True
         return False
 
@@ -299,11 +315,16 @@ class Memory:
         free = max(0, self._free)
         self._bus.publish(EvictionPlanned(first.uri, first.wanted, free, len(plan) - models, models))
 
-    def _others_at_work(self) -> bool:
-        """Whether a request goes on that waits for nobody: at its end at the latest it lets go of what it has."""
+    def _others_at_work(self, first: Claim) -> bool:
+        """Whether a request goes on that waits for nobody: at its end at the latest it lets go of what it has. So it
+        is in as much of a hurry as the first that waits."""
         still = {*self._waiting, *self._stalled}
         turns = {uri for claim in still for uri in (claim.uri, claim.also)}
-        return bool(self._turns.in_use() - turns or self._apart - still)
+        working, apart_from_all = self._turns.in_use() - turns, self._apart - still
+        if not first.stands_back(time.monotonic()):
+            for uri in working:
+                self._turns.lift(uri)
+        return bool(working or apart_from_all)
 
     def _session_of(self, use: Claim) -> Session | None:
         return None if use.uri is None else self._awake.get(use.uri)

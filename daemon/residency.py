@@ -19,6 +19,7 @@ from typing import Final
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri, resolve
 from . import listing
+from .admission import apart
 from .buffers import Buffers
 from .bus import Bus, code_of
 from .claims import Claim, Use
@@ -184,7 +185,7 @@ class Residency:
                 continue
             growth = live.growth_bytes(len(live.state.tokens) + count, PREFILL_CHUNK_TOKENS)
             if not await self.memory.reserve(use, growth):
-                await to_the_end(self._give_way(live))
+                await to_the_end(apart(self._give_way(live)))
             elif live.model.is_loaded:
                 return live
 
@@ -209,7 +210,7 @@ class Residency:
         while not await self.memory.reserve(claim, wanted):
             live = None if claim.uri is None else self.awake.get(claim.uri)
             if live is not None:
-                await to_the_end(self._give_way(live))
+                await to_the_end(apart(self._give_way(live)))
 
     async def _begin_anew(self, use: Use, live: Session) -> None:
         """Give a session that has read nothing its model back, which was unloaded meanwhile."""

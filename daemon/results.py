@@ -418,6 +418,16 @@ class MemoryInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """Requests that want the engine or memory, and neither read nor write at the moment: they wait for a turn, memory
+    or the engine, or have just come. background: how many of them stand back. limit: how many may wait."""
+
+    waiting: int
+    background: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScrubInfo:
     """What the idle scrub did since the daemon began: sessions that it read, bytes of them, how many of them had
     damage; of those, and of what shares their blocks, how many were computed again (`healed`) and how many could not
@@ -461,6 +471,7 @@ class Status:
     memory: MemoryInfo
     blas: str
     uptime_s: float
+    queue: QueueInfo
     prefix_hits: int = 0
     prefix_misses: int = 0
     cached_tokens: int = 0

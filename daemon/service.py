@@ -33,10 +33,10 @@ from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
 from ..snapshot.identity import require_nothing_differs
 from ..snapshot.kv_format import KvChoice
-from ..snapshot.restore import no_such_position
 from ..snapshot.state import LiveState
 from . import generation, listing
 from .adapters import AdapterChoice
+from .admission import MAX_WAITING, Priority, Queue, queued
 from .analyst import Analyst
 from .buffers import Buffers
 from .bus import Bus, Subscription, Wanted
@@ -55,14 +55,13 @@ from .errors import (
     ServiceClosed,
     SessionAwake,
     SessionExists,
-    UnknownModel,
 )
 from .events import SessionCreated, SessionDeleted, SessionFolded, SessionForked
 from .folding import REQUEST, Exhausted, Fold, folded
 from .forking import Forking, ForkOrder
 from .generation import WriteOrder, Written
 from .healing import Healing
-from .hibernation import Hibernation, LastSleep, WakeOrder
+from .hibernation import Hibernation, LastSleep, WakeOrder, require_as_ordered
 from .hits import Hits
 from .labels import Labels
 from .ledgers import Ledgers
@@ -103,7 +102,7 @@ from .sampler import initial_key
 from .sampling import Sampling
 from .scrubbing import Scrub, ScrubPolicy
 from .sessions import Durable, Session
-from .shelf import ModelChoice, Place, Shelf
+from .shelf import ModelChoice, Place, Shelf, choices_of
 from .telling import tell_decode, tell_prefill, told
 from .transcripts import NewTurn, OnDivergence, TextMap, message_of, without_thinking
 from .turns import Message
@@ -133,6 +132,7 @@ class Service:
         prefix_reuse: ReusePolicy = "exact",
         on_model_change: ChangePolicy = "refuse",
         stop_within_s: float | None = None,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._store = store
         self._last_sleep: LastSleep | None = None
@@ -140,6 +140,7 @@ class Service:
         self._engine = engine
         self._shelf = shelf
         self.bus = bus
+        self.queue = Queue(max_waiting)
         way = Way()
         self._hibernation = Hibernation(store, engine, way, self.bus, canary=canary, trusting=trusting)
         self._maintenance = Maintenance(store, way)
@@ -196,6 +197,7 @@ class Service:
         prefix_reuse: ReusePolicy = "exact",
         on_model_change: ChangePolicy = "refuse",
         batch_rows: int = MOST_ROWS,
+        max_waiting: int = MAX_WAITING,
         scrub: ScrubPolicy | None = None,
         stop_within_s: float | None = None,
     ) -> Service:
@@ -209,6 +211,7 @@ class Service:
         canary: when a wake proves that the state computes what the slept one did.
         batch_rows: how many sessions of a model may decode in one call; 1: each alone, so that its numbers are to the
             bit what they are where nobody else is served.
+        max_waiting: how many requests may wait for their turn, for memory or the engine.
         prefix_reuse: what a new session takes over of those that begin alike: what is to the bit as if it had read it
             itself, all tokens in common (`longest`), or nothing (`off`).
         scrub: how sleeping sessions are read again, while nobody wants anything, and healed where they are damaged; not
@@ -237,7 +240,7 @@ class Service:
             MemoryBudgetExceeded: the models alone take more than the budget.
         """
         sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
-        shelf = Shelf(_choices(sources, adapters or {}, kv))
+        shelf = Shelf(choices_of(sources, adapters or {}, kv))
         budget = Budget(store_budget, daily_write_budget, keep_free)
         place = store_path or default_store_path()
         store = await asyncio.to_thread(lambda: Store.open(place, writable=True, budget=budget))
@@ -261,6 +264,7 @@ class Service:
                 prefix_reuse=prefix_reuse,
                 on_model_change=on_model_change,
                 stop_within_s=stop_within_s,
+                max_waiting=max_waiting,
             )
             await service._buffers.bound(service._residency.memory.for_sessions)
         except BaseException:
@@ -355,7 +359,7 @@ class Service:
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Keep to a configuration file from now on: when it changes, what it says is taken over. settings: those that
         it had at the start."""
-        self._config = Configuring(file, settings, self._shelf, self._residency)
+        self._config = Configuring(file, settings, self._shelf, self._residency, self.queue)
 
     async def reload_config(self) -> None:
         """Read the configuration file anew, if there is one. What is wrong with it `status` tells; then all stays."""
@@ -377,6 +381,7 @@ class Service:
             memory=self._residency.memory.info(),
             blas=library_in_use() or "the BLAS that MLX ships",
             uptime_s=time.monotonic() - self._started,
+            queue=self.queue.info(),
             prefix_hits=self._reuse.hits,
             prefix_misses=self._reuse.misses,
             cached_tokens=self._reuse.cached_tokens,
@@ -386,6 +391,7 @@ class Service:
         )
 
     @told
+    @queued
     async def create(
         self,
         *,
@@ -415,8 +421,15 @@ class Service:
                 return listing.info_of_awake(created)
 
     @told
+    @queued
     async def append(
-        self, *, session: str, text: str | None = None, tokens: Sequence[int] | None = None, emit: Emit
+        self,
+        *,
+        session: str,
+        text: str | None = None,
+        tokens: Sequence[int] | None = None,
+        priority: Priority = "normal",
+        emit: Emit,
     ) -> AppendResult:
         """Read text or tokens to the end of the session's ledger: all, or nothing if it fails or is cancelled.
 
@@ -443,6 +456,7 @@ class Service:
             )
 
     @told
+    @queued
     async def generate(
         self,
         *,
@@ -452,6 +466,7 @@ class Service:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        priority: Priority = "normal",
         emit: Emit,
     ) -> GenerateResult:
         """Go on writing at the end of the ledger, after reading `text` if there is any.
@@ -473,6 +488,7 @@ class Service:
             return await self._write(live, order, emit, read=(len(ids), cached), started=started, woken=use.woken)
 
     @told
+    @queued
     async def chat(
         self,
         *,
@@ -484,6 +500,7 @@ class Service:
         max_tokens: int,
         sampling: Sampling | None = None,
         prove: bool = False,
+        priority: Priority = "normal",
         emit: Emit,
     ) -> GenerateResult:
         """Read a message in the model's chat template, and answer it; or `messages`, the whole chat up to the one that
@@ -543,6 +560,7 @@ class Service:
             return await to_the_end(self._sleep(use.uri, emit, started))
 
     @told
+    @queued
     async def wake(
         self,
         *,
@@ -578,7 +596,7 @@ class Service:
                 woken = await self._residency.bring_back(use, order, emit, started)
                 await self._residency.read_on(use, emit)
                 return use.woken or woken
-            _require_as_ordered(live, order)
+            require_as_ordered(live, order)
             if strict:
                 require_nothing_differs(live.differs, model=live.model.name)
             return listing.wake_result(
@@ -594,6 +612,7 @@ class Service:
         return await self._labels.stats(label, namespace)
 
     @told
+    @queued
     async def warm(
         self, *, sessions: Sequence[str] = (), label: str | None = None, namespace: str | None = None, emit: Emit
     ) -> WarmResult:
@@ -688,6 +707,7 @@ class Service:
         )
 
     @told
+    @queued
     async def fork(
         self,
         *,
@@ -740,6 +760,7 @@ class Service:
         return result
 
     @told
+    @queued
     async def fold(
         self,
         *,
@@ -749,6 +770,7 @@ class Service:
         summarise: int | None = None,
         tail: int = 0,
         labels: Sequence[str] | None = None,
+        priority: Priority = "normal",
         emit: Emit,
     ) -> FoldResult:
         """Make `session` durable as it stands and free its memory, and begin a smaller session `name` with its system
@@ -871,6 +893,7 @@ class Service:
             raise _exists(uri)
 
     @told
+    @queued
     async def load_model(self, *, model: str) -> ModelInfo:
         """Load a model, if it is not loaded: others, and sessions that nobody uses, make room for it.
 
@@ -1262,23 +1285,6 @@ class Service:
             return _uri_of_new(name)
 
 
-def _choices(
-    models: Mapping[str, str | ModelChoice], adapters: Mapping[str, AdapterChoice], kv: KvChoice | None
-) -> dict[str, ModelChoice]:
-    for name in adapters:
-        if name not in models:
-            raise UnknownModel(
-                f"There is an adapter for {name!r}, and no such model is to be served, only "
-                f"{', '.join(map(repr, models))}. Give each adapter the name of its model.",
-                model=name,
-                served=list(models),
-            )
-    return {
-        name: ModelChoice(given, adapters.get(name), kv) if isinstance(given, str) else given
-        for name, given in models.items()
-    }
-
-
 def _uri_of_new(session: str) -> SessionUri:
     """The URI that a new session's name stands for: a bare name is in the default namespace."""
     if "://" in session:
@@ -1316,27 +1322,3 @@ def _note_answer(live: Session, order: WriteOrder, written: Written, held: int) 
 
 def _ignore(_event: object) -> None:
     """For work that nobody watches."""
-
-
-def _require_as_ordered(live: Session, order: WakeOrder) -> None:
-    """Refuse to wake a session at another version or position than the one at which it is awake; and at a position that
-    there would not be if it slept."""
-    version, held = live.durable.version if live.durable else None, len(live.state.tokens)
-    slept = live.durable.token_count if live.durable and not (live.needs_sleep and order.version is None) else held
-    if order.at_token is not None and order.at_token > slept and order.version in (None, version):
-        raise no_such_position(slept, order.at_token)
-    changed = live.dirty or (live.is_cut_short and order.at_token is None)
-    other_version = order.version is not None and (order.version != version or changed)
-    if not other_version and order.at_token in (None, held):
-        return
-    wanted = [
-        f"token {order.at_token}" if order.at_token is not None else "",
-        f"version {order.version}" if order.version is not None else "",
-    ]
-    raise SessionAwake(
-        f"{live.uri} is awake{' and has changed' if live.dirty else f' at version {version}'}, with "
-        f"{format_plural(held, 'token')}; put it to sleep before waking {' of '.join(filter(None, wanted))}.",
-        session=str(live.uri),
-        version=order.version,
-        at_token=order.at_token,
-    )

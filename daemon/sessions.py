@@ -19,6 +19,7 @@ from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.identity import Difference
 from ..snapshot.lossy import Loss, LossyTokens
 from ..snapshot.state import LiveState
+from .admission import Request, current
 from .errors import SessionBusy
 from .models import LoadedModel
 from .origin import FOLDED_FROM, FORKED_FROM, Origin
@@ -273,18 +274,24 @@ def _time_ns(kept: Mapping[str, Any], name: str) -> int:
 
 
 class Turns:
-    """Lets requests for one session through one after the other, in the order in which they came."""
+    """Lets requests for one session through one after the other, in the order in which they came: those before one that
+    is in a hurry are, too, from then on."""
 
     def __init__(self) -> None:
-        self._locks: dict[SessionUri, tuple[asyncio.Lock, int]] = {}
+        self._lines: dict[SessionUri, tuple[asyncio.Lock, list[Request]]] = {}
 
     def in_use(self) -> set[SessionUri]:
         """The sessions that somebody holds or waits for."""
-        return set(self._locks)
+        return set(self._lines)
 
     def users(self, uri: SessionUri) -> int:
         """How many hold the session or wait for it."""
-        return self._locks[uri][1] if uri in self._locks else 0
+        return len(self._lines[uri][1]) if uri in self._lines else 0
+
+    def lift(self, uri: SessionUri) -> None:
+        """Let those that hold a session or wait for it stand back no more."""
+        for request in self._lines[uri][1]:
+            request.lift()
 
     @asynccontextmanager
     async def take(self, uri: SessionUri, *, always: bool = False) -> AsyncIterator[None]:
@@ -293,18 +300,20 @@ class Turns:
         Raises:
             SessionBusy: too many requests wait for it already; nothing has happened.
         """
-        lock, users = self._locks.get(uri, (asyncio.Lock(), 0))
-        if users > MAX_WAITING and not always:
+        if self.users(uri) > MAX_WAITING and not always:
             raise SessionBusy(
                 f"{MAX_WAITING} requests already wait for {uri}; send this one again later.", session=str(uri)
             )
-        self._locks[uri] = (lock, users + 1)
+        lock, line = self._lines.setdefault(uri, (asyncio.Lock(), []))
+        request = current()
+        request.waits = request.waits or bool(line)
+        if not request.stands_back():
+            self.lift(uri)
+        line.append(request)
         try:
             async with lock:
                 yield
         finally:
-            lock, users = self._locks[uri]
-            if users == 1:
-                del self._locks[uri]
-            else:
-                self._locks[uri] = (lock, users - 1)
+            line.remove(request)
+            if not line:
+                del self._lines[uri]

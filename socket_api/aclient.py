@@ -23,6 +23,7 @@ from .client import OnEvent
 from .errors import ApiError, LocalProtocolError
 from .link import DEFAULT_TIMEOUT_S
 from .messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
+from .methods import Priority
 from .results import GenerateResult, NoticeEvent, Sampling, TokenEvent
 from .subscription import AsyncSubscription
 
@@ -64,10 +65,11 @@ class AsyncClient:
         *,
         text: str | None = None,
         tokens: Sequence[int] | None = None,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> results.AppendResult:
         """Let the session read text, or token ids. Never sent twice, whatever fails."""
-        return await self._run(calls.append(session, text=text, tokens=tokens), on_event)
+        return await self._run(calls.append(session, text=text, tokens=tokens, priority=priority), on_event)
 
     async def generate(
         self,
@@ -78,10 +80,19 @@ class AsyncClient:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
         """Continue the session's text, after reading `text` if there is some."""
-        call = calls.generate(session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove)
+        call = calls.generate(
+            session,
+            max_tokens=max_tokens,
+            text=text,
+            sampling=sampling,
+            stop=stop,
+            prove=prove,
+            priority=priority,
+        )
         return await self._run(call, on_event)
 
     def stream_generate(
@@ -93,10 +104,19 @@ class AsyncClient:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> AsyncTextStream:
         """As `generate`, piece by piece; asked for when the stream is first iterated or entered."""
-        call = calls.generate(session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove)
+        call = calls.generate(
+            session,
+            max_tokens=max_tokens,
+            text=text,
+            sampling=sampling,
+            stop=stop,
+            prove=prove,
+            priority=priority,
+        )
         return AsyncTextStream(self._link, call, on_event)
 
     async def chat(
@@ -110,6 +130,7 @@ class AsyncClient:
         on_divergence: str = "refuse",
         sampling: Sampling | None = None,
         prove: bool = False,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
         """One turn of a chat: a new message, or `messages`, the whole transcript (maps of role and content), of which
@@ -123,6 +144,7 @@ class AsyncClient:
             on_divergence=on_divergence,
             sampling=sampling,
             prove=prove,
+            priority=priority,
         )
         return await self._run(call, on_event)
 
@@ -137,6 +159,7 @@ class AsyncClient:
         on_divergence: str = "refuse",
         sampling: Sampling | None = None,
         prove: bool = False,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> AsyncTextStream:
         """As `chat`, piece by piece; asked for when the stream is first iterated or entered."""
@@ -149,6 +172,7 @@ class AsyncClient:
             on_divergence=on_divergence,
             sampling=sampling,
             prove=prove,
+            priority=priority,
         )
         return AsyncTextStream(self._link, call, on_event)
 
@@ -199,11 +223,14 @@ class AsyncClient:
         summarise: int | None = None,
         tail: int = 0,
         labels: Sequence[str] | None = None,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> results.FoldResult:
         """Make `session` durable, and begin a smaller one, `name`, with its system text, a summary (given, or written
         by the model in at most `summarise` tokens) and its last `tail` tokens."""
-        call = calls.fold(session, name, summary=summary, summarise=summarise, tail=tail, labels=labels)
+        call = calls.fold(
+            session, name, summary=summary, summarise=summarise, tail=tail, labels=labels, priority=priority
+        )
         return await self._run(call, on_event)
 
     async def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from . import results
 from .errors import InvalidRequest, MalformedMessage, RemoteError
 from .messages import ErrorBody
-from .methods import METHODS
+from .methods import METHODS, Priority
 from .results import Reply, Sampling
 
 R = TypeVar("R", bound=Reply)
@@ -74,9 +74,11 @@ def create(
     )
 
 
-def append(session: str, *, text: str | None, tokens: Sequence[int] | None) -> Call[results.AppendResult]:
+def append(
+    session: str, *, text: str | None, tokens: Sequence[int] | None, priority: Priority
+) -> Call[results.AppendResult]:
     ids = None if tokens is None else tuple(tokens)
-    return _call("append", results.AppendResult, session=session, text=text, tokens=ids)
+    return _call("append", results.AppendResult, session=session, text=text, tokens=ids, priority=priority)
 
 
 def generate(
@@ -87,6 +89,7 @@ def generate(
     sampling: Sampling | None,
     stop: Sequence[str],
     prove: bool,
+    priority: Priority,
 ) -> Call[results.GenerateResult]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     return _call(
@@ -98,6 +101,7 @@ def generate(
         sampling=sampling,
         stop=stops,
         prove=prove,
+        priority=priority,
     )
 
 
@@ -111,6 +115,7 @@ def chat(
     on_divergence: str,
     sampling: Sampling | None,
     prove: bool,
+    priority: Priority,
 ) -> Call[results.GenerateResult]:
     return _call(
         "chat",
@@ -123,6 +128,7 @@ def chat(
         on_divergence=on_divergence,
         sampling=sampling,
         prove=prove,
+        priority=priority,
     )
 
 
@@ -157,6 +163,7 @@ def fold(
     summarise: int | None,
     tail: int,
     labels: Sequence[str] | None,
+    priority: Priority,
 ) -> Call[results.FoldResult]:
     return _call(
         "fold",
@@ -167,6 +174,7 @@ def fold(
         summarise=summarise,
         tail=tail,
         labels=_listed("fold", labels),
+        priority=priority,
     )
 
 

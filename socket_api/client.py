@@ -22,6 +22,7 @@ from .calls import Call, R, committed_of, remote_error
 from .errors import ApiError, LocalProtocolError
 from .link import DEFAULT_TIMEOUT_S, Link
 from .messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
+from .methods import Priority
 from .results import GenerateResult, NoticeEvent, ProgressEvent, Sampling, TokenEvent
 from .subscription import Subscription
 
@@ -70,10 +71,11 @@ class Client:
         *,
         text: str | None = None,
         tokens: Sequence[int] | None = None,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> results.AppendResult:
         """Let the session read text, or token ids. Never sent twice, whatever fails."""
-        return self._run(calls.append(session, text=text, tokens=tokens), on_event)
+        return self._run(calls.append(session, text=text, tokens=tokens, priority=priority), on_event)
 
     def generate(
         self,
@@ -84,10 +86,19 @@ class Client:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
         """Continue the session's text, after reading `text` if there is some."""
-        call = calls.generate(session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove)
+        call = calls.generate(
+            session,
+            max_tokens=max_tokens,
+            text=text,
+            sampling=sampling,
+            stop=stop,
+            prove=prove,
+            priority=priority,
+        )
         return self._run(call, on_event)
 
     def stream_generate(
@@ -99,10 +110,19 @@ class Client:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> TextStream:
         """As `generate`, piece by piece."""
-        call = calls.generate(session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove)
+        call = calls.generate(
+            session,
+            max_tokens=max_tokens,
+            text=text,
+            sampling=sampling,
+            stop=stop,
+            prove=prove,
+            priority=priority,
+        )
         return TextStream(self._link, call, on_event)
 
     def chat(
@@ -116,6 +136,7 @@ class Client:
         on_divergence: str = "refuse",
         sampling: Sampling | None = None,
         prove: bool = False,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
         """One turn of a chat: a new message, or `messages`, the whole transcript (maps of role and content), of which
@@ -129,6 +150,7 @@ class Client:
             on_divergence=on_divergence,
             sampling=sampling,
             prove=prove,
+            priority=priority,
         )
         return self._run(call, on_event)
 
@@ -143,6 +165,7 @@ class Client:
         on_divergence: str = "refuse",
         sampling: Sampling | None = None,
         prove: bool = False,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> TextStream:
         """As `chat`, piece by piece."""
@@ -155,6 +178,7 @@ class Client:
             on_divergence=on_divergence,
             sampling=sampling,
             prove=prove,
+            priority=priority,
         )
         return TextStream(self._link, call, on_event)
 
@@ -205,11 +229,14 @@ class Client:
         summarise: int | None = None,
         tail: int = 0,
         labels: Sequence[str] | None = None,
+        priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> results.FoldResult:
         """Make `session` durable, and begin a smaller one, `name`, with its system text, a summary (given, or written
         by the model in at most `summarise` tokens) and its last `tail` tokens."""
-        call = calls.fold(session, name, summary=summary, summarise=summarise, tail=tail, labels=labels)
+        call = calls.fold(
+            session, name, summary=summary, summarise=summarise, tail=tail, labels=labels, priority=priority
+        )
         return self._run(call, on_event)
 
     def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..daemon import results as daemon
+from ..daemon.admission import Priority
 from ..daemon.events import Notice
 from ..daemon.sampling import Sampling as DaemonSampling
 from ..daemon.transcripts import OnDivergence
@@ -52,7 +53,13 @@ class Backend(Protocol):
     ) -> daemon.SessionInfo: ...
 
     async def append(
-        self, *, session: str, text: str | None = None, tokens: Sequence[int] | None = None, emit: daemon.Emit
+        self,
+        *,
+        session: str,
+        text: str | None = None,
+        tokens: Sequence[int] | None = None,
+        priority: Priority = "normal",
+        emit: daemon.Emit,
     ) -> daemon.AppendResult: ...
 
     async def generate(
@@ -64,6 +71,7 @@ class Backend(Protocol):
         sampling: DaemonSampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        priority: Priority = "normal",
         emit: daemon.Emit,
     ) -> daemon.GenerateResult: ...
 
@@ -78,6 +86,7 @@ class Backend(Protocol):
         max_tokens: int,
         sampling: DaemonSampling | None = None,
         prove: bool = False,
+        priority: Priority = "normal",
         emit: daemon.Emit,
     ) -> daemon.GenerateResult: ...
 
@@ -120,6 +129,7 @@ class Backend(Protocol):
         summarise: int | None = None,
         tail: int = 0,
         labels: Sequence[str] | None = None,
+        priority: Priority = "normal",
         emit: daemon.Emit,
     ) -> daemon.FoldResult: ...
 
@@ -247,7 +257,9 @@ async def _create(backend: Backend, params: methods.CreateParams, emit: daemon.E
 
 
 async def _append(backend: Backend, params: methods.AppendParams, emit: daemon.Emit) -> object:
-    return await backend.append(session=params.session, text=params.text, tokens=params.tokens, emit=emit)
+    return await backend.append(
+        session=params.session, text=params.text, tokens=params.tokens, priority=params.priority, emit=emit
+    )
 
 
 async def _generate(backend: Backend, params: methods.GenerateParams, emit: daemon.Emit) -> object:
@@ -258,6 +270,7 @@ async def _generate(backend: Backend, params: methods.GenerateParams, emit: daem
         sampling=_sampling(params.sampling),
         stop=params.stop,
         prove=params.prove,
+        priority=params.priority,
         emit=emit,
     )
 
@@ -272,6 +285,7 @@ async def _chat(backend: Backend, params: methods.ChatParams, emit: daemon.Emit)
         max_tokens=params.max_tokens,
         sampling=_sampling(params.sampling),
         prove=params.prove,
+        priority=params.priority,
         emit=emit,
     )
 
@@ -328,6 +342,7 @@ async def _fold(backend: Backend, params: methods.FoldParams, emit: daemon.Emit)
         summarise=params.summarise,
         tail=params.tail,
         labels=params.labels,
+        priority=params.priority,
         emit=emit,
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..daemon.adapters import AdapterChoice
+from ..daemon.admission import MAX_WAITING, MOST_WAITING_EVER
 from ..daemon.canary import POLICIES, Policy
 from ..daemon.configuration import Configuration, LoadPolicy, ModelTable, read_configuration
 from ..daemon.configuring import ConfigFile, Settings
@@ -45,7 +46,8 @@ class ServeOptions:
     object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
     model file anew. `kv_bits` and `kv_group` quantise keys and values. `canary`: when a wake proves its state by
     computing one token. `trusting`: wakes do not hash the KV that they read. `prefix_reuse`: what a new session takes
-    over of others that begin alike. `batch`: how many sessions of a model may decode in one call. What has slept for
+    over of others that begin alike. `batch`: how many sessions of a model may decode in one call. `max_waiting`: how
+    many requests may wait, `admission.MAX_WAITING` if None. What has slept for
     `quantise_after` days is kept in `quantise_bits` bits. The budgets are bytes: what the store may hold, may write in
     a day, and leaves free on the disk. `memory_budget`: bytes of memory for models and sessions, a share of what is
     available if None; `idle_sleep`: after how many seconds a session that nobody uses is put to sleep, never if None;
@@ -82,6 +84,7 @@ class ServeOptions:
     pinned: tuple[str, ...] = ()
     model_ttl: float | None = None
     on_model_change: ChangePolicy | None = None
+    max_waiting: int | None = None
     scrub_rate: int = DEFAULT_BYTES_PER_S
     config: Path | None = None
 
@@ -107,6 +110,7 @@ def run(options: ServeOptions) -> None:
             trusting=options.trusting,
             prefix_reuse=options.prefix_reuse,
             batch_rows=options.batch,
+            max_waiting=settings.max_waiting,
             scrub=ScrubPolicy(options.scrub_rate) if options.scrub_rate else None,
             quantise=_age_policy(options),
             memory_budget=settings.memory_budget,
@@ -152,6 +156,7 @@ def settings_of(options: ServeOptions) -> Settings:
         idle_sleep_s=_first(options.idle_sleep, config.idle_sleep),
         on_model_change=options.on_model_change or config.on_model_change or "refuse",
         stop_within_s=_first(options.stop_within, config.stop_within, STOP_WITHIN_S),
+        max_waiting=options.max_waiting or config.max_waiting or MAX_WAITING,
         fixed={
             "store_budget": _first(options.store_budget, config.store_budget),
             "daily_write_budget": _first(options.daily_write_budget, config.daily_write_budget),
@@ -258,6 +263,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         metavar="SESSIONS",
         help="how many sessions of a model may decode in one call",
     )
+    parser.add_argument("--max-waiting", type=_waiting, metavar="REQUESTS", help="how many requests may wait")
     parser.add_argument("--quantise-after", type=float, metavar="DAYS", help="keep what slept so long in fewer bits")
     parser.add_argument("--quantise-bits", type=int, choices=QUANTISE_BITS, default=8, help="in how many")
     parser.add_argument(
@@ -315,6 +321,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         pinned=tuple(parsed.pin),
         model_ttl=parsed.model_ttl,
         on_model_change=parsed.on_model_change,
+        max_waiting=parsed.max_waiting,
         scrub_rate=parsed.scrub_rate,
         config=parsed.config,
     )
@@ -344,6 +351,13 @@ def _duration(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return seconds
+
+
+def _waiting(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= MOST_WAITING_EVER:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to {MOST_WAITING_EVER}")
+    return count
 
 
 def _rate(text: str) -> int:

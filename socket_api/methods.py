@@ -25,6 +25,7 @@ EventName = Annotated[str, Field(min_length=1, max_length=limits.MAX_EVENT_NAME_
 Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 Text = Annotated[str, Field(min_length=1, max_length=limits.MAX_REQUEST_FRAME_BYTES)]
 MaxTokens = Annotated[int, Field(ge=1, le=limits.MAX_GENERATED_TOKENS)]
+Priority = Literal["normal", "background"]
 Role = Literal["user", "system", "tool"]
 OnDivergence = Literal["refuse", "rewind"]
 Days = Annotated[float, Field(ge=0, le=limits.MAX_DAYS)]
@@ -75,11 +76,12 @@ class CreateParams(Params):
 
 
 class AppendParams(Params):
-    """Text or token ids that the session reads."""
+    """Text or token ids that the session reads; `background` gives way to what is `normal`."""
 
     session: SessionText
     text: Text | None = None
     tokens: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=limits.MAX_ARRAY_ITEMS)] | None = None
+    priority: Priority = "normal"
 
     @model_validator(mode="after")
     def _require_one_source(self) -> Self:
@@ -97,6 +99,7 @@ class GenerateParams(Params):
     sampling: Sampling | None = None
     stop: Annotated[tuple[Stop, ...], Field(max_length=limits.MAX_STOPS)] = ()
     prove: bool = False
+    priority: Priority = "normal"
 
 
 class Message(Params):
@@ -118,6 +121,7 @@ class ChatParams(Params):
     on_divergence: OnDivergence = "refuse"
     sampling: Sampling | None = None
     prove: bool = False
+    priority: Priority = "normal"
 
     @model_validator(mode="after")
     def _require_one_source(self) -> Self:
@@ -163,6 +167,7 @@ class FoldParams(Params):
     summarise: MaxTokens | None = None
     tail: Annotated[int, Field(ge=0, le=limits.MAX_REQUEST_ID)] = 0
     labels: Annotated[tuple[Label, ...], Field(max_length=limits.MAX_LABELS)] | None = None
+    priority: Priority = "normal"
 
     @model_validator(mode="after")
     def _require_one_summary(self) -> Self:

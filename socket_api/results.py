@@ -114,6 +114,15 @@ class MemoryInfo(Reply):
     slept_by_idling: Count
 
 
+class QueueInfo(Reply):
+    """Requests that want the engine or memory and neither read nor write at the moment, how many of them stand back for
+    others, and how many may wait."""
+
+    waiting: Count
+    background: Count
+    limit: Count
+
+
 class ScrubInfo(Reply):
     """What the idle scrub did since the daemon began: sessions and bytes that it read, how many sessions had damage,
     and how many were computed again (`healed`) or could not be. `last_ns`: when it last read a session, if ever."""
@@ -149,6 +158,7 @@ class StatusResult(Reply):
     memory: MemoryInfo
     blas: str
     uptime_s: Seconds
+    queue: QueueInfo
     prefix_hits: Count = 0
     prefix_misses: Count = 0
     cached_tokens: Count = 0

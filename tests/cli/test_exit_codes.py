@@ -57,6 +57,7 @@ def test_the_table_names_no_code_that_does_not_exist() -> None:
         ("identity_mismatch", 7),
         ("unsupported_format", 7),
         ("session_busy", 8),
+        ("engine_busy", 8),
         ("no_space", 9),
         ("no_store", 10),
         ("store_locked", 11),

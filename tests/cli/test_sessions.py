@@ -120,6 +120,26 @@ def test_chat_takes_the_message_from_a_pipe(
     assert daemon.service.calls[-1][1]["message"] == "piped question\n"
 
 
+def test_what_is_not_in_a_hurry_says_so(torpor: Torpor, daemon: FakeDaemon, tmp_path: Path) -> None:
+    said = tmp_path / "said.json"
+    said.write_text(json.dumps([{"role": "user", "content": "hi"}]))
+    asked = [
+        ("append", "helper", "hello"),
+        ("generate", "helper", "-n", "1"),
+        ("chat", "helper", "hi", "-n", "1"),
+        ("chat", "helper", "--transcript", said, "-n", "1"),
+        ("fold", "helper", "smaller", "--summary", "s"),
+    ]
+    for verb, *rest in asked:
+        for given in ([], ["--priority", "background"]):
+            before = len(daemon.service.calls)
+            rest = [f"{rest[1]}-2" if verb == "fold" and given and at == 1 else each for at, each in enumerate(rest)]
+            assert torpor(verb, *rest, *given).status == 0
+            told = [asked for method, asked in daemon.service.calls[before:] if method == verb]
+            assert [asked.get("priority") for asked in told[-1:]] == ["background" if given else None]
+    assert torpor("append", "helper", "x", "--priority", "urgent").status == 2
+
+
 def test_chat_takes_a_whole_transcript(
     torpor: Torpor, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,8 @@ def test_models_stand_in_the_order_of_the_file_and_folders_are_meant_from_it(fil
         ("model_ttl = 'soon'", "no duration"),
         ("load = 'never'", "load"),
         ("on_model_change = 'panic'", "on_model_change"),
+        ("max_waiting = 0", "max_waiting"),
+        ("max_waiting = 65537", "max_waiting"),
         ("[models.a]\npath = 'x'\nkv_bits = 5", "models.a.kv_bits"),
         ("[models.a]\npath = 'x'\npin = 1", "models.a.pin"),
         ("[models.a]\npath = 'x'\nfuse = true", "fuse"),

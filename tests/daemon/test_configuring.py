@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from session_rig import SAMPLED, Rigged, ignore, tokens_of, until
 from torpor.daemon import disuse, loading
+from torpor.daemon.admission import MAX_WAITING
 from torpor.daemon.buffers import CACHED_SHARE
 from torpor.daemon.configuring import ConfigFile
 from torpor.daemon.errors import UnknownModel
@@ -49,6 +50,7 @@ def followed(store: Path, tmp_path: Path, tiny_model: Path, another_model: Path,
             digest_cache=digest_cache,
             memory_budget=settings.memory_budget,
             idle_sleep_s=settings.idle_sleep_s,
+            max_waiting=settings.max_waiting,
             prefix_reuse="off",
             batch_rows=1,
         )
@@ -97,7 +99,7 @@ def cannot_sleep(rig: Rigged, name: str, monkeypatch: pytest.MonkeyPatch) -> thr
 
 
 async def test_models_and_policies_of_the_file_are_those_of_the_daemon(followed: Followed) -> None:
-    text = 'memory_budget = "64MiB"\nidle_sleep = 60\n[models.one]\npath = "ONE"\npin = true\n'
+    text = 'memory_budget = "64MiB"\nidle_sleep = 60\nmax_waiting = 7\n[models.one]\npath = "ONE"\npin = true\n'
     text += '[models.two]\npath = "TWO"\nttl = 5'
     async with followed(text) as (rig, _):
         status = await rig.service.status()
@@ -106,6 +108,7 @@ async def test_models_and_policies_of_the_file_are_those_of_the_daemon(followed:
             ("two", False, False, 5.0),
         ]
         assert status.memory.budget_bytes == 64 << 20
+        assert status.queue.limit == 7
         assert (await config(rig)).problem is None
 
 
@@ -134,6 +137,14 @@ async def test_a_changed_file_adds_changes_and_removes_models(
         write('[models.two]\npath = "TWO"\n[models.one]\npath = "ONE"')
         await taken_over(rig, 3)
         await rig.wake("a")
+
+
+async def test_how_many_may_wait_changes_at_once(followed: Followed) -> None:
+    async with followed('max_waiting = 7\n[models.one]\npath = "ONE"') as (rig, write):
+        for at, (line, limit) in enumerate([("max_waiting = 2", 2), ("", MAX_WAITING)], start=1):
+            write(f'{line}\n[models.one]\npath = "ONE"')
+            await taken_over(rig, at)
+            assert (await rig.service.status()).queue.limit == limit
 
 
 async def test_a_wrong_file_is_refused_whole_and_told_until_a_right_one_comes(followed: Followed) -> None:

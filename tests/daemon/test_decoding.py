@@ -131,6 +131,31 @@ async def test_sessions_come_and_go_while_others_write(open_batching: Any, kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_background_sessions_give_rows_up_and_get_them_back_and_each_has_its_own_state(
+    open_batching: Any, kind: str
+) -> None:
+    """Eight sessions of different lengths, every other one in the background, of which normal ones come when the batch
+    is full."""
+    prompts = {f"s{at}": tokens_of(at, 40 + 6 * at) for at in range(8)}
+    async with open_batching(kind) as rig:
+        for name, prompt in prompts.items():
+            await rig.read(name, prompt)
+        rig.network.reset()
+        counts = {name: 5 + 9 * at for at, name in enumerate(prompts)}
+        background = list(prompts)[::2]
+        works = [writing(rig, name, counts[name], priority="background") for name in background]
+        async with begun_together(rig, works) as tasks:
+            pass
+        for at, name in enumerate(list(prompts)[1::2]):
+            await until(lambda at=at: len(rig.network.rows) > 8 * (at + 1))  # type: ignore[misc]
+            tasks.append(asyncio.ensure_future(writing(rig, name, counts[name])))
+        assert sorted(len(each.tokens) for each in await asyncio.gather(*tasks)) == sorted(counts.values())
+        assert max(rig.network.rows) == 4
+        for name, prompt in prompts.items():
+            await assert_like_alone(rig, name, prompt)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batching: Any, kind: str) -> None:
     """Promise 2. The ledger knows which tokens were read beside others: the canary asks for their very bits no more."""
     async with open_batching(kind) as rig:

@@ -34,6 +34,7 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "ServiceClosed": "service_closed",
         "MemoryBudgetExceeded": "memory_budget_exceeded",
         "MemoryBusy": "memory_busy",
+        "EngineBusy": "engine_busy",
         "SessionAwake": "session_awake",
         "TooManySubscribers": "too_many_subscribers",
         "UnknownEvent": "unknown_event",

@@ -424,7 +424,7 @@ async def test_one_that_waits_gives_its_model_up_for_the_one_before_it(opened: O
                 asyncio.ensure_future(rig.service.append(session=n, tokens=tokens_of(1, 250), emit=ignore))
                 for n in "ab"
             ]
-            await until(lambda: all(len(rig.service._residency.turns._locks[uri][0]._waiters or ()) for uri in uris))
+            await until(lambda: all(len(rig.service._residency.turns._lines[uri][0]._waiters or ()) for uri in uris))
         await asyncio.wait_for(asyncio.gather(*both), 30)
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torpor.daemon.admission import Priority
 from torpor.daemon.bus import Bus, Subscription, Wanted
 from torpor.daemon.origin import Origin
 from torpor.daemon.recomputed import Recomputed
@@ -34,6 +35,7 @@ from torpor.daemon.results import (
     ModelInfo,
     PartDiffers,
     Progress,
+    QueueInfo,
     Reuse,
     SessionDetail,
     SessionInfo,
@@ -114,9 +116,8 @@ class FakeService:
         self._record("status")
         memory = MemoryInfo(1 << 30, 1, 0, 0, 0, 0, 0)
         awake = sum(session.info.state == "awake" for session in self.sessions.values())
-        return Status(
-            "0.1.0", os.getpid(), self.store, (self.model,), awake, len(self.sessions) - awake, memory, "none", 0.5
-        )
+        models, asleep, queue = (self.model,), len(self.sessions) - awake, QueueInfo(0, 0, 512)
+        return Status("0.1.0", os.getpid(), self.store, models, awake, asleep, memory, "none", 0.5, queue)
 
     async def create(
         self,
@@ -150,9 +151,15 @@ class FakeService:
         return info
 
     async def append(
-        self, *, session: str, text: str | None = None, tokens: Sequence[int] | None = None, emit: Emit
+        self,
+        *,
+        session: str,
+        text: str | None = None,
+        tokens: Sequence[int] | None = None,
+        priority: Priority = "normal",
+        emit: Emit,
     ) -> AppendResult:
-        self._record("append", session=session, text=text, tokens=tokens)
+        self._record("append", session=session, text=text, tokens=tokens, **_unless_normal(priority))
         found, woken = await self._find_awake(session, emit)
         added = list(tokens) if tokens is not None else [len(word) for word in (text or "").split()]
         for done in range(0, len(added), 2):
@@ -170,11 +177,11 @@ class FakeService:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        priority: Priority = "normal",
         emit: Emit,
     ) -> GenerateResult:
-        self._record(
-            "generate", session=session, max_tokens=max_tokens, text=text, sampling=sampling, stop=stop, prove=prove
-        )
+        asked = {"text": text, "sampling": sampling, "stop": stop, "prove": prove, **_unless_normal(priority)}
+        self._record("generate", session=session, max_tokens=max_tokens, **asked)
         found, woken = await self._find_awake(session, emit)
         if text is not None:
             found.tokens += [len(word) for word in text.split()]
@@ -191,13 +198,14 @@ class FakeService:
         max_tokens: int,
         sampling: Sampling | None = None,
         prove: bool = False,
+        priority: Priority = "normal",
         emit: Emit,
     ) -> GenerateResult:
         asked = (
             {"message": message, "role": role}
             if messages is None
             else {"messages": messages, "on_divergence": on_divergence}
-        )
+        ) | _unless_normal(priority)
         self._record("chat", session=session, max_tokens=max_tokens, sampling=sampling, prove=prove, **asked)
         found, woken = await self._find_awake(session, emit)
         emit(Progress("prefill", 1, 1))
@@ -321,9 +329,11 @@ class FakeService:
         summarise: int | None = None,
         tail: int = 0,
         labels: Sequence[str] | None = None,
+        priority: Priority = "normal",
         emit: Emit,
     ) -> FoldResult:
-        self._record("fold", session=session, name=name, summary=summary, summarise=summarise, tail=tail, labels=labels)
+        asked = {"summary": summary, "summarise": summarise, "tail": tail, "labels": labels}
+        self._record("fold", session=session, name=name, **asked, **_unless_normal(priority))
         found = self._find(session)
         await self._step()
         origin = Origin(found.info.session, 1, f"{1:064x}", len(found.tokens))
@@ -509,3 +519,7 @@ class FakeService:
 
     def _record(self, method: str, **arguments: object) -> None:
         self.calls.append((method, arguments))
+
+
+def _unless_normal(priority: Priority) -> dict[str, object]:
+    return {} if priority == "normal" else {"priority": priority}

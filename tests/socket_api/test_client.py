@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import socket
@@ -172,6 +173,33 @@ def test_why_tells_of_each_request(client: Client, server_thread: ServerThread) 
     assert told.session == "torpor://default/s"
     assert [(each.verb, each.outcome) for each in told.requests] == [("append", "none"), ("chat", "diverged")]
     assert (told.requests[1].position, told.requests[1].cause) == (3, "clock")
+
+
+def test_a_priority_reaches_the_service_and_there_are_two(client: Client, server_thread: ServerThread) -> None:
+    client.create("s")
+    for priority in ("background", "normal"):
+        client.append("s", tokens=[1], priority=priority)
+        client.generate("s", max_tokens=1, priority=priority)
+        assert list(client.stream_generate("s", max_tokens=1, priority=priority))
+        client.chat("s", "hi", max_tokens=1, priority=priority)
+        assert list(client.stream_chat("s", "hi", max_tokens=1, priority=priority))
+        client.fold("s", f"of-{priority}", summary="x", priority=priority)
+
+    async def as_well() -> None:
+        async with AsyncClient(server_thread.socket_path) as other:
+            await other.append("s", tokens=[1], priority="background")
+            await other.generate("s", max_tokens=1, priority="background")
+            assert [piece async for piece in other.stream_generate("s", max_tokens=1, priority="background")]
+            await other.chat("s", "hi", max_tokens=1, priority="background")
+            assert [piece async for piece in other.stream_chat("s", "hi", max_tokens=1, priority="background")]
+            await other.fold("s", "another", summary="x", priority="background")
+
+    asyncio.run(as_well())
+    verbs = ["append", "generate", "generate", "chat", "chat", "fold"]
+    told = [(verb, given.get("priority")) for verb, given in server_thread.service.calls if verb in verbs]
+    assert told == [(verb, each) for each in ("background", None, "background") for verb in verbs]
+    with pytest.raises(InvalidRequest, match="priority"):
+        client.append("s", tokens=[1], priority="urgent")  # type: ignore[arg-type]
 
 
 def test_a_session_is_folded_into_a_smaller_one(client: Client, server_thread: ServerThread) -> None:
@@ -435,6 +463,7 @@ def test_a_process_id_that_would_mean_a_group_or_everything_is_no_status(pid: in
     fields = {"version": "1", "store": "/", "models": (), "sessions_awake": 0, "sessions_asleep": 0, "blas": "none"}
     counts = ("sessions_bytes", "reserved_bytes", "waiting", "slept_by_pressure", "slept_by_idling")
     fields |= {"memory": {"budget_bytes": 2, "weights_bytes": 1, **dict.fromkeys(counts, 0)}}
+    fields |= {"queue": {"waiting": 0, "background": 0, "limit": 1}}
     StatusResult.model_validate({**fields, "uptime_s": 0.0, "pid": 4711})
     with pytest.raises(ValueError, match="pid"):
         StatusResult.model_validate({**fields, "uptime_s": 0.0, "pid": pid})

@@ -437,6 +437,49 @@ def test_qx18_who_is_told_that_a_session_is_busy_has_changed_nothing(daemon: Rea
     assert info.sampling.seed in served_ones
 
 
+def test_qx18_one_too_many_for_the_whole_daemon_is_told_so_and_nothing_has_happened(tmp_path: Path) -> None:
+    """No session is there that was not, none has read or woken, nothing is reserved; and who ends makes room again."""
+    with served(tmp_path / "d", "--max-waiting", "1") as daemon, Client(daemon.socket) as client:
+        for name in ("busy", "asleep"):
+            client.create(name)
+            client.append(name, tokens=tokens_of(18, 30))
+        client.sleep("asleep")
+        links = [Link(daemon.socket, timeout_s=120) for _ in range(2)]
+        writing = Asked(links[0], "generate", {"session": "busy", "max_tokens": 4000})
+        writing.event()
+        assert (client.status().queue.waiting, client.status().queue.limit) == (0, 1)
+        waiting = Asked(links[1], "append", {"session": "busy", "tokens": (5,), "priority": "background"})
+        until(lambda: client.status().queue.waiting == 1)
+        before = client.status()
+        refused: list[Callable[[], object]] = [
+            lambda: client.create("new"),
+            lambda: client.append("asleep", tokens=[7]),
+            lambda: client.append("nobody", tokens=[7]),
+            lambda: client.generate("asleep", max_tokens=2),
+            lambda: client.chat("asleep", "hi", max_tokens=2),
+            lambda: client.wake("asleep"),
+            lambda: client.fold("asleep", "new", summary="s"),
+            lambda: client.fork("asleep", "new"),
+        ]
+        for ask in refused:
+            with pytest.raises(RemoteError) as told:
+                ask()
+            assert (told.value.code, told.value.details) == ("engine_busy", {"waiting": 1, "limit": 1})
+        after = client.status()
+        assert (after.sessions_awake, after.sessions_asleep) == (1, 1)
+        assert after.memory.reserved_bytes == before.memory.reserved_bytes
+        shown = client.show("asleep").info
+        assert (shown.state, shown.token_count, shown.version) == ("asleep", 30, 1)
+        assert after.queue.waiting == 1
+        writing.cancel()
+        assert isinstance(waiting.answer(), ResultMessage)
+        writing.answer()
+        assert client.generate("asleep", max_tokens=2).token_count == 32
+        assert client.status().queue.waiting == 0
+        for link in links:
+            link.close()
+
+
 # --- go-mlx
 
 

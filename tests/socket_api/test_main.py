@@ -97,6 +97,14 @@ def test_memory_has_a_budget_of_bytes_and_an_idle_time_of_seconds() -> None:
             parse_arguments(["--idle-sleep", wrong])
 
 
+def test_how_many_may_wait_is_bounded_and_512_unless_told() -> None:
+    assert settings_of(parse_arguments([])).max_waiting == 512
+    assert settings_of(parse_arguments(["--max-waiting", "3"])).max_waiting == 3
+    for wrong in ("0", "65537", "many"):
+        with pytest.raises(SystemExit):
+            parse_arguments(["--max-waiting", wrong])
+
+
 @pytest.mark.parametrize("wrong", [["--model", "nameless"], ["--model", "=x"], ["--model", "a=1", "--model", "a=2"]])
 def test_a_model_without_a_name_of_its_own_is_refused_with_status_2(
     wrong: list[str], capsys: pytest.CaptureFixture[str]

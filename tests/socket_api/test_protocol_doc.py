@@ -130,6 +130,7 @@ def test_the_wire_has_exactly_the_fields_of_the_daemons_records() -> None:
         daemon.ModelInfo: results.ModelInfo,
         daemon.ConfigInfo: results.ConfigInfo,
         daemon.MemoryInfo: results.MemoryInfo,
+        daemon.QueueInfo: results.QueueInfo,
         daemon.Status: results.StatusResult,
         daemon.Sampling: results.Sampling,
     }
