@@ -322,7 +322,7 @@ def _ignore(_event: object) -> None:
 
 async def compare(plan: Plan, histories: Sequence[History], final: dict[int, str], report: Report) -> None:
     """Run sessions again, each alone, and say what differs: a reply, a count, or the logits at the very end."""
-    chosen = [number for number, history in enumerate(histories) if history.at >= 0]
+    chosen = [number for number, history in enumerate(histories) if history.said]
     if plan.compared is not None:
         chosen = random.Random(plan.seed).sample(chosen, min(plan.compared, len(chosen)))
     with tempfile.TemporaryDirectory(prefix="torpor-load-") as folder:
@@ -341,16 +341,17 @@ async def _compare_one(
     name = plan.name(number)
     await service.create(session=name, model=plan.model(number), sampling=Sampling(**plan.sampling(number)))
     await service.append(session=name, tokens=plan.beginning(number), emit=_ignore)
-    for turn in range(1, history.at + 1):
+    last = max(history.said)  # behind where it stands, where a kill took what was not asked for again
+    for turn in range(1, last + 1):
         result = await service.generate(
             session=name, text=plan.text(number, turn), max_tokens=plan.written, emit=_ignore
         )
         if (history.said[turn], history.counts[turn]) != (result.tokens, result.token_count):
             report.wrong.append(f"{name} said something else in turn {turn} than it says alone")
         report.compared_turns += 1
-    if final is not None:
-        last = await service.generate(session=name, max_tokens=1, prove=True, emit=_ignore)
-        if last.final_logits_blake3 != final:
+    if final is not None and last == history.at:
+        ended = await service.generate(session=name, max_tokens=1, prove=True, emit=_ignore)
+        if ended.final_logits_blake3 != final:
             report.wrong.append(f"{name} has other logits at its end than it has alone")
     report.compared_sessions += 1
     await service.delete(session=name)
