@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from session_rig import Rigged, ignore, tokens_of
-from torpor.daemon.errors import SessionAwake
+from torpor.daemon.errors import GenerationFailed, SessionAwake
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import NoSuchPosition
 
@@ -256,3 +256,14 @@ async def test_woken_at_a_checkpoint_and_slept_at_once_it_wakes_again(open_kind:
         report = await rig.wake("s")
         assert (report.version, report.token_count, report.tokens_prefilled) == (2, CHECKPOINT_TOKENS, 0)
         assert await rig.fingerprint("s") == state
+
+
+async def test_a_model_that_fails_on_the_way_to_an_earlier_token_is_told_as_that(open_kind: Any) -> None:
+    async with open_kind("lfm2") as rig:
+        await rig.read("s", TOKENS[:400])
+        await rig.sleep("s")
+        rig.network.reset()
+        rig.network.fail_at(3)  # behind the canary
+        with pytest.raises(GenerationFailed, match="the model broke"):
+            await rig.wake("s", at_token=390)
+        assert not rig.is_awake("s")
