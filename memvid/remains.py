@@ -29,11 +29,12 @@ from .lock import LOCK_NAME
 from .marks import MARKS_FILE
 from .page_sums import SUMS_FILE
 from .paths import list_names, open_file, open_folder, stat_name
+from .rates_file import RATES_FILE
 from .scrub_mark import SCRUB_FILE
 from .uri import SessionUri
 
 _OWN_FOLDERS: Final = (BUNDLES, INCOMING, QUARANTINE)
-_OWN_FILES: Final = frozenset({STORE_FILE, LOCK_NAME, MARKS_FILE, SCRUB_FILE, SUMS_FILE, *INDEX_FILES})
+_OWN_FILES: Final = frozenset({STORE_FILE, LOCK_NAME, MARKS_FILE, RATES_FILE, SCRUB_FILE, SUMS_FILE, *INDEX_FILES})
 _SET_ASIDE_TEXT: Final = re.compile(rf"({re.escape(MARKS_FILE)}|{re.escape(STORE_FILE)})\.[0-9]+", re.ASCII)
 _CHUNK_BYTES: Final = 1 << 20
 

@@ -7,24 +7,20 @@ that is gone. It is a convenience: one that is lost, or damaged, costs a round t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from blake3 import blake3
 
-from . import durable
-from .errors import StoreError
 from .folder import StoreFolder
-from .paths import open_file
 from .sealed_json import SealedFormat
+from .small_files import load_small, save_small
 from .uri import SessionUri
 
 SCRUB_FILE: Final = "scrub.json"
 _PLACE_BYTES: Final = 2
-_MAX_BYTES: Final = 4096
-_FORMAT: Final = SealedFormat("torpor.scrub", 1, _MAX_BYTES, 64)
+_FORMAT: Final = SealedFormat("torpor.scrub", 1, 4096, 64)
 _FIELDS: Final = {"after": str, "begun_ns": int, "checked_ns": int}
 
 
@@ -53,17 +49,12 @@ def left_of(sessions: Iterable[SessionUri], after: bytes) -> list[SessionUri]:
 
 def load_mark(folder: StoreFolder) -> ScrubMark:
     """The mark that was saved last; that of a store that was never read where there is none that can be used."""
-    path = f"{folder.path}/{SCRUB_FILE}"
+    fields = load_small(folder, SCRUB_FILE, _FORMAT)
     try:
-        fd = open_file(folder.root_fd, SCRUB_FILE, os.O_RDONLY, path)
-        try:
-            fields = _FORMAT.decode(os.read(fd, _MAX_BYTES + 1), path)
-        finally:
-            os.close(fd)
-        if {name: type(value) for name, value in fields.items()} != _FIELDS:
+        if fields is None or {name: type(value) for name, value in fields.items()} != _FIELDS:
             return ScrubMark()
         return ScrubMark(bytes.fromhex(fields["after"]), fields["begun_ns"], fields["checked_ns"])
-    except (OSError, StoreError, ValueError, TypeError, RecursionError):
+    except ValueError:
         return ScrubMark()
 
 
@@ -74,5 +65,4 @@ def save_mark(folder: StoreFolder, mark: ScrubMark) -> None:
         "begun_ns": mark.begun_ns,
         "checked_ns": mark.checked_ns,
     }
-    data = _FORMAT.encode(fields)
-    durable.write_file(folder.root_fd, SCRUB_FILE, data, folder.path, temp_fd=folder.bundles_fd, replacing=True)
+    save_small(folder, SCRUB_FILE, _FORMAT, fields)

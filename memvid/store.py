@@ -43,6 +43,7 @@ from .index import Index, IndexUnusable
 from .lock import StoreLock
 from .marks import Marks, SessionMarks
 from .opening import load_index
+from .rates_file import Figure, Figures, load_rates, save_rates
 from .records import (
     DeleteReport,
     ExportReport,
@@ -278,6 +279,15 @@ class Store:
         """Keep how far the scrub has come. Raises NoSpace, StoreIoError, DurabilityLost, ReadOnlyStore."""
         self._core.require_writable()
         save_mark(self._core.folder, mark)
+
+    def load_rates(self) -> dict[str, dict[str, Figure]]:
+        """What the last daemon has measured on its machine."""
+        return load_rates(self._core.folder)
+
+    def save_rates(self, figures: Figures) -> None:
+        """Keep what was measured. Raises NoSpace, StoreIoError, DurabilityLost, ReadOnlyStore."""
+        self._core.require_writable()
+        save_rates(self._core.folder, figures)
 
     def verify(
         self,
