@@ -229,6 +229,17 @@ PrefixReuseOption = Annotated[
 ]
 
 
+RecomputePolicy = Literal["off", "exact", "fastest"]
+RecomputeOption = Annotated[
+    RecomputePolicy,
+    typer.Option(
+        "--recompute",
+        help="When a wake computes the tokens again, where that is measured to be faster than reading the state: never,"
+        " if the very bits result, or always, which the session then says.",
+    ),
+]
+
+
 DEFAULT_BATCH = 16
 BatchOption = Annotated[
     int | None,
@@ -327,6 +338,7 @@ def serve(
     canary: CanaryOption = "always",
     trusting: TrustingOption = False,
     prefix_reuse: PrefixReuseOption = "exact",
+    recompute: RecomputeOption = "off",
     batch: BatchOption = None,
     deterministic: DeterministicOption = False,
     max_waiting: MaxWaitingOption = None,
@@ -390,6 +402,7 @@ def serve(
         arguments += [] if canary == "always" else ["--canary", canary]
         arguments += ["--trusting"] * trusting
         arguments += [] if prefix_reuse == "exact" else ["--prefix-reuse", prefix_reuse]
+        arguments += [] if recompute == "off" else ["--recompute", recompute]
         arguments += [] if batch == DEFAULT_BATCH else ["--batch", str(batch)]
         arguments += [] if max_waiting is None else ["--max-waiting", str(max_waiting)]
         arguments += [] if quantise_after is None else ["--quantise-after", str(quantise_after)]
@@ -423,6 +436,7 @@ def serve(
             canary=canary,
             trusting=trusting,
             prefix_reuse=prefix_reuse,
+            recompute=recompute,
             batch=batch,
             max_waiting=max_waiting,
             quantise_after=quantise_after,

@@ -15,6 +15,7 @@ from .formatting import format_seconds
 from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, VersionArgument
 from .output import Output, plain
+from .wake_plan import write_plan
 from .wake_remarks import remark_on_wake
 
 VersionOption = Annotated[
@@ -39,6 +40,14 @@ StrictOption = Annotated[
         help="Refuse it too if another device, BLAS or version of a library computed it.",
     ),
 ]
+PlanOption = Annotated[
+    bool,
+    typer.Option(
+        "--plan",
+        show_default=False,
+        help="Say what the wake would do and how long it would take here, by what was measured, and do nothing.",
+    ),
+]
 _CANARY = {
     "same_bits": ", and it computes what it did when it slept, to the bit",
     "within_tolerance": ", and it computes what it did when it slept, within the tolerance",
@@ -52,6 +61,7 @@ def wake(
     version: VersionOption = None,
     at: AtOption = None,
     strict: StrictOption = False,
+    plan: PlanOption = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,7 +70,7 @@ def wake(
     Any command that needs a sleeping session wakes it by itself; this one does it ahead of time, and tells what it
     cost. A wake that is refused says what differs, and changes nothing. What was computed on another device or by other
     versions of the libraries is the same to the bit; what follows may differ in the last ones, so that is told, and
-    with --strict refused.
+    with --strict refused. --plan says what the wake would read and compute, and does nothing.
 
     [bold]Examples[/]
 
@@ -68,9 +78,14 @@ def wake(
     [cyan]torpor wake notes --version 2[/]
     [cyan]torpor wake notes@before-refactor[/]
     [cyan]torpor wake notes --at 1500[/]
+    [cyan]torpor wake notes --plan[/]
     """
     output = Output(as_json=as_json)
     session, number = _named(session, version)
+    if plan:
+        with connect(socket) as client, naming_the_intact(client, session):
+            write_plan(output, client.plan_wake(session, version=number, at_token=at, strict=strict))
+        return
     with connect(socket) as client, progress_of(output, "wake") as on_event:
         with naming_the_intact(client, session):
             result = client.wake(session, version=number, at_token=at, strict=strict, on_event=on_event)

@@ -18,9 +18,10 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
     if woken.recomputed:
         again = woken.recomputed
         bits = "to the bit what it was" if again.same_logits else "not to the bit what it was"
+        what, why = ("healed", "damaged on the disk and ") if again.damaged else ("recomputed", "")
         output.remark(
-            f"[yellow]healed[/]: {format_plural(again.tokens, 'token')} from token {format_count(again.start)} of"
-            f" version {again.version} were damaged on the disk and computed again; what follows from them is {bits}"
+            f"[yellow]{what}[/]: {format_plural(again.tokens, 'token')} from token {format_count(again.start)} of"
+            f" version {again.version} were {why}computed again; what follows from them is {bits}"
         )
     if woken.lossy:
         output.remark(f"[yellow]lossy[/]: {describe_loss(woken.lossy)}")
@@ -35,7 +36,7 @@ def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
         return
     if woken.tokens_prefilled:
         tokens = format_plural(woken.tokens_prefilled, "token")
-        output.remark(f"[yellow]read again[/]: {tokens} that the snapshot did not hold, to wake {plain(woken.session)}")
+        output.remark(f"[yellow]read again[/]: {tokens} that were not restored, to wake {plain(woken.session)}")
     if not woken.verified:
         output.remark("[yellow]trusted[/]: what was read was not hashed, as the daemon was told (serve --trusting)")
     remark_on_wake(output, woken)

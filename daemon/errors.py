@@ -143,6 +143,12 @@ class EngineBusy(DaemonError):
     code = "engine_busy"
 
 
+class ModelNotLoaded(DaemonError):
+    """A model has not been loaded since the daemon began, and what is asked is not worth a load."""
+
+    code = "model_not_loaded"
+
+
 class NotRecomputable(DaemonError):
     """What was damaged of a session cannot be computed again from what is stored."""
 

@@ -21,8 +21,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import mlx.core as mx
-
 from ..errors import TorporError
 from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
@@ -38,11 +36,11 @@ from .bus import Bus, code_of
 from .engine import Engine
 from .errors import NotRecomputable
 from .events import HealFailed, SessionHealed, StoreRepaired
-from .generation import replay
 from .hibernation import Hibernation, WakeOrder, durable_of
 from .maintenance import Maintenance
 from .models import LoadedModel
 from .recomputed import Recomputed
+from .recomputing import read_again
 from .residency import Residency
 from .sampler import initial_key
 from .sessions import LOSSY, Durable, Session, sampling_of
@@ -221,10 +219,7 @@ class Healing:
             end = await self._engine.call(lambda: read_checkpoint(reader, found.end, model.layout))
             start = found.start(end.passes, by_token=model.layout.by_token)
             state = await self._state_at(start, row, reader, model)
-            sizes = list(end.passes.between(start, len(found.tokens)))
-            await self._engine.run(replay(model, state, found.tokens[start:], sizes))
-            same = await self._engine.call(lambda: _same_bits(state.last_logits, end.logits))
-            state.random_key = end.random_key
+            same = await self._engine.run(read_again(model, state, found.tokens, end))
             session = Session.woken(row.uri, model, state, durable_of(reader, 0), reader.manifest.session)
             session.salvaged = salvaged_of(reader.manifest)
         finally:
@@ -284,11 +279,6 @@ def _is_sound(reader: BundleReader, entry: BlockEntry) -> bool:
     except StoreError:
         return False
     return True
-
-
-def _same_bits(found: mx.array | None, expected: mx.array) -> bool:
-    assert found is not None
-    return bool(mx.array_equal(found.view(mx.uint32), expected.view(mx.uint32)).item())
 
 
 def _ignore(_event: object) -> None:

@@ -22,23 +22,26 @@ from ..memvid.bundle import BundleReader
 from ..memvid.compaction_plan import CompactionPolicy
 from ..memvid.errors import BlockMissing, BudgetExceeded, Corruption, IndexFailed, NoSpace, StoreError
 from ..memvid.salvaged import salvaged_from, salvaged_of
-from ..memvid.sizes import format_plural
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
 from ..snapshot.canary import Policy, Verdict
 from ..snapshot.capture import Cut, cut
-from ..snapshot.identity import circumstances_in, decide_bits, require_circumstances, require_same
+from ..snapshot.identity import Difference, circumstances_in, decide_bits, require_circumstances, require_same
 from ..snapshot.lossy import Loss, worst
 from ..snapshot.state import LiveState, token_array
 from . import canary
 from .bus import Bus
+from .choosing import Choice, RecomputePolicy
 from .compactor import Compactor
 from .engine import Engine, Steps
-from .errors import SessionAwake, StopDeadline
+from .errors import StopDeadline
 from .events import SleepCause, WakeCause, WakeEnded, WakeVerified
 from .generation import find_logits, replay
 from .models import LoadedModel
+from .rates import Measured, Rates
+from .recomputed import Recomputed
+from .recomputing import Recomputing
 from .results import Emit, Progress, Stage
 from .sampler import initial_key
 from .sessions import Durable, Session, sampling_of
@@ -69,6 +72,11 @@ class WakeOrder:
     strict: bool = False
     hashing: bool = False
     cause: WakeCause = "asked"
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether it is to be a session that somebody uses; for what else is read of it, what is stored is wanted."""
+        return self.cause in ("asked", "warm") and not self.hashing
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +116,49 @@ class Woken:
     canary_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a wake will do: what it would read and compute to restore the session, whether it takes what it reads for
+    what was written, what computed it otherwise than what computes here, and whether it is restored or recomputed."""
+
+    plan: restore.WakePlan
+    trusting: bool
+    differs: tuple[Difference, ...]
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """A state that was restored or recomputed, as `Woken` tells of it. unchanged_tokens: as of `Session`."""
+
+    state: LiveState
+    bytes_read: int
+    verified: bool
+    verdict: Verdict
+    canary_seconds: float
+    unchanged_tokens: int
+    recomputed: Recomputed | None = None
+
+
 class Hibernation:
     """Puts sessions to sleep in a store and wakes them from it.
 
     on_damage: told of a session of which a wake has found that its bytes are not those that were written.
+    recomputing: says whether a wake restores or recomputes.
     """
 
     def __init__(
-        self, store: Store, engine: Engine, way: Way, bus: Bus, *, canary: Policy = "always", trusting: bool = False
+        self,
+        store: Store,
+        engine: Engine,
+        way: Way,
+        bus: Bus,
+        recomputing: Recomputing | None = None,
+        *,
+        canary: Policy = "always",
+        trusting: bool = False,
     ) -> None:
+        self._recomputing = recomputing or Recomputing(engine, Measured(store), "off")
         self._bus = bus
         self.on_damage: Callable[[SessionUri], None] = _ignore
         self._canary = canary
@@ -257,6 +299,19 @@ class Hibernation:
             lossy=session.lossy,
         )
 
+    @property
+    def recompute_policy(self) -> RecomputePolicy:
+        """When wakes compute the tokens again instead of restoring them."""
+        return self._recomputing.policy
+
+    def forget(self, uri: SessionUri) -> None:
+        """Know nothing of a session that is gone."""
+        self._recomputing.forget(uri)
+
+    def rates_of(self, model: LoadedModel) -> Rates:
+        """What this daemon has measured of a model."""
+        return self._recomputing.measured.of(model)
+
     async def begin(self, model: LoadedModel, random_key: Callable[[], mx.array]) -> LiveState:
         """The state of a session that has read nothing, with the key that is made of it on the engine thread."""
         return await self._engine.call(lambda: model.new_state(random_key()))
@@ -285,11 +340,25 @@ class Hibernation:
             tell_end(partial(_end_of_wake, woken, order.cause))
         return woken
 
-    async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: Emit) -> Woken:
-        begun, uri = time.monotonic(), reader.manifest.uri
-        kept = reader.manifest.session
-        if not reader.manifest.token_count and UNREAD in kept and order.at_token is None:
-            return await self._begin_kept(reader, model)
+    async def look(self, uri: SessionUri, order: WakeOrder, model: LoadedModel) -> tuple[BundleReader, Prospect | None]:
+        """What a wake would do, by the manifest and the headers of the blocks alone; None where there is nothing but a
+        ledger to read. Nothing is taken, told or changed; the reader is to be closed. Of the model its weights are not
+        needed.
+
+        Raises:
+            What `wake` raises before it reads a block.
+        """
+        reader = await self.on_io(lambda: self._store.open_session(uri, order.version))
+        try:
+            if is_ledger_alone(reader, order):
+                require_same(reader.manifest.identity, model.identity, model=model.name)
+                return reader, None
+            return reader, await self._look(reader, order, model)
+        except BaseException:
+            reader.close()
+            raise
+
+    async def _look(self, reader: BundleReader, order: WakeOrder, model: LoadedModel) -> Prospect:
         plan = await self.on_io(
             lambda: restore.plan_wake(
                 reader,
@@ -300,24 +369,61 @@ class Hibernation:
                 at=order.at_token,
             )
         )
-        differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=order.strict)
-        filling = await self._engine.call(lambda: restore.allocate(plan))
-        on_progress = _reporter("wake", emit)
+        backend = reader.manifest.session.get("backend")
+        differs = require_circumstances(backend, model.backend, model=model.name, strict=order.strict)
         # An earlier token may have no canary, and then the hashes are all that proves it.
         trusting = self._trusting and not order.hashing and order.at_token is None
-        await self.on_io(partial(filling.run, reader, self._fill, on_progress, trusting=trusting))
-        self._bus.publish(WakeVerified(uri, plan.read_bytes, not trusting, time.monotonic() - begun))
-        assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(differs))
-        state = await self._engine.run(assembly.steps(initial_key(sampling_of(kept))))
-        session = Session.woken(uri, model, state, durable_of(reader, plan.read_bytes), kept)
-        session.differs, session.slept_by = differs, circumstances_in(kept.get("backend"))
+        choice = self._recomputing.choose(reader, plan, model, differs, hashed=not trusting, at_token=order.at_token)
+        return Prospect(plan, trusting, differs, choice)
+
+    async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: Emit) -> Woken:
+        begun, uri = time.monotonic(), reader.manifest.uri
+        kept = reader.manifest.session
+        if is_ledger_alone(reader, order):
+            return await self._begin_kept(reader, model)
+        prospect = await self._look(reader, order, model)
+        plan, brought = prospect.plan, None
+        if prospect.choice.way == "recompute" and order.may_recompute:
+            brought = await self._recompute(reader, plan, model)
+        brought = brought or await self._restore(reader, prospect, model, begun, emit)
+        session = Session.woken(uri, model, brought.state, durable_of(reader, plan.read_bytes), kept)
+        session.differs, session.slept_by = prospect.differs, circumstances_in(kept.get("backend"))
         session.loss = _loss_of(session, plan)
-        # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
-        session.unchanged_tokens = plan.resumed_tokens
+        session.unchanged_tokens = brought.unchanged_tokens
+        session.recomputed = brought.recomputed or session.recomputed
         session.saved_from = salvaged_from(reader.manifest)
         told = salvaged_of(reader.manifest)
         session.salvaged = told and told.within(plan.target_tokens)
-        return Woken(session, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds)
+        return Woken(session, brought.bytes_read, brought.verified, brought.verdict, brought.canary_seconds)
+
+    async def _restore(
+        self, reader: BundleReader, prospect: Prospect, model: LoadedModel, begun: float, emit: Emit
+    ) -> _Brought:
+        plan, trusting = prospect.plan, prospect.trusting
+        looked = time.monotonic()
+        filling = await self._engine.call(lambda: restore.allocate(plan))
+        await self.on_io(partial(filling.run, reader, self._fill, _reporter("wake", emit), trusting=trusting))
+        filled = time.monotonic()
+        self._bus.publish(WakeVerified(reader.manifest.uri, plan.read_bytes, not trusting, filled - begun))
+        assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(prospect.differs))
+        state = await self._engine.run(assembly.steps(initial_key(sampling_of(reader.manifest.session))))
+        measured = self._recomputing.measured
+        measured.add(model, "restore_trusting" if trusting else "restore_verified", plan.read_bytes, filled - looked)
+        if not state.computed_tokens:
+            measured.add(model, "fixed", 1, looked - begun + time.monotonic() - filled)
+        # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
+        unchanged = plan.resumed_tokens
+        return _Brought(state, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds, unchanged)
+
+    async def _recompute(self, reader: BundleReader, plan: restore.WakePlan, model: LoadedModel) -> _Brought | None:
+        sampling = sampling_of(reader.manifest.session)
+        begin = partial(self.begin, model, lambda: initial_key(sampling))
+        again = await self._recomputing.compute(reader, plan, model, begin, self.on_io)
+        if again is None:
+            return None
+        return _Brought(
+            again.state, again.bytes_read, True, again.verdict, 0.0, again.unchanged_tokens, again.recomputed
+        )
 
     async def _begin_kept(self, reader: BundleReader, model: LoadedModel) -> Woken:
         """A session of which nothing but its ledger was kept, before that is read."""
@@ -408,6 +514,12 @@ def _loss_of(session: Session, plan: restore.WakePlan) -> Loss | None:
     return found and found.within(plan.resumed_tokens)
 
 
+def is_ledger_alone(reader: BundleReader, order: WakeOrder) -> bool:
+    """Whether a version has nothing but a ledger, all of which has to be read again."""
+    manifest = reader.manifest
+    return not manifest.token_count and UNREAD in manifest.session and order.at_token is None
+
+
 def _checkpoints_in(entries: Iterable[BlockEntry], token_count: int) -> list[int]:
     return [entry.start for entry in entries if entry.kind == "state" and entry.start < token_count]
 
@@ -432,31 +544,3 @@ def _reporter(stage: Stage, emit: Emit) -> Callable[[int, int], None]:
 
 def _ignore(_uri: SessionUri) -> None:
     """For damage that nobody sees to."""
-
-
-def require_as_ordered(live: Session, order: WakeOrder) -> None:
-    """Refuse to wake a session at another version or position than the one at which it is awake; and at a position that
-    there would not be if it slept.
-
-    Raises:
-        SessionAwake, NoSuchPosition.
-    """
-    version, held = live.durable.version if live.durable else None, len(live.state.tokens)
-    slept = live.durable.token_count if live.durable and not (live.needs_sleep and order.version is None) else held
-    if order.at_token is not None and order.at_token > slept and order.version in (None, version):
-        raise restore.no_such_position(slept, order.at_token)
-    changed = live.dirty or (live.is_cut_short and order.at_token is None)
-    other_version = order.version is not None and (order.version != version or changed)
-    if not other_version and order.at_token in (None, held):
-        return
-    wanted = [
-        f"token {order.at_token}" if order.at_token is not None else "",
-        f"version {order.version}" if order.version is not None else "",
-    ]
-    raise SessionAwake(
-        f"{live.uri} is awake{' and has changed' if live.dirty else f' at version {version}'}, with "
-        f"{format_plural(held, 'token')}; put it to sleep before waking {' of '.join(filter(None, wanted))}.",
-        session=str(live.uri),
-        version=order.version,
-        at_token=order.at_token,
-    )

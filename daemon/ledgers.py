@@ -75,7 +75,7 @@ class Ledgers:
         await self._engine.run(_steps(session, unread))
         same = await self._engine.call(lambda: _digest_of(session) == unread.logits_digest)
         version = session.durable.version if session.durable else 1
-        session.recomputed = Recomputed(version, start, len(unread.tokens), same)
+        session.recomputed = Recomputed(version, start, len(unread.tokens), same, damaged=False)
         session.text_map, session.turn_open, session.unread = unread.text_map, unread.turn_open, None
         session.dirty = True
         self._bus.publish(LedgerRead(session.uri, len(session.state.tokens), len(unread.tokens), same))

@@ -13,7 +13,7 @@ from ..memvid.uri import SessionUri
 from ..memvid.versions import lineage_of
 from ..snapshot.canary import Verdict
 from ..snapshot.errors import MalformedSnapshot
-from ..snapshot.identity import circumstances_in
+from ..snapshot.identity import Difference, circumstances_in
 from ..snapshot.layout import described
 from ..snapshot.lossy import Loss
 from ..snapshot.state import token_array
@@ -293,7 +293,7 @@ def wake_result(
         bytes_read=bytes_read,
         seconds=seconds,
         already_awake=already_awake,
-        differs=tuple(PartDiffers(each.field, each.stored, each.live) for each in live.differs),
+        differs=parts_that_differ(live.differs),
         verified=verified,
         canary=canary,
         canary_seconds=canary_seconds,
@@ -301,6 +301,11 @@ def wake_result(
         salvaged=live.salvaged,
         recomputed=live.recomputed,
     )
+
+
+def parts_that_differ(differs: Sequence[Difference]) -> tuple[PartDiffers, ...]:
+    """What is other than when a session slept, as it is told."""
+    return tuple(PartDiffers(each.field, each.stored, each.live) for each in differs)
 
 
 def _lossy(loss: Loss | None) -> Lossy | None:

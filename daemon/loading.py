@@ -95,7 +95,7 @@ class Loading:
         """
         place = self._shelf.place(name)
         if place.changed:
-            raise _has_changed(place)
+            raise has_changed(place)
         place.holders.append(claim)
         try:
             await self._make_ready(place, claim)
@@ -181,7 +181,7 @@ class Loading:
             return 0
 
 
-def _has_changed(place: Place) -> ModelChanged:
+def has_changed(place: Place) -> ModelChanged:
     return ModelChanged(
         f"The files of model {place.name!r} have changed since they were loaded: {', '.join(place.changed)}. Sessions "
         "that are awake go on; nothing else is begun on it. Put the files back as they were, or take the new ones with "

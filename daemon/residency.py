@@ -252,7 +252,7 @@ class Residency:
             SessionNotFound, and what `Hibernation.wake` raises. What `room_to_wake` raises.
         """
         started = started or time.monotonic()
-        row = self._row(use.uri, order.version)
+        row = self.row_of(use.uri, order.version)
         async with self.room_to_wake(use, row) as model:
             use.woken = await to_the_end(self._bring_back(use.uri, order, model, emit, started))
         self.memory.settle(use)
@@ -278,7 +278,7 @@ class Residency:
         self.memory.settle(use)
         return None
 
-    def _row(self, uri: SessionUri, version: int | None) -> IndexRow:
+    def row_of(self, uri: SessionUri, version: int | None) -> IndexRow:
         """A version as the index has it; the newest for one that it has not, as the wake will say."""
         newest = self.require_row(uri)
         if version in (None, newest.version):

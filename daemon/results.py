@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..memvid.salvaged import Salvaged
+from .choosing import RecomputePolicy, WakeWay
 from .origin import Origin
 from .recomputed import Recomputed
 from .sampling import Sampling
@@ -216,6 +217,61 @@ class WakeResult:
     lossy: Lossy | None = None
     salvaged: Salvaged | None = None
     recomputed: Recomputed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A bundle's file, and what a wake would read of it. bytes_to_read: of state, as it is once it is decoded."""
+
+    bundle_id: str
+    blocks: int
+    bytes_to_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRate:
+    """What a daemon has measured on its machine. value: per second, or seconds, as the name says; None where nothing
+    has been. samples: how many it rests on."""
+
+    name: str
+    value: float | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakePlanResult:
+    """What a wake would do; nothing was done.
+
+    way: whether the state is restored from the disk or computed again from the stored tokens, None where there is
+        nothing to do; reason: why, a sentence.
+    bytes_to_read, blocks, files, restored_tokens, computed_tokens: what restoring reads, and leaves to the model.
+    memory_bytes: what the wake reserves. model_loaded: if not, it is loaded first, which is in none of the seconds.
+    restore_seconds, recompute_seconds: how long either would take by the rates; None where one is not measured.
+    recompute: the policy of the daemon.
+    """
+
+    session: str
+    version: int | None
+    bundle_id: str | None
+    token_count: int
+    already_awake: bool
+    model: str
+    model_loaded: bool
+    way: WakeWay | None
+    reason: str
+    bytes_to_read: int = 0
+    blocks: int = 0
+    files: tuple[PlannedFile, ...] = ()
+    files_left_out: int = 0
+    restored_tokens: int = 0
+    computed_tokens: int = 0
+    verified: bool = True
+    memory_bytes: int = 0
+    restore_seconds: float | None = None
+    recompute_seconds: float | None = None
+    recompute: RecomputePolicy = "off"
+    rates: tuple[MeasuredRate, ...] = ()
+    differs: tuple[PartDiffers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

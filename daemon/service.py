@@ -31,7 +31,6 @@ from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri
 from ..snapshot.blas import library_in_use
 from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
-from ..snapshot.identity import require_nothing_differs
 from ..snapshot.kv_format import KvChoice
 from ..snapshot.state import LiveState
 from . import generation, listing
@@ -40,6 +39,7 @@ from .admission import MAX_WAITING, Priority, Queue, queued
 from .analyst import Analyst
 from .buffers import Buffers
 from .bus import Bus, Subscription, Wanted
+from .choosing import RecomputePolicy
 from .claims import Use
 from .configuring import ConfigFile, Configuring, Settings
 from .conversing import Conversing, require_transcript
@@ -61,7 +61,7 @@ from .folding import REQUEST, Exhausted, Fold, folded
 from .forking import Forking, ForkOrder
 from .generation import WriteOrder, Written
 from .healing import Healing
-from .hibernation import Hibernation, LastSleep, WakeOrder, require_as_ordered
+from .hibernation import Hibernation, LastSleep, WakeOrder
 from .hits import Hits
 from .labels import Labels
 from .ledgers import Ledgers
@@ -70,8 +70,11 @@ from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done,
 from .memory import default_budget
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
 from .origin import Origin
+from .planning import Planning, require_as_ordered
 from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
+from .rates import Measured
 from .reasons import Reasons
+from .recomputing import Recomputing
 from .residency import Residency
 from .results import (
     AnalysisResult,
@@ -93,6 +96,7 @@ from .results import (
     StatsResult,
     Status,
     Token,
+    WakePlanResult,
     WakeResult,
     WarmResult,
     WhyResult,
@@ -130,6 +134,7 @@ class Service:
         memory_budget: int | None = None,
         idle_sleep_s: float | None = None,
         prefix_reuse: ReusePolicy = "exact",
+        recompute: RecomputePolicy = "off",
         on_model_change: ChangePolicy = "refuse",
         stop_within_s: float | None = None,
         max_waiting: int = MAX_WAITING,
@@ -142,7 +147,9 @@ class Service:
         self.bus = bus
         self.queue = Queue(max_waiting)
         way = Way()
-        self._hibernation = Hibernation(store, engine, way, self.bus, canary=canary, trusting=trusting)
+        self._measured = Measured(store)
+        recomputing = Recomputing(engine, self._measured, recompute)
+        self._hibernation = Hibernation(store, engine, way, self.bus, recomputing, canary=canary, trusting=trusting)
         self._maintenance = Maintenance(store, way)
         self._analyst = Analyst(store)
         self._forking = Forking(store, self._hibernation)
@@ -167,6 +174,7 @@ class Service:
             on_model_change,
             stop_within_s,
         )
+        self._planning = Planning(self._hibernation, self._residency, shelf)
         self._reasons = Reasons(self._encoder, self._reuse, self._residency.awake.get)
         self._conversing = Conversing(self._encoder, self._residency, engine, bus)
         self._healing = Healing(store, engine, self._hibernation, self._maintenance, self._residency, self.bus)
@@ -195,6 +203,7 @@ class Service:
         memory_budget: int | None = None,
         idle_sleep_s: float | None = None,
         prefix_reuse: ReusePolicy = "exact",
+        recompute: RecomputePolicy = "off",
         on_model_change: ChangePolicy = "refuse",
         batch_rows: int = MOST_ROWS,
         max_waiting: int = MAX_WAITING,
@@ -214,6 +223,8 @@ class Service:
         max_waiting: how many requests may wait for their turn, for memory or the engine.
         prefix_reuse: what a new session takes over of those that begin alike: what is to the bit as if it had read it
             itself, all tokens in common (`longest`), or nothing (`off`).
+        recompute: whether a wake that would be slower than its tokens are computed again does the latter: never
+            (`off`), where the very bits result (`exact`), or always (`fastest`).
         scrub: how sleeping sessions are read again, while nobody wants anything, and healed where they are damaged; not
             at all if None.
         quantise: from which age on sleeping sessions are kept in fewer bits, and in how many; None: all stay exact.
@@ -262,6 +273,7 @@ class Service:
                 memory_budget=memory_budget,
                 idle_sleep_s=idle_sleep_s,
                 prefix_reuse=prefix_reuse,
+                recompute=recompute,
                 on_model_change=on_model_change,
                 stop_within_s=stop_within_s,
                 max_waiting=max_waiting,
@@ -351,6 +363,7 @@ class Service:
         await asyncio.to_thread(self._maintenance.close)
         await asyncio.to_thread(self._hibernation.close)
         await asyncio.to_thread(self._engine.stop)
+        await asyncio.to_thread(self._measured.save)
         self._store.close()
         self.bus.close()
         ledgers = prepared.ledgers | report.ledgers
@@ -585,11 +598,8 @@ class Service:
             IdentityMismatch, OwnerMismatch, CorruptBlock, ...: why it was refused; nothing live has changed.
         """
         started = time.monotonic()
-        if VERSION_MARK in session:
-            self._require_open()
-            row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
-            session, version = str(row.uri), row.version
-        async with self._residency.turn(self._resolve(session)) as use:
+        uri, version = await self._version_of(session, version)
+        async with self._residency.turn(uri) as use:
             order = WakeOrder(version, at_token, strict)
             live = await self._residency.live(use.uri)
             if live is None:
@@ -597,11 +607,21 @@ class Service:
                 await self._residency.read_on(use, emit)
                 return use.woken or woken
             require_as_ordered(live, order)
-            if strict:
-                require_nothing_differs(live.differs, model=live.model.name)
             return listing.wake_result(
                 live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
             )
+
+    async def plan_wake(
+        self, *, session: str, version: int | None = None, at_token: int | None = None, strict: bool = False
+    ) -> WakePlanResult:
+        """What `wake` would do if it were asked the same, and how long that would take here. Nothing is done.
+
+        Raises:
+            What `wake` would raise before it reads a block. ModelNotLoaded: the model never was, so nobody can tell.
+        """
+        uri, version = await self._version_of(session, version)
+        async with self._residency.turn(uri):
+            return await self._planning.plan(uri, WakeOrder(version, at_token, strict))
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         """All sessions, or those of one namespace, by name."""
@@ -1060,6 +1080,7 @@ class Service:
         self._reuse.forget(uri)
         self._reasons.forget(uri)
         self._hits.forget(uri)
+        self._hibernation.forget(uri)
 
     async def _forget(self, uri: SessionUri, *, dry_run: bool) -> MaintenanceResult:
         try:
@@ -1126,7 +1147,7 @@ class Service:
 
         try:
             rest = ids[adopted.cached_tokens :] if adopted else ids
-            with tell_prefill(self.bus, live, len(rest)) as tell_progress:
+            with tell_prefill(self.bus, self._measured, live, len(rest)) as tell_progress:
                 await self._engine.run(generation.read(live.model, live.state, rest, on_tokens))
         finally:
             # A cancellation may come when all has been read already: what is in the ledger is there to stay.
@@ -1172,7 +1193,7 @@ class Service:
         before = live.sampling, live.state.random_key, live.dirty
         try:
             await self._settle_sampling(live, order.sampling)
-            with tell_decode(self.bus, live) as tell_first:
+            with tell_decode(self.bus, self._measured, live) as tell_first:
                 await self._engine.run(generation.write(live.model, live.state, order, written, on_token), writes=True)
             final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
         except BaseException:
@@ -1266,6 +1287,14 @@ class Service:
     def _resolve(self, name: str) -> SessionUri:
         self._require_open()
         return self._store.resolve(name, also=self._residency.awake)
+
+    async def _version_of(self, session: str, version: int | None) -> tuple[SessionUri, int | None]:
+        """The session, and which version of it is meant: that behind an `@` of its name, or `version`."""
+        if VERSION_MARK not in session:
+            return self._resolve(session), version
+        self._require_open()
+        row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
+        return self._resolve(str(row.uri)), row.version
 
     def _resolve_to_delete(self, name: str) -> SessionUri:
         """As `_resolve`; but a session of which nothing is listed may have versions that repair has set aside."""

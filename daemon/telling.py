@@ -32,6 +32,7 @@ from .events import (
     WakeEnded,
     WakeFailed,
 )
+from .rates import Measured
 from .sessions import Durable, Session
 
 P = ParamSpec("P")
@@ -64,25 +65,29 @@ def told(
 
 
 @contextmanager
-def tell_prefill(bus: Bus, live: Session, count: int) -> Iterator[Callable[[int, int], None]]:
+def tell_prefill(bus: Bus, measured: Measured, live: Session, count: int) -> Iterator[Callable[[int, int], None]]:
     """Around the reading of tokens. Gives what is to be called, from any thread, when some of so many are read."""
     begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
     bus.publish(PrefillBegan(live.uri, count))
     try:
         yield lambda done, total: tell(PrefillProgress(live.uri, done, total))
     finally:
-        bus.publish(PrefillEnded(live.uri, len(live.state.tokens) - held, time.monotonic() - begun))
+        read, seconds = len(live.state.tokens) - held, time.monotonic() - begun
+        measured.add(live.model, "prefill", read, seconds)
+        bus.publish(PrefillEnded(live.uri, read, seconds))
 
 
 @contextmanager
-def tell_decode(bus: Bus, live: Session) -> Iterator[Callable[[float], None]]:
+def tell_decode(bus: Bus, measured: Measured, live: Session) -> Iterator[Callable[[float], None]]:
     """Around the writing of tokens. Gives what is to be called, from any thread, when the first is there: after so
     many seconds."""
     begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
     try:
         yield lambda seconds: tell(FirstToken(live.uri, seconds))
     finally:
-        bus.publish(DecodeEnded(live.uri, len(live.state.tokens) - held, time.monotonic() - begun))
+        written, seconds = len(live.state.tokens) - held, time.monotonic() - begun
+        measured.add(live.model, "decode", written, seconds)
+        bus.publish(DecodeEnded(live.uri, written, seconds))
 
 
 @contextmanager

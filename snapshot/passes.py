@@ -71,10 +71,14 @@ class Passes:
             self._runs.extend((size, 1))
         self.token_count += tokens_of(size)
 
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """The size of the calls of each run, or `BESIDE`, and how many calls they are."""
+        for at in range(0, len(self._runs), 2):
+            yield self._runs[at], self._runs[at + 1]
+
     def __iter__(self) -> Iterator[int]:
         """The size of each call, or `BESIDE`."""
-        for at in range(0, len(self._runs), 2):
-            size, count = self._runs[at : at + 2]
+        for size, count in self.runs():
             yield from repeat(size, count)
 
     def between(self, start: int, end: int) -> Iterator[int]:

@@ -193,6 +193,12 @@ class AsyncClient:
         there computed. strict: refuse what another backend computed."""
         return await self._run(calls.wake(session, version=version, at_token=at_token, strict=strict), on_event)
 
+    async def plan_wake(
+        self, session: str, *, version: int | None = None, at_token: int | None = None, strict: bool = False
+    ) -> results.WakePlanResult:
+        """What `wake` would do if it were asked the same, and how long that would take there; nothing is done."""
+        return await self._run(calls.plan_wake(session, version=version, at_token=at_token, strict=strict))
+
     async def fork(
         self,
         session: str,

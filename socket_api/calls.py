@@ -137,9 +137,17 @@ def sleep(session: str) -> Call[results.SleepResult]:
 
 
 def wake(session: str, *, version: int | None, at_token: int | None, strict: bool) -> Call[results.WakeResult]:
+    return _call("wake", results.WakeResult, session=session, version=version, **_order(at_token, strict=strict))
+
+
+def plan_wake(session: str, *, version: int | None, at_token: int | None, strict: bool) -> Call[results.WakePlanResult]:
+    order = _order(at_token, strict=strict)
+    return _call("plan_wake", results.WakePlanResult, session=session, version=version, **order)
+
+
+def _order(at_token: int | None, *, strict: bool) -> dict[str, Any]:
     given: dict[str, Any] = {} if at_token is None else {"at_token": at_token}
-    given |= {"strict": True} if strict else {}
-    return _call("wake", results.WakeResult, session=session, version=version, **given)
+    return given | ({"strict": True} if strict else {})
 
 
 def fork(session: str, name: str, *, at_token: int | None, labels: Sequence[str] | None) -> Call[results.ForkResult]:

@@ -199,6 +199,12 @@ class Client:
         there computed. strict: refuse what another backend computed."""
         return self._run(calls.wake(session, version=version, at_token=at_token, strict=strict), on_event)
 
+    def plan_wake(
+        self, session: str, *, version: int | None = None, at_token: int | None = None, strict: bool = False
+    ) -> results.WakePlanResult:
+        """What `wake` would do if it were asked the same, and how long that would take there; nothing is done."""
+        return self._run(calls.plan_wake(session, version=version, at_token=at_token, strict=strict))
+
     def fork(
         self,
         session: str,

@@ -102,6 +102,10 @@ class Backend(Protocol):
         emit: daemon.Emit,
     ) -> daemon.WakeResult: ...
 
+    async def plan_wake(
+        self, *, session: str, version: int | None = None, at_token: int | None = None, strict: bool = False
+    ) -> daemon.WakePlanResult: ...
+
     async def fork(
         self,
         *,
@@ -300,6 +304,12 @@ async def _wake(backend: Backend, params: methods.WakeParams, emit: daemon.Emit)
     )
 
 
+async def _plan_wake(backend: Backend, params: methods.WakeParams, emit: daemon.Emit) -> object:
+    return await backend.plan_wake(
+        session=params.session, version=params.version, at_token=params.at_token, strict=params.strict
+    )
+
+
 async def _fork(backend: Backend, params: methods.ForkParams, emit: daemon.Emit) -> object:
     return await backend.fork(
         session=params.session, name=params.name, at_token=params.at_token, labels=params.labels, emit=emit
@@ -393,6 +403,7 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
         "chat": _chat,
         "sleep": _sleep,
         "wake": _wake,
+        "plan_wake": _plan_wake,
         "fork": _fork,
         "load_model": _load_model,
         "unload_model": _unload_model,

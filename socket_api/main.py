@@ -19,6 +19,7 @@ from typing import TypeVar
 from ..daemon.adapters import AdapterChoice
 from ..daemon.admission import MAX_WAITING, MOST_WAITING_EVER
 from ..daemon.canary import POLICIES, Policy
+from ..daemon.choosing import RECOMPUTE_POLICIES, RecomputePolicy
 from ..daemon.configuration import Configuration, LoadPolicy, ModelTable, read_configuration
 from ..daemon.configuring import ConfigFile, Settings
 from ..daemon.decoding import MOST_ROWS, MOST_ROWS_EVER
@@ -46,18 +47,18 @@ class ServeOptions:
     object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
     model file anew. `kv_bits` and `kv_group` quantise keys and values. `canary`: when a wake proves its state by
     computing one token. `trusting`: wakes do not hash the KV that they read. `prefix_reuse`: what a new session takes
-    over of others that begin alike. `batch`: how many sessions of a model may decode in one call. `max_waiting`: how
-    many requests may wait, `admission.MAX_WAITING` if None. What has slept for
-    `quantise_after` days is kept in `quantise_bits` bits. The budgets are bytes: what the store may hold, may write in
-    a day, and leaves free on the disk. `memory_budget`: bytes of memory for models and sessions, a share of what is
-    available if None; `idle_sleep`: after how many seconds a session that nobody uses is put to sleep, never if None;
-    `stop_within`: how many seconds a stop takes at most to put sessions to sleep, `STOP_WITHIN_S` if None.
-    `load`: which models are loaded at the start, the `first`, all (`start`) or none (`use`); the others are when they
-    are first used. `pinned`: names of those that stay loaded; they are at the start, too, unless it is `use`.
-    `model_ttl`: after how many seconds a model that nobody uses is unloaded, never if None. `on_model_change`: what
-    becomes of a loaded model whose files change. `scrub_rate`: bytes of sleeping sessions that are read again in a
-    second in which nobody wants anything; none if 0. `config`: a file that says what is None, empty or not given here,
-    and is read anew when it changes."""
+    over of others that begin alike. `recompute`: when a wake computes the tokens again instead. `batch`: how many
+    sessions of a model may decode in one call. `max_waiting`: how many requests may wait, `admission.MAX_WAITING` if
+    None. What has slept for `quantise_after` days is kept in `quantise_bits` bits. The budgets are bytes: what the
+    store may hold, may write in a day, and leaves free on the disk. `memory_budget`: bytes of memory for models and
+    sessions, a share of what is available if None; `idle_sleep`: after how many seconds a session that nobody uses is
+    put to sleep, never if None; `stop_within`: how many seconds a stop takes at most to put sessions to sleep,
+    `STOP_WITHIN_S` if None. `load`: which models are loaded at the start, the `first`, all (`start`) or none (`use`);
+    the others are when they are first used. `pinned`: names of those that stay loaded; they are at the start, too,
+    unless it is `use`. `model_ttl`: after how many seconds a model that nobody uses is unloaded, never if None.
+    `on_model_change`: what becomes of a loaded model whose files change. `scrub_rate`: bytes of sleeping sessions that
+    are read again in a second in which nobody wants anything; none if 0. `config`: a file that says what is None, empty
+    or not given here, and is read anew when it changes."""
 
     store: Path | None = None
     socket: Path = field(default_factory=default_socket_path)
@@ -70,6 +71,7 @@ class ServeOptions:
     canary: Policy = "always"
     trusting: bool = False
     prefix_reuse: ReusePolicy = "exact"
+    recompute: RecomputePolicy = "off"
     batch: int = MOST_ROWS
     quantise_after: float | None = None
     quantise_bits: int = 8
@@ -109,6 +111,7 @@ def run(options: ServeOptions) -> None:
             canary=options.canary,
             trusting=options.trusting,
             prefix_reuse=options.prefix_reuse,
+            recompute=options.recompute,
             batch_rows=options.batch,
             max_waiting=settings.max_waiting,
             scrub=ScrubPolicy(options.scrub_rate) if options.scrub_rate else None,
@@ -256,6 +259,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         help="what a new session takes over of others that begin alike",
     )
     parser.add_argument(
+        "--recompute",
+        choices=RECOMPUTE_POLICIES,
+        default="off",
+        help="when a wake computes the tokens again instead of reading the state, where that is faster",
+    )
+    parser.add_argument(
         "--batch",
         type=int,
         choices=range(1, MOST_ROWS_EVER + 1),
@@ -307,6 +316,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         canary=parsed.canary,
         trusting=parsed.trusting,
         prefix_reuse=parsed.prefix_reuse,
+        recompute=parsed.recompute,
         batch=parsed.batch,
         quantise_after=parsed.quantise_after,
         quantise_bits=parsed.quantise_bits,

@@ -178,7 +178,7 @@ class FoldParams(Params):
 
 class WakeParams(Params):
     """A session and, if not the latest, which version of it: by `version`, or behind an `@` of `session`; if not all,
-    how many of its tokens. `strict` refuses what may differ too."""
+    how many of its tokens. `strict` refuses what may differ too. For `wake` and `plan_wake`."""
 
     session: SessionText
     version: Annotated[int, Field(ge=0, le=limits.MAX_REQUEST_ID)] | None = None
@@ -344,6 +344,7 @@ _TABLE = (
     Method("chat", ChatParams, results.GenerateResult, cancellable=True),
     Method("sleep", SessionParams, results.SleepResult),
     Method("wake", WakeParams, results.WakeResult),
+    Method("plan_wake", WakeParams, results.WakePlanResult),
     Method("fork", ForkParams, results.ForkResult),
     Method("fold", FoldParams, results.FoldResult, cancellable=True),
     Method("warm", WarmParams, results.WarmResult, cancellable=True),

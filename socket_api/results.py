@@ -168,13 +168,15 @@ class StatusResult(Reply):
 
 
 class Recomputed(Reply):
-    """What was lost with damaged blocks of `version` and computed again: `tokens` tokens from position `start`.
-    `same_logits`: whether the logits behind them are to the bit those that were stored."""
+    """What of `version` was computed again: `tokens` tokens from position `start`. `same_logits`: whether the logits
+    behind them are to the bit those that were stored. `damaged`: whether they were lost with damaged blocks; if not,
+    a stop had not written them, or computing them was the faster way."""
 
     version: int
     start: Count
     tokens: Count
     same_logits: bool
+    damaged: bool = True
 
 
 class Salvaged(Reply):
@@ -327,10 +329,10 @@ class PartDiffers(Reply):
 
 class WakeResult(Reply):
     """The report of a wake. `tokens_prefilled` is zero, for nothing is read again, unless an earlier token was asked
-    for or the snapshot had been salvaged. `differs`: what computed the snapshot otherwise than what computes now.
-    `canary`: what proved that the state computes what the slept one did. `lossy`: None where all of it is exact.
-    `salvaged`: None unless a repair saved its beginning out of a damaged version. `recomputed`: None unless what was
-    damaged of it was computed again."""
+    for, the snapshot had been salvaged, or the daemon computes what it can compute faster. `differs`: what computed the
+    snapshot otherwise than what computes now. `canary`: what proved that the state computes what the slept one did.
+    `lossy`: None where all of it is exact. `salvaged`: None unless a repair saved its beginning out of a damaged
+    version. `recomputed`: None unless some of it was computed again, and is not sure to be what it was."""
 
     session: str
     version: int | None
@@ -347,6 +349,51 @@ class WakeResult(Reply):
     lossy: Lossy | None = None
     salvaged: Salvaged | None = None
     recomputed: Recomputed | None = None
+
+
+class PlannedFile(Reply):
+    """A bundle's file, and what a wake would read of it; `bytes_to_read` are those of state, decoded."""
+
+    bundle_id: str
+    blocks: Count
+    bytes_to_read: Count
+
+
+class MeasuredRate(Reply):
+    """What the daemon has measured on its machine, `name` says in what unit; `value` is None without a sample."""
+
+    name: str
+    value: Seconds | None
+    samples: Count
+
+
+class WakePlanResult(Reply):
+    """What a wake would do; nothing was done. `way` says whether it would restore the state from the disk or compute
+    the tokens again, `reason` why; None where there is nothing to do. Seconds are by the `rates`, and None where one
+    that they need has not been measured."""
+
+    session: str
+    version: int | None
+    bundle_id: str | None
+    token_count: Count
+    already_awake: bool
+    model: str
+    model_loaded: bool
+    way: Literal["restore", "recompute"] | None
+    reason: str
+    bytes_to_read: Count = 0
+    blocks: Count = 0
+    files: tuple[PlannedFile, ...] = ()
+    files_left_out: Count = 0
+    restored_tokens: Count = 0
+    computed_tokens: Count = 0
+    verified: bool = True
+    memory_bytes: Count = 0
+    restore_seconds: Seconds | None = None
+    recompute_seconds: Seconds | None = None
+    recompute: Literal["off", "exact", "fastest"] = "off"
+    rates: tuple[MeasuredRate, ...] = ()
+    differs: tuple[PartDiffers, ...] = ()
 
 
 class AppendResult(Reply):

@@ -40,12 +40,25 @@ def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(
     monkeypatch.setattr(background, "start", start)
     given = {"model": ["m=/m"], "adapter": ["m=/a"], "fuse": True, "check_models": True}
     given |= {"kv_bits": "8", "kv_group": "32", "canary": "changed", "trusting": True}
+    given |= {"recompute": "exact"}
     given |= {"quantise_after": 30.0, "quantise_bits": "4", "idle_sleep": 900.0}
     given |= {"config": tmp_path / "c.toml", "on_model_change": "reload"}
     given |= {"load": "start", "pin": ["m"], "model_ttl": 60.0, "scrub_rate": 0, "max_waiting": 9}
     serve.serve(store=tmp_path, detach=True, log=tmp_path / "log", as_json=True, **given)
     wanted = ["--model", "m=/m", "--adapter", "m=/a", "--fuse", "--check-models"]
-    wanted += ["--kv-bits", "8", "--kv-group", "32", "--canary", "changed", "--trusting", "--max-waiting", "9"]
+    wanted += [
+        "--kv-bits",
+        "8",
+        "--kv-group",
+        "32",
+        "--canary",
+        "changed",
+        "--trusting",
+        "--recompute",
+        "exact",
+        "--max-waiting",
+        "9",
+    ]
     wanted += ["--quantise-after", "30.0", "--quantise-bits", "4", "--idle-sleep", "900.0"]
     wanted += ["--config", str(tmp_path / "c.toml"), "--load", "start", "--pin", "m"]
     wanted += ["--on-model-change", "reload", "--model-ttl", "60.0", "--scrub-rate", "0"]
@@ -60,8 +73,9 @@ def test_the_daemon_in_this_process_gets_them_too(monkeypatch: pytest.MonkeyPatc
     assert (options.kv_bits, options.kv_group, options.canary) == (None, 64, "always")
     assert (options.quantise_after, options.quantise_bits) == (None, 8)
     assert (options.memory_budget, options.idle_sleep, options.scrub_rate) == (None, None, 8 << 20)
-    serve.serve(store=tmp_path, scrub_rate=0, max_waiting=9)
+    serve.serve(store=tmp_path, scrub_rate=0, max_waiting=9, recompute="fastest")
     assert (handed[0].max_waiting, handed[1].max_waiting, handed[1].scrub_rate) == (None, 9, 0)
+    assert (handed[0].recompute, handed[1].recompute) == ("off", "fastest")
     assert (options.adapters, options.fuse, options.check_models) == ({"m": str(Path.home() / "a")}, True, True)
 
 

@@ -234,6 +234,41 @@ def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torp
     assert daemon.service.calls[-1][1]["strict"] is True
 
 
+def test_wake_plan_tells_what_would_be_done_and_wakes_nothing(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one two")
+    torpor("sleep", "a")
+    ran = torpor("wake", "a", "--plan", "--at", "1", "--strict")
+    assert (ran.status, ran.err) == (0, "")
+    said = ran.out.splitlines()
+    assert said[0] == "torpor://default/a  a plan to wake version 1, 2 tokens; nothing was done"
+    assert said[1] == ("  restore    12.5 ms: 3.00 MiB of 5 blocks read and hashed, 2 tokens restored, 1 computed")
+    assert said[2] == "  recompute  not measured: 2 tokens computed from the ledger"
+    assert said[3] == "  chosen     restore: Restoring is the faster way."
+    assert said[4].endswith("000000000000 (1.00 MiB), and 4 more")
+    assert "  measured   state read and hashed: 954 MiB/s (3 samples)" in said
+    assert "  measured   tokens one by one: not measured" in said
+    asked = [(method, given) for method, given in daemon.service.calls if "wake" in method]
+    assert asked == [("plan_wake", {"session": "a", "version": None, "at_token": 1, "strict": True})]
+    document = torpor("wake", "a", "--plan", "--json").document
+    assert (document["command"], document["plan"], document["way"]) == ("wake", True, "restore")
+    assert len(document["files"]) == 6
+    daemon.service.model = dataclasses.replace(daemon.service.model, resident=False)
+    assert "beside the model, which is not loaded" in torpor("wake", "a", "--plan").out
+    daemon.service.differs = (PartDiffers("blas", "slow", "fast"),)
+    assert "differs since it slept: blas slow → fast" in torpor("wake", "a", "--plan", "--version", "1").err
+    torpor("wake", "a")
+    assert "awake already, 2 tokens: a wake does nothing" in torpor("wake", "a", "--plan").out
+
+
+def test_wake_tells_apart_what_was_healed_and_what_was_recomputed(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one two")
+    torpor("sleep", "a")
+    daemon.service.recomputed = Recomputed(3, 1024, 1276, same_logits=False, damaged=False)
+    told = torpor("wake", "a").err
+    assert "recomputed: 1,276 tokens from token 1,024 of version 3 were computed again;" in told
+    assert "damaged" not in told
+
+
 def test_wake_tells_in_one_line_what_was_healed(torpor: Torpor, daemon: FakeDaemon) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
@@ -291,7 +326,7 @@ def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
     fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(256, 600))
     told = [
         "saved by a repair: 256 of 600 tokens; which file would bring back the rest, torpor verify says\n",
-        "read again: 44 tokens that the snapshot did not hold, to wake torpor://default/a\n",
+        "read again: 44 tokens that were not restored, to wake torpor://default/a\n",
         "lossy: keys and values of the first 256 tokens were kept in 4 bits; ",
         "differs since it slept: device metal → cpu\n",
         "trusted: what was read was not hashed",

@@ -16,6 +16,7 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "SessionBusy": "session_busy",
         "StopDeadline": "stop_deadline",
         "UnknownModel": "unknown_model",
+        "ModelNotLoaded": "model_not_loaded",
         "NotRecomputable": "not_recomputable",
         "InvalidConfiguration": "invalid_configuration",
         "ModelInUse": "model_in_use",

@@ -57,6 +57,7 @@ async def test_what_a_stop_has_no_time_for_goes_on_bit_for_bit_from_its_ledger(o
             assert (woken.token_count, woken.tokens_prefilled) == (len(was.tokens), len(was.tokens) - stored[uri(name)])
             assert woken.recomputed is not None
             assert (woken.recomputed.start, woken.recomputed.same_logits) == (stored[uri(name)], True)
+            assert not woken.recomputed.damaged, "nobody is told of damage where there was none"
             assert await rig.fingerprint(name) == was
             was_written = await rig.write(name, 12)
             assert len(was_written[0]) == 12

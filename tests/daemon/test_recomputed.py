@@ -13,6 +13,9 @@ TOLD = Recomputed(3, 512, 88, True)
 def test_it_is_kept_as_it_is() -> None:
     assert Recomputed.from_map(TOLD.to_map()) == TOLD
     assert Recomputed.from_map(None) is None
+    assert "damaged" not in TOLD.to_map(), "as it was kept before there was another reason"
+    chosen = Recomputed(3, 512, 88, True, damaged=False)
+    assert Recomputed.from_map(chosen.to_map()) == chosen
 
 
 @pytest.mark.parametrize(
@@ -25,6 +28,7 @@ def test_it_is_kept_as_it_is() -> None:
         {"tokens": 2**40},
         {"same_logits": 1},
         {"start": "512"},
+        {"damaged": 0},
         {"more": 1},
     ],
 )

@@ -31,9 +31,11 @@ from torpor.daemon.results import (
     MaintenanceProblem,
     MaintenanceResult,
     MarksResult,
+    MeasuredRate,
     MemoryInfo,
     ModelInfo,
     PartDiffers,
+    PlannedFile,
     Progress,
     QueueInfo,
     Reuse,
@@ -44,6 +46,7 @@ from torpor.daemon.results import (
     Status,
     Token,
     VersionInfo,
+    WakePlanResult,
     WakeResult,
     Warmed,
     WarmResult,
@@ -238,6 +241,40 @@ class FakeService:
     ) -> WakeResult:
         self._record("wake", session=session, version=version, at_token=at_token, strict=strict)
         return await self._wake(self._find(session), version, emit)
+
+    async def plan_wake(
+        self, *, session: str, version: int | None = None, at_token: int | None = None, strict: bool = False
+    ) -> WakePlanResult:
+        self._record("plan_wake", session=session, version=version, at_token=at_token, strict=strict)
+        found = self._find(session)
+        made = found.versions[(version or len(found.versions)) - 1]
+        if found.info.state == "awake":
+            return WakePlanResult(
+                found.info.session, 1, made.bundle_id, made.token_count, True, "fake", True, None, "It is awake."
+            )
+        return WakePlanResult(
+            found.info.session,
+            made.version,
+            made.bundle_id,
+            made.token_count,
+            False,
+            "fake",
+            self.model.resident,
+            "restore",
+            "Restoring is the faster way.",
+            bytes_to_read=3 << 20,
+            blocks=5,
+            files=tuple(PlannedFile(f"{number:064x}", 1, 1 << 20) for number in range(1, 7)),
+            files_left_out=2,
+            restored_tokens=made.token_count,
+            computed_tokens=1,
+            verified=self.verified,
+            memory_bytes=4 << 20,
+            restore_seconds=0.0125,
+            recompute_seconds=None,
+            rates=(MeasuredRate("restore_bytes_per_s", 1e9, 3), MeasuredRate("decode_tokens_per_s", None, 0)),
+            differs=self.differs,
+        )
 
     async def _wake(self, found: FakeSession, version: int | None, emit: Emit) -> WakeResult:
         await self._step()

@@ -51,6 +51,7 @@ def test_every_verb_works(short_path: Path) -> None:
         said = [{"role": "user", "content": "hi"}]
         assert [piece async for piece in client.stream_chat("notes", messages=said, max_tokens=1)] == ["t6 "]
         assert (await client.sleep("notes")).version == 1
+        assert (await client.plan_wake("notes", version=1)).way == "restore"
         assert (await client.wake("notes", version=1)).tokens_prefilled == 0
         assert (await client.list_sessions())[0].name == "notes"
         assert (await client.show("notes")).info.version == 1

@@ -326,6 +326,18 @@ def test_a_wake_names_its_version_once(client: Client, server_thread: ServerThre
         client.wake("s@2", version=2)
 
 
+def test_a_plan_of_a_wake_asks_what_the_wake_would(client: Client, server_thread: ServerThread) -> None:
+    client.create("s")
+    client.sleep("s")
+    plan = client.plan_wake("s", version=1, at_token=7, strict=True)
+    asked = {"session": "s", "version": 1, "at_token": 7, "strict": True}
+    assert server_thread.service.calls[-1] == ("plan_wake", asked)
+    assert (plan.way, plan.restore_seconds, plan.recompute_seconds) == ("restore", 0.0125, None)
+    assert [(each.name, each.value, each.samples) for each in plan.rates][1] == ("decode_tokens_per_s", None, 0)
+    assert client.wake("s").already_awake is False, "the plan has woken nothing"
+    assert client.plan_wake("s").way is None
+
+
 def test_a_wake_tells_what_differs_and_may_be_strict(client: Client, server_thread: ServerThread) -> None:
     client.create("s")
     client.sleep("s")

@@ -491,6 +491,7 @@ def test_gm1_what_is_left_out_is_what_none_is(daemon: RealDaemon, link: Link) ->
         "generate": ({"max_tokens": 3}, ("text", "sampling")),
         "chat": ({"message": "Hello", "max_tokens": 3}, ("messages", "sampling")),
         "sleep": ({}, ()),
+        "plan_wake": ({}, ("version", "at_token")),
         "wake": ({}, ("version", "at_token")),
         "show": ({}, ()),
         "why": ({}, ()),

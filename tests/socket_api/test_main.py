@@ -35,8 +35,9 @@ def test_adapters_are_named_by_their_model_and_fused_if_asked() -> None:
     assert (options.kv_bits, options.kv_group, options.canary) == (8, 32, "never")
     options = parse_arguments([])
     assert (options.kv_bits, options.kv_group, options.canary) == (None, 64, "always")
-    assert not options.trusting
+    assert (options.trusting, options.recompute) == (False, "off")
     assert parse_arguments(["--trusting"]).trusting
+    assert parse_arguments(["--recompute", "exact"]).recompute == "exact"
     options = parse_arguments(["--adapter", "a=/x", "--fuse", "--check-models"])
     assert (options.fuse, options.check_models) == (True, True)
 
