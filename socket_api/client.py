@@ -412,10 +412,10 @@ class TextStream:
         self._call = call
         self._on_event = on_event
         self._result: GenerateResult | None = None
-        self._ended = False
         self._cancelled = False
         self._committed: dict[str, Any] = {}
         self._id = link.begin(call)
+        self._ended = False  # from here on there is something that a finaliser has to stop
 
     @property
     def result(self) -> GenerateResult:

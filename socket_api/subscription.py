@@ -50,7 +50,9 @@ class Subscription(_Ending):
     def __init__(self, link: Link, call: Call[SubscribeResult]) -> None:
         super().__init__(call)
         self._link = link
+        self._ended = True  # nothing has begun that a finaliser would have to stop, should an interrupt come here
         self._id = link.begin(call)
+        self._ended = False
         try:
             self.first = self._next()
         except BaseException:

@@ -6,9 +6,10 @@ import asyncio
 import gc
 import signal
 import socket
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -384,6 +385,25 @@ def test_a_stream_left_early_is_cancelled(client: Client, server_thread: ServerT
     assert caught.value.details["text"].startswith("t0 ")
     assert caught.value.details["tokens"][0] == 0
     assert client.status().sessions_awake == 1
+
+
+@pytest.mark.parametrize(
+    "begin", [lambda client: client.stream_generate("s", max_tokens=1), lambda client: client.events()]
+)
+def test_an_interrupt_while_a_stream_begins_leaves_no_half_made_one_that_fails_at_its_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch, begin: Callable[[Client], object]
+) -> None:
+    def interrupted(_call: object) -> int:
+        raise KeyboardInterrupt
+
+    client.create("s")
+    unraised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    monkeypatch.setattr(client._link, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        begin(client)
+    gc.collect()
+    assert unraised == []
 
 
 def test_a_stream_that_is_dropped_without_with_is_cancelled(client: Client, server_thread: ServerThread) -> None:
