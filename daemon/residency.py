@@ -24,7 +24,7 @@ from .buffers import Buffers
 from .bus import Bus, code_of
 from .claims import Claim, Use
 from .disuse import Disuse
-from .errors import EmptyContext, ModelInUse, ServiceClosed, StopDeadline, sentence_of
+from .errors import EmptyContext, ModelInUse, ServiceClosed, SessionExists, StopDeadline, sentence_of
 from .events import ModelUnloaded, RequestQueued, SleepCause, UnloadCause
 from .generation import PREFILL_CHUNK_TOKENS
 from .hibernation import Hibernation, LastSleep, WakeOrder
@@ -579,6 +579,15 @@ class Residency:
             return False
         return live.needs_sleep or not await self._hibernation.is_kept(live)
 
+    def require_new(self, uri: SessionUri) -> None:
+        """Refuse a name that a session has, awake or asleep.
+
+        Raises:
+            SessionExists.
+        """
+        if uri in self.awake or self._store.find_session(uri) is not None:
+            raise session_exists(uri)
+
     def require_row(self, uri: SessionUri) -> IndexRow:
         """What the index has of the session's newest version.
 
@@ -590,6 +599,11 @@ class Residency:
             resolve(str(uri), ())  # raises SessionNotFound: it went while this request waited for its turn
             raise AssertionError("unreachable")
         return row
+
+
+def session_exists(uri: SessionUri) -> SessionExists:
+    """What is said of a name that is taken."""
+    return SessionExists(f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri))
 
 
 def _bytes_to_wake(place: Place, row: IndexRow) -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,19 +19,17 @@ from .. import __version__
 from ..errors import TorporError
 from ..memvid.budget import Budget
 from ..memvid.errors import SessionNotFound
-from ..memvid.identity import Identity
 from ..memvid.incoming import owner_of
 from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
 from ..memvid.orders import Order, set_mark
 from ..memvid.sizes import format_plural
-from ..memvid.store import IndexRow, Receipt, Store
+from ..memvid.store import IndexRow, Store
 from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri
 from ..snapshot.blas import library_in_use
 from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
 from ..snapshot.kv_format import KvChoice
-from ..snapshot.state import LiveState
 from . import generation, listing
 from .adapters import AdapterChoice
 from .admission import MAX_WAITING, Priority, Queue, queued
@@ -48,18 +45,17 @@ from .encoding import Encoder
 from .engine import Engine
 from .errors import (
     EmptyContext,
-    InvalidFold,
     InvalidTokens,
     InvalidTranscript,
-    ModelChanged,
     ServiceClosed,
     SessionAwake,
     SessionExists,
 )
-from .events import SessionCreated, SessionDeleted, SessionFolded, SessionForked
-from .folding import REQUEST, Exhausted, Fold, folded
+from .events import SessionCreated, SessionDeleted, SessionForked
+from .exchanges import Exchanges
+from .folds import FoldOrder, Folds
 from .forking import Forking, ForkOrder
-from .generation import WriteOrder, Written
+from .generation import WriteOrder
 from .healing import Healing
 from .hibernation import Hibernation, LastSleep, WakeOrder
 from .hits import Hits
@@ -69,13 +65,12 @@ from .loading import Loader, load_first
 from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
 from .memory import default_budget
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
-from .origin import Origin
 from .planning import Planning, require_as_ordered
 from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
 from .rates import Measured
 from .reasons import Reasons
 from .recomputing import Recomputing
-from .residency import Residency
+from .residency import Residency, session_exists
 from .results import (
     AnalysisResult,
     AppendResult,
@@ -89,13 +84,11 @@ from .results import (
     MaintenanceResult,
     MarksResult,
     ModelInfo,
-    Progress,
     SessionDetail,
     SessionInfo,
     SleepResult,
     StatsResult,
     Status,
-    Token,
     WakePlanResult,
     WakeResult,
     WarmResult,
@@ -107,14 +100,12 @@ from .sampling import Sampling
 from .scrubbing import Scrub, ScrubPolicy
 from .sessions import Durable, Session
 from .shelf import ModelChoice, Place, Shelf, choices_of
-from .telling import tell_decode, tell_prefill, told
-from .transcripts import NewTurn, OnDivergence, TextMap, message_of, without_thinking
+from .telling import told
+from .transcripts import OnDivergence, message_of
 from .turns import Message
 from .waiting import to_the_end
 from .watching import ChangePolicy
 from .way import Way
-
-_LOG = logging.getLogger(__name__)
 
 
 class Service:
@@ -177,6 +168,17 @@ class Service:
         self._planning = Planning(self._hibernation, self._residency, shelf)
         self._reasons = Reasons(self._encoder, self._reuse, self._residency.awake.get)
         self._conversing = Conversing(self._encoder, self._residency, engine, bus)
+        self._exchanges = Exchanges(engine, self._residency, self._reuse, self._measured, bus)
+        self._folds = Folds(
+            store,
+            self._hibernation,
+            self._residency,
+            self._encoder,
+            self._conversing,
+            self._exchanges,
+            self._forget_words,
+            bus,
+        )
         self._healing = Healing(store, engine, self._hibernation, self._maintenance, self._residency, self.bus)
         self._labels = Labels(self._residency, self._hits, self._list, self._delete)
         self._scrub: Scrub | None = None
@@ -424,7 +426,7 @@ class Service:
         name = self._shelf.place(model).name
         settings = sampling or Sampling()
         async with self._residency.turn(uri) as use:
-            self._require_new(uri)
+            self._residency.require_new(uri)
             async with self._residency.models.using(name, use) as chosen:
                 state = await self._hibernation.begin(chosen, lambda: initial_key(settings))
                 created = Session(uri, chosen, state, settings, labels=tuple(labels), system=system)
@@ -456,8 +458,8 @@ class Service:
             ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
             generation.require_valid(live.model, ids)
             await self._reasons.note(live, "append", ids)
-            live = await self._room_for(use, live, len(ids), emit)
-            cached = await self._read(live, ids, emit, turn_open=False)
+            live = await self._exchanges.room_for(use, live, len(ids), emit)
+            cached = await self._exchanges.read(live, ids, emit, turn_open=False)
             return AppendResult(
                 session=str(live.uri),
                 tokens_added=len(ids),
@@ -495,10 +497,12 @@ class Service:
                     f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri)
                 )
             await self._reasons.note(live, "generate", ids)
-            live = await self._room_for(use, live, len(ids) + max_tokens, emit)
-            cached = await self._read(live, ids, emit, turn_open=False) if ids else 0
+            live = await self._exchanges.room_for(use, live, len(ids) + max_tokens, emit)
+            cached = await self._exchanges.read(live, ids, emit, turn_open=False) if ids else 0
             order = WriteOrder(max_tokens, sampling or live.sampling, tuple(stop), prove, alone=prove)
-            return await self._write(live, order, emit, read=(len(ids), cached), started=started, woken=use.woken)
+            return await self._exchanges.write(
+                live, order, emit, read=(len(ids), cached), started=started, woken=use.woken
+            )
 
     @told
     @queued
@@ -547,13 +551,13 @@ class Service:
                 if rewinds:
                     live = await self._conversing.go_back(use, live, turn, emit)
                     computed = live.state.computed_tokens
-                live = await self._room_for(use, live, len(turn.ids) + max_tokens, emit)
-                cached = await self._read_turn(live, turn, emit)
+                live = await self._exchanges.room_for(use, live, len(turn.ids) + max_tokens, emit)
+                cached = await self._exchanges.read_turn(live, turn, emit)
                 if rewinds:
                     self._reasons.went_back(live.uri)
                 order = WriteOrder(max_tokens, sampling or live.sampling, (), prove, keep_end=True, alone=prove)
                 read = (len(turn.ids) + computed, cached)
-                result = await self._write(live, order, emit, read=read, started=started, woken=use.woken)
+                result = await self._exchanges.write(live, order, emit, read=read, started=started, woken=use.woken)
             except BaseException:
                 if before is not None:
                     self._conversing.leave_asleep(before)
@@ -755,9 +759,9 @@ class Service:
         if VERSION_MARK in session:
             row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
         if wanted == source:
-            raise _exists(wanted)
+            raise session_exists(wanted)
         async with self._residency.turns_of(source, wanted) as use:
-            self._require_new(wanted)
+            self._residency.require_new(wanted)
             kept = None if labels is None else tuple(labels)
             order = await to_the_end(self._order_of_fork(source, row, wanted, at_token, kept, emit))
             if order.tokens != order.row.token_count:
@@ -805,112 +809,9 @@ class Service:
             GenerationFailed, and what a sleep or a wake raises. Then there is no new session, and the other one has
             lost nothing.
         """
-        if (summary is None) == (summarise is None) or summary == "":
-            raise InvalidFold("Give either a summary or how many tokens the model may write one in.")
-        started = time.monotonic()
-        wanted, source = _uri_of_new(name), self._resolve(session)
-        self._require_new(wanted)
-        async with self._residency.woken(source, emit) as (use, live):
-            await to_the_end(self._residency.keep_changed(live, emit, "fold"))
-            row = self._residency.require_row(source)
-            old = Exhausted.of(live)
-            try:
-                words = summary or await self._summary(use, live, summarise or 0, emit)
-                fold = await folded(self._encoder, self._residency.awake[source].model, old, words, tail)
-            finally:
-                self._residency.drop(source)
-            identity, sampling, origin = live.model.identity, live.sampling, Origin.of(row, len(old.tokens))
-            kept = live.labels if labels is None else tuple(labels)
-            del live, old  # they hold a model, which may have to be unloaded for others
-        parent = Durable(row.version, row.bundle_id, None, 0, 0, ())
-
-        def made(model: LoadedModel, state: LiveState) -> Session:
-            _require_same_model(identity, model, wanted)
-            return Session(wanted, model, state, sampling, kept, durable=parent, folded_from=origin)
-
-        async with self._residency.turn(wanted) as use:
-            receipt, cached = await self._begin_folded(use, row.model, sampling, made, fold, emit)
-        self.bus.publish(SessionCreated(wanted, row.model))
-        result = FoldResult(
-            session=str(wanted),
-            folded_from=origin,
-            version=receipt.version,
-            bundle_id=receipt.bundle_id.hex(),
-            token_count=receipt.token_count,
-            tail_tokens=fold.tail_tokens,
-            summary=words,
-            prefilled_tokens=len(fold.ids) - cached,
-            cached_tokens=cached,
-            bytes_written=receipt.bytes_written,
-            seconds=time.monotonic() - started,
-        )
-        self.bus.publish(
-            SessionFolded(
-                wanted,
-                source=source,
-                source_tokens=origin.tokens,
-                tokens=result.token_count,
-                tail_tokens=result.tail_tokens,
-                prefilled_tokens=result.prefilled_tokens,
-                bytes_written=result.bytes_written,
-                seconds=result.seconds,
-            )
-        )
-        return result
-
-    async def _begin_folded(
-        self,
-        use: Use,
-        model_name: str,
-        sampling: Sampling,
-        made: Callable[[LoadedModel, LiveState], Session],
-        fold: Fold,
-        emit: Emit,
-    ) -> tuple[Receipt, int]:
-        """A session that has read what a fold begins with, awake and durable; and how much of that need not be read."""
-        self._require_new(use.uri)
-        async with self._residency.models.using(model_name, use) as model:
-            new = made(model, await self._hibernation.begin(model, lambda: initial_key(sampling)))
-            require_session_map(new.to_map())
-            self._residency.admit(new)
-        try:
-            new = await self._room_for(use, new, len(fold.ids), emit)
-            cached = await self._read(new, fold.ids, emit, turn_open=fold.turn_open, text_map=fold.text_map)
-            return await to_the_end(self._residency.keep(new, emit, "fold")), cached
-        except BaseException:
-            await to_the_end(self._take_back(use.uri))
-            raise
-
-    async def _take_back(self, uri: SessionUri) -> None:
-        """Leave nothing of a new session whose beginning was given up, maybe when it had just become durable."""
-        try:
-            if self._store.find_session(uri) is not None:
-                await self._hibernation.on_writer(lambda: self._store.delete_session(uri))
-        except TorporError as error:
-            _LOG.warning("%s was given up, and stays asleep: %s: %s", uri, error.code, error.message)
-        finally:
-            self._residency.drop(uri)
-            self._forget_words(uri)
-
-    async def _summary(self, use: Use, live: Session, count: int, emit: Emit) -> str:
-        """What the model says when it is asked for a summary, without its thinking. The session is not to be kept."""
-        turn = await self._conversing.message(live, message_of("user", REQUEST))
-        live = await self._room_for(use, live, len(turn.ids) + count, emit)
-        cached = await self._read_turn(live, turn, emit)
-        order = WriteOrder(count, live.sampling, keep_end=True)
-        read = (len(turn.ids), cached)
-        written = await self._write(live, order, emit, read=read, started=time.monotonic(), woken=use.woken)
-        words = without_thinking(written.text).strip()
-        if not words:
-            raise InvalidFold(
-                f"The model wrote no summary of {live.uri}; give one, or more tokens to write it in.",
-                session=str(live.uri),
-            )
-        return words
-
-    def _require_new(self, uri: SessionUri) -> None:
-        if uri in self._residency.awake or self._store.find_session(uri) is not None:
-            raise _exists(uri)
+        order = FoldOrder(summary, summarise, tail, None if labels is None else tuple(labels))
+        wanted = _uri_of_new(name)
+        return await self._folds.make(self._resolve(session), wanted, order, emit)
 
     @told
     @queued
@@ -1122,114 +1023,6 @@ class Service:
         except TorporError as error:
             tally.fail(row.uri, error)
 
-    async def _room_for(self, use: Use, live: Session, count: int, emit: Emit) -> Session:
-        """The session, once it has room for so many tokens more, in its context and in memory."""
-        generation.require_room(live.model, live.state, count)
-        identity = live.model.identity  # of a model that is unloaded meanwhile nothing else must stay
-        found = await self._residency.room_for(use, count, emit)
-        _require_same_model(identity, found.model, found.uri)
-        return found
-
-    async def _read(
-        self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool, text_map: TextMap | None = None
-    ) -> int:
-        """Read tokens; how many of them need not be read, because another session had."""
-        loop = asyncio.get_running_loop()
-        before = live.state
-        adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit) if not before.tokens else None
-        if adopted is not None:
-            live.state = adopted.state
-        held = len(live.state.tokens)
-
-        def on_tokens(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(emit, Progress("prefill", done, total))
-            tell_progress(done, total)
-
-        try:
-            rest = ids[adopted.cached_tokens :] if adopted else ids
-            with tell_prefill(self.bus, self._measured, live, len(rest)) as tell_progress:
-                await self._engine.run(generation.read(live.model, live.state, rest, on_tokens))
-        finally:
-            # A cancellation may come when all has been read already: what is in the ledger is there to stay.
-            if len(live.state.tokens) > held:
-                live.turn_open, live.dirty = turn_open, True
-                live.text_map = live.text_map if text_map is None else text_map
-                live.system = None if turn_open else live.system  # a chat's first turn has it before it
-                self._reuse.note(live)
-            else:
-                live.state = before
-        return adopted.cached_tokens if adopted else 0
-
-    async def _read_turn(self, live: Session, turn: NewTurn, emit: Emit) -> int:
-        """Read a turn of a chat, and know its messages; how many of its tokens need not be read."""
-        cached = 0
-        if turn.ids or not turn.at:
-            cached = await self._read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map)
-        live.turn_open, live.text_map = True, turn.text_map
-        return cached
-
-    async def _write(
-        self,
-        live: Session,
-        order: WriteOrder,
-        emit: Emit,
-        *,
-        read: tuple[int, int],
-        started: float,
-        woken: WakeResult | None,
-    ) -> GenerateResult:
-        loop = asyncio.get_running_loop()
-        held = len(live.state.tokens)
-        first_token_s: list[float] = []
-        written = Written()
-
-        def on_token(token: int | None, text: str) -> None:
-            if not first_token_s:
-                first_token_s.append(time.monotonic() - started)
-                tell_first(first_token_s[0])
-            live.dirty = True
-            loop.call_soon_threadsafe(emit, Token(token, text))
-
-        before = live.sampling, live.state.random_key, live.dirty
-        try:
-            await self._settle_sampling(live, order.sampling)
-            with tell_decode(self.bus, self._measured, live) as tell_first:
-                await self._engine.run(generation.write(live.model, live.state, order, written, on_token), writes=True)
-            final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
-        except BaseException:
-            # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay,
-            # with the settings it was drawn by. Before that the session is as it was.
-            if len(live.state.tokens) > held:
-                live.dirty = True
-                _note_answer(live, order, written, held)
-            else:
-                live.sampling, live.state.random_key, live.dirty = before
-            raise
-        _note_answer(live, order, written, held)
-        self._reuse.note(live)
-        return GenerateResult(
-            session=str(live.uri),
-            text=written.text,
-            tokens=tuple(written.tokens),
-            finish_reason=written.finish_reason,
-            token_count=len(live.state.tokens),
-            prefilled_tokens=read[0] - read[1],
-            cached_tokens=read[1],
-            time_to_first_token_s=first_token_s[0] if first_token_s else None,
-            seconds=time.monotonic() - started,
-            logits_blake3=tuple(written.proofs) if order.prove else None,
-            final_logits_blake3=final,
-            woken=woken,
-        )
-
-    async def _settle_sampling(self, live: Session, wanted: Sampling) -> None:
-        """Make the wanted parameters the session's. The random key starts anew only with another seed (BR22)."""
-        if wanted != live.sampling:
-            if wanted.seed != live.sampling.seed:
-                live.state.random_key = await self._engine.call(lambda: initial_key(wanted))
-            live.sampling = wanted
-            live.dirty = True
-
     def about(self, name: object) -> SessionUri | None:
         """The session that a client means, one that is there or would be; None where that is unclear."""
         if not isinstance(name, str):
@@ -1320,33 +1113,6 @@ def _uri_of_new(session: str) -> SessionUri:
         return SessionUri.parse(session)
     namespace, slash, name = session.rpartition("/")
     return SessionUri.parse(f"torpor://{namespace if slash else DEFAULT_NAMESPACE}/{name}")
-
-
-def _exists(uri: SessionUri) -> SessionExists:
-    return SessionExists(f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri))
-
-
-def _require_same_model(before: Identity, now: LoadedModel, uri: SessionUri) -> None:
-    if now.identity != before:
-        raise ModelChanged(
-            f"The files of model {now.name!r} changed while {uri} waited for memory; send the request again.",
-            model=now.name,
-            session=str(uri),
-        )
-
-
-def _final_digest(state: LiveState) -> str:
-    assert state.last_logits is not None
-    return generation.logits_digest(state.last_logits)
-
-
-def _note_answer(live: Session, order: WriteOrder, written: Written, held: int) -> None:
-    """Know what a chat has written behind token `held` by the text that was shown of it (QX8)."""
-    if order.keep_end and len(live.state.tokens) > held:
-        # Whatever fails here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
-        with contextlib.suppress(Exception):
-            answer = message_of("assistant", written.text)
-            live.text_map = live.text_map.extended([answer], start=held, end=len(live.state.tokens))
 
 
 def _ignore(_event: object) -> None:
