@@ -14,7 +14,7 @@ import typer
 from .. import __version__
 from ..errors import TorporError
 from ..memvid.location import default_store_path
-from ..memvid.sizes import format_bytes, format_plural
+from ..memvid.sizes import format_bytes, format_count, format_plural
 from ..socket_api.address import default_socket_path
 from .background import default_log_path
 from .daemon_link import connect, nobody_is_there
@@ -191,7 +191,7 @@ def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
         f"[green]answers[/] on {plain(daemon['socket'])}"
         f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
         f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)};"
-        f" {_describe_memory(daemon['memory'])}{_describe_config(daemon['config'])}"
+        f" {_describe_memory(daemon['memory'])}{_describe_queue(daemon['queue'])}{_describe_config(daemon['config'])}"
     )
 
 
@@ -209,6 +209,13 @@ def _describe_config(config: dict[str, Any] | None) -> str:
         if config[what]
     ]
     return f"; configured by {plain(config['path'])}{''.join(waits)}"
+
+
+def _describe_queue(queue: dict[str, Any]) -> str:
+    if not queue["waiting"]:
+        return ""
+    back = f", {format_count(queue['background'])} of them in the background" if queue["background"] else ""
+    return f"; {format_plural(queue['waiting'], 'request')} waiting{back} ({format_count(queue['limit'])} may)"
 
 
 def _describe_memory(memory: dict[str, Any]) -> str:

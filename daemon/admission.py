@@ -5,7 +5,8 @@ Rules:
   done anything.
 - A background request stands back where a normal one waits for the engine or for memory. For how long it has done so
   adds up; after `MOST_STOOD_BACK_S` it counts as normal until it ends. So does at once one that a normal one waits for.
-- What the daemon does by itself (making room, looking after the store) belongs to no request, and counts as normal.
+- What the daemon does by itself belongs to no request. Making room for others counts as normal; what it computes again
+  because the disk has damaged it stands back, until somebody waits for that session.
 
 Who stands back is decided where there is something to wait for: `engine.py`, `memory.py`. Requests for one session take
 turns in the order of their coming, whatever their priority.
@@ -69,6 +70,16 @@ _request: contextvars.ContextVar[Request | None] = contextvars.ContextVar("admit
 def current() -> Request:
     """The request on whose behalf this runs; one of its own for what the daemon does by itself."""
     return _request.get() or Request()
+
+
+@contextmanager
+def standing_back() -> Iterator[None]:
+    """Around work of the daemon's own that nobody waits for: it goes as a background request does."""
+    token = _request.set(Request("background"))
+    try:
+        yield
+    finally:
+        _request.reset(token)
 
 
 def apart(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:

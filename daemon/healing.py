@@ -32,6 +32,7 @@ from ..snapshot.identity import require_same
 from ..snapshot.passes import Passes, tokens_of
 from ..snapshot.restore import read_checkpoint
 from ..snapshot.state import LiveState, token_array
+from .admission import standing_back
 from .bus import Bus, code_of
 from .engine import Engine
 from .errors import NotRecomputable
@@ -94,7 +95,8 @@ class Healing:
         """
         settled = True
         for each in await asyncio.to_thread(self._damaged, uri):  # a wake needs the threads that read for it
-            settled = await self._heal_in_turn(each) and settled
+            with standing_back():
+                settled = await self._heal_in_turn(each) and settled
         if settled:
             report = await to_the_end(self._maintenance.run(self._store.repair))
             kinds = [action.kind for action in report.actions]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
+from torpor.cli.doctor import _describe_queue
 from torpor.daemon.results import MaintenanceProblem, MaintenanceResult
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
@@ -506,3 +507,10 @@ def test_verify_takes_the_running_daemon_s_store(torpor: Torpor, daemon: FakeDae
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
     return sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in path.rglob("*"))
+
+
+def test_doctor_says_who_waits_and_nothing_of_a_queue_in_which_nobody_does() -> None:
+    assert _describe_queue({"waiting": 0, "background": 0, "limit": 512}) == ""
+    assert _describe_queue({"waiting": 1, "background": 0, "limit": 512}) == "; 1 request waiting (512 may)"
+    told = _describe_queue({"waiting": 1200, "background": 3, "limit": 2000})
+    assert told == "; 1,200 requests waiting, 3 of them in the background (2,000 may)"

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, ignore, listening, tokens_of, until
+from torpor.daemon import healing
+from torpor.daemon.admission import current
 from torpor.daemon.errors import UnknownModel
 from torpor.daemon.healing import whole_calls
 from torpor.daemon.recomputed import Recomputed
@@ -86,6 +88,26 @@ def test_a_token_that_was_read_beside_those_of_others_counts_as_one() -> None:
 
 
 # --- healing
+
+
+async def test_what_is_computed_again_stands_back_for_whoever_wants_something(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    again = healing.read_again
+
+    def watched(*args: Any) -> Any:
+        seen.append(current().stands_back())
+        return again(*args)
+
+    monkeypatch.setattr(healing, "read_again", watched)
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+    damage(store, "a", span=0)
+    async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
+        await told(heard, "session_healed")
+    assert seen == [True]
 
 
 @pytest.mark.parametrize("span", [0, 2, -1])
