@@ -10,16 +10,15 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import watchfiles
-
 from ..errors import TorporError
 from .admission import MAX_WAITING, Queue
 from .errors import InvalidConfiguration
+from .folders import change_in
 from .memory import require_models_fit
 from .models import look_at
 from .residency import Residency
@@ -29,13 +28,8 @@ from .watching import ChangePolicy
 
 _LOG = logging.getLogger(__name__)
 
-CHECK_EVERY_S: Final = 5.0
-"""How long a change may go unnoticed that the system does not tell of."""
-
 SETTLES_S: Final = 0.5
 """For how long a file has to stay as it is before it is read: editors write it in pieces, or empty it first."""
-
-_DEBOUNCE_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,22 +183,7 @@ class Configuring:
                 except Exception as error:  # noqa: BLE001 - the daemon goes on with what it has
                     self._problem = f"{type(error).__name__}: {error}"
                     _LOG.exception("The configuration could not be taken over")
-            try:
-                changes = watchfiles.awatch(
-                    self._file.path.absolute().parent,
-                    watch_filter=None,
-                    debounce=_DEBOUNCE_MS,
-                    stop_event=self._closing,
-                    rust_timeout=round(CHECK_EVERY_S * 1000),
-                    yield_on_timeout=True,
-                    recursive=False,
-                )
-                async with aclosing(changes):
-                    async for _ in changes:
-                        break
-            except Exception:  # noqa: BLE001 - no such folder, no more watches to be had: then by looking
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), CHECK_EVERY_S)
+            await change_in((self._file.path.absolute().parent,), self._closing)
 
 
 def _stamp_of(path: Path) -> tuple[int, ...] | None:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, Literal
-
-import watchfiles
 
 from ..snapshot.digests import DigestCache
 from .bus import Bus
 from .events import ModelFilesChanged, ModelFilesRestored
+from .folders import change_in
 from .loaded_files import LoadedFiles
 from .shelf import Place, Shelf
 
@@ -26,11 +24,6 @@ _LOG = logging.getLogger(__name__)
 
 ChangePolicy = Literal["refuse", "reload"]
 CHANGE_POLICIES: Final[tuple[ChangePolicy, ...]] = ("refuse", "reload")
-
-CHECK_EVERY_S: Final = 5.0
-"""How long a change may go unnoticed that the system does not tell of, as of a model that was loaded just now."""
-
-_DEBOUNCE_MS = 400
 
 
 class Watching:
@@ -69,34 +62,11 @@ class Watching:
                     await self._check(place)
                 except Exception as error:  # noqa: BLE001 - the others are watched all the same
                     _LOG.warning("The files of model %r could not be looked at: %s", place.name, error)
-            try:
-                await self._wait(self._folders())
-            except Exception as error:  # noqa: BLE001 - no such folder any more, no more watches to be had, and the like
-                _LOG.info("Model folders are looked at every %g s only: %s", CHECK_EVERY_S, error)
-                await self._wait(frozenset())
+            await change_in(self._folders(), self._closing)
 
     def _folders(self) -> frozenset[Path]:
         files = [_files_of(place) for place in self._shelf.places.values()]
         return frozenset(folder for each in files if each for folder in each.folders if folder.is_dir())
-
-    async def _wait(self, folders: frozenset[Path]) -> None:
-        """Until something happens in one of the folders, or it is time to look."""
-        if not folders:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), CHECK_EVERY_S)
-            return
-        changes = watchfiles.awatch(
-            *folders,
-            watch_filter=None,
-            debounce=_DEBOUNCE_MS,
-            stop_event=self._closing,
-            rust_timeout=round(CHECK_EVERY_S * 1000),
-            yield_on_timeout=True,
-            recursive=False,
-        )
-        async with aclosing(changes):
-            async for _ in changes:
-                return
 
     async def _check(self, place: Place) -> None:
         files = _files_of(place)
