@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..memvid.sizes import format_plural
+from ..memvid.sizes import format_count, format_plural
 from ..socket_api.results import Reuse
 from .daemon_link import connect
 from .formatting import format_time
@@ -31,7 +31,7 @@ def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOpti
     if not result.requests:
         output.line(f"{plain(result.session)}  nothing was asked of it since the daemon began")
     for reuse in reversed(result.requests):
-        output.line(_headline(reuse))
+        output.line(_headline(reuse, result.session))
         if reuse.outcome == "diverged":
             for name, text in (("there", reuse.expected_text), ("asked", reuse.found_text)):
                 output.line(f"    {name}  {plain(neutralise(repr(text)))}")
@@ -46,12 +46,21 @@ def _what_became(reuse: Reuse) -> str:
     return f"The session went back to token {reuse.position}, and went on from there."
 
 
-def _headline(reuse: Reuse) -> str:
+def _taken_over(reuse: Reuse, session: str) -> str:
+    """What became of tokens that another session had."""
+    if reuse.source == session:
+        return ""
+    if not reuse.cached_tokens:
+        return "; none taken over: only whole blocks of 256 are"
+    return f"; {format_count(reuse.cached_tokens)} of them taken over"
+
+
+def _headline(reuse: Reuse, session: str) -> str:
     when = f"{format_time(reuse.at_ns)}  {plain(reuse.verb)}"
     if reuse.outcome == "none":
         return f"{when}  none: nothing that begins so was known"
     kept = f"{format_plural(reuse.common_tokens, 'token')} of {plain(reuse.source or '')}"
     if reuse.outcome == "hit":
-        return f"{when}  hit: {kept}"
+        return f"{when}  hit: {kept}{_taken_over(reuse, session)}"
     where = "" if reuse.message_index is None else f", in message {reuse.message_index}"
     return f"{when}  diverged at token {reuse.position} of {reuse.stored_tokens}{where}: {plain(reuse.cause or '')}"

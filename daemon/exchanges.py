@@ -22,6 +22,7 @@ from .errors import ModelChanged
 from .generation import WriteOrder, Written
 from .models import LoadedModel
 from .rates import Measured
+from .reasons import Reasons
 from .residency import Residency
 from .results import Emit, GenerateResult, Progress, Token, WakeResult
 from .reuse import PrefixReuse
@@ -35,10 +36,19 @@ from .transcripts import NewTurn, TextMap, message_of
 class Exchanges:
     """Reads and writes in sessions."""
 
-    def __init__(self, engine: Engine, residency: Residency, reuse: PrefixReuse, measured: Measured, bus: Bus) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        residency: Residency,
+        reuse: PrefixReuse,
+        reasons: Reasons,
+        measured: Measured,
+        bus: Bus,
+    ) -> None:
         self._engine = engine
         self._residency = residency
         self._reuse = reuse
+        self._reasons = reasons
         self._measured = measured
         self._bus = bus
 
@@ -59,6 +69,7 @@ class Exchanges:
         adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit) if not before.tokens else None
         if adopted is not None:
             live.state = adopted.state
+            self._reasons.took_over(live.uri, adopted.cached_tokens)
         held = len(live.state.tokens)
 
         def on_tokens(done: int, total: int) -> None:

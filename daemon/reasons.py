@@ -71,6 +71,12 @@ class Reasons:
             reuse = replace(reuse, became="refused") if refusing else reuse
         self._remember(live.uri, reuse)
 
+    def took_over(self, uri: SessionUri, cached_tokens: int) -> None:
+        """The last request took over so many tokens of another session, and did not read them."""
+        requests = self._of.get(uri)
+        if requests:
+            requests[-1] = replace(requests[-1], cached_tokens=cached_tokens)
+
     def went_back(self, uri: SessionUri) -> None:
         """The last request went back to where it diverged, and has been read from there."""
         requests = self._of.get(uri)

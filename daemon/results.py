@@ -324,6 +324,7 @@ class Reuse:
         None unless it diverged; the texts, the cause and the remedy likewise.
     became: of a transcript that diverged from its own session: `refused`, and nothing was changed, or `rewound`, the
         session went back to `position` and read the rest; None if it is neither, or failed for another reason.
+    cached_tokens: how many of those in common with another session were taken over from it, and not read.
     """
 
     verb: Verb
@@ -339,6 +340,7 @@ class Reuse:
     cause: Cause | None = None
     remedy: str | None = None
     became: Literal["refused", "rewound"] | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

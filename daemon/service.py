@@ -168,7 +168,7 @@ class Service:
         self._planning = Planning(self._hibernation, self._residency, shelf)
         self._reasons = Reasons(self._encoder, self._reuse, self._residency.awake.get)
         self._conversing = Conversing(self._encoder, self._residency, engine, bus)
-        self._exchanges = Exchanges(engine, self._residency, self._reuse, self._measured, bus)
+        self._exchanges = Exchanges(engine, self._residency, self._reuse, self._reasons, self._measured, bus)
         self._folds = Folds(
             store,
             self._hibernation,

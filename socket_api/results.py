@@ -431,7 +431,8 @@ class GenerateResult(Reply):
 class Reuse(Reply):
     """What became of the prefix of one request: `hit`, `diverged` at `position`, or `none`. The texts are of both sides
     around that place, with the class of cause and what can be done; they are None unless it diverged. `became` is
-    `refused` or `rewound` of a transcript that diverged from its own session."""
+    `refused` or `rewound` of a transcript that diverged from its own session. `cached_tokens` were taken over from
+    another session, and not read."""
 
     verb: str
     at_ns: int
@@ -446,6 +447,7 @@ class Reuse(Reply):
     cause: str | None = None
     remedy: str | None = None
     became: Literal["refused", "rewound"] | None = None
+    cached_tokens: Count = 0
 
 
 class WhyResult(Reply):

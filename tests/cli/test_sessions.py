@@ -355,8 +355,12 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Fa
         Reuse("append", 1, "none"),
         Reuse("generate", 2, "hit", uri, 7, 7),
         Reuse("chat", 3, "diverged", uri, 3, 9, 3, 1, *texts, "clock", "Say it later.", "rewound"),
+        Reuse("append", 4, "hit", "torpor://default/b", 600, 600, cached_tokens=512),
+        Reuse("append", 5, "hit", "torpor://default/b", 90, 600),
     )
-    lines = torpor("why", "a").out.splitlines()
+    short, taken, *lines = torpor("why", "a").out.splitlines()
+    assert short.endswith("hit: 90 tokens of torpor://default/b; none taken over: only whole blocks of 256 are")
+    assert taken.endswith("hit: 600 tokens of torpor://default/b; 512 of them taken over")
     assert lines[0].endswith("chat  diverged at token 3 of 9, in message 1: clock")
     assert lines[1:4] == ["    there  'it is [red]6:30'", "    asked  'it is \\x1b[31m7:45\\n'", "    Say it later."]
     assert lines[4] == "    The session went back to token 3, and went on from there."
