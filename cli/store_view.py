@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..memvid import lock
-from ..memvid.blocks import TOKEN_BYTES, SlotSpec
+from ..memvid.blocks import SlotSpec
 from ..memvid.errors import PUT_BACK, BundleMissing, CorruptMarks, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..memvid.folder import StoreFolder, load_store_uuid, open_existing_root
 from ..memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
@@ -93,7 +93,7 @@ def load_detail(store: Store, session: str) -> Detail:
         lossy=_lossy_of(manifest),
         forked_from=_origin_of(manifest, "forked_from"),
         folded_from=_origin_of(manifest, "folded_from"),
-        unread_tokens=_unread_of(manifest),
+        unread_tokens=row.unread_tokens,
         environment=dict(manifest.environment),
     )
 
@@ -116,14 +116,6 @@ def _lossy_of(manifest: Manifest) -> dict[str, int] | None:
     if not isinstance(told, dict) or told.keys() != {"bits", "tokens"}:
         return None
     return dict(told) if all(type(value) is int and value > 0 for value in told.values()) else None
-
-
-def _unread_of(manifest: Manifest) -> int:
-    """How many tokens of a ledger follow the state that is kept, as the map says; whatever else stands there, others
-    wrote."""
-    told = manifest.session.get("unread")
-    tokens = told.get("tokens") if isinstance(told, dict) else None
-    return len(tokens) // TOKEN_BYTES if isinstance(tokens, bytes) else 0
 
 
 def _origin_of(manifest: Manifest, name: str) -> dict[str, Any] | None:

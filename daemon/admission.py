@@ -2,7 +2,7 @@
 
 Rules:
 - A request that wants the engine or memory is taken in only where fewer than a limit wait: it is refused before it has
-  done anything.
+  done anything. Half of that is for normal requests alone, so that none finds the door shut by the background.
 - A background request stands back where a normal one waits for the engine or for memory. For how long it has done so
   adds up; after `MOST_STOOD_BACK_S` it counts as normal until it ends. So does at once one that a normal one waits for.
 - What the daemon does by itself belongs to no request. Making room for others counts as normal; what it computes again
@@ -110,12 +110,14 @@ class Queue:
             EngineBusy: too many wait; nothing has happened.
         """
         waiting = self.info().waiting
-        if waiting >= self.limit:
+        limit = self.limit if priority == "normal" else max(1, self.limit // 2)
+        if waiting >= limit:
+            what = "" if priority == "normal" else " for one in the background to join them"
             raise EngineBusy(
-                f"{waiting} requests wait for their turn, for memory or the engine, and no more than {self.limit} may; "
-                "send this one again later, or start the daemon with a larger --max-waiting.",
+                f"Of requests that wait for a turn, for memory or the engine there are {waiting}, and no more than "
+                f"{limit} may be{what}; send this one again later, or start the daemon with a larger --max-waiting.",
                 waiting=waiting,
-                limit=self.limit,
+                limit=limit,
             )
         request = Request(priority)
         self._under_way.add(request)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..memvid.store import IndexRow, Receipt, Store
+from ..memvid.unread import UNREAD
 from ..memvid.uri import SessionUri
 from .hibernation import Hibernation, WakeOrder
 from .models import LoadedModel
@@ -33,7 +34,7 @@ class ForkOrder:
     @property
     def tokens(self) -> int:
         """How many tokens the fork has."""
-        return self.row.token_count if self.at_token is None else self.at_token
+        return self.row.ledger_tokens if self.at_token is None else self.at_token
 
     @property
     def origin(self) -> Origin:
@@ -97,5 +98,7 @@ class Forking:
 
 
 def _map_of_fork(kept: Mapping[str, Any], order: ForkOrder) -> dict[str, Any]:
+    if order.at_token is not None:
+        kept = {name: value for name, value in kept.items() if name != UNREAD}
     labels = kept.get("labels") if order.labels is None else list(order.labels)
     return {**kept, "labels": labels, "created_ns": time.time_ns(), FORKED_FROM: order.origin.to_map()}

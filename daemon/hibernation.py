@@ -23,6 +23,7 @@ from ..memvid.compaction_plan import CompactionPolicy
 from ..memvid.errors import BlockMissing, BudgetExceeded, Corruption, IndexFailed, NoSpace, StoreError
 from ..memvid.salvaged import salvaged_from, salvaged_of
 from ..memvid.store import Receipt, Store
+from ..memvid.unread import UNREAD, unread_of
 from ..memvid.uri import SessionUri
 from ..snapshot import restore
 from ..snapshot.canary import Policy, Verdict
@@ -46,7 +47,6 @@ from .results import Emit, Progress, Stage
 from .sampler import initial_key
 from .sessions import Durable, Session, sampling_of
 from .telling import tell_sleep, tell_wake
-from .unread import UNREAD
 from .way import Way
 
 # Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
@@ -528,8 +528,9 @@ def durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
     """The snapshot that a reader reads, as the last one of a session."""
     manifest = reader.manifest
     return Durable(
-        manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, logical_bytes, reader.entries
-    )
+        manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, logical_bytes, reader.entries,
+        unread_of(manifest),
+    )  # fmt: skip
 
 
 def _reporter(stage: Stage, emit: Emit) -> Callable[[int, int], None]:

@@ -19,6 +19,7 @@ from ..memvid.blocks import BlockEntry
 from ..memvid.errors import Corruption
 from ..memvid.sizes import format_plural
 from ..memvid.store import Receipt, Store
+from ..memvid.unread import UNREAD
 from ..snapshot import memory
 from ..snapshot.capture import plan_reuse
 from ..snapshot.errors import ContextTooShort, MalformedSnapshot
@@ -30,7 +31,7 @@ from .hibernation import Hibernation
 from .recomputed import Recomputed
 from .sessions import Session
 from .transcripts import TEXT_MAP
-from .unread import UNREAD, Unread
+from .unread import Unread
 
 
 class Ledgers:
@@ -61,25 +62,28 @@ class Ledgers:
         )
         return receipt
 
-    async def read(self, session: Session) -> int:
-        """Read what the session has not read of its ledger; the tokens that were. There is memory for them. Where this
-        fails, or is given up, the session is not to be used.
+    async def read(self, session: Session) -> Recomputed | None:
+        """Read what the session has not read of its ledger; what that was, None if it was no token. There is memory for
+        it. Where this fails, or is given up, the session is not to be used. Only what came out otherwise than it was is
+        told of the session from then on.
 
         Raises:
             GenerationFailed: the model failed. MalformedSnapshot, ContextTooShort: the ledger cannot be the model's.
         """
         unread, start = session.unread, len(session.state.tokens)
         if unread is None:
-            return 0
+            return None
         _require_readable(session, unread)
         await self._engine.run(_steps(session, unread))
         same = await self._engine.call(lambda: _digest_of(session) == unread.logits_digest)
         version = session.durable.version if session.durable else 1
-        session.recomputed = Recomputed(version, start, len(unread.tokens), same, damaged=False)
+        again = Recomputed(version, start, len(unread.tokens), same, damaged=False) if unread.tokens else None
         session.text_map, session.turn_open, session.unread = unread.text_map, unread.turn_open, None
         session.dirty = True
         self._bus.publish(LedgerRead(session.uri, len(session.state.tokens), len(unread.tokens), same))
-        return len(unread.tokens)
+        if not same:
+            session.recomputed = session.recomputed or again
+        return again
 
     def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt:
         """relying: refer to what is durable."""
@@ -92,9 +96,9 @@ class Ledgers:
                 backend = reader.manifest.session.get("backend")
         held = max((entry.end for entry in reused if entry.kind == "span"), default=0)
         kept = session.to_map() | {"backend": backend}
-        if behind := state.tokens[held:]:
-            unread = Unread(behind, state.passes.after(held), key, digest, session.text_map, session.turn_open)
-            kept |= {"turn_open": False, TEXT_MAP: session.text_map.cut(held).to_map(), UNREAD: unread.to_map()}
+        behind, passes = state.tokens[held:], state.passes.after(held)
+        unread = Unread(held, behind, passes, key, digest, session.text_map, session.turn_open)
+        kept |= {"turn_open": False, TEXT_MAP: session.text_map.cut(held).to_map(), UNREAD: unread.to_map()}
         return self._store.write_bundle(
             uri=session.uri,
             identity=session.model.identity,
@@ -130,13 +134,14 @@ def _digest_of(session: Session) -> str:
 
 def _steps(session: Session, unread: Unread) -> Steps[None]:
     sizes = list(unread.passes.between(0, len(unread.tokens)))
-    yield from replay(session.model, session.state, unread.tokens, sizes)
+    if sizes:
+        yield from replay(session.model, session.state, unread.tokens, sizes)
     session.state.random_key = mx.array(np.frombuffer(unread.random_key, dtype="<u4"))
 
 
 def _require_readable(session: Session, unread: Unread) -> None:
     model, count = session.model, len(session.state.tokens) + len(unread.tokens)
-    if (highest := max(unread.tokens)) >= model.layout.vocabulary:
+    if (highest := max(unread.tokens, default=0)) >= model.layout.vocabulary:
         raise MalformedSnapshot(
             f"The ledger has token {highest}, and the model's vocabulary ends at {model.layout.vocabulary - 1}.",
             token=highest,

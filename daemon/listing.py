@@ -228,7 +228,7 @@ def result_of_fork(order: ForkOrder, forked: Forked, *, seconds: float) -> ForkR
         forked_from=order.origin,
         version=receipt.version,
         bundle_id=receipt.bundle_id.hex(),
-        token_count=receipt.token_count,
+        token_count=order.tokens,
         tokens_prefilled=forked.computed_tokens,
         bytes_written=receipt.bytes_written,
         logical_bytes=receipt.logical_bytes,
@@ -251,7 +251,7 @@ def receipt_of_kept(
         version=durable.version,
         bundle_id=durable.bundle_id.hex(),
         parent=durable.parent.hex() if durable.parent else None,
-        token_count=durable.token_count,
+        token_count=durable.ledger_tokens,
         bytes_written=0,
         logical_bytes=durable.logical_bytes,
         blocks_new=0,
@@ -269,7 +269,15 @@ def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
         StoreError: the bundle is missing, damaged, or not what the index says.
     """
     with store.open_session(row.uri, row.version) as reader:
-        return Durable(row.version, row.bundle_id, row.parent, row.token_count, row.logical_bytes, reader.entries)
+        return Durable(
+            row.version,
+            row.bundle_id,
+            row.parent,
+            row.token_count,
+            row.logical_bytes,
+            reader.entries,
+            row.unread_tokens,
+        )
 
 
 def wake_result(

@@ -137,34 +137,7 @@ class Residency:
                 await self.bring_back(use, WakeOrder(), emit)
             elif not live.model.is_loaded:
                 await self._begin_anew(use, live)
-            await self.read_on(use, emit)
             yield use, self.awake[uri]
-
-    async def read_on(self, use: Use, emit: Emit) -> None:
-        """Read what an awake session has not read of its ledger. It goes back to sleep where that fails, or is given
-        up.
-
-        Raises:
-            What `room_for` and `Ledgers.read` raise.
-        """
-        begun = time.monotonic()
-        while (unread := self.awake[use.uri].unread) is not None:
-            live = await self.room_for(use, len(unread.tokens), emit)
-            if live.unread is None:
-                return
-            try:
-                read = await self.ledgers.read(live)
-            except BaseException:
-                self.drop(use.uri)
-                raise
-            if use.woken is not None:
-                use.woken = replace(
-                    use.woken,
-                    token_count=len(live.state.tokens),
-                    tokens_prefilled=use.woken.tokens_prefilled + read,
-                    recomputed=live.recomputed,
-                    seconds=use.woken.seconds + time.monotonic() - begun,
-                )
 
     async def room_for(self, use: Use, count: int, emit: Emit) -> Session:
         """The session, awake, once there is memory for that many tokens more in it. While the request waits for some,
@@ -254,9 +227,33 @@ class Residency:
         started = started or time.monotonic()
         row = self.row_of(use.uri, order.version)
         async with self.room_to_wake(use, row) as model:
-            use.woken = await to_the_end(self._bring_back(use.uri, order, model, emit, started))
+            woken = await to_the_end(self._bring_back(use.uri, order, model, emit, started))
+            use.woken = await self._read_on(use.uri, woken)
         self.memory.settle(use)
         return use.woken
+
+    async def _read_on(self, uri: SessionUri, woken: WakeResult) -> WakeResult:
+        """Read what a session that was just woken has not read of its ledger; there is memory for it. It goes back to
+        sleep where that fails, or is given up.
+
+        Raises:
+            What `Ledgers.read` raises.
+        """
+        begun, live = time.monotonic(), self.awake[uri]
+        if live.unread is None:
+            return woken
+        try:
+            again = await self.ledgers.read(live)
+        except BaseException:
+            self.drop(uri)
+            raise
+        return replace(
+            woken,
+            token_count=len(live.state.tokens),
+            tokens_prefilled=woken.tokens_prefilled + (again.tokens if again else 0),
+            recomputed=again or woken.recomputed,
+            seconds=woken.seconds + time.monotonic() - begun,
+        )
 
     async def warm(self, use: Use, emit: Emit) -> str | None:
         """Wake a session that is asleep in memory that nobody uses: for one that nobody has asked for yet, no other
@@ -272,9 +269,8 @@ class Residency:
         if not self.memory.take_free(use, _bytes_to_wake(place, row)):
             return "no_room"
         async with self.models.using(row.model, use) as model:
-            use.woken = await to_the_end(
-                self._bring_back(use.uri, WakeOrder(cause="warm"), model, emit, time.monotonic())
-            )
+            woken = await to_the_end(self._bring_back(use.uri, WakeOrder(cause="warm"), model, emit, time.monotonic()))
+            use.woken = await self._read_on(use.uri, woken)
         self.memory.settle(use)
         return None
 
@@ -553,7 +549,7 @@ class Residency:
         """Make a session durable for the last time, unless its newest version is what a wake should give back; or at
         least its ledger."""
         uri = str(live.uri)
-        if not live.state.tokens and live.unread is None:
+        if not live.state.tokens:
             keeping.empty.append(uri)
             return
         try:
@@ -608,7 +604,7 @@ def session_exists(uri: SessionUri) -> SessionExists:
 
 def _bytes_to_wake(place: Place, row: IndexRow) -> int:
     assert place.model is not None
-    return place.model.layout.most_bytes(row.token_count, PREFILL_CHUNK_TOKENS)
+    return place.model.layout.most_bytes(row.ledger_tokens, PREFILL_CHUNK_TOKENS)
 
 
 def _ignore(_event: object) -> None:

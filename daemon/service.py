@@ -607,9 +607,7 @@ class Service:
             order = WakeOrder(version, at_token, strict)
             live = await self._residency.live(use.uri)
             if live is None:
-                woken = await self._residency.bring_back(use, order, emit, started)
-                await self._residency.read_on(use, emit)
-                return use.woken or woken
+                return await self._residency.bring_back(use, order, emit, started)
             require_as_ordered(live, order)
             return listing.wake_result(
                 live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
@@ -764,7 +762,7 @@ class Service:
             self._residency.require_new(wanted)
             kept = None if labels is None else tuple(labels)
             order = await to_the_end(self._order_of_fork(source, row, wanted, at_token, kept, emit))
-            if order.tokens != order.row.token_count:
+            if order.at_token not in (None, order.row.token_count):
                 async with self._residency.room_to_wake(use, order.row) as model:
                     forked = await to_the_end(self._forking.cut_off(order, model, emit))
             else:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ..memvid.blocks import BlockEntry
 from ..memvid.records import Receipt
 from ..memvid.salvaged import SALVAGED, Salvaged
+from ..memvid.unread import UNREAD
 from ..memvid.uri import SessionUri
 from ..snapshot.caches import growth_bytes, resident_bytes
 from ..snapshot.checkpoints import Checkpoints
@@ -26,7 +27,7 @@ from .origin import FOLDED_FROM, FORKED_FROM, Origin
 from .recomputed import RECOMPUTED, Recomputed
 from .sampling import Sampling
 from .transcripts import TEXT_MAP, TextMap
-from .unread import UNREAD, Unread
+from .unread import Unread
 
 # Requests that may wait for one session. The next is told that it is busy, and nothing has happened (QX18).
 MAX_WAITING = 16
@@ -42,7 +43,7 @@ Kind = TypeVar("Kind")
 class Durable:
     """The last snapshot of a session: what a sleep made, or what a wake read.
 
-    entries: its chain of blocks, for the next sleep to refer to.
+    entries: its chain of blocks, for the next sleep to refer to. unread_tokens: those of its ledger behind them.
     """
 
     version: int
@@ -51,6 +52,12 @@ class Durable:
     token_count: int
     logical_bytes: int
     entries: tuple[BlockEntry, ...]
+    unread_tokens: int = 0
+
+    @property
+    def ledger_tokens(self) -> int:
+        """All tokens of its ledger: those that a wake gives back."""
+        return self.token_count + self.unread_tokens
 
     @classmethod
     def of(cls, receipt: Receipt) -> Durable:
@@ -85,7 +92,7 @@ class Session:
     recomputed: what of it was computed again after damage; None where nothing was.
     forked_from: where it began; None for a session that was not forked. folded_from: what it began with a summary of;
         None where it did not.
-    unread: what follows in its ledger and has to be read before anything else; None where nothing does.
+    unread: what follows in its ledger and has to be read before it is anybody's; None where nothing does.
     held_bytes: memory that its state took when a request last let go of it, and last_used: when that was, by the
         monotonic clock. Meanwhile the engine changes it.
     """
@@ -124,7 +131,7 @@ class Session:
     @property
     def is_cut_short(self) -> bool:
         """Whether it holds fewer tokens than the snapshot that it was woken from."""
-        return self.durable is not None and len(self.state.tokens) < self.durable.token_count
+        return self.durable is not None and len(self.state.tokens) < self.durable.ledger_tokens
 
     def holds_all_of(self, version: bytes) -> bool:
         """Whether all of a stored version, a bundle id, is in memory as it was written."""
@@ -231,12 +238,19 @@ class Session:
                 forked_from=Origin.from_map(kept.get(FORKED_FROM)),
                 recomputed=Recomputed.from_map(kept.get(RECOMPUTED)),
                 folded_from=Origin.from_map(kept.get(FOLDED_FROM)),
-                unread=Unread.from_map(kept.get(UNREAD)) if len(state.tokens) == durable.token_count else None,
+                unread=_unread_behind(len(state.tokens), kept),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedSnapshot(
                 f"The snapshot of {uri} lacks what a session needs ({type(error).__name__}: {error}).", session=str(uri)
             ) from error
+
+
+def _unread_behind(count: int, kept: Mapping[str, Any]) -> Unread | None:
+    """The end of the ledger, where it stands behind the tokens that were restored: not of what a repair has cut short,
+    nor at an earlier token."""
+    unread = Unread.from_map(kept.get(UNREAD))
+    return unread if unread is not None and unread.start == count else None
 
 
 def sampling_of(kept: Mapping[str, Any]) -> Sampling:

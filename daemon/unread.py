@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..memvid.limits import MAX_TOKENS
+from ..memvid.unread import UNREAD
 from ..memvid.uri import SessionUri
 from ..snapshot.errors import MalformedSnapshot
 from ..snapshot.passes import Passes
 from ..snapshot.state import token_array
 from .transcripts import TEXT_MAP, TextMap
 
-UNREAD: Final = "unread"
-"""Under which the session map tells it, in that version alone."""
-
 _DIGEST_CHARS: Final = 64
-_MAX_KEY_BYTES: Final = 64
+_KEY_BYTES: Final = 8
 _FIELDS: Final = {
+    "start": int,
     "tokens": bytes,
     "passes": bytes,
     "random_key": bytes,
@@ -49,11 +48,13 @@ def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """tokens: uint32, behind those of the version. passes: how they were read. random_key: what the next token would
+    """start: how many tokens stand before it; it is of no ledger of another length. tokens: uint32, behind those, maybe
+    none where only what follows has changed. passes: how they were read. random_key: what the next token would
     have been drawn with, uint32 `[2]` as bytes. logits_digest: of the float32 logits behind
     them, as hex. text_map,
     turn_open: of the whole ledger."""
 
+    start: int
     tokens: array[int]
     passes: Passes
     random_key: bytes
@@ -64,6 +65,7 @@ class Unread:
     def to_map(self) -> dict[str, Any]:
         """What the session map keeps."""
         return {
+            "start": self.start,
             "tokens": self.tokens.tobytes(),
             "passes": self.passes.tobytes(),
             "random_key": self.random_key,
@@ -84,16 +86,19 @@ class Unread:
         if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != _FIELDS:
             raise ValueError(f"{UNREAD} is not the end of a ledger")
         size = len(stored["tokens"])
-        if size % 4 or not 4 <= size <= 4 * MAX_TOKENS:
-            raise ValueError(f"{UNREAD} has {size} bytes of tokens, which are four each")
-        if len(stored["random_key"]) > _MAX_KEY_BYTES or len(stored["logits_digest"]) != _DIGEST_CHARS:
+        if size % 4 or not 0 <= stored["start"] <= MAX_TOKENS - size // 4:
+            raise ValueError(f"{UNREAD} has {size} bytes of tokens, four each, behind {stored['start']} tokens")
+        if len(stored["random_key"]) != _KEY_BYTES or len(stored["logits_digest"]) != _DIGEST_CHARS:
             raise ValueError(f"{UNREAD} has a random key or a digest of a size that cannot be")
-        tokens = token_array(stored["tokens"])
+        tokens, text_map = token_array(stored["tokens"]), TextMap.from_map(stored[TEXT_MAP])
+        if text_map.end > stored["start"] + len(tokens):
+            raise ValueError(f"{UNREAD} has a text map that ends behind the ledger")
         return cls(
+            stored["start"],
             tokens,
             Passes.from_bytes(stored["passes"], len(tokens)),
             stored["random_key"],
             stored["logits_digest"],
-            TextMap.from_map(stored[TEXT_MAP]),
+            text_map,
             stored["turn_open"],
         )

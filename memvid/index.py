@@ -68,11 +68,12 @@ from .page_sums import PAGE_BYTES, PageSums
 from .paths import io_error, list_names, open_folder, require_own_regular, stat_name
 from .records import IndexRow
 from .salvaged import Salvaged, salvaged_of
+from .unread import unread_of
 from .uri import SessionUri
 
 INDEX_FILE: Final = "index.sqlite"
 INDEX_FILES: Final = (INDEX_FILE, INDEX_FILE + WAL_SUFFIX, f"{INDEX_FILE}-shm")
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
 """A bundle whose file cannot be read, and that no row told of before. Whose version it is stands in its row where its
@@ -110,7 +111,7 @@ CREATE TABLE bundles (
     number INTEGER PRIMARY KEY, status TEXT NOT NULL, unsettled INTEGER NOT NULL, namespace TEXT, name TEXT,
     version INTEGER, bundle_id BLOB NOT NULL UNIQUE, parent BLOB, identity_digest BLOB, token_count INTEGER,
     bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER, model TEXT, labels TEXT,
-    salvaged_tokens INTEGER, salvaged_of INTEGER, storage BLOB NOT NULL, seal BLOB NOT NULL
+    salvaged_tokens INTEGER, salvaged_of INTEGER, unread_tokens INTEGER, storage BLOB NOT NULL, seal BLOB NOT NULL
 );
 CREATE UNIQUE INDEX one_live_version ON bundles (namespace, name, version) WHERE status = '{LIVE}';
 CREATE INDEX by_name ON bundles (name, status);
@@ -124,11 +125,11 @@ CREATE TABLE written (day INTEGER PRIMARY KEY, size_bytes INTEGER NOT NULL);
 """
 _COLUMNS: Final = (
     "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
-    "created_ns, model, labels, salvaged_tokens, salvaged_of"
+    "created_ns, model, labels, salvaged_tokens, salvaged_of, unread_tokens"
 )
 _SEALED: Final = f"status, unsettled, {_COLUMNS}, storage"
 _READ: Final = f"{_SEALED}, seal"
-_INTEGERS: Final = ("version", "token_count", "bundle_bytes", "logical_bytes", "created_ns")
+_INTEGERS: Final = ("version", "token_count", "bundle_bytes", "logical_bytes", "created_ns", "unread_tokens")
 _INTEGERS_OR_NOTHING: Final = ("salvaged_tokens", "salvaged_of")
 _NO_ID: Final = "typeof({0}) <> 'blob' OR length({0}) <> 32"
 _NO_NAME: Final = (
@@ -210,6 +211,7 @@ def row_of(manifest: Manifest, bundle_id: bytes, bundle_bytes: int) -> IndexRow:
         model=manifest.model,
         labels=manifest.labels,
         salvaged=salvaged_of(manifest),
+        unread_tokens=unread_of(manifest),
     )
 
 
@@ -615,12 +617,12 @@ class Index:
 
     def _insert(self, bundle: IndexedBundle) -> None:
         row = bundle.row
-        facts: tuple[Any, ...] = (None,) * 13
+        facts: tuple[Any, ...] = (None,) * 14
         if row is not None:
             facts = (
                 row.uri.namespace, row.uri.name, row.version, row.parent, row.identity_digest, row.token_count,
                 row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels),
-                *((row.salvaged.tokens, row.salvaged.of) if row.salvaged else (None, None)),
+                *((row.salvaged.tokens, row.salvaged.of) if row.salvaged else (None, None)), row.unread_tokens,
             )  # fmt: skip
         refs, keys = sorted(set(bundle.refs)), sorted({_block_key(block) for block in bundle.blocks})
         sealed = (bundle.status, 0, *facts[:3], bundle.bundle_id, *facts[3:], storage_of(refs, keys))
@@ -1038,9 +1040,10 @@ def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
     """A row that was read, as a value. Written out, for a listing does it for every session."""
     _require_seal(columns, path)
     namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[2:12]
-    model, labels, saved, saved_of = columns[12:-2]
+    model, labels, saved, saved_of, unread = columns[12:-2]
     try:
-        if not (type(version) is type(tokens) is type(file_bytes) is type(raw_bytes) is type(created) is int):
+        numbers = (version, tokens, file_bytes, raw_bytes, created, unread)
+        if not all(type(number) is int for number in numbers):
             raise TypeError("a number is none")
         if not (type(bundle_id) is type(identity) is bytes and len(bundle_id) == len(identity) == 32):
             raise TypeError("an id has the wrong form")
@@ -1056,8 +1059,9 @@ def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
     except (StoreError, TypeError, ValueError, RecursionError) as error:
         raise _failed(path, f"it holds a row that is not valid: {error}") from error
     return IndexRow(
-        uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names, salvaged
-    )
+        uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names, salvaged,
+        unread,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,7 +7,6 @@ that this took, and how many samples that rests on. The file has no name of a se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,6 +20,9 @@ MAX_SUBJECTS: Final = 32
 MAX_NAME_CHARS: Final = 32
 MAX_FIGURES: Final = 8
 """Figures of one subject."""
+_SMALLEST: Final = 1e-9
+_LARGEST: Final = 1e15
+"""An amount or a time beyond them was not measured; between them no quotient or product overflows."""
 _SUBJECT_CHARS: Final = 32
 _FORMAT: Final = SealedFormat("torpor.rates", 1, 64 * 1024, 4096)
 
@@ -69,4 +71,4 @@ def _is_name(value: Any) -> bool:
 def _is_figure(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 3 or type(value[2]) is not int or value[2] < 1:
         return False
-    return all(type(each) in (int, float) and math.isfinite(each) and each > 0 for each in value[:2])
+    return all(type(each) in (int, float) and _SMALLEST <= each <= _LARGEST for each in value[:2])

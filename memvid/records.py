@@ -12,7 +12,8 @@ from .uri import SessionUri
 @dataclass(frozen=True, slots=True)
 class IndexRow:
     """One version of one session, as the index tells it. `bundle_bytes` is its file, `logical_bytes` its raw state;
-    `salvaged` is None unless a repair has saved its beginning from another."""
+    `salvaged` is None unless a repair has saved its beginning from another. `unread_tokens`: how many of its ledger
+    follow its state, and have none."""
 
     uri: SessionUri
     version: int
@@ -26,6 +27,12 @@ class IndexRow:
     model: str
     labels: tuple[str, ...]
     salvaged: Salvaged | None = None
+    unread_tokens: int = 0
+
+    @property
+    def ledger_tokens(self) -> int:
+        """All tokens of its ledger: those that a wake gives back."""
+        return self.token_count + self.unread_tokens
 
 
 @dataclass(frozen=True, slots=True)

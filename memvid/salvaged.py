@@ -13,6 +13,7 @@ from typing import Any, Final
 from .errors import LimitExceeded
 from .limits import MAX_TOKENS
 from .manifest import Manifest, require_session_map
+from .unread import UNREAD, unread_of
 
 SALVAGED_FROM: Final = "salvaged_from"
 """The entry of a salvaged version's environment that names the bundle it was saved from."""
@@ -57,12 +58,15 @@ def salvaged_of(manifest: Manifest) -> Salvaged | None:
 def session_map_of_salvaged(lost: Manifest, token_count: int) -> Mapping[str, Any]:
     """The session map of what is saved of a lost version. Where there is no room in it for the entry, as it was."""
     had = salvaged_of(lost) if salvaged_from(lost) is not None else None
-    of = max(lost.token_count, had.of or 0) if had is not None else lost.token_count
-    session = {**lost.session, SALVAGED: Salvaged(token_count, of).to_map()}
+    whole = lost.token_count + unread_of(lost)
+    of = max(whole, had.of or 0) if had is not None else whole
+    # What follows in the ledger and has no blocks stood behind what is lost.
+    kept = {name: value for name, value in lost.session.items() if name != UNREAD}
+    session = {**kept, SALVAGED: Salvaged(token_count, of).to_map()}
     try:
         require_session_map(session)
     except LimitExceeded:
-        return lost.session
+        return kept
     return session
 
 

@@ -23,6 +23,7 @@ from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
 from ..memvid.identity import Identity
 from ..memvid.sizes import format_plural
+from ..memvid.unread import unread_of
 from . import memory
 from .caches import truncate
 from .canary import Expectation
@@ -215,18 +216,26 @@ def _planned(
 
 
 def _target(reader: BundleReader, at: int | None) -> int:
-    held = reader.manifest.token_count
-    if not held:
+    held, unread = reader.manifest.token_count, unread_of(reader.manifest)
+    if not held and not unread:
         raise MalformedSnapshot("The bundle holds no tokens.", bundle_id=reader.bundle_id.hex())
     if at is None:
         return held
     if not 1 <= at <= held:
-        raise no_such_position(held, at)
+        raise no_such_position(held, at, unread)
     return at
 
 
-def no_such_position(held: int, at: int) -> NoSuchPosition:
-    """What is said of a position that a version of `held` tokens does not have."""
+def no_such_position(held: int, at: int, unread: int = 0) -> NoSuchPosition:
+    """What is said of a position that a version of `held` tokens does not have. unread: tokens of its ledger behind."""
+    if unread:
+        return NoSuchPosition(
+            f"This version has the state of {format_plural(held, 'token')}, and {format_plural(unread, 'token')} more "
+            f"as a ledger alone, so it cannot be had at token {at} now. Wake it whole first and put it to sleep; "
+            "then it can be.",
+            token_count=held,
+            at=at,
+        )
     return NoSuchPosition(
         f"This version holds {format_plural(held, 'token')}, and there is no position {at} in it; give one from 1 "
         f"to {held}, or name another version, as in NAME@1.",

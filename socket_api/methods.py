@@ -343,7 +343,7 @@ _TABLE = (
     Method("generate", GenerateParams, results.GenerateResult, cancellable=True),
     Method("chat", ChatParams, results.GenerateResult, cancellable=True),
     Method("sleep", SessionParams, results.SleepResult),
-    Method("wake", WakeParams, results.WakeResult),
+    Method("wake", WakeParams, results.WakeResult, cancellable=True),
     Method("plan_wake", WakeParams, results.WakePlanResult),
     Method("fork", ForkParams, results.ForkResult),
     Method("fold", FoldParams, results.FoldResult, cancellable=True),

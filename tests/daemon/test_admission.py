@@ -518,17 +518,36 @@ async def test_who_has_the_memory_that_a_normal_request_waits_for_stands_back_no
 # --- how many may wait
 
 
+async def test_half_of_those_who_may_wait_are_normal_ones_whoever_comes_first(open_rig: Any) -> None:
+    async with open_rig(max_waiting=6) as rig:
+        for name in "ab":
+            await rig.read(name, tokens_of(1, 50))
+        async with held_up(rig, "a"):
+            waiting = [asyncio.ensure_future(writing(rig, "a", 1, priority="background")) for _ in range(3)]
+            await until(lambda: rig.service.queue.info().waiting == 3)
+            assert (await rig.service.status()).queue.background == 3
+            with pytest.raises(EngineBusy) as refusal:
+                await writing(rig, "b", 1, priority="background")
+            assert refusal.value.details == {"waiting": 3, "limit": 3}
+            waiting += [asyncio.ensure_future(writing(rig, "a", 1)) for _ in range(3)]
+            await until(lambda: rig.service.queue.info().waiting == 6)
+            with pytest.raises(EngineBusy) as refusal:
+                await writing(rig, "b", 1)
+            assert refusal.value.details == {"waiting": 6, "limit": 6}
+        await asyncio.gather(*waiting)
+
+
 async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(open_rig: Any) -> None:
     async with open_rig(max_waiting=2) as rig:
         for name in "ab":
             await rig.read(name, tokens_of(1, 50))
         await rig.sleep("b")
-        async with held_up(rig, "a"):
+        async with held_up(rig, "a"):  # the first of two may be in the background
             queue = (await rig.service.status()).queue
             assert (queue.waiting, queue.background, queue.limit) == (0, 0, 2), "one is served, and waits for nobody"
-            waiting = [asyncio.ensure_future(writing(rig, "a", 1, priority=each)) for each in ("normal", "background")]
+            waiting = [asyncio.ensure_future(writing(rig, "a", 1, priority=each)) for each in ("background", "normal")]
             await until(lambda: rig.service.queue.info().waiting == 2)
-            assert (await rig.service.status()).queue.background == 1
+            assert (await rig.service.status()).queue.waiting == 2
             for refused in (
                 rig.service.create(session="new"),
                 writing(rig, "b", 1),

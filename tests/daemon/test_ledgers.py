@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Gate, Rigged, ignore, listening, tokens_of
-from torpor.daemon.errors import GenerationFailed, StopDeadline
+from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
 from torpor.daemon.hibernation import LastSleep
 from torpor.daemon.sessions import Session
-from torpor.daemon.transcripts import TextMap
+from torpor.daemon.transcripts import TextMap, Turn, message_of
 from torpor.daemon.unread import Unread
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.store import Store
-from torpor.snapshot.errors import MalformedSnapshot
+from torpor.snapshot.errors import MalformedSnapshot, NoSuchPosition
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.state import token_array
 
@@ -250,27 +250,146 @@ async def test_a_reading_that_fails_or_is_given_up_leaves_the_ledger_asleep(open
         assert (await rig.wake("a")).token_count == 400
 
 
-async def test_a_fork_of_a_ledger_has_all_of_it_too(open_rig: Any) -> None:
+async def a_ledger(open_rig: Any, held: int = 600, more: int = 40) -> list[int]:
+    """The session `a`, of which so many tokens sleep with their state, and so many more as a ledger; all of them."""
     async with open_rig(stop_within_s=0) as rig:
-        await rig.read("a", tokens_of(1, 300))
+        if held:
+            await rig.read("a", tokens_of(1, held))
+            await rig.sleep("a")
+            await rig.wake("a")
+            await rig.service.append(session="a", tokens=tokens_of(2, more), emit=ignore)
+        else:
+            await rig.read("a", tokens_of(2, more))
+        tokens = list(rig.live("a").state.tokens)
+        assert list((await rig.service.close()).ledgers) == [uri("a")]
+    return tokens
+
+
+def ledger(rig: Rigged, name: str) -> list[int]:
+    return list(rig.live(name).state.tokens)
+
+
+@pytest.mark.parametrize("held", [600, 0])
+async def test_a_fork_of_a_ledger_has_all_of_it_too(open_rig: Any, held: int) -> None:
+    had = await a_ledger(open_rig, held)
+    async with open_rig() as rig:
+        made = await rig.service.fork(session="a", name="b", emit=ignore)
+        assert (made.token_count, made.forked_from.tokens) == (len(had), len(had))
+        await rig.service.delete(session="a")
+        assert (await rig.wake("b")).token_count == len(had)
+        assert ledger(rig, "b") == had
+
+
+@pytest.mark.parametrize("awake", [False, True])
+async def test_a_fork_at_the_end_of_the_state_has_nothing_of_the_ledger_behind_it(open_rig: Any, awake: bool) -> None:
+    had = await a_ledger(open_rig)
+    async with open_rig() as rig:
+        if awake:
+            await rig.wake("a", at_token=600)
+        made = await rig.service.fork(session="a", name="b", at_token=None if awake else 600, emit=ignore)
+        assert (made.token_count, made.forked_from.tokens) == (600, 600)
+        await rig.wake("b")
+        assert ledger(rig, "b") == had[:600]
+        for at in (0, 601, 641):
+            with pytest.raises(NoSuchPosition, match="ledger alone"):
+                await rig.service.fork(session="a", name="c", at_token=at, emit=ignore)
+
+
+async def test_a_session_that_is_asked_for_at_the_end_of_its_state_stays_there(open_rig: Any) -> None:
+    await a_ledger(open_rig)
+    async with open_rig() as rig:
+        assert (await rig.wake("a", at_token=600)).token_count == 600
+        assert not rig.live("a").can_be_put_away, "no version holds just that"
+        slept = await rig.sleep("a")
+        assert (slept.token_count, slept.looked_at) == (640, 600), "what the next wake gives"
+        assert (await rig.wake("a")).token_count == 640
+        await rig.sleep("a")
+
+
+async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    had = await a_ledger(open_rig)
+    async with open_rig() as rig:
+        await rig.wake("a", at_token=600)
+        memory = rig.service._residency.memory
+        reserve, calls = memory.reserve, []
+
+        async def once(claim: Any, wanted: int) -> bool:
+            calls.append(wanted)
+            return len(calls) > 1 and await reserve(claim, wanted)
+
+        monkeypatch.setattr(memory, "reserve", once)
+        await rig.service.append(session="a", tokens=[7, 8], emit=ignore)
+        assert len(calls) > 1
+        assert ledger(rig, "a") == [*had[:600], 7, 8]
+        await rig.service.append(session="a", tokens=[9], emit=ignore)
+        assert ledger(rig, "a") == [*had[:600], 7, 8, 9]
+
+
+async def test_a_repair_keeps_no_end_of_a_ledger_behind_a_hole(open_rig: Any, store: Path) -> None:
+    had = await a_ledger(open_rig)
+    bundle = max((path for path in store.rglob("*.mvb")), key=lambda path: path.stat().st_size)
+    data = bytearray(bundle.read_bytes())
+    data[len(data) * 3 // 5] ^= 1
+    bundle.chmod(0o600)
+    bundle.write_bytes(data)
+    with Store.open(store, writable=True) as opened:
+        opened.repair()
+    async with open_rig() as rig:
+        woken = await rig.wake("a")
+        assert 0 < woken.token_count < 600
+        assert ledger(rig, "a") == had[: woken.token_count]
+        assert woken.salvaged is not None
+        assert woken.salvaged.of == 640
+
+
+async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig: Any) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 300), sampling=SAMPLED)
         await rig.sleep("a")
         await rig.wake("a")
-        await rig.write("a", 5)
+        live = rig.live("a")
+        await rig.service._exchanges._settle_sampling(live, replace(live.sampling, seed=77))
         had = await rig.fingerprint("a")
-        await rig.service.close()
+        assert list((await rig.service.close()).ledgers) == [uri("a")]
     async with open_rig() as rig:
-        await rig.service.fork(session="a", name="b", emit=ignore)
-        await rig.wake("b")
-        assert (await rig.fingerprint("b")).tokens == had.tokens
-        await rig.service.fork(session="a", name="c", at_token=300, emit=ignore)
-        await rig.wake("a", at_token=300)
-        assert len(rig.live("a").state.tokens) == 300, "what is asked for by its token is that, and nothing more"
+        woken = await rig.wake("a")
+        assert (woken.tokens_prefilled, woken.recomputed) == (0, None)
+        assert await rig.fingerprint("a") == had
+        assert rig.live("a").sampling.seed == 77
+
+
+async def test_a_wake_that_is_refused_memory_leaves_the_ledger_asleep(open_rig: Any) -> None:
+    await a_ledger(open_rig, 0, 900)
+    async with open_rig() as rig:
+        budget = rig.service._residency.memory.info()
+        await rig.service._residency.resize(budget.weights_bytes + 50_000)
+        with pytest.raises(MemoryBudgetExceeded):
+            await rig.wake("a")
+        assert not rig.is_awake("a")
+        assert (await rig.service.prepare_close()).failed == {}
+
+
+async def test_what_was_read_again_to_the_bit_is_told_once(open_rig: Any) -> None:
+    await a_ledger(open_rig)
+    async with open_rig() as rig:
+        assert (await rig.wake("a")).recomputed is not None
+        await rig.sleep("a")
+        assert (await rig.wake("a")).recomputed is None
+
+
+async def test_a_session_that_is_warmed_is_whole(open_rig: Any) -> None:
+    had = await a_ledger(open_rig)
+    async with open_rig() as rig:
+        await rig.service.warm(sessions=["a"], emit=ignore)
+        assert ledger(rig, "a") == had
 
 
 def an_unread(**changes: Any) -> dict[str, Any]:
     passes = Passes()
     passes.add(3)
-    whole = Unread(token_array(b"\1\0\0\0" * 3), passes, b"12345678", "a" * 64, TextMap(), turn_open=True)
+    whole = Unread(10, token_array(b"\1\0\0\0" * 3), passes, b"12345678", "a" * 64, TextMap(), turn_open=True)
     return {**whole.to_map(), **changes}
 
 
@@ -284,8 +403,10 @@ def test_the_end_of_a_ledger_comes_back_as_it_was_kept() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tokens": b""}, {"tokens": b"123"}, {"tokens": [1]}, {"passes": b"\1"}, {"passes": b"\4\0\0\0\1\0\0\0"},
-        {"random_key": b"x" * 65}, {"logits_digest": "a"}, {"turn_open": 1}, {"more": 1}, {"text_map": {}},
+        {"tokens": b""}, {"tokens": b"123"}, {"tokens": [1]}, {"start": -1}, {"start": 2**40}, {"passes": b"\1"},
+        {"passes": b"\4\0\0\0\1\0\0\0"}, {"random_key": b""}, {"random_key": b"123"}, {"logits_digest": "a"},
+        {"turn_open": 1}, {"more": 1}, {"text_map": {}},
+        {"text_map": TextMap((Turn.of(message_of("user", "x"), 14),)).to_map()},
     ],
 )  # fmt: skip
 def test_what_is_no_end_of_a_ledger_is_refused(changes: dict[str, Any]) -> None:
