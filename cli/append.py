@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..memvid.sizes import format_count, format_plural
+from ..socket_api.results import AppendResult
 from .daemon_link import connect, progress_of, with_session
 from .damage import naming_the_intact
 from .formatting import format_rate, format_seconds
@@ -63,6 +64,12 @@ def append(
     known = f"; {cached} taken over from a session that begins alike" if result.cached_tokens else ""
     output.line(
         f"{plain(result.session)}  read {format_plural(result.tokens_added, 'token')}"
-        f" in {format_seconds(result.seconds)}"
-        f" ({format_rate(result.prefilled_tokens, result.seconds)}), now {format_count(result.token_count)}{known}"
+        f" in {format_seconds(result.seconds)}{_rate_of(result)}, now {format_count(result.token_count)}{known}"
     )
+
+
+def _rate_of(result: AppendResult) -> str:
+    """How fast it was read, where reading is all that took time."""
+    if result.cached_tokens or result.woken is not None:
+        return ""
+    return f" ({format_rate(result.prefilled_tokens, result.seconds)})"

@@ -49,7 +49,8 @@ def fold(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on from a session whose context is full: a new one begins with its system text, a summary and its last turns.
+    """Go on from a session whose context is full: a new one begins with its system text, a summary, and its last turns
+    if --tail asks for them.
 
     The old session is put to sleep as it stands, with all that it had; the new one says where it comes from. The
     summary is yours (--summary), or the model writes it (--summarise).

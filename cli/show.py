@@ -89,7 +89,6 @@ def _load_from_files(session: str, place: Path) -> dict[str, Any]:
         "lossy": found.lossy,
         "forked_from": found.forked_from,
         "folded_from": found.folded_from,
-        "unread_tokens": found.unread_tokens,
         "environment": found.environment,
     }
 
@@ -140,9 +139,8 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     facts.add_row("  state", plain(info["state"]) + changed)
     facts.add_row("  model", plain(info["model"]))
     facts.add_row("  tokens", format_count(info["token_count"]))
-    if unread := detail.get("unread_tokens"):
-        more = f"{format_plural(unread, 'token')} more of its ledger, which the next use computes again"
-        facts.add_row("  unread", more)
+    if unread := info["unread_tokens"]:
+        facts.add_row("  unread", f"the last {format_plural(unread, 'token')}, which the next use computes again")
     if info["resident_bytes"]:
         facts.add_row("  resident", format_bytes(info["resident_bytes"]))
     if info["stored_bytes"]:

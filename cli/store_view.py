@@ -43,7 +43,6 @@ class Detail:
     lossy: dict[str, int] | None
     forked_from: dict[str, Any] | None
     folded_from: dict[str, Any] | None
-    unread_tokens: int
     environment: dict[str, str]
 
 
@@ -93,7 +92,6 @@ def load_detail(store: Store, session: str) -> Detail:
         lossy=_lossy_of(manifest),
         forked_from=_origin_of(manifest, "forked_from"),
         folded_from=_origin_of(manifest, "folded_from"),
-        unread_tokens=row.unread_tokens,
         environment=dict(manifest.environment),
     )
 
@@ -235,7 +233,7 @@ def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) 
         "name": row.uri.name,
         "state": STORED,
         "model": row.model,
-        "token_count": row.token_count,
+        "token_count": row.ledger_tokens,
         "version": row.version,
         "bundle_id": row.bundle_id.hex(),
         "resident_bytes": 0,
@@ -245,6 +243,7 @@ def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) 
         "slept_ns": row.created_ns,
         "sampling": None,
         "salvaged": asdict(row.salvaged) if row.salvaged else None,
+        "unread_tokens": row.unread_tokens,
     }
 
 
@@ -253,7 +252,7 @@ def _version_of_row(row: IndexRow, marks: SessionMarks) -> dict[str, Any]:
         "version": row.version,
         "bundle_id": row.bundle_id.hex(),
         "parent": row.parent.hex() if row.parent else None,
-        "token_count": row.token_count,
+        "token_count": row.ledger_tokens,
         "bundle_bytes": row.bundle_bytes,
         "logical_bytes": row.logical_bytes,
         "created_ns": row.created_ns,

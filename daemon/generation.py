@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 from blake3 import blake3
 
-from ..memvid.sizes import format_plural
+from ..memvid.sizes import format_count, format_plural
 from ..snapshot import memory
 from ..snapshot.caches import arrays_of, without_last
 from ..snapshot.checkpoints import checkpoint_of
@@ -54,10 +54,12 @@ def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> No
 def require_room_behind(model: LoadedModel, held: int, wanted_tokens: int) -> None:
     """As `require_room`, behind so many tokens."""
     if held + wanted_tokens > model.context_tokens:
+        left = max(0, model.context_tokens - held)
+        way = ", or fold the session into a smaller one (torpor fold)" if held else "; a shorter text fits"
         raise ContextOverflow(
-            f"The session holds {format_plural(held, 'token')} and {wanted_tokens} more were asked for, but the "
-            f"context of model {model.name!r} ends at {model.context_tokens}. Ask for at most "
-            f"{max(0, model.context_tokens - held)}, or fold the session into a smaller one (torpor fold).",
+            f"The session holds {format_plural(held, 'token')} and {format_count(wanted_tokens)} more were asked for, "
+            f"but the context of model {model.name!r} ends at {format_count(model.context_tokens)}. At most "
+            f"{format_count(left)} more fit{way}.",
             token_count=held,
             wanted_tokens=wanted_tokens,
             context_tokens=model.context_tokens,

@@ -105,7 +105,7 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         name=row.uri.name,
         state="asleep",
         model=row.model,
-        token_count=row.token_count,
+        token_count=row.ledger_tokens,
         version=row.version,
         bundle_id=row.bundle_id.hex(),
         resident_bytes=0,
@@ -115,6 +115,7 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         slept_ns=row.created_ns,
         sampling=sampling,
         salvaged=row.salvaged,
+        unread_tokens=row.unread_tokens,
     )
 
 
@@ -131,7 +132,6 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
         lossy=_lossy(live.loss),
         forked_from=live.forked_from,
         folded_from=live.folded_from,
-        unread_tokens=len(live.unread.tokens) if live.unread else 0,
     )
 
 
@@ -177,7 +177,6 @@ def detail_of_asleep(
         lossy=_lossy(loss),
         forked_from=forked_from,
         folded_from=folded_from,
-        unread_tokens=len(unread.tokens) if unread else 0,
     )
 
 
@@ -195,7 +194,7 @@ def version_info(row: IndexRow, marks: SessionMarks) -> VersionInfo:
         version=row.version,
         bundle_id=row.bundle_id.hex(),
         parent=row.parent.hex() if row.parent else None,
-        token_count=row.token_count,
+        token_count=row.ledger_tokens,
         bundle_bytes=row.bundle_bytes,
         logical_bytes=row.logical_bytes,
         created_ns=row.created_ns,

@@ -56,7 +56,8 @@ class SessionInfo:
     stored_bytes: the bundle files of all its versions together.
     slept_ns: when its last version became durable, None if none has.
     sampling: None for a session that sleeps and whose bundle was not read for it.
-    salvaged: None unless a repair saved its beginning out of a damaged version.
+    salvaged: None unless a repair saved its beginning out of a damaged version. unread_tokens: how many of its tokens
+        have no state in its last version, and are computed again at the next use.
     """
 
     session: str
@@ -74,6 +75,7 @@ class SessionInfo:
     slept_ns: int | None
     sampling: Sampling | None
     salvaged: Salvaged | None = None
+    unread_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,7 @@ class Lossy:
 class SessionDetail:
     """Everything that an inspector shows about one session. backend: what computes it, or computed it last; those parts
     of the identity that may differ. lossy: None for a session that is exact. forked_from: None for one that is no
-    fork; folded_from: None for one that did not begin with a summary of another. unread_tokens: how many of its ledger
-    follow the state that is kept, and are computed again at the next use."""
+    fork; folded_from: None for one that did not begin with a summary of another."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -117,7 +118,6 @@ class SessionDetail:
     lossy: Lossy | None = None
     forked_from: Origin | None = None
     folded_from: Origin | None = None
-    unread_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

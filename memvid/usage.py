@@ -82,7 +82,7 @@ class _Tally:
         session = self.sessions.setdefault(row.uri, _Session())
         session.versions += 1
         if row.version > session.newest:
-            session.newest, session.token_count = row.version, row.token_count
+            session.newest, session.token_count = row.version, row.ledger_tokens
         session.logical_bytes += row.logical_bytes
 
     def add_retired(self, file: BundleFile) -> None:

@@ -226,7 +226,7 @@ def describe_stop(report: CloseReport) -> str:
         sentence += f"; of {ledgers} the ledger is kept, and read again at the next use"
     if empty:
         sentence += f"; {empty} had read nothing and {'is' if empty == 1 else 'are'} gone"
-    return sentence
+    return "\n".join([sentence, *(f"  {session}: {reason}" for session, reason in report.ledgers.items())])
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:

@@ -189,7 +189,8 @@ class Salvaged(Reply):
 
 class SessionInfo(Reply):
     """A session as a listing shows it; `session` is its URI, `stored_bytes` the sum over all its bundles. `salvaged` is
-    None unless a repair saved its beginning out of a damaged version."""
+    None unless a repair saved its beginning out of a damaged version. `unread_tokens` of its tokens have no state in
+    its last version, and are computed again at the next use."""
 
     session: str
     namespace: str
@@ -206,6 +207,7 @@ class SessionInfo(Reply):
     slept_ns: int | None
     sampling: Sampling | None
     salvaged: Salvaged | None = None
+    unread_tokens: Count = 0
 
 
 class VersionInfo(Reply):
@@ -242,8 +244,7 @@ class Origin(Reply):
 
 class SessionDetail(Reply):
     """Everything that `show` knows of one session; `lossy` is None for one that is exact, `forked_from` for one that is
-    no fork, `folded_from` for one that did not begin with a summary of another. `unread_tokens`: how many of its ledger
-    follow the state that is kept, and are computed again at the next use."""
+    no fork, `folded_from` for one that did not begin with a summary of another."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -255,7 +256,6 @@ class SessionDetail(Reply):
     lossy: Lossy | None = None
     forked_from: Origin | None = None
     folded_from: Origin | None = None
-    unread_tokens: Count = 0
 
 
 class ListResult(Reply):

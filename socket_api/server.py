@@ -252,7 +252,7 @@ def _stop_refused(report: CloseReport) -> StopRefused:
     count = len(report.failed)
     return StopRefused(
         f"{count} session{'' if count == 1 else 's'} cannot be put to sleep, so the daemon goes on. Do what is said"
-        " of each and stop it again, or give up what they did since their last sleep: torpor stop --force. "
+        " of each and stop it again, or keep of them what can be kept, their ledgers at least: torpor stop --force. "
         + "; ".join(told),
         failed=report.failed,
     )

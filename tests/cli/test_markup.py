@@ -45,6 +45,7 @@ def info(**changes: Any) -> dict[str, Any]:
         "dirty": True,
         "file_missing": True,
         "salvaged": {"tokens": 1, "of": 3},
+        "unread_tokens": 2,
         "labels": ["one"],
         "slept_ns": 1,
         "sampling": {"temperature": 0.5},
@@ -165,6 +166,7 @@ def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
         "sessions_awake": 0,
         "sessions_asleep": 0,
         "memory": {"budget_bytes": 2, "weights_bytes": 1, "sessions_bytes": 0, "reserved_bytes": 0},
+        "queue": {"waiting": 1, "background": 0, "limit": 2},
         "models": [{"name": hostile if field == "model" else "m"}],
         "config": None,
     }

@@ -285,7 +285,7 @@ async def test_a_text_that_does_not_fit_is_refused_with_both_sizes_qc1_qc8(open_
             await rig.service.append(session="a", tokens=tokens_of(1, 2048 - 306 + 1), emit=ignore)
         error = refusal.value
         assert (error.token_count, error.wanted_tokens, error.context_tokens) == (306, 1743, 2048)
-        assert "1742" in error.message
+        assert "1,742" in error.message
         assert rig.network.calls == []
         await same_as_control(rig)
 

@@ -50,7 +50,10 @@ async def test_what_a_stop_has_no_time_for_goes_on_bit_for_bit_from_its_ledger(o
         assert sorted(report.ledgers) == [uri("more"), uri("new")]
         assert all(why.startswith("stop_deadline: ") for why in report.ledgers.values())
     async with open_kind(kind) as rig:
-        stored = {info.session: info.token_count for info in await rig.service.list_sessions()}
+        listed = {info.session: info for info in await rig.service.list_sessions()}
+        counts = {name: len(was.tokens) for name, was in had.items()} | {"same": 40}
+        assert {name: listed[uri(name)].token_count for name in counts} == counts
+        stored = {name: info.token_count - info.unread_tokens for name, info in listed.items()}
         assert stored == {uri("new"): 0, uri("more"): 300, uri("same"): 40}
         for name, was in had.items():
             woken = await rig.wake(name)
@@ -206,7 +209,7 @@ async def test_a_session_that_goes_back_behind_its_sleep_keeps_the_ledger_that_i
         had = list(rig.live("a").state.tokens)
         await rig.service.close()
     async with open_rig() as rig:
-        assert [info.token_count for info in await rig.service.list_sessions()] == [256]
+        assert [(info.token_count, info.unread_tokens) for info in await rig.service.list_sessions()] == [(340, 84)]
         await rig.wake("a")
         assert list(rig.live("a").state.tokens) == had
         await rig.service.fork(session="a@1", name="before", emit=ignore)
