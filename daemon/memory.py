@@ -44,6 +44,9 @@ _LOG = logging.getLogger(__name__)
 MAX_WAITING_FOR_MEMORY: Final = 256
 """Requests that may wait for memory. The next is told so, and nothing has happened (QX18)."""
 
+MOST_LINGERING_S: Final = 10.0
+"""For how long somebody may still have weights that were let go of, before nobody waits for them any more."""
+
 MAX_REASONS_TOLD: Final = 4
 """Sessions of which a refusal says why they could not be put to sleep."""
 
@@ -110,6 +113,7 @@ class Memory:
         self._stalled: set[Claim] = set()
         self._apart: set[Claim] = set()
         self._evicting: asyncio.Task[None] | None = None
+        self._lingers_until: float | None = None
         self.slept_by_pressure = 0
         self.slept_by_idling = 0
 
@@ -308,7 +312,18 @@ class Memory:
             self._tell_plan(first, plan)
             self._evicting = apart(self._unload_held())
             return True
-        return False
+        return self._lingers()
+
+    def _lingers(self) -> bool:
+        """Whether weights are on their way out, which somebody has for a moment still: whoever waits is told when they
+        are gone. What stays for longer than a moment is no reason to wait."""
+        if not self._shelf.lingering_bytes():
+            self._lingers_until = None
+            return False
+        if self._lingers_until is None:
+            self._lingers_until = time.monotonic() + MOST_LINGERING_S
+            asyncio.get_running_loop().call_later(MOST_LINGERING_S + 0.05, self.look_again)
+        return time.monotonic() < self._lingers_until
 
     def _tell_plan(self, first: Claim, plan: Collection[SessionUri | str]) -> None:
         models = sum(isinstance(each, str) for each in plan)

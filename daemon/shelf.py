@@ -187,8 +187,11 @@ class Shelf:
 
     def weights_bytes(self) -> int:
         """What the weights take that are in memory."""
-        lingering = sum(size for network, size in list(self._lingering.values()) if network() is not None)
-        return lingering + sum(model.weights_bytes for model in self.loaded())
+        return self.lingering_bytes() + sum(model.weights_bytes for model in self.loaded())
+
+    def lingering_bytes(self) -> int:
+        """What the weights take that were let go of, and that somebody still has."""
+        return sum(size for network, size in list(self._lingering.values()) if network() is not None)
 
     def staying_bytes(self, needed: Container[str], claim: Claim) -> int:
         """What the weights take that a claim could not have: of those that are pinned, that it holds itself, or that

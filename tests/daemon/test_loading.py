@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from adapter_making import write_adapter
 from session_rig import SAMPLED, Rigged, fingerprint_of, ignore, tokens_of, until
-from torpor.daemon import loading
+from torpor.daemon import loading, memory
 from torpor.daemon.adapters import AdapterChoice
 from torpor.daemon.errors import (
     MemoryBudgetExceeded,
@@ -482,6 +482,35 @@ async def test_weights_that_somebody_still_has_count_until_they_are_gone(opened:
         del held
         gc.collect()
         assert (await rig.service.status()).memory.weights_bytes == 0
+
+
+async def test_a_request_waits_for_weights_that_somebody_has_for_a_moment_still(opened: Opened, weights: int) -> None:
+    async with opened(memory_budget=int(1.9 * weights)) as rig:
+        await rig.service.load_model(model="two")
+        (held,) = rig.service._shelf.loaded()
+        asked = asyncio.ensure_future(rig.service.load_model(model="one"))
+        held_up = rig.service._residency.memory
+        await until(lambda: asked.done() or (not loaded(rig) and held_up._evicting is None))
+        assert not asked.done()
+        assert held_up.info().waiting == 1
+        del held
+        gc.collect()
+        assert (await asked).resident
+        assert loaded(rig) == ["one"]
+
+
+async def test_weights_that_somebody_keeps_are_waited_for_no_longer_than_a_moment(
+    opened: Opened, weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MOST_LINGERING_S", 0.05)
+    async with opened(memory_budget=int(1.9 * weights)) as rig:
+        await rig.service.load_model(model="two")
+        (held,) = rig.service._shelf.loaded()
+        with pytest.raises(MemoryBudgetExceeded):
+            await rig.service.load_model(model="one")
+        del held
+        gc.collect()
+        assert (await rig.service.load_model(model="one")).resident
 
 
 async def test_what_is_in_use_is_not_unloaded_by_word(opened: Opened) -> None:
