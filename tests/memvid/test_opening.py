@@ -1363,8 +1363,8 @@ def make_view(path: Path) -> None:
     columns = "parent, identity_digest, token_count, bundle_bytes, logical_bytes, created_ns, model, labels"
     connection.execute(
         "CREATE VIEW bundles AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT zeroblob(32) "
-        f"AS bundle_id, 'live' AS status, namespace, name, x AS version, {columns}, salvaged_tokens, salvaged_of "
-        "FROM c, b2"
+        f"AS bundle_id, 'live' AS status, namespace, name, x AS version, {columns}, salvaged_tokens, salvaged_of, "
+        "unread_tokens FROM c, b2"
     )
     connection.close()
 
