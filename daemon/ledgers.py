@@ -76,8 +76,9 @@ class Ledgers:
         _require_readable(session, unread)
         await self._engine.run(_steps(session, unread))
         same = await self._engine.call(lambda: _digest_of(session) == unread.logits_digest)
-        version = session.durable.version if session.durable else 1
-        again = Recomputed(version, start, len(unread.tokens), same, damaged=False) if unread.tokens else None
+        assert session.durable is not None, "the end of a ledger comes out of a version"
+        read = Recomputed(session.durable.version, start, len(unread.tokens), same, damaged=False)
+        again = read if unread.tokens else None
         session.text_map, session.turn_open, session.unread = unread.text_map, unread.turn_open, None
         session.dirty = True
         self._bus.publish(LedgerRead(session.uri, len(session.state.tokens), len(unread.tokens), same))
