@@ -65,7 +65,8 @@ async def served(jobs: Sequence[tuple[str, str, int]], *, seconds: float = 1.0) 
 
 @asynccontextmanager
 async def begun_together(rig: Rigged, work: Sequence[Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Requests that the engine takes up at the same moment: at the end of the block."""
+    """Requests that the engine takes up at the same moment: at the end of the block. Their first job there must be to
+    read or to write: other sampling settings are a job of their own, behind which they would come one by one."""
     gate = Gate()
     holding = asyncio.ensure_future(rig.service._engine.call(gate.pass_through))
     await gate.reached()

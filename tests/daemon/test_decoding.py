@@ -41,7 +41,8 @@ def open_batching(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Call
 
 @contextlib.asynccontextmanager
 async def begun_together(rig: Rigged, work: Sequence[Work]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Requests that the engine takes up at the same moment: at the end of the block."""
+    """Requests that the engine takes up at the same moment: at the end of the block. Their first job there must be to
+    read or to write: other sampling settings are a job of their own, behind which they would come one by one."""
     gate = Gate()
     holding = asyncio.ensure_future(rig.service._engine.call(gate.pass_through))
     await gate.reached()
@@ -52,9 +53,9 @@ async def begun_together(rig: Rigged, work: Sequence[Work]) -> AsyncIterator[lis
     await holding
 
 
-async def together(rig: Rigged, counts: dict[str, int], **options: Any) -> dict[str, Any]:
+async def together(rig: Rigged, counts: dict[str, int]) -> dict[str, Any]:
     """What sessions write at the same time."""
-    async with begun_together(rig, [writing(rig, name, count, **options) for name, count in counts.items()]) as tasks:
+    async with begun_together(rig, [writing(rig, name, count) for name, count in counts.items()]) as tasks:
         pass
     return dict(zip(counts, await asyncio.gather(*tasks, return_exceptions=True), strict=True))
 
@@ -160,8 +161,8 @@ async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batchin
     """Promise 2. The ledger knows which tokens were read beside others: the canary asks for their very bits no more."""
     async with open_batching(kind) as rig:
         for at, name in enumerate(NAMES):
-            await rig.read(name, tokens_of(at, 300 + at))
-        await together(rig, dict.fromkeys(NAMES, 30), sampling=SAMPLED)
+            await rig.read(name, tokens_of(at, 300 + at), sampling=SAMPLED)
+        await together(rig, dict.fromkeys(NAMES, 30))
         before = {name: await rig.fingerprint(name) for name in NAMES}
         assert all(BESIDE in list(rig.live(name).state.passes) for name in NAMES)
         for name in NAMES:
