@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ..daemon.adapters import AdapterChoice
 from ..daemon.admission import MAX_WAITING, MOST_WAITING_EVER
@@ -39,6 +40,10 @@ from .serving import serve_until_signal
 
 LOAD_POLICIES: tuple[LoadPolicy, ...] = ("first", "start", "use")
 Value = TypeVar("Value", int, float)
+
+
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
+"""Of what a daemon says to whoever reads its log later: when it was is half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ def run(options: ServeOptions) -> None:
         TorporError: why it could not start, or that it stopped with sessions it could not put to sleep.
     """
 
+    logging.basicConfig(format=_LOG_FORMAT)
     warnings: tuple[str, ...] = ()
 
     async def open_service() -> Service:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -173,3 +174,15 @@ def test_a_sound_store_is_opened_without_a_warning(tiny_model: Path, tmp_path: P
         return found
 
     assert asyncio.run(open_twice()) == [(), ()]
+
+
+def test_what_a_daemon_logs_has_its_time(tmp_path: Path) -> None:
+    script = (
+        "import logging, sys; from torpor.socket_api.main import main; main(sys.argv[1:]); "
+        "logging.getLogger('torpor.daemon').warning('a word')"
+    )
+    command = [sys.executable, "-c", script, "--socket", str(tmp_path / "s"), "--store", str(tmp_path / "store")]
+    done = subprocess.run([*command, "--model", "m=/nowhere"], capture_output=True, text=True, timeout=60, check=True)
+    refused, logged = done.stderr.splitlines()
+    assert refused.startswith("torpor serve: ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING a word", logged)
