@@ -17,7 +17,9 @@ from typing import Final
 
 from ..errors import TorporError
 from .admission import MAX_WAITING, Queue
+from .bus import Bus, code_of
 from .errors import InvalidConfiguration
+from .events import ConfigurationRefused, ConfigurationTakenOver
 from .folders import change_in
 from .memory import require_models_fit
 from .models import look_at
@@ -60,7 +62,7 @@ class Configuring:
     """Keeps a daemon to its file until it is closed. settings: those that it was started with."""
 
     def __init__(
-        self, file: ConfigFile, settings: Settings, shelf: Shelf, residency: Residency, requests: Queue
+        self, file: ConfigFile, settings: Settings, shelf: Shelf, residency: Residency, requests: Queue, bus: Bus
     ) -> None:
         self._file = file
         self._settings = settings
@@ -69,6 +71,7 @@ class Configuring:
         self._shelf = shelf
         self._residency = residency
         self._requests = requests
+        self._bus = bus
         self._problem: str | None = None
         self._reloads = 0
         self._turn = asyncio.Lock()
@@ -107,12 +110,15 @@ class Configuring:
                     self._needed_bytes(settings), settings.memory_budget or self._residency.memory.budget
                 )
             except TorporError as error:
-                self._problem = f"{error.code}: {error.message}"
                 _LOG.warning("The configuration stays what it was: %s", error.message)
+                self._problem = f"{error.code}: {error.message}"
+                self._bus.publish(ConfigurationRefused(None, error.code))
                 return
             await self._apply(settings)
             self._reloads += 1
-            if waits := self.info().waits_for_restart:
+            waits = self.info().waits_for_restart
+            self._bus.publish(ConfigurationTakenOver(None, len(waits)))
+            if waits:
                 _LOG.warning("What takes a restart to change: %s", ", ".join(waits))
             await self._residency.let_go()
 
@@ -181,8 +187,9 @@ class Configuring:
                 try:
                     await self.reload()
                 except Exception as error:  # noqa: BLE001 - the daemon goes on with what it has
-                    self._problem = f"{type(error).__name__}: {error}"
                     _LOG.exception("The configuration could not be taken over")
+                    self._problem = f"{type(error).__name__}: {error}"
+                    self._bus.publish(ConfigurationRefused(None, code_of(error)))
             await change_in((self._file.path.absolute().parent,), self._closing)
 
 

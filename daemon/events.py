@@ -421,6 +421,22 @@ class ModelFilesRestored(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigurationTakenOver(Event):
+    """From now on what the configuration file says holds. waiting: how much of it takes a restart to change."""
+
+    name: ClassVar[str] = "configuration_taken_over"
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationRefused(Event):
+    """The configuration file was read and is wrong; what it said before holds. code: of the error."""
+
+    name: ClassVar[str] = "configuration_refused"
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionScrubbed(Event):
     """Every byte that a sleeping session's versions need was read again. damage: how much was found wrong."""
 
@@ -513,6 +529,8 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     ModelUnloaded,
     ModelFilesChanged,
     ModelFilesRestored,
+    ConfigurationTakenOver,
+    ConfigurationRefused,
     SessionScrubbed,
     DamageFound,
     SessionHealed,

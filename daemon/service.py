@@ -374,7 +374,7 @@ class Service:
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Keep to a configuration file from now on: when it changes, what it says is taken over. settings: those that
         it had at the start."""
-        self._config = Configuring(file, settings, self._shelf, self._residency, self.queue)
+        self._config = Configuring(file, settings, self._shelf, self._residency, self.queue, self.bus)
 
     async def reload_config(self) -> None:
         """Read the configuration file anew, if there is one. What is wrong with it `status` tells; then all stays."""

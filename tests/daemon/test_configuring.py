@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Rigged, ignore, tokens_of, until
+from session_rig import SAMPLED, Rigged, ignore, listening, tokens_of, until
 from torpor.daemon import disuse, loading
 from torpor.daemon.admission import MAX_WAITING
 from torpor.daemon.buffers import CACHED_SHARE
 from torpor.daemon.configuring import ConfigFile
-from torpor.daemon.errors import UnknownModel
+from torpor.daemon.errors import InvalidConfiguration, UnknownModel
 from torpor.daemon.models import LoadedModel
 from torpor.daemon.results import ConfigInfo
 from torpor.daemon.service import Service
@@ -212,6 +212,17 @@ async def test_idle_sleep_and_the_policy_of_changes_are_taken_over(followed: Fol
         write('[models.one]\npath = "ONE"')
         await taken_over(rig, 2)
         assert rig.service._residency._idling is None
+
+
+async def test_who_listens_is_told_what_became_of_a_changed_file(followed: Followed) -> None:
+    async with followed('[models.one]\npath = "ONE"') as (rig, write), listening(rig) as heard:
+        write('[models.one]\npath = "ONE"\npinn = true')
+        await refused(rig, "pinn")
+        write('store_budget = "1GiB"\n[models.one]\npath = "ONE"')
+        await taken_over(rig)
+        await until(lambda: bool(heard.of("configuration_taken_over")))
+        assert heard.of("configuration_refused") == [{"code": InvalidConfiguration.code}]
+        assert heard.of("configuration_taken_over") == [{"waiting": 1}]
 
 
 async def test_what_takes_a_restart_is_said_and_the_command_line_holds_over_the_file(followed: Followed) -> None:
