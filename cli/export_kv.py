@@ -70,6 +70,7 @@ def export_kv(
             "kind": report.kind,
             "labels": list(report.labels),
             "token_count": report.token_count,
+            "unread_tokens": report.unread_tokens,
             "tensors": report.tensors,
             "file_bytes": report.file_bytes,
         }
@@ -79,3 +80,8 @@ def export_kv(
         f"{plain(report.uri)}  version {report.version} exported: {format_plural(report.tensors, 'tensor')} of"
         f" {format_plural(report.token_count, 'token')}, {format_bytes(report.file_bytes)} in {plain(report.path)}"
     )
+    if report.unread_tokens:
+        output.remark(
+            f"{format_plural(report.unread_tokens, 'token')} behind these have no arrays yet, as the daemon had to stop"
+            " before they were written: wake the session, put it to sleep, and export it again"
+        )

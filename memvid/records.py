@@ -200,7 +200,8 @@ class UsageReport:
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """A version of a session whose arrays were written to one `.safetensors` file outside the store."""
+    """A version of a session whose arrays were written to one `.safetensors` file outside the store. unread_tokens: of
+    its ledger behind these, which have no arrays yet."""
 
     uri: SessionUri
     version: int
@@ -209,6 +210,7 @@ class TensorReport:
     kind: str
     labels: tuple[str, ...]
     token_count: int
+    unread_tokens: int
     tensors: int
     file_bytes: int
 

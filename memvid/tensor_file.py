@@ -29,6 +29,7 @@ from .errors import LimitExceeded, NotTensors
 from .limits import MAX_TENSOR_HEADER_BYTES, MAX_TENSOR_SLOT_BYTES
 from .records import TensorReport
 from .targets import new_file
+from .unread import unread_of
 
 FORMAT: Final = "torpor.tensors/1"
 DEFAULT_KIND: Final = "kv-snapshot"
@@ -112,6 +113,7 @@ def export_tensors(
         kind=kind,
         labels=told,
         token_count=manifest.token_count,
+        unread_tokens=unread_of(manifest),
         tensors=len(plan.tensors),
         file_bytes=temp.size_bytes,
     )

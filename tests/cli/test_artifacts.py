@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor
+from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
 from rich.console import Console
 from torpor.cli.analyse import render_analysis
+from torpor.memvid.store import Store
 
 
 def group(**figures: list[Any]) -> dict[str, list[Any]]:
@@ -219,6 +220,16 @@ def test_an_unknown_session_is_not_found(torpor: Torpor, analysed: FakeDaemon, m
     assert torpor("analyse", "nobody").status == 4
     assert torpor("export-kv", "nobody", "x.safetensors", "--store", made_store.path).status == 4
     assert torpor("export-kv", "agent@9", "x.safetensors", "--store", made_store.path).status == 4
+
+
+def test_an_export_of_tensors_tells_of_tokens_that_have_none_yet(torpor: Torpor, short_path: Path) -> None:
+    path = short_path / "store"
+    with Store.open(path, writable=True) as store:
+        load_module("memvid/store_making.py").sleep(store, 300, unread=7)
+    ran = torpor("export-kv", "agent", short_path / "x.safetensors", "--store", path)
+    assert (ran.status, "of 300 tokens" in ran.out, "7 tokens behind these" in ran.err) == (0, True, True)
+    ran = torpor("export-kv", "agent", short_path / "y.safetensors", "--store", path, "--json")
+    assert (ran.document["token_count"], ran.document["unread_tokens"]) == (300, 7)
 
 
 def test_tensors_are_exported_with_no_daemon_beside_the_stores_writer(

@@ -27,10 +27,12 @@ from torpor.memvid import (
     Store,
     zstd,
 )
+from torpor.memvid.blocks import TOKEN_BYTES
 from torpor.memvid.bundle import FrameFile
 from torpor.memvid.codecs import planes
 from torpor.memvid.directory import Frame
 from torpor.memvid.rewriting import Contents, blocks_needed_of, prepared
+from torpor.memvid.unread import UNREAD
 
 URI = SessionUri("default", "agent")
 OTHER_URI = SessionUri("default", "other")
@@ -103,9 +105,11 @@ def sleep(
     seed: int = 0,
     before: Receipt | None = None,
     codec: Codec = RAW,
+    unread: int = 0,
     **sizes: int,
 ) -> Receipt:
-    """Put a session of `token_count` tokens to sleep; after `before`, reusing its full spans."""
+    """Put a session of `token_count` tokens to sleep; after `before`, reusing its full spans. unread: so many tokens of
+    its ledger stand behind."""
     reused: tuple[BlockEntry, ...] = ()
     if before is not None:
         reused = tuple(entry for entry in before.entries if entry.kind == "span" and entry.token_count == 256)
@@ -116,7 +120,8 @@ def sleep(
         parent=before.bundle_id if before else None,
         reused=reused,
         blocks=drafts(token_count, first=first, seed=seed, **sizes),
-        session={"model": "demo", "labels": ["test"], "sampling": {"temperature": 0.5}},
+        session={"model": "demo", "labels": ["test"], "sampling": {"temperature": 0.5}}
+        | ({UNREAD: {"tokens": bytes(TOKEN_BYTES * unread)}} if unread else {}),
         token_count=token_count,
         codec=codec,
     )
