@@ -113,7 +113,7 @@ class Memory:
         self._stalled: set[Claim] = set()
         self._apart: set[Claim] = set()
         self._evicting: asyncio.Task[None] | None = None
-        self._lingers_until: float | None = None
+        self._looks_again_at = 0.0
         self.slept_by_pressure = 0
         self.slept_by_idling = 0
 
@@ -317,13 +317,11 @@ class Memory:
     def _lingers(self) -> bool:
         """Whether weights are on their way out, which somebody has for a moment still: whoever waits is told when they
         are gone. What stays for longer than a moment is no reason to wait."""
-        if not self._shelf.lingering_bytes():
-            self._lingers_until = None
-            return False
-        if self._lingers_until is None:
-            self._lingers_until = time.monotonic() + MOST_LINGERING_S
-            asyncio.get_running_loop().call_later(MOST_LINGERING_S + 0.05, self.look_again)
-        return time.monotonic() < self._lingers_until
+        now, until = time.monotonic(), self._shelf.let_go_last() + MOST_LINGERING_S
+        if now < until and self._looks_again_at < until:
+            self._looks_again_at = until
+            asyncio.get_running_loop().call_later(until - now + 0.05, self.look_again)
+        return now < until
 
     def _tell_plan(self, first: Claim, plan: Collection[SessionUri | str]) -> None:
         models = sum(isinstance(each, str) for each in plan)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -92,7 +93,7 @@ class Shelf:
     def __init__(self, choices: Mapping[str, ModelChoice]) -> None:
         self.places = {name: Place(name, choice) for name, choice in choices.items()}
         # By the id of the reference: a network is a dict, so neither it nor what refers to it can be a key.
-        self._lingering: dict[int, tuple[weakref.ref[object], int]] = {}
+        self._lingering: dict[int, tuple[weakref.ref[object], int, float]] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self.places and not self.places[str(name)].leaving
@@ -176,7 +177,7 @@ class Shelf:
             place.facts, place.changed = None, ()
         place.loaded_as = None
         network = weakref.ref(model.network, self._gone(freed))
-        self._lingering[id(network)] = (network, model.weights_bytes)
+        self._lingering[id(network)] = (network, model.weights_bytes, time.monotonic())
         del model
         if network() is not None:
             gc.collect()
@@ -191,7 +192,12 @@ class Shelf:
 
     def lingering_bytes(self) -> int:
         """What the weights take that were let go of, and that somebody still has."""
-        return sum(size for network, size in list(self._lingering.values()) if network() is not None)
+        return sum(size for network, size, _ in list(self._lingering.values()) if network() is not None)
+
+    def let_go_last(self) -> float:
+        """When the last of those was let go of, by the monotonic clock; long ago if there is none."""
+        there = (at for network, _, at in list(self._lingering.values()) if network() is not None)
+        return max(there, default=-math.inf)
 
     def staying_bytes(self, needed: Container[str], claim: Claim) -> int:
         """What the weights take that a claim could not have: of those that are pinned, that it holds itself, or that

@@ -12,12 +12,13 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from adapter_making import write_adapter
 from session_rig import SAMPLED, Rigged, fingerprint_of, ignore, tokens_of, until
-from torpor.daemon import loading, memory
+from torpor.daemon import loading, memory, shelf
 from torpor.daemon.adapters import AdapterChoice
 from torpor.daemon.errors import (
     MemoryBudgetExceeded,
@@ -497,6 +498,27 @@ async def test_a_request_waits_for_weights_that_somebody_has_for_a_moment_still(
         gc.collect()
         assert (await asked).resident
         assert loaded(rig) == ["one"]
+
+
+async def test_each_time_weights_are_let_go_of_they_have_their_moment(
+    opened: Opened, weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two models in turn, for long: the moment of the first is over when the second has its own."""
+    clock = SimpleNamespace(monotonic=time.monotonic)
+    monkeypatch.setattr(memory, "time", clock)
+    monkeypatch.setattr(shelf, "time", clock)
+    async with opened(memory_budget=int(1.9 * weights)) as rig:
+        await rig.service.load_model(model="two")
+        held_up = rig.service._residency.memory
+        for later, wanted in enumerate(("one", "two", "one"), 1):
+            (held,) = rig.service._shelf.loaded()
+            asked = asyncio.ensure_future(rig.service.load_model(model=wanted))
+            await until(lambda asked=asked: asked.done() or (not loaded(rig) and held_up._evicting is None))  # type: ignore[misc]
+            assert not asked.done()
+            del held
+            gc.collect()
+            assert (await asked).resident
+            clock.monotonic = lambda later=later: time.monotonic() + 2 * later * memory.MOST_LINGERING_S
 
 
 async def test_weights_that_somebody_keeps_are_waited_for_no_longer_than_a_moment(
