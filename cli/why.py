@@ -34,7 +34,8 @@ def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOpti
         output.line(_headline(reuse, result.session))
         if reuse.outcome == "diverged":
             for name, text in (("there", reuse.expected_text), ("asked", reuse.found_text)):
-                output.line(f"    {name}  {plain(neutralise(repr(text)))}")
+                shown = "(deleted since)" if text is None else neutralise(repr(text))
+                output.line(f"    {name}  {plain(shown)}")
             output.line(f"    {plain(reuse.remedy or '')}")
             if reuse.became is not None:
                 output.line(f"    {_what_became(reuse)}")

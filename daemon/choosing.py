@@ -139,7 +139,9 @@ def _missing(work: Work, rates: Rates) -> list[str]:
 
 
 def beside_others(count: int) -> str:
-    """Why tokens that were decoded beside those of other sessions may come out otherwise."""
+    """Why tokens may come out otherwise whose calls nobody can make again (`passes.BESIDE`)."""
     were = "was" if count == 1 else "were"
     tokens = format_plural(count, "token")
-    return f"{tokens} of it {were} decoded beside other sessions, in calls that cannot be made again"
+    return (
+        f"{tokens} of it {were} computed beside other sessions, or in calls that were cut, which nobody can make again"
+    )

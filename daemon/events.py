@@ -247,8 +247,9 @@ class SleepFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerKept(Event):
-    """A stop could not write all of a session, and kept its ledger with what was durable of its state. tokens: of the
-    ledger; unread_tokens: those that the next request computes again. code: of what kept it from writing all."""
+    """A stop could not write all of a session, and kept its ledger with what was durable of its state; or the scrub
+    found that damaged on which such a ledger rests. tokens: of the ledger; unread_tokens: those that the next request
+    computes again. code: of what kept it from writing all, or of the damage."""
 
     name: ClassVar[str] = "ledger_kept"
     version: int

@@ -7,6 +7,9 @@ new version is what there is, and says what was computed again.
 
 Of a session that is awake nothing need be computed: all of it is in memory, and sleeps anew, without damaged blocks.
 
+Of one that ends in a ledger alone (`ledgers.py`), what is damaged becomes part of that where nothing tells what its
+state was: it is computed at the next use.
+
 What cannot be computed again (the ledger itself is damaged, or the record at its end) is left to the repair: it saves
 the longest sound beginning, and puts the damaged file into quarantine. Where only this daemon cannot (another model, no
 memory, no room on the disk), nothing is touched. A repair sees to the whole store, so all that is damaged in it comes
@@ -45,6 +48,7 @@ from .recomputing import read_again
 from .residency import Residency
 from .sampler import initial_key
 from .sessions import LOSSY, Durable, Session, sampling_of
+from .unread import unread_in
 from .waiting import to_the_end
 
 _LOG = logging.getLogger(__name__)
@@ -53,12 +57,13 @@ _LOG = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Found:
     """What is left of a version: its tokens, the first position that is in a damaged span (or its end), the positions
-    of the sound records before that, and the record at its end."""
+    of the sound records before that, and the record at its end; None where a ledger goes on behind it, which tells what
+    is to come out of that."""
 
     tokens: Sequence[int]
     first_broken: int
     records: tuple[int, ...]
-    end: BlockEntry
+    end: BlockEntry | None
 
     def start(self, passes: Passes, *, by_token: bool) -> int:
         """Where reading can go on in the very calls in which it was done: where one of them ended, and, for caches that
@@ -124,10 +129,13 @@ class Healing:
                 found = await self._hibernation.on_io(lambda: self._look(row))
                 if found is None:
                     return True
+                if found.end is None:
+                    await to_the_end(self._heal_ledger(row, found))
+                    return True
                 async with self._residency.room_to_wake(use, row) as model:
                     if self._residency.require_row(uri).version != row.version:
                         return False  # it gave its memory to others meanwhile, and slept: another time
-                    receipt, told = await to_the_end(self._heal(row, found, model))
+                    receipt, told = await to_the_end(self._heal(row, found, found.end, model))
                 self._lead_on(uri, row, receipt, told.start)
         except TorporError as error:
             self._tell_failure(uri, error)
@@ -168,7 +176,7 @@ class Healing:
         else sleep in front of it, as soon as the damaged one is gone."""
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
-            live.durable = Durable.of(receipt)
+            live.durable = replace(Durable.of(receipt), unread_tokens=row.ledger_tokens - receipt.token_count)
             live.unchanged_tokens = min(live.unchanged_tokens, recomputed_from)
 
     def _tell_failure(self, uri: SessionUri, error: TorporError) -> None:
@@ -213,12 +221,20 @@ class Healing:
         with self._store.open_session(row.uri, row.version) as reader:
             return _look(reader)
 
-    async def _heal(self, row: IndexRow, found: _Found, model: LoadedModel) -> tuple[Receipt, Recomputed]:
+    async def _heal_ledger(self, row: IndexRow, found: _Found) -> None:
+        """What was damaged is read again with the ledger behind it, at the next use."""
+        receipt = await self._residency.ledgers.keep_less(row, found.first_broken, found.records)
+        self._lead_on(row.uri, row, receipt, receipt.token_count)
+        self.healed += 1
+
+    async def _heal(
+        self, row: IndexRow, found: _Found, last: BlockEntry, model: LoadedModel
+    ) -> tuple[Receipt, Recomputed]:
         """A new version of a session that sleeps, with what was damaged computed again."""
         reader = await self._hibernation.on_io(lambda: self._store.open_session(row.uri, row.version))
         try:
             require_same(reader.manifest.identity, model.identity, model=model.name)
-            end = await self._engine.call(lambda: read_checkpoint(reader, found.end, model.layout))
+            end = await self._engine.call(lambda: read_checkpoint(reader, last, model.layout))
             start = found.start(end.passes, by_token=model.layout.by_token)
             state = await self._state_at(start, row, reader, model)
             same = await self._engine.run(read_again(model, state, found.tokens, end))
@@ -265,13 +281,14 @@ def _look(reader: BundleReader) -> _Found | None:
             session=str(reader.manifest.uri),
         )
     ends = [entry for entry in reader.entries if entry.kind == "state" and entry.start == len(tokens)]
-    if not ends or ends[-1] in broken:
+    end = ends[-1] if ends and ends[-1] not in broken else None
+    if end is None and unread_in(reader.manifest.session, reader.manifest.uri) is None:
         raise NotRecomputable(
             f"{reader.manifest.uri} has no sound record of its last position.", session=str(reader.manifest.uri)
         )
     first = min((entry.start for entry in broken if entry.kind == "span"), default=len(tokens) - 1)
     records = (entry.start for entry in reader.entries if entry.kind == "state" and entry not in broken)
-    return _Found(tokens, first, tuple(each for each in records if each <= first), ends[-1])
+    return _Found(tokens, first, tuple(each for each in records if each <= first), end)
 
 
 def _is_sound(reader: BundleReader, entry: BlockEntry) -> bool:

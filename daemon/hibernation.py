@@ -94,15 +94,6 @@ class LastSleep:
                 "computed again when it is used next. Give it more time with torpor serve --stop-within."
             )
 
-    def watching(self, report: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        """What is told of progress, and ends the writing when there is no more time for it."""
-
-        def told(done: int, total: int) -> None:
-            report(done, total)
-            self.require_time()
-
-        return told
-
 
 @dataclass(frozen=True, slots=True)
 class Woken:
@@ -144,6 +135,7 @@ class Hibernation:
     """Puts sessions to sleep in a store and wakes them from it.
 
     on_damage: told of a session of which a wake has found that its bytes are not those that were written.
+    stopping: the last sleeps of a daemon that has begun to stop; those that had begun before have no longer either.
     recomputing: says whether a wake restores or recomputes.
     """
 
@@ -161,6 +153,7 @@ class Hibernation:
         self._recomputing = recomputing or Recomputing(engine, Measured(store), "off")
         self._bus = bus
         self.on_damage: Callable[[SessionUri], None] = _ignore
+        self.stopping: LastSleep | None = None
         self._canary = canary
         self._trusting = trusting
         self._store = store
@@ -180,7 +173,7 @@ class Hibernation:
         Raises:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example for want of room.
-            StopDeadline: it was the last, and there was no time for it.
+            StopDeadline: the daemon stops, and there was no time for it.
         """
         with tell_sleep(self._bus, session, cause) as tell_end, self._compactor.giving_way():
             receipt = await self._keep_with_room(session, emit, last)
@@ -265,12 +258,14 @@ class Hibernation:
         self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: LastSleep | None
     ) -> Receipt:
         """Cut and write a snapshot that refers to what it can of `durable`."""
-        if last is not None:
-            last.require_time()
+        self._require_time(last)
         snapshot = await self._engine.call(lambda: self._cut(session, durable))
-        on_progress = _reporter("sleep", emit)
-        if last is not None:
-            on_progress = last.watching(on_progress)
+        report = _reporter("sleep", emit)
+
+        def on_progress(done: int, total: int) -> None:
+            report(done, total)
+            self._require_time(last)
+
         return await self.on_writer(
             partial(
                 self._store.write_bundle,
@@ -285,6 +280,11 @@ class Hibernation:
                 beyond_budget=last is not None,
             )
         )
+
+    def _require_time(self, last: LastSleep | None) -> None:
+        for order in {last, self.stopping}:
+            if order is not None:
+                order.require_time()
 
     def _cut(self, session: Session, durable: tuple[BlockEntry, ...]) -> Cut:
         """The state with its canary, on the engine thread."""
@@ -371,8 +371,9 @@ class Hibernation:
         )
         backend = reader.manifest.session.get("backend")
         differs = require_circumstances(backend, model.backend, model=model.name, strict=order.strict)
-        # An earlier token may have no canary, and then the hashes are all that proves it.
-        trusting = self._trusting and not order.hashing and order.at_token is None
+        # An earlier token may have no canary, nor may the end of a state behind which a ledger goes on: then the hashes
+        # are all that proves it.
+        trusting = self._trusting and not order.hashing and order.at_token is None and plan.has_logits
         choice = self._recomputing.choose(reader, plan, model, differs, hashed=not trusting, at_token=order.at_token)
         return Prospect(plan, trusting, differs, choice)
 
@@ -440,6 +441,14 @@ class Hibernation:
     async def on_writer(self, work: Callable[[], Result]) -> Result:
         """Run store work that writes, one after the other, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._write, work)
+
+    async def on_indexed_writer(self, work: Callable[[], Result]) -> Result:
+        """As `on_writer`; an index that fails is made anew from the bundles, and the work done once more."""
+        try:
+            return await self.on_writer(work)
+        except IndexFailed:
+            await self.on_writer(self._store.rebuild_index)
+            return await self.on_writer(work)
 
     def close(self) -> None:
         """Wait for what is being written, and end the threads."""

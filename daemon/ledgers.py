@@ -9,6 +9,7 @@ in which they were computed before.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,15 @@ import mlx.core as mx
 import numpy as np
 
 from ..memvid.blocks import BlockEntry
-from ..memvid.errors import Corruption
+from ..memvid.errors import CorruptBlock, Corruption, SessionNotFound
 from ..memvid.sizes import format_plural
-from ..memvid.store import Receipt, Store
+from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.unread import UNREAD
 from ..snapshot import memory
 from ..snapshot.capture import plan_reuse
 from ..snapshot.errors import ContextTooShort, MalformedSnapshot
+from ..snapshot.passes import Passes
+from ..snapshot.state import token_array
 from .bus import Bus
 from .engine import Engine, Steps
 from .events import LedgerKept, LedgerRead
@@ -31,7 +34,7 @@ from .hibernation import Hibernation
 from .recomputed import Recomputed
 from .sessions import Session
 from .transcripts import TEXT_MAP
-from .unread import Unread
+from .unread import Unread, unread_in
 
 
 class Ledgers:
@@ -53,12 +56,29 @@ class Ledgers:
         key, digest = await self._engine.call(lambda: _end_of(session))
         make = partial(self._write, session, key, digest)
         try:
-            receipt = await self._hibernation.on_writer(partial(make, relying=True))
-        except Corruption:  # what it would refer to is damaged or gone
-            receipt = await self._hibernation.on_writer(partial(make, relying=False))
+            receipt = await self._hibernation.on_indexed_writer(partial(make, relying=True))
+        except (Corruption, SessionNotFound):  # what it would refer to is damaged, set aside or gone
+            receipt = await self._hibernation.on_indexed_writer(partial(make, relying=False))
         held = len(session.state.tokens)
         self._bus.publish(
             LedgerKept(session.uri, receipt.version, held, held - receipt.token_count, receipt.bytes_written, why)
+        )
+        return receipt
+
+    async def keep_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
+        """A version in the place of one that ends in a ledger, and whose blocks are damaged behind its first tokens:
+        all that follows these is a ledger now. The caller holds the session, which sleeps or is a mere look.
+
+        records: positions of its sound state records.
+
+        Raises:
+            StoreError: it could not be made durable, or what is left of the version cannot be read.
+        """
+        make = partial(self._write_less, row, sound_tokens, records)
+        receipt = await self._hibernation.on_indexed_writer(make)
+        unread = row.ledger_tokens - receipt.token_count
+        self._bus.publish(
+            LedgerKept(row.uri, receipt.version, row.ledger_tokens, unread, receipt.bytes_written, CorruptBlock.code)
         )
         return receipt
 
@@ -95,7 +115,7 @@ class Ledgers:
             with self._store.open_session(session.uri, durable.version) as reader:
                 reused = _still_held(session, reader.entries)
                 backend = reader.manifest.session.get("backend")
-        held = max((entry.end for entry in reused if entry.kind == "span"), default=0)
+        held = _tokens_in(reused)
         kept = session.to_map() | {"backend": backend}
         behind, passes = state.tokens[held:], state.passes.after(held)
         unread = Unread(held, behind, passes, key, digest, session.text_map, session.turn_open)
@@ -110,6 +130,33 @@ class Ledgers:
             token_count=held,
             beyond_budget=True,
         )
+
+    def _write_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
+        with self._store.open_session(row.uri, row.version) as reader:
+            manifest, tokens = reader.manifest, token_array(reader.tokens())
+            reused = plan_reuse(reader.entries, sound_tokens, records)
+        unread = unread_in(manifest.session, row.uri)
+        assert unread is not None, "it ends in a ledger"
+        held = _tokens_in(reused)
+        passes = Passes().cut(len(tokens) - held)  # nobody knows how these were read
+        for size in unread.passes:
+            passes.add(size)
+        less = replace(unread, start=held, tokens=tokens[held:] + unread.tokens, passes=passes)
+        kept: dict[str, Any] = {**manifest.session, TEXT_MAP: unread.text_map.cut(held).to_map(), UNREAD: less.to_map()}
+        return self._store.write_bundle(
+            uri=row.uri,
+            identity=manifest.identity,
+            parent=reader.bundle_id,
+            reused=reused,
+            blocks=(),
+            session=kept,
+            token_count=held,
+            beyond_budget=True,
+        )
+
+
+def _tokens_in(entries: Sequence[BlockEntry]) -> int:
+    return max((entry.end for entry in entries if entry.kind == "span"), default=0)
 
 
 def _still_held(session: Session, entries: Sequence[BlockEntry]) -> Sequence[BlockEntry]:

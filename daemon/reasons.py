@@ -43,8 +43,13 @@ class Reasons:
         return tuple(self._of.get(uri, ()))
 
     def forget(self, uri: SessionUri) -> None:
-        """Remember nothing of a session any more."""
+        """Remember nothing of a session any more, nor what others were told that it had read."""
         self._of.pop(uri, None)
+        gone = str(uri)
+        for requests in self._of.values():
+            for at, reuse in enumerate(requests):
+                if reuse.source == gone and reuse.expected_text is not None:
+                    requests[at] = replace(reuse, expected_text=None)
 
     async def note(
         self,

@@ -213,7 +213,7 @@ class PrefixReuse:
                 return None
             plan_at = _planner(reader, model)
             whole = plan_at(None)
-            usable = self._usable(session, token_array(whole.tokens), whole.passes, wanted, count)
+            usable = self._usable(session, token_array(whole.tokens), whole.held_passes, wanted, count)
             if usable < BLOCK_TOKENS or whole.loss is not None:
                 return None
             resumed = plan_at(usable).resumed_tokens

@@ -328,7 +328,7 @@ class Service:
     async def _prepare_close(self) -> CloseReport:
         report = await self._residency.keep_all(self._last_sleeps(), give_up=False)
         if report.failed:
-            self._preparing = self._last_sleep = None
+            self._preparing = self._last_sleep = self._hibernation.stopping = None
         return report
 
     def _last_sleeps(self) -> LastSleep:
@@ -336,6 +336,7 @@ class Service:
         if self._last_sleep is None:
             within = self._residency.stop_within_s
             self._last_sleep = LastSleep(None if within is None else time.monotonic() + within)
+            self._hibernation.stopping = self._last_sleep
         return self._last_sleep
 
     async def close(self) -> CloseReport:

@@ -7,9 +7,9 @@ an earlier one or from nothing, reads its tokens as they were read before, and g
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Final
 
 from ..memvid.blocks import BLOCK_TOKENS
@@ -19,8 +19,9 @@ MAX_PASS_TOKENS: Final = 2048
 that asked for more could take all memory when tokens are computed again."""
 
 BESIDE: Final = 0
-"""Stands in the place of a size for a call that read one token of this ledger beside those of other sessions. It cannot
-be made again, and alone the same token may get other bits."""
+"""Stands in the place of a size for a call that cannot be made again, one token of this ledger each: it read it beside
+those of other sessions, or it read on from there and was cut back, or nobody knows what it was. Alone the same token
+may get other bits."""
 
 
 def tokens_of(size: int) -> int:
@@ -109,24 +110,23 @@ class Passes:
         return len(self._runs) > 0 and self._runs[-2] == 1
 
     def cut(self, token_count: int) -> Passes:
-        """The passes of the first tokens alone; as calls of one block each where it is not known how they were read."""
-        return self._first(token_count, self._between(0, token_count))
+        """The passes of the first tokens alone, to read them by; in calls of one block each where it is not known how
+        they were read."""
+        first = Passes()
+        for size in self._between(0, token_count):
+            first.add(size)
+        while first.token_count < token_count:
+            first.add(min(BLOCK_TOKENS, token_count - first.token_count))
+        return first
 
     def cut_back(self, token_count: int) -> Passes:
-        """As `cut`, for caches that were cut back: what is left of a call that read on is told as calls of one token,
-        so that nobody takes it for a call that was made."""
+        """The passes by which caches hold the first tokens. What is left of a call that read on, and what is not known,
+        is `BESIDE`, so that nobody takes it for a call that was made."""
         whole = Passes()
         for size in self:
             if whole.token_count + tokens_of(size) > token_count:
                 break
             whole.add(size)
-        cut = token_count - whole.token_count if whole.token_count < self.token_count else 0
-        return self._first(token_count, chain(whole, repeat(1, cut)))
-
-    def _first(self, token_count: int, sizes: Iterable[int]) -> Passes:
-        first = Passes()
-        for size in sizes:
-            first.add(size)
-        while first.token_count < token_count:
-            first.add(min(BLOCK_TOKENS, token_count - first.token_count))
-        return first
+        for _ in range(whole.token_count, token_count):
+            whole.add(BESIDE)
+        return whole

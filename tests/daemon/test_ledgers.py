@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, ignore, listening, tokens_of
+from session_rig import SAMPLED, Gate, Rigged, ignore, listening, tokens_of, until
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
 from torpor.daemon.hibernation import LastSleep
 from torpor.daemon.sessions import Session
 from torpor.daemon.transcripts import TextMap, Turn, message_of
 from torpor.daemon.unread import Unread
-from torpor.memvid.errors import NoSpace
+from torpor.memvid.errors import Corruption, NoSpace
 from torpor.memvid.store import Store
 from torpor.snapshot.errors import MalformedSnapshot, NoSuchPosition
 from torpor.snapshot.passes import Passes
@@ -191,6 +191,125 @@ async def test_a_ledger_relies_on_no_block_that_is_damaged(open_rig: Any, store:
         assert await rig.fingerprint("a") == had
 
 
+@pytest.mark.parametrize("gone", ["pruned", "set aside", "index"])
+async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_rest_on(
+    open_rig: Any, store: Path, gone: str
+) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.wake("a")
+        if gone == "pruned":
+            await rig.write("a", 4)
+            await rig.sleep("a")
+            await rig.wake("a", 1)
+        await rig.write("a", 9)
+        had = ledger(rig, "a")
+        if gone == "pruned":
+            await rig.service.maintain(operation="prune", session="a", keep_last=1)
+        elif gone == "set aside":
+            _only_bundle(store).write_bytes(_only_bundle(store).read_bytes()[:64])
+            await rig.service.maintain(operation="repair")
+        else:
+            (store / "index.sqlite").write_bytes(b"garbage")
+        report = await rig.service.close()
+        assert (list(report.ledgers), report.failed) == ([uri("a")], {})
+    async with open_rig() as rig:
+        await rig.wake("a")
+        assert ledger(rig, "a") == had
+
+
+async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, put = Gate(), Store.write_bundle
+
+    def held_up(store: Store, *, blocks: Any, **options: Any) -> Any:
+        def waiting() -> Any:
+            for block in blocks:
+                gate.pass_through()
+                yield block
+
+        return put(store, blocks=waiting(), **options)
+
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 600))
+        monkeypatch.setattr(Store, "write_bundle", held_up)
+        sleeping = asyncio.ensure_future(rig.sleep("a"))
+        await gate.reached()
+        closing = asyncio.ensure_future(rig.service.close())
+        await until(lambda: rig.service._hibernation.stopping is not None)
+        gate.open()
+        assert list((await closing).ledgers) == [uri("a")]
+        with pytest.raises(StopDeadline):
+            await sleeping
+
+
+async def test_a_daemon_that_goes_on_after_a_refused_stop_has_time_for_its_sleeps(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 40))
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "write_bundle", _no_room)
+            assert list((await rig.service.prepare_close()).failed) == [uri("a")]
+        assert (await rig.sleep("a")).token_count == 40
+
+
+def _no_room(*_: Any, **__: Any) -> Any:
+    raise NoSpace("the disk is full")
+
+
+async def test_a_session_that_went_back_is_not_taken_for_what_a_new_one_would_read(open_rig: Any) -> None:
+    """Its first tokens were read in other calls, and its ledger alone does not say in which: other bits are no hit."""
+    first = tokens_of(1, 600)
+    async with open_rig(stop_within_s=0, prefix_reuse="exact") as rig:
+        await rig.read("a", first[:40])
+        await rig.service.append(session="a", tokens=first[40:], emit=ignore)
+        await rig.sleep("a")
+        await rig.wake("a", at_token=300)
+        await rig.service.append(session="a", tokens=tokens_of(2, 40), emit=ignore)
+        assert list((await rig.service.close()).ledgers) == [uri("a")]
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.service._reuse.learned()
+        assert await cached(rig, "asleep", first[:290]) == 0
+        await rig.wake("a")
+        assert await cached(rig, "awake", first[:290]) == 0
+        await rig.sleep("a")
+        assert await cached(rig, "whole-again", first[:290]) == 0
+
+
+async def cached(rig: Rigged, name: str, tokens: list[int]) -> int:
+    """How much a new session takes over of what others have read."""
+    await rig.service.create(session=name)
+    appended = await rig.service.append(session=name, tokens=tokens, emit=ignore)
+    await rig.service.delete(session=name)
+    return int(appended.cached_tokens)
+
+
+async def test_trusting_takes_no_state_on_trust_that_no_canary_proves(open_rig: Any, store: Path) -> None:
+    """Of a session that went back before the stop, no record of its end is there."""
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 600))
+        await rig.sleep("a")
+        await rig.wake("a", at_token=512)
+        await rig.service.append(session="a", tokens=tokens_of(2, 40), emit=ignore)
+        assert list((await rig.service.close()).ledgers) == [uri("a")]
+    flip(store, 0.3)
+    async with open_rig(trusting=True) as rig:
+        with pytest.raises(Corruption):
+            await rig.wake("a")
+
+
+def flip(store: Path, share: float) -> None:
+    """Flip a bit of the largest bundle, so far into it."""
+    bundle = max(store.rglob("*.mvb"), key=lambda path: path.stat().st_size)
+    data = bytearray(bundle.read_bytes())
+    data[int(len(data) * share)] ^= 1
+    bundle.chmod(0o600)
+    bundle.write_bytes(data)
+
+
 def _only_bundle(store: Path) -> Path:
     (found,) = (
         path
@@ -332,11 +451,7 @@ async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger
 
 async def test_a_repair_keeps_no_end_of_a_ledger_behind_a_hole(open_rig: Any, store: Path) -> None:
     had = await a_ledger(open_rig)
-    bundle = max((path for path in store.rglob("*.mvb")), key=lambda path: path.stat().st_size)
-    data = bytearray(bundle.read_bytes())
-    data[len(data) * 3 // 5] ^= 1
-    bundle.chmod(0o600)
-    bundle.write_bytes(data)
+    flip(store, 0.6)
     with Store.open(store, writable=True) as opened:
         opened.repair()
     async with open_rig() as rig:

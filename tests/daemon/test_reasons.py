@@ -134,6 +134,22 @@ async def test_of_a_session_that_is_gone_nothing_is_remembered(open_rig: Any, wa
         assert (await rig.service.why(session="a")).requests == ()
 
 
+@pytest.mark.parametrize("way", ["delete", "forget"])
+async def test_no_text_of_a_session_that_is_gone_is_told_of_another_one(open_rig: Any, way: str) -> None:
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.read("a", [*TOKENS[:200], 5, 6, 7])
+        await rig.sleep("a")
+        await rig.read("b", [*TOKENS[:200], 8, 9])
+        assert (await last(rig, "b")).expected_text is not None
+        if way == "delete":
+            await rig.service.delete(session="a")
+        else:
+            await rig.service.maintain(operation="forget", session="a")
+        told = await last(rig, "b")
+        assert (told.outcome, told.common_tokens, told.expected_text) == ("diverged", 200, None)
+        assert told.found_text is not None
+
+
 async def test_no_text_of_it_gets_into_a_log(open_rig: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         async with open_rig(endless=False) as rig:

@@ -495,3 +495,48 @@ async def test_a_stop_waits_for_no_slow_reading(open_rig: Any) -> None:
 async def test_without_a_policy_nothing_is_read(open_rig: Any) -> None:
     async with open_rig() as rig:
         assert (await rig.service.status()).scrub is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_damage_before_a_ledger_of_a_session_that_went_back_becomes_part_of_the_ledger(
+    open_kind: Callable[..., Any], store: Path, kind: str
+) -> None:
+    """Where no record tells what its state was there, the ledger alone says what came of it: nothing is lost."""
+    async with open_kind(kind, stop_within_s=0) as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await rig.wake("a", at_token=600)
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+        had = list(rig.live("a").state.tokens)
+        assert list((await rig.service.close()).ledgers)
+    await asyncio.to_thread(damage, store, "a", span=1)
+    async with open_kind(kind) as rig, listening(rig) as heard:
+        await mend(rig)
+        assert heard.of("heal_failed") == []
+        if kind == "plain":  # others have records, and are healed from these
+            assert [(each["tokens"], each["unread_tokens"]) for each in heard.of("ledger_kept")] == [(640, 384)]
+        (info,) = await rig.service.list_sessions()
+        assert (info.token_count, info.salvaged) == (640, None)
+        woken = await rig.wake("a")
+        assert (woken.token_count, woken.salvaged) == (640, None)
+        assert list(rig.live("a").state.tokens) == had
+        await rig.sleep("a")
+
+
+async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_healed(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await rig.wake("a")
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+        assert list((await rig.service.close()).ledgers)
+    async with open_rig() as rig:
+        assert (await rig.wake("a", at_token=1300)).token_count == 1300
+        await asyncio.to_thread(damage, store, "a", span=1)
+        await mend(rig)
+        assert not rig.live("a").can_be_put_away, "no version holds just that"
+        made = await rig.service.fork(session="a", name="b", emit=ignore)
+        assert made.token_count == 1300
+        assert (await rig.service.append(session="a", tokens=[7], emit=ignore)).token_count == 1301
