@@ -124,8 +124,8 @@ class _Batch:
     """States that decode together, one a row; None in the place of one that has left, whose row computes on for nothing
     until another state takes it, or until that has cost as much as to copy all others.
 
-    like: empty caches of the model. tell: publishes an event, from the engine thread. width: tokens of the longest row.
-    idle_rows: rows that were computed for nothing.
+    like: empty caches of the model. tell: publishes an event, from the engine thread. rooms: what `batches.rooms_of`
+    says of each state, by its id. width: tokens of the longest row. idle_rows: rows that were computed for nothing.
     """
 
     model: LoadedModel
@@ -133,6 +133,7 @@ class _Batch:
     tell: Callable[[Event], None]
     rows: list[LiveState | None] = field(default_factory=list)
     caches: batches.Batch = field(default_factory=list)
+    rooms: dict[int, tuple[int, ...]] = field(default_factory=dict)
     width: int = 0
     idle_rows: int = 0
 
@@ -154,6 +155,7 @@ class _Batch:
         Raises:
             What MLX raises where there is no memory. Those that are not in it have their caches, or are lost.
         """
+        self.rooms |= {id(state): batches.rooms_of(state.caches) for state in states}
         rest = [state for state in states if not self._placed(state)]
         if rest:
             merged = self._merged(rest)
@@ -175,7 +177,7 @@ class _Batch:
         for row in leaving:
             state, self.rows[row] = self.rows[row], None
             if state is not None:
-                _give_back(state, lambda row=row: batches.extract(self.caches, row))  # type: ignore[misc]
+                self._give_back(state, lambda row=row: batches.extract(self.caches, row))  # type: ignore[misc]
         if leaving and not batches.has_places(self.like):
             self.close_ranks()
 
@@ -269,8 +271,17 @@ class _Batch:
             self._lose(states)
             return
         for state, caches in zip(states, found, strict=True):
-            _give_back(state, lambda caches=caches: caches)  # type: ignore[misc]
+            self._give_back(state, lambda caches=caches: caches)  # type: ignore[misc]
         self.caches, self.rows = [], []
+
+    def _give_back(self, state: LiveState, caches: Callable[[], list[Any]]) -> None:
+        try:
+            state.caches = batches.widen(caches(), self.rooms.pop(id(state)))
+            if state.last_logits is not None:  # a row of what all have in common
+                state.last_logits = _copied(state.last_logits)
+        except BaseException as error:  # noqa: BLE001 - there is no memory to give them back to
+            _LOG.error("The state of a session is lost: %s: %s", type(error).__name__, error)
+            state.caches, state.is_lost = [], True
 
     def _lose(self, states: Sequence[LiveState]) -> None:
         for state in states:
@@ -288,16 +299,6 @@ def _take_back(state: LiveState, caches: list[Any]) -> None:
     """The caches that were given up, if all of them are there."""
     state.is_lost = any(cache is None for cache in caches)
     state.caches = [] if state.is_lost else caches
-
-
-def _give_back(state: LiveState, caches: Callable[[], list[Any]]) -> None:
-    try:
-        state.caches = caches()
-        if state.last_logits is not None:  # a row of what all have in common
-            state.last_logits = _copied(state.last_logits)
-    except BaseException as error:  # noqa: BLE001 - there is no memory to give them back to
-        _LOG.error("The state of a session is lost: %s: %s", type(error).__name__, error)
-        state.caches, state.is_lost = [], True
 
 
 def lost(state: LiveState) -> GenerationFailed:

@@ -160,6 +160,7 @@ class Folds:
             new = full.begun(use.uri, model, state)
             require_session_map(new.to_map())
             self._residency.admit(new)
+        del model, state  # while this waits for memory, others may have it
         try:
             new = await self._exchanges.room_for(use, new, len(fold.ids), emit)
             cached = await self._exchanges.read(new, fold.ids, emit, turn_open=fold.turn_open, text_map=fold.text_map)

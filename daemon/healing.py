@@ -146,7 +146,7 @@ class Healing:
             SessionHealed(
                 uri,
                 version=receipt.version,
-                tokens=receipt.token_count,
+                tokens=receipt.ledger_tokens,
                 recomputed_tokens=told.tokens,
                 same_logits=told.same_logits,
                 bytes_written=receipt.bytes_written,
@@ -176,7 +176,7 @@ class Healing:
         else sleep in front of it, as soon as the damaged one is gone."""
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
-            live.durable = replace(Durable.of(receipt), unread_tokens=row.ledger_tokens - receipt.token_count)
+            live.durable = Durable.of(receipt)
             live.unchanged_tokens = min(live.unchanged_tokens, recomputed_from)
 
     def _tell_failure(self, uri: SessionUri, error: TorporError) -> None:

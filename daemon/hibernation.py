@@ -90,8 +90,8 @@ class LastSleep:
         """Raises StopDeadline once the time is over."""
         if self.until is not None and time.monotonic() >= self.until:
             raise StopDeadline(
-                "The daemon stops, and the time that it has for that is over; what the session has read is kept, and "
-                "computed again when it is used next. Give it more time with torpor serve --stop-within."
+                "The daemon stops, and the time that it has for that is over. Give it more with torpor serve "
+                "--stop-within."
             )
 
 

@@ -59,10 +59,7 @@ class Ledgers:
             receipt = await self._hibernation.on_indexed_writer(partial(make, relying=True))
         except (Corruption, SessionNotFound):  # what it would refer to is damaged, set aside or gone
             receipt = await self._hibernation.on_indexed_writer(partial(make, relying=False))
-        held = len(session.state.tokens)
-        self._bus.publish(
-            LedgerKept(session.uri, receipt.version, held, held - receipt.token_count, receipt.bytes_written, why)
-        )
+        self._tell_kept(receipt, why)
         return receipt
 
     async def keep_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
@@ -76,10 +73,7 @@ class Ledgers:
         """
         make = partial(self._write_less, row, sound_tokens, records)
         receipt = await self._hibernation.on_indexed_writer(make)
-        unread = row.ledger_tokens - receipt.token_count
-        self._bus.publish(
-            LedgerKept(row.uri, receipt.version, row.ledger_tokens, unread, receipt.bytes_written, CorruptBlock.code)
-        )
+        self._tell_kept(receipt, CorruptBlock.code)
         return receipt
 
     async def read(self, session: Session) -> Recomputed | None:
@@ -105,6 +99,10 @@ class Ledgers:
         if not same:
             session.recomputed = session.recomputed or again
         return again
+
+    def _tell_kept(self, receipt: Receipt, why: str) -> None:
+        version, tokens, unread = receipt.version, receipt.ledger_tokens, receipt.unread_tokens
+        self._bus.publish(LedgerKept(receipt.uri, version, tokens, unread, receipt.bytes_written, why))
 
     def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt:
         """relying: refer to what is durable."""

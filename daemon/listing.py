@@ -210,7 +210,7 @@ def receipt_of_sleep(receipt: Receipt, *, seconds: float) -> SleepResult:
         version=receipt.version,
         bundle_id=receipt.bundle_id.hex(),
         parent=receipt.parent.hex() if receipt.parent else None,
-        token_count=receipt.token_count,
+        token_count=receipt.ledger_tokens,
         bytes_written=receipt.bytes_written,
         logical_bytes=receipt.logical_bytes,
         blocks_new=receipt.blocks_new,

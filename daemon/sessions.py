@@ -69,6 +69,7 @@ class Durable:
             receipt.token_count,
             receipt.logical_bytes,
             receipt.entries,
+            receipt.unread_tokens,
         )
 
 

@@ -37,7 +37,8 @@ class IndexRow:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A sleep that is durable. `entries` is the full chain, ready to be the `reused` of the next sleep."""
+    """A sleep that is durable. `entries` is the full chain, ready to be the `reused` of the next sleep. unread_tokens:
+    those of its ledger behind them."""
 
     uri: SessionUri
     version: int
@@ -49,6 +50,12 @@ class Receipt:
     blocks_new: int
     blocks_reused: int
     entries: tuple[BlockEntry, ...]
+    unread_tokens: int
+
+    @property
+    def ledger_tokens(self) -> int:
+        """All tokens of its ledger: those that a wake gives back."""
+        return self.token_count + self.unread_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +226,8 @@ class TensorReport:
 class ExportReport:
     """A version of a session that was written, with all that it needs, to one file outside the store.
 
-    The file is a bundle of the same id: importing it gives the same version, bit for bit.
+    The file is a bundle of the same id: importing it gives the same version, bit for bit. token_count: all of its
+    ledger.
     """
 
     uri: SessionUri

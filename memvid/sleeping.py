@@ -37,6 +37,7 @@ from .limits import MAX_BLOCKS, MAX_TOKENS, MIB
 from .manifest import Manifest, bundle_id_of, require_session_map
 from .paths import io_error
 from .records import Receipt
+from .unread import unread_of
 from .uri import SessionUri
 from .writer import BundleWriter, PreparedBlock, prepare_block
 
@@ -148,6 +149,7 @@ class _Sleep:
             blocks_new=written,
             blocks_reused=len(manifest.blocks) - written,
             entries=tuple(entry.held_by(self._places.get(entry.id, bundle_id)) for entry in manifest.blocks),
+            unread_tokens=unread_of(manifest),
         )
 
     def _lead_elsewhere(self, moved: Sequence[bytes], bundle_id: bytes) -> None:

@@ -49,6 +49,7 @@ from .manifest import Manifest, bundle_id_of
 from .records import ExportReport, IndexRow, Receipt
 from .sleeping import Holdings, environment, moved_blocks, publish, with_name_of_its_own
 from .targets import new_file
+from .unread import unread_of
 from .uri import SessionUri
 from .writer import BundleWriter
 
@@ -79,7 +80,7 @@ def export_version(
         version=manifest.version,
         bundle_id=reader.bundle_id,
         path=os.path.abspath(os.fspath(target)),
-        token_count=manifest.token_count,
+        token_count=manifest.token_count + unread_of(manifest),
         blocks=len(manifest.blocks),
         logical_bytes=manifest.logical_bytes,
         file_bytes=temp.size_bytes,
@@ -220,6 +221,7 @@ def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
         blocks_new=0,
         blocks_reused=len(entries),
         entries=entries,
+        unread_tokens=row.unread_tokens,
     )
 
 
@@ -315,6 +317,7 @@ class _Intake:
             blocks_new=new,
             blocks_reused=len(manifest.blocks) - new,
             entries=tuple(entry.held_by(self._places.get(entry.id, bundle_id)) for entry in manifest.blocks),
+            unread_tokens=unread_of(manifest),
         )
         return IndexedBundle(bundle_id, LIVE, row, directory.holders, frames), receipt
 

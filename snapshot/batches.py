@@ -120,6 +120,20 @@ def extract(batch: Batch, row: int) -> list[Any]:
     return caches
 
 
+def rooms_of(caches: Sequence[Any]) -> tuple[int, ...]:
+    """How many rows the arrays of each cache have, those behind its tokens included; for `widen`."""
+    return tuple(kind_of(cache).room(cache) for _, cache in leaves(caches))
+
+
+def widen(caches: Sequence[Any], rooms: Sequence[int]) -> list[Any]:
+    """The caches that a batch has given back, with as many rows as they had before it: as they are, they would grow
+    from where they end, in memory that nobody has reserved. One after the other, so that no more than one is there
+    twice."""
+    for (_, cache), rows in zip(leaves(caches), rooms, strict=True):
+        kind_of(cache).widen(cache, rows)
+    return list(caches)
+
+
 def retain(batch: Batch, rows: Sequence[int]) -> None:
     """Drop all rows but these, layer by layer."""
     for cache in batch:

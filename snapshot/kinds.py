@@ -183,6 +183,13 @@ class Kind:
         """As `keep` with `one_token`, of the batch that mlx-lm has made of caches that it `batches`."""
         raise NotImplementedError
 
+    def room(self, cache: Any) -> int:
+        """Rows of its span arrays, those behind its tokens included, where a batch gives it back without these."""
+        return 0
+
+    def widen(self, cache: Any, rows: int) -> None:
+        """Have span arrays of so many rows at least; evaluated."""
+
     def fits_place(self, batch: Any, cache: Any) -> bool:
         """Whether the cache is no longer than the rows of the batch, where it `has_places`."""
         return True
@@ -232,6 +239,14 @@ class _Plain(_OfKeysAndValues):
         at, offset = int(batch._idx), mx.array(batch.offset)
         return lambda: _set(batch, _idx=at, offset=offset), [offset]
 
+    def room(self, cache: Any) -> int:
+        return int(cache.keys.shape[-2])
+
+    def widen(self, cache: Any, rows: int) -> None:
+        if rows > cache.keys.shape[-2]:
+            cache.keys, cache.values = (_widened(array, rows) for array in (cache.keys, cache.values))
+            mx.eval(cache.keys, cache.values)
+
     def fits_place(self, batch: Any, cache: Any) -> bool:
         return int(cache.offset) <= int(batch._idx)
 
@@ -240,6 +255,12 @@ class _Plain(_OfKeysAndValues):
         for into, array in ((batch.keys, cache.keys), (batch.values, cache.values)):
             into[row : row + 1, :, end - held : end, :] = array[..., :held, :]
         batch.left_padding[row], batch.offset[row] = end - held, held
+
+
+def _widened(array: mx.array, rows: int) -> mx.array:
+    made = mx.zeros((*array.shape[:-2], rows, array.shape[-1]), dtype=array.dtype)
+    made[..., : array.shape[-2], :] = array
+    return made
 
 
 class _Concatenating(_OfKeysAndValues):

@@ -429,3 +429,21 @@ async def test_no_fault_in_a_batch_ends_the_engine_and_every_session_is_whole_or
             await rig.wake(name)
             if len(rig.live(name).state.tokens) > len(prompt):
                 await assert_like_alone(rig, name, prompt)
+
+
+@pytest.mark.parametrize("ends", [(5, 45), (45, 45)])
+async def test_a_session_that_leaves_a_batch_takes_no_more_memory_than_it_had_room_for(
+    open_batching: Any, ends: tuple[int, int]
+) -> None:
+    """It had the rows for all that it was to write, so none were reserved: it must not grow by others."""
+    async with open_batching() as rig:
+        await together_read(rig)
+        had = {name: rig.live(name).resident_bytes for name in "ab"}
+        await together(rig, dict(zip("ab", ends, strict=True)))
+        assert (await rig.service.status()).batched_tokens > 0
+        assert {name: rig.live(name).resident_bytes for name in "ab"} == had
+
+
+async def together_read(rig: Rigged) -> None:
+    for at, name in enumerate("ab"):
+        await rig.read(name, tokens_of(at, 200))

@@ -370,10 +370,13 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
         assert (await fold(rig, tail=100)).tail_tokens == 100
 
 
+@pytest.mark.parametrize("wanted", [{"summarise": 30}, {"summary": "It was short."}], ids=["asked", "given"])
 async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_unloaded_for_others(
     opened: Any,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
+    wanted: dict[str, Any],
 ) -> None:
+    """Whichever of its sessions waits: the full one for its summary, or the new one."""
     async with opened() as rig:
         await rig.service.create(session="a", model="one")
         await rig.service.append(session="a", tokens=tokens_of(1, 100), emit=ignore)
@@ -389,6 +392,6 @@ async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_
             return await real(use, count, emit)
 
         monkeypatch.setattr(residency, "room_for", wait_behind_another)
-        result = await rig.service.fold(session="a", name="b", summarise=30, tail=10, emit=ignore)
+        result = await rig.service.fold(session="a", name="b", tail=10, emit=ignore, **wanted)
         assert counted == [0]
         assert result.tail_tokens == 10

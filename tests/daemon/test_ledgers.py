@@ -15,7 +15,9 @@ from torpor.daemon.sessions import Session
 from torpor.daemon.transcripts import TextMap, Turn, message_of
 from torpor.daemon.unread import Unread
 from torpor.memvid.errors import Corruption, NoSpace
+from torpor.memvid.incoming import hand_over
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot, NoSuchPosition
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.state import token_array
@@ -555,3 +557,21 @@ def _with_strange_token(woken: Any) -> Any:
         return session
 
     return make
+
+
+@pytest.mark.parametrize("held", [600, 0])
+async def test_an_export_and_its_import_tell_all_of_a_ledger(
+    open_rig: Any, store: Path, tmp_path: Path, held: int
+) -> None:
+    had = await a_ledger(open_rig, held=held)
+    file = tmp_path / "a.mvb"
+    with Store.open(store, writable=False) as opened:
+        assert opened.export_session(SessionUri("default", "a"), None, file).token_count == len(had)
+    async with open_rig(store=tmp_path / "other") as rig:
+        bundle_id = hand_over(str(tmp_path / "other"), str(file))
+        imported = await rig.service.import_bundle(bundle_id=bundle_id.hex())
+        assert imported.token_count == len(had)
+        again = hand_over(str(tmp_path / "other"), str(file))
+        assert (await rig.service.import_bundle(bundle_id=again.hex())).token_count == len(had)
+        await rig.wake("a")
+        assert ledger(rig, "a") == had
