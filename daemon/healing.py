@@ -98,10 +98,8 @@ class Healing:
         Raises:
             StoreError: the store cannot be repaired now. ServiceClosed: the daemon stops.
         """
-        settled = True
-        for each in await asyncio.to_thread(self._damaged, uri):  # a wake needs the threads that read for it
-            with standing_back():
-                settled = await self._heal_in_turn(each) and settled
+        with standing_back():
+            settled = await self._heal([uri])
         if settled:
             report = await to_the_end(self._maintenance.run(self._store.repair))
             kinds = [action.kind for action in report.actions]
@@ -114,6 +112,18 @@ class Healing:
                     problems=len(report.problems),
                 )
             )
+
+    async def heal(self) -> None:
+        """Heal all sessions of which the newest version is damaged, as far as this daemon can, before a repair that
+        somebody has asked for gives up what it does not find."""
+        await self._heal([])
+
+    async def _heal(self, suspects: Sequence[SessionUri]) -> bool:
+        """Heal the suspects, and all sessions that are found damaged; whether a repair may take what is left."""
+        settled = True
+        for each in await asyncio.to_thread(self._damaged, suspects):  # a wake needs the threads that read for it
+            settled = await self._heal_in_turn(each) and settled
+        return settled
 
     async def _heal_in_turn(self, uri: SessionUri) -> bool:
         """Heal one; whether a repair may take what is left of its damaged version."""
@@ -135,13 +145,14 @@ class Healing:
                 async with self._residency.room_to_wake(use, row) as model:
                     if self._residency.require_row(uri).version != row.version:
                         return False  # it gave its memory to others meanwhile, and slept: another time
-                    receipt, told = await to_the_end(self._heal(row, found, found.end, model))
+                    receipt, told = await to_the_end(self._compute(row, found, found.end, model))
                 self._lead_on(uri, row, receipt, told.start)
         except TorporError as error:
             self._tell_failure(uri, error)
             # where there is only no room for it now, a repair, which asks for none, would give it up
             return isinstance(error, StoreError | NotRecomputable) and not isinstance(error, NoSpace | BudgetExceeded)
         self.healed += 1
+        _LOG.warning("%s was damaged, and is healed as version %d", uri, receipt.version)
         self._bus.publish(
             SessionHealed(
                 uri,
@@ -184,11 +195,11 @@ class Healing:
         _LOG.warning("%s cannot be healed: %s: %s", uri, error.code, error.message)
         self._bus.publish(HealFailed(uri, code_of(error)))
 
-    def _damaged(self, uri: SessionUri) -> list[SessionUri]:
-        """The session, and all others whose newest versions are damaged. Reads the whole store."""
+    def _damaged(self, suspects: Sequence[SessionUri]) -> list[SessionUri]:
+        """The suspects, and all others whose newest versions are damaged. Reads the whole store."""
         known: dict[BlockEntry, bool] = {}
-        rows = list(self._store.iter_sessions())
-        return [uri, *(row.uri for row in rows if row.uri != uri and not self._is_whole(row, known))]
+        rows = [row for row in self._store.iter_sessions() if row.uri not in suspects]
+        return [*suspects, *(row.uri for row in rows if not self._is_whole(row, known))]
 
     def _is_whole(self, row: IndexRow, known: dict[BlockEntry, bool]) -> bool:
         try:
@@ -226,8 +237,9 @@ class Healing:
         receipt = await self._residency.ledgers.keep_less(row, found.first_broken, found.records)
         self._lead_on(row.uri, row, receipt, receipt.token_count)
         self.healed += 1
+        _LOG.warning("%s was damaged before its ledger, and has more of it in version %d", row.uri, receipt.version)
 
-    async def _heal(
+    async def _compute(
         self, row: IndexRow, found: _Found, last: BlockEntry, model: LoadedModel
     ) -> tuple[Receipt, Recomputed]:
         """A new version of a session that sleeps, with what was damaged computed again."""

@@ -68,9 +68,9 @@ def require_models_fit(weights_bytes: int, budget: int) -> None:
     """
     if weights_bytes > budget:
         raise MemoryBudgetExceeded(
-            f"The models take {format_bytes(weights_bytes)} of memory, and the budget is {format_bytes(budget)}. Start "
-            "the daemon with a larger --memory-budget, with fewer or smaller models, or let those that are not needed "
-            "together be loaded on use (--load use).",
+            f"The models take {format_bytes(weights_bytes)} of memory, and the budget is {format_bytes(budget)}. Give "
+            "the daemon a larger memory budget, fewer or smaller models, or let those that are not needed together be "
+            "loaded on use (--load use).",
             wanted_bytes=weights_bytes,
             held_bytes=0,
             weights_bytes=weights_bytes,
@@ -422,11 +422,11 @@ class Memory:
         if looks:
             reasons.append(f"{', '.join(looks[:MAX_REASONS_TOLD])} stays awake at the earlier token it was woken at")
         why = f" {'; '.join(reasons)}." if reasons else ""
+        slept = ", put sessions to sleep" if self._sessions() else ""
         return MemoryBudgetExceeded(
             f"{use.what or use.uri} needs {format_bytes(wanted)} of memory more. The budget is "
             f"{format_bytes(self._budget)}, of which {format_bytes(held)} are taken, {format_bytes(weights)} by the "
-            f"models.{why} Ask for fewer tokens, put sessions to sleep, or start the daemon with a larger "
-            "--memory-budget.",
+            f"models.{why} Ask for fewer tokens{slept}, or give the daemon a larger memory budget.",
             session=None if use.uri is None else str(use.uri),
             wanted_bytes=wanted,
             held_bytes=held,

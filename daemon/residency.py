@@ -576,13 +576,20 @@ class Residency:
         return live.needs_sleep or not await self._hibernation.is_kept(live)
 
     def require_new(self, uri: SessionUri) -> None:
-        """Refuse a name that a session has, awake or asleep.
+        """Refuse a name that a session has, awake or asleep, or of which there are versions that no one can wake now:
+        a new one would stand before them when they are back.
 
         Raises:
             SessionExists.
         """
         if uri in self.awake or self._store.find_session(uri) is not None:
             raise session_exists(uri)
+        if self._store.can_be_deleted(uri):
+            raise SessionExists(
+                f"{uri} has versions that cannot be woken now, for something of them is missing or damaged. `torpor "
+                "verify` says which file to put back; choose another name, or give them up with `torpor rm`.",
+                session=str(uri),
+            )
 
     def require_row(self, uri: SessionUri) -> IndexRow:
         """What the index has of the session's newest version.

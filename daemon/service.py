@@ -862,7 +862,8 @@ class Service:
         """Look after the store: gc, empty_quarantine, compact, repair, rebuild_index, prune, or forget a session; or
         quantise one, or all that have slept for `after_days`.
 
-        Operations run one after the other; sessions are served meanwhile. What has begun runs to its end.
+        Operations run one after the other; sessions are served meanwhile. What has begun runs to its end. Before a
+        repair, what is damaged is computed again, as far as that can be done here.
 
         Raises:
             SessionNotFound, AmbiguousName, InvalidPolicy, CorruptMarks, and what else the store refuses.
@@ -877,6 +878,8 @@ class Service:
                 return await to_the_end(self._forget(uri, dry_run=dry_run))
         uri_or_all = None if session is None else self._store.resolve(session)
         order = Order(operation, uri_or_all, dry_run, keep_last, keep_days, cold_after_days)
+        if operation == "repair" and not dry_run:
+            await self._healing.heal()
         return await to_the_end(self._maintenance.carry_out(order))
 
     @told

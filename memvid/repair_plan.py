@@ -27,6 +27,7 @@ from .records import Finding, IndexRow
 from .salvaged import SALVAGED_FROM, salvaged_from, session_map_of_salvaged
 from .sleeping import environment
 from .survey import FileState, Judgement, Survey
+from .unread import unread_of
 from .uri import SessionUri
 from .waiting import LOST, loss_message, only_spans, spans_of, tokens_in_common
 
@@ -536,13 +537,14 @@ def _loss(
     places = file.places or {}
     missing = (places.get(entry.id, file.bundle_id) for entry in manifest.blocks if not survey.is_sound(entry.id))
     paths = list(dict.fromkeys(map(path_of, missing)))
-    return loss_message(manifest.uri, manifest.version, manifest.token_count, paths, max(saved, kept), where)
+    tokens = manifest.token_count + unread_of(manifest)
+    return loss_message(manifest.uri, manifest.version, tokens, paths, max(saved, kept), where)
 
 
 def _loss_of_row(survey: Survey, row: IndexRow, path_of: Callable[[bytes], str]) -> str:
     """What to tell of a version of which no file tells more than that it is lost."""
     missing = [] if row.bundle_id in survey.misnamed else [path_of(row.bundle_id)]
-    return loss_message(row.uri, row.version, row.token_count, missing, None)
+    return loss_message(row.uri, row.version, row.ledger_tokens, missing, None)
 
 
 def _loss_of_nobody(survey: Survey, file: FileState) -> str:

@@ -232,14 +232,14 @@ class _Search:
         path = self._folder.bundle_path(row.bundle_id)
         manifest, places = self._read(row.bundle_id)
         if manifest is None:
-            message = loss_message(row.uri, row.version, row.token_count, [path], None)
+            message = loss_message(row.uri, row.version, row.ledger_tokens, [path], None)
         elif (source := salvaged_from(manifest)) is not None and self._index.rows_of([source]):
             return
         else:
             lacking = self._lacking(row.bundle_id, manifest, places)
             held = self._held(row.uri, spans_of(manifest))
             missing = [self._folder.bundle_path(place) for place in lacking]
-            message = loss_message(row.uri, row.version, manifest.token_count, missing, held, "another version")
+            message = loss_message(row.uri, row.version, row.ledger_tokens, missing, held, "another version")
         yield Finding(path, LOST, message)
 
     def _read(self, bundle_id: bytes) -> tuple[Manifest | None, Mapping[bytes, bytes]]:

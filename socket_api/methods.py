@@ -390,7 +390,7 @@ _PROBLEMS: Mapping[str, str] = MappingProxyType(
         "too_long": "it has too many entries; give at most {max_length}",
     }
 )
-_CONTENT_OF_PARTS = "it is no text; give one text for each message, and join the texts of a list of parts"
+_CONTENT_OF_PARTS = "it is no text; give one text for each message: join a list of parts, write a tool call out"
 
 
 def _problem(first: Mapping[str, Any]) -> str:

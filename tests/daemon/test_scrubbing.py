@@ -12,7 +12,7 @@ import pytest
 from session_rig import SAMPLED, ignore, listening, tokens_of, until
 from torpor.daemon import healing
 from torpor.daemon.admission import current
-from torpor.daemon.errors import UnknownModel
+from torpor.daemon.errors import SessionExists, UnknownModel
 from torpor.daemon.healing import whole_calls
 from torpor.daemon.recomputed import Recomputed
 from torpor.daemon.scrubbing import ScrubPolicy, seconds_ahead
@@ -541,3 +541,46 @@ async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_h
         made = await rig.service.fork(session="a", name="b", emit=ignore)
         assert made.token_count == 1300
         assert (await rig.service.append(session="a", tokens=[7], emit=ignore)).token_count == 1301
+
+
+async def test_a_repair_that_somebody_asks_for_heals_before_it_gives_anything_up(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        before = await rig.fingerprint("a")
+        await rig.sleep("a")
+        await rig.service.fork(session="a", name="b", emit=ignore)
+        await asyncio.to_thread(damage, store, "a", span=1)
+        dry = await rig.service.maintain(operation="repair", dry_run=True)
+        assert any(action.kind == "salvage" for action in dry.actions), "a repair alone would cut it"
+        await rig.service.maintain(operation="repair")
+        for name in "ab":
+            woken = await rig.wake(name)
+            assert (woken.token_count, woken.salvaged) == (1300, None)
+            assert await rig.fingerprint(name) == before
+
+
+async def test_no_new_session_takes_the_name_of_one_whose_versions_are_set_aside(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        with Store.open(store, writable=False) as opened:
+            row = opened.find_session(SessionUri("default", "a"))
+            assert row is not None
+        bundle = next(store.rglob(f"{row.bundle_id.hex()}*.mvb"))
+        whole = bundle.read_bytes()
+        bundle.chmod(0o600)
+        bundle.write_bytes(whole[:64])
+        await rig.service.maintain(operation="repair")
+        assert await rig.service.list_sessions() == []
+        await rig.read("other", [1, 2])
+        for begin in (
+            rig.service.create(session="a"),
+            rig.service.fork(session="other", name="a", emit=ignore),
+        ):
+            with pytest.raises(SessionExists, match="cannot be woken now"):
+                await begin
+        bundle.write_bytes(whole)
+        await rig.service.maintain(operation="repair")
+        assert (await rig.wake("a")).token_count == 1300
+        await rig.service.delete(session="a")
+        await rig.service.create(session="a")

@@ -723,7 +723,7 @@ def test_a_daemon_of_another_protocol_is_refused(short_path: Path) -> None:
         (
             "messages.0.content",
             [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
-            "it is no text; give one text for each message, and join the texts of a list of parts.",
+            "it is no text; give one text for each message: join a list of parts, write a tool call out.",
         ),
         ("messages.0.content", [{"role": "user"}], "it is missing; give it."),
         ("messages.0.name", [{"role": "user", "content": "hi", "name": "x"}], "there is no such field; leave it out."),
