@@ -276,7 +276,7 @@ async def test_a_session_whose_state_alone_is_damaged_on_disk_keeps_the_one_in_m
         data = bytearray(file.read_bytes())
         data[frame.offset + frame.head_bytes + 5] ^= 1
         file.write_bytes(data)
-        report = await rig.service.maintain(operation="repair")
+        report = await rig.service._maintenance.run(rig.service._store.repair)  # as where nothing can be healed
         assert "salvage" in [action.kind for action in report.actions]
         await rig.sleep("a")
         await rig.wake("a")
@@ -295,7 +295,7 @@ async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_ve
         lost = (await rig.sleep("a")).bundle_id
         await rig.wake("a")
         (store / "bundles" / lost[:2] / f"{lost}.mvb").unlink()
-        await rig.service.maintain(operation="repair")
+        await rig.service._maintenance.run(rig.service._store.repair)  # as where nothing can be healed
         assert (await rig.service.close()).slept == ("torpor://default/a",)
     async with open_rig() as rig:
         assert (await rig.wake("a")).token_count == 300
