@@ -8,7 +8,7 @@ in which they were computed before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,9 +18,11 @@ import numpy as np
 
 from ..memvid.blocks import BlockEntry
 from ..memvid.errors import CorruptBlock, Corruption, SessionNotFound
+from ..memvid.identity import Identity
 from ..memvid.sizes import format_plural
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.unread import UNREAD
+from ..memvid.uri import SessionUri
 from ..snapshot import memory
 from ..snapshot.capture import plan_reuse
 from ..snapshot.errors import ContextTooShort, MalformedSnapshot
@@ -117,17 +119,8 @@ class Ledgers:
         kept = session.to_map() | {"backend": backend}
         behind, passes = state.tokens[held:], state.passes.after(held)
         unread = Unread(held, behind, passes, key, digest, session.text_map, session.turn_open)
-        kept |= {"turn_open": False, TEXT_MAP: session.text_map.cut(held).to_map(), UNREAD: unread.to_map()}
-        return self._store.write_bundle(
-            uri=session.uri,
-            identity=session.model.identity,
-            parent=durable.bundle_id if durable is not None else None,
-            reused=reused,
-            blocks=(),
-            session=kept,
-            token_count=held,
-            beyond_budget=True,
-        )
+        parent = durable.bundle_id if durable is not None else None
+        return self._put(session.uri, session.model.identity, parent, reused, kept | {"turn_open": False}, unread)
 
     def _write_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
         with self._store.open_session(row.uri, row.version) as reader:
@@ -140,15 +133,27 @@ class Ledgers:
         for size in unread.passes:
             passes.add(size)
         less = replace(unread, start=held, tokens=tokens[held:] + unread.tokens, passes=passes)
-        kept: dict[str, Any] = {**manifest.session, TEXT_MAP: unread.text_map.cut(held).to_map(), UNREAD: less.to_map()}
+        return self._put(row.uri, manifest.identity, reader.bundle_id, reused, manifest.session, less)
+
+    def _put(
+        self,
+        uri: SessionUri,
+        identity: Identity,
+        parent: bytes | None,
+        reused: Sequence[BlockEntry],
+        kept: Mapping[str, Any],
+        unread: Unread,
+    ) -> Receipt:
+        """Write a version of blocks that are durable, with the end of its ledger behind them."""
+        end = {TEXT_MAP: unread.text_map.cut(unread.start).to_map(), UNREAD: unread.to_map()}
         return self._store.write_bundle(
-            uri=row.uri,
-            identity=manifest.identity,
-            parent=reader.bundle_id,
+            uri=uri,
+            identity=identity,
+            parent=parent,
             reused=reused,
             blocks=(),
-            session=kept,
-            token_count=held,
+            session={**kept, **end},
+            token_count=unread.start,
             beyond_budget=True,
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from .checkpoints import Checkpoints
-from .kinds import Kind, Record, kind_of, leaves
+from .kinds import Kind, Record, kind_of, leaves, with_room
 from .state import LiveState
 
 
@@ -54,14 +54,7 @@ def borrow(
 
 def _copy(kind: Kind, cache: Any, empty: Any, token_count: int, record: Record | None) -> None:
     capacity = kind.capacity(token_count)
-    spans = {name: _rows(array, token_count, capacity) for name, array in kind.spans(cache).items()}
+    spans = {name: with_room(array, token_count, capacity) for name, array in kind.spans(cache).items()}
     kept = None if record is None else Record(record.numbers, {name: mx.array(a) for name, a in record.arrays.items()})
     mx.eval(list(spans.values()), list(kept.arrays.values()) if kept else [])
     kind.fill(empty, token_count, spans, kept)
-
-
-def _rows(array: mx.array, token_count: int, capacity: int) -> mx.array:
-    """The first rows of a span array in memory of their own, with room for as many as `capacity`."""
-    room = mx.zeros((*array.shape[:-2], capacity, array.shape[-1]), dtype=array.dtype)
-    room[..., :token_count, :] = array[..., :token_count, :]
-    return room

@@ -244,7 +244,8 @@ class _Plain(_OfKeysAndValues):
 
     def widen(self, cache: Any, rows: int) -> None:
         if rows > cache.keys.shape[-2]:
-            cache.keys, cache.values = (_widened(array, rows) for array in (cache.keys, cache.values))
+            held = int(cache.offset)
+            cache.keys, cache.values = (with_room(array, held, rows) for array in (cache.keys, cache.values))
             mx.eval(cache.keys, cache.values)
 
     def fits_place(self, batch: Any, cache: Any) -> bool:
@@ -257,10 +258,11 @@ class _Plain(_OfKeysAndValues):
         batch.left_padding[row], batch.offset[row] = end - held, held
 
 
-def _widened(array: mx.array, rows: int) -> mx.array:
-    made = mx.zeros((*array.shape[:-2], rows, array.shape[-1]), dtype=array.dtype)
-    made[..., : array.shape[-2], :] = array
-    return made
+def with_room(array: mx.array, token_count: int, capacity: int) -> mx.array:
+    """The first rows of a span array in memory of their own, with room for as many as `capacity`."""
+    room = mx.zeros((*array.shape[:-2], capacity, array.shape[-1]), dtype=array.dtype)
+    room[..., :token_count, :] = array[..., :token_count, :]
+    return room
 
 
 class _Concatenating(_OfKeysAndValues):
