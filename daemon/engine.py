@@ -5,8 +5,10 @@ yields a `Decode`, the token that its state is to read next, and is sent the log
 that write in one round, a batch where it can. A job whose caller goes away is closed at its next yield, where its state
 is consistent by construction; the caller waits for that, so nobody touches a session while the engine still does.
 
-Rounds of tokens and pieces of other work share the thread by time, half and half where both have something to do: so a
-long prefill slows the streams of others down, and never stops them; and among the pieces jobs take turns.
+Rounds of tokens and pieces of other work share the thread by time where both have something to do: so a long prefill
+slows the streams of others down, and never stops them; and among the pieces jobs take turns. Tokens get half of the
+time, and less where more jobs wait for a piece than write, each as much as the other, down to a quarter: who has read
+soon writes in one batch with the others, which costs less than to write alone first.
 
 Jobs of background requests stand back (`admission.py`): their pieces are done where nobody else has anything to do, and
 their tokens are read then, or along with those of others where that takes no call of its own.
@@ -45,8 +47,12 @@ Steps = Generator[Soon | None, None, Result]
 WritingSteps = Generator[Decode, mx.array, Result]
 AnySteps = Steps[Result] | WritingSteps[Result]
 
-_MOST_LEAD_S = 1.0
-"""How far ahead of the other one a side may come: what both did long ago is forgotten."""
+MOST_PIECES_TO_TOKENS: Final = 3.0
+"""How much of the thread's time pieces get at most to that of tokens, however many wait for one."""
+
+_MOST_LEAD_S: Final = 10.0
+"""How far ahead of the other one a side may come: after a piece that took an hour, as where the process was stopped in
+it, the others do not wait for an hour."""
 
 
 class _Job:
@@ -134,6 +140,11 @@ def _below(error: BaseException) -> TracebackType | None:
     return error.__traceback__ and error.__traceback__.tb_next
 
 
+def _pieces_to_tokens(turns: Sequence[_Job], writing: Sequence[_Job]) -> float:
+    """Seconds that pieces get for each of tokens."""
+    return min(MOST_PIECES_TO_TOKENS, max(1.0, len(turns) / len(writing)))
+
+
 class Engine:
     """Runs steps on a thread of its own until `stop`.
 
@@ -145,7 +156,7 @@ class Engine:
         self._clock = clock
         self._turns: deque[_Job] = deque()
         self._writing: list[_Job] = []
-        self._lead_s = 0.0  # by how much pieces have had more time than tokens
+        self._lead_s = 0.0  # by how much pieces have had more than their share of the time
         self._ahead_s = 0.0  # the time of all that was done before those that stand back
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stopped = False
@@ -224,7 +235,7 @@ class Engine:
         if writing and (not turns or self._lead_s > 0):
             served = self._decode_round(writing)
             taken = self._clock() - begun
-            self._lead_s -= taken
+            self._lead_s -= taken * _pieces_to_tokens(turns, writing)
         elif turns:
             served = self._do_piece(turns[0])
             taken = self._clock() - begun

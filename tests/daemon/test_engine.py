@@ -6,12 +6,15 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from session_rig import Gate
-from torpor.daemon.engine import Engine, Steps
+from torpor.daemon.decoding import Decode, Decoder
+from torpor.daemon.engine import MOST_PIECES_TO_TOKENS, Engine, Steps, WritingSteps
 from torpor.daemon.errors import ServiceClosed
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -56,6 +59,78 @@ async def test_jobs_take_turns_piece_by_piece() -> None:
         gate.open()
         await asyncio.gather(first, *jobs)
     assert log == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+class Rounds(Decoder):
+    """Whose rounds take a second of a clock that only passes here and in `reading`, and read nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.log = ""
+
+    def decode(self, asked: Sequence[Decode], along: Sequence[Decode] = ()) -> list[Any]:
+        self.now += 1.0
+        self.log += "t"
+        return [mx.array(0.0) for _ in asked]
+
+    def reading(self, pieces: int) -> Steps[None]:
+        for _ in range(pieces):
+            self.now += 1.0
+            self.log += "p"
+            yield
+
+    def writing(self, tokens: int) -> WritingSteps[None]:
+        state: Any = SimpleNamespace(is_lost=False, caches=[])
+        model: Any = None
+        for token in range(tokens):
+            yield Decode(model, state, token)
+
+
+@pytest.mark.parametrize(
+    ("readers", "writers", "pieces_to_tokens"), [(1, 1, 1), (2, 1, 2), (3, 1, 3), (8, 1, 3), (8, 4, 2), (2, 8, 1)]
+)
+async def test_tokens_get_half_of_the_time_and_a_quarter_at_least_where_more_jobs_read_than_write(
+    readers: int, writers: int, pieces_to_tokens: int
+) -> None:
+    assert MOST_PIECES_TO_TOKENS == 3
+    rounds, gate = Rounds(), Gate()
+    engine = Engine(rounds, clock=lambda: rounds.now)
+    try:
+        holding = asyncio.ensure_future(engine.call(gate.pass_through))
+        await gate.reached()
+        jobs = [asyncio.ensure_future(engine.run(rounds.reading(24))) for _ in range(readers)]
+        jobs += [asyncio.ensure_future(engine.run(rounds.writing(24), writes=True)) for _ in range(writers)]
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(holding, *jobs)
+    finally:
+        await asyncio.to_thread(engine.stop)
+    shared = rounds.log[: 5 * (pieces_to_tokens + 1)]  # while all of them still have something to do
+    assert shared.count("t") == 5
+    assert shared.count("p") == 5 * pieces_to_tokens
+
+
+async def test_after_a_piece_that_took_an_hour_tokens_do_not_have_the_thread_for_an_hour() -> None:
+    rounds, gate = Rounds(), Gate()
+    engine = Engine(rounds, clock=lambda: rounds.now)
+
+    def stopped_for_an_hour() -> Steps[None]:
+        rounds.now += 3600.0
+        rounds.log += "P"
+        yield
+
+    try:
+        holding = asyncio.ensure_future(engine.call(gate.pass_through))
+        await gate.reached()
+        work = [rounds.writing(100), stopped_for_an_hour(), rounds.reading(1)]
+        jobs = [asyncio.ensure_future(engine.run(steps, writes=steps is work[0])) for steps in work]
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(holding, *jobs)
+    finally:
+        await asyncio.to_thread(engine.stop)
+    assert 0 < rounds.log.partition("P")[2].index("p") <= 10
 
 
 async def test_what_a_step_raises_reaches_its_caller_alone() -> None:
