@@ -138,8 +138,8 @@ def _missing(work: Work, rates: Rates) -> list[str]:
     return missing
 
 
-def beside_others(count: int) -> str:
-    """Why tokens may come out otherwise whose calls nobody can make again (`passes.BESIDE`)."""
+def unrepeatable_calls(count: int) -> str:
+    """Why tokens may come out otherwise whose calls nobody can make again (`passes.UNREPEATABLE`)."""
     were = "was" if count == 1 else "were"
     tokens = format_plural(count, "token")
     return (

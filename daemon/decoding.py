@@ -6,7 +6,7 @@ Rules:
 - After a failure every state is as it was before the token: the batch is put back and taken apart, and each of its
   states reads its token alone, so that the one that fails is the one that is told.
 - Numbers that were computed beside others may differ in the last bits from those computed alone, so a ledger tells
-  which of its tokens were read so (`passes.BESIDE`).
+  which of its tokens were read so (`passes.UNREPEATABLE`).
 - A model decodes in batches only once it has been seen to compute in one what it computes alone.
 - Tokens that are read *along* take no call of their own: their states have rows beside those of the others, as many as
   are free, and give them back to others that would have none.
@@ -30,7 +30,7 @@ from ..memvid.sizes import format_plural
 from ..snapshot import batches
 from ..snapshot.caches import arrays_of
 from ..snapshot.canary import TOLERANCE
-from ..snapshot.passes import BESIDE
+from ..snapshot.passes import UNREPEATABLE
 from ..snapshot.state import LiveState
 from .bus import code_of
 from .errors import GenerationFailed
@@ -215,7 +215,7 @@ class _Batch:
             if are_sound.item():
                 for state in self.states:
                     state.computed_tokens += 1
-                    state.passes.add(BESIDE)
+                    state.passes.add(UNREPEATABLE)
                 self.width += 1
                 self.idle_rows += len(tokens) - len(held)
                 return found

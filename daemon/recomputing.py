@@ -24,11 +24,11 @@ from ..snapshot.capture import cut
 from ..snapshot.checkpoints import Checkpoint
 from ..snapshot.identity import Difference, decide_bits
 from ..snapshot.memory import readable
-from ..snapshot.passes import BESIDE
+from ..snapshot.passes import UNREPEATABLE
 from ..snapshot.proof import Sameness, compare
 from ..snapshot.restore import WakePlan, read_checkpoint
 from ..snapshot.state import LiveState, token_array
-from .choosing import Calls, Choice, RecomputePolicy, Work, beside_others, choose
+from .choosing import Calls, Choice, RecomputePolicy, Work, choose, unrepeatable_calls
 from .engine import Engine, Steps
 from .generation import replay
 from .models import LoadedModel
@@ -108,8 +108,8 @@ class Recomputing:
     def _inexact(self, uri: SessionUri, plan: WakePlan, differs: tuple[Difference, ...]) -> str | None:
         if decide_bits(differs):
             return "another device, library or version computed what is stored, maybe to other bits"
-        if beside := sum(count for size, count in plan.passes.runs() if size == BESIDE):
-            return beside_others(beside)
+        if unrepeatable := sum(count for size, count in plan.passes.runs() if size == UNREPEATABLE):
+            return unrepeatable_calls(unrepeatable)
         if uri in self._refuted:
             return "what was computed of it since the daemon began was not, bit for bit, what is stored"
         return None

@@ -18,7 +18,7 @@ MAX_PASS_TOKENS: Final = 2048
 """The most that one model call reads. What it computes on the way may grow with the square of that, so a stored number
 that asked for more could take all memory when tokens are computed again."""
 
-BESIDE: Final = 0
+UNREPEATABLE: Final = 0
 """Stands in the place of a size for a call that cannot be made again, one token of this ledger each: it read it beside
 those of other sessions, or it read on from there and was cut back, or nobody knows what it was. Alone the same token
 may get other bits."""
@@ -26,12 +26,12 @@ may get other bits."""
 
 def tokens_of(size: int) -> int:
     """Tokens of this ledger that a call of that size read."""
-    return 1 if size == BESIDE else size
+    return 1 if size == UNREPEATABLE else size
 
 
 @dataclass(slots=True)
 class Passes:
-    """Runs of model calls of one size: (tokens or `BESIDE`, calls) one after the other, as uint32."""
+    """Runs of model calls of one size: (tokens or `UNREPEATABLE`, calls) one after the other, as uint32."""
 
     _runs: array[int] = field(default_factory=lambda: array("I"))
     token_count: int = 0
@@ -65,7 +65,7 @@ class Passes:
         return Passes(self._runs[:], self.token_count)
 
     def add(self, size: int) -> None:
-        """Count one model call that has read that many tokens, or one token `BESIDE` those of others."""
+        """Count one model call that has read that many tokens, or one of one token that is `UNREPEATABLE`."""
         if len(self._runs) and self._runs[-2] == size:
             self._runs[-1] += 1
         else:
@@ -73,12 +73,12 @@ class Passes:
         self.token_count += tokens_of(size)
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """The size of the calls of each run, or `BESIDE`, and how many calls they are."""
+        """The size of the calls of each run, or `UNREPEATABLE`, and how many calls they are."""
         for at in range(0, len(self._runs), 2):
             yield self._runs[at], self._runs[at + 1]
 
     def __iter__(self) -> Iterator[int]:
-        """The size of each call, or `BESIDE`."""
+        """The size of each call, or `UNREPEATABLE`."""
         for size, count in self.runs():
             yield from repeat(size, count)
 
@@ -92,7 +92,7 @@ class Passes:
         for size in self:
             first, last = max(position, start), min(position + tokens_of(size), end)
             if first < last:
-                yield size if size == BESIDE else last - first
+                yield size if size == UNREPEATABLE else last - first
             position += tokens_of(size)
             if position >= end:
                 return
@@ -121,12 +121,12 @@ class Passes:
 
     def cut_back(self, token_count: int) -> Passes:
         """The passes by which caches hold the first tokens. What is left of a call that read on, and what is not known,
-        is `BESIDE`, so that nobody takes it for a call that was made."""
+        is `UNREPEATABLE`, so that nobody takes it for a call that was made."""
         whole = Passes()
         for size in self:
             if whole.token_count + tokens_of(size) > token_count:
                 break
             whole.add(size)
         for _ in range(whole.token_count, token_count):
-            whole.add(BESIDE)
+            whole.add(UNREPEATABLE)
         return whole

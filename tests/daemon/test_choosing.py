@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from torpor.daemon.choosing import Calls, Work, choose
 from torpor.daemon.rates import Rate, Rates
-from torpor.snapshot.passes import BESIDE, Passes
+from torpor.snapshot.passes import UNREPEATABLE, Passes
 
 MIB = 1 << 20
 WORK = Work(read_bytes=100 * MIB, hashed=True, behind=Calls(), again=Calls(1000, 10))
@@ -28,7 +28,7 @@ def test_calls_are_told_by_what_they_cost() -> None:
     assert calls([256, 256, 44, 1]) == Calls(in_chunks=557, alone=0), "the last token of a reading is in its rate"
     assert calls([256, 1, 1, 1]) == Calls(in_chunks=257, alone=2)
     assert calls([1, 1, 30, 1, 1]) == Calls(in_chunks=31, alone=3)
-    assert calls([30, 1, BESIDE, BESIDE, 1]) == Calls(in_chunks=31, alone=3)
+    assert calls([30, 1, UNREPEATABLE, UNREPEATABLE, 1]) == Calls(in_chunks=31, alone=3)
     assert calls([]).tokens == 0
 
 

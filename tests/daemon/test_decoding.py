@@ -17,7 +17,7 @@ from torpor.daemon.errors import GenerationFailed
 from torpor.snapshot import batches
 from torpor.snapshot.caches import length
 from torpor.snapshot.kinds import kind_of, leaves
-from torpor.snapshot.passes import BESIDE
+from torpor.snapshot.passes import UNREPEATABLE
 from torpor.snapshot.state import LiveState
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -164,14 +164,14 @@ async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batchin
             await rig.read(name, tokens_of(at, 300 + at), sampling=SAMPLED)
         await together(rig, dict.fromkeys(NAMES, 30))
         before = {name: await rig.fingerprint(name) for name in NAMES}
-        assert all(BESIDE in list(rig.live(name).state.passes) for name in NAMES)
+        assert all(UNREPEATABLE in list(rig.live(name).state.passes) for name in NAMES)
         for name in NAMES:
             await rig.sleep(name)
         for name in NAMES:
             report = await rig.wake(name)
             assert (report.tokens_prefilled, report.canary) != (1, "not_run")
             assert await rig.fingerprint(name) == before[name]
-            assert BESIDE in list(rig.live(name).state.passes)
+            assert UNREPEATABLE in list(rig.live(name).state.passes)
 
 
 async def test_in_a_deterministic_daemon_each_reply_is_to_the_bit_that_of_the_session_alone(open_rig: Any) -> None:

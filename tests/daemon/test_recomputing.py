@@ -9,7 +9,7 @@ import pytest
 from recompute_rig import teach
 from session_rig import SAMPLED, Rigged, ignore, tokens_of
 from torpor.daemon.recomputed import Recomputed
-from torpor.snapshot.passes import BESIDE, Passes
+from torpor.snapshot.passes import UNREPEATABLE, Passes
 
 KINDS = ["plain", "gemma3_text", "lfm2", "quantised"]
 TEXT = tokens_of(1, 700)
@@ -133,7 +133,7 @@ async def test_tokens_decoded_beside_others_are_not_said_to_be_exact(open_rig: A
         state = rig.live("a").state
         state.passes = Passes.from_bytes(state.passes.tobytes(), len(TEXT))
         beside = Passes()
-        for size in [*list(state.passes)[:-1], BESIDE]:
+        for size in [*list(state.passes)[:-1], UNREPEATABLE]:
             beside.add(size)
         state.passes = beside
         await rig.sleep("a")

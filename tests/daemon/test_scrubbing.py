@@ -19,7 +19,7 @@ from torpor.daemon.scrubbing import ScrubPolicy, seconds_ahead
 from torpor.memvid import Store
 from torpor.memvid.errors import CorruptBlock, NoSpace
 from torpor.memvid.uri import SessionUri
-from torpor.snapshot.passes import BESIDE, Passes
+from torpor.snapshot.passes import UNREPEATABLE, Passes
 
 QUICK = ScrubPolicy(bytes_per_s=1 << 40, idle_s=0.05, round_s=0.05, look_s=0.01)
 KINDS = ["plain", "gemma3_text", "lfm2"]
@@ -82,7 +82,7 @@ def test_reading_goes_on_where_a_call_had_ended() -> None:
 
 def test_a_token_that_was_read_beside_those_of_others_counts_as_one() -> None:
     passes = Passes()
-    for size in (256, BESIDE, BESIDE, 100):
+    for size in (256, UNREPEATABLE, UNREPEATABLE, 100):
         passes.add(size)
     assert [whole_calls(passes, position) for position in (257, 258, 300, 358)] == [257, 258, 258, 358]
 

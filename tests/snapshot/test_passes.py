@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from torpor.snapshot.passes import BESIDE, MAX_PASS_TOKENS, Passes
+from torpor.snapshot.passes import MAX_PASS_TOKENS, UNREPEATABLE, Passes
 
 
 def test_passes_come_back_as_they_were_stored_and_are_cut_where_they_are_asked_to() -> None:
@@ -18,22 +18,24 @@ def test_passes_come_back_as_they_were_stored_and_are_cut_where_they_are_asked_t
     assert list(again.between(300, 600)) == [212, 87, 1]
     assert list(again.cut(513)) == [256, 256, 1]
     assert list(again.cut(260)) == [256, 4]
-    assert list(again.cut_back(260)) == [256, *[BESIDE] * 4], "neither a call of four tokens was made, nor four of one"
+    assert list(again.cut_back(260)) == [256, *[UNREPEATABLE] * 4], (
+        "neither a call of four tokens was made, nor four of one"
+    )
     assert list(again.cut_back(599)) == [256, 256, 87]
-    assert list(Passes().cut_back(300)) == [BESIDE] * 300, "nobody knows"
+    assert list(Passes().cut_back(300)) == [UNREPEATABLE] * 300, "nobody knows"
     assert list(Passes().cut(300)) == [256, 44]
 
 
 def test_a_token_that_was_read_beside_those_of_others_is_told_from_one_that_was_read_alone() -> None:
     """Its bits are not those that reading it alone would give, so nobody may take them for these."""
     passes = Passes()
-    for size in (256, 1, BESIDE, BESIDE, 1, BESIDE):
+    for size in (256, 1, UNREPEATABLE, UNREPEATABLE, 1, UNREPEATABLE):
         passes.add(size)
     again = Passes.from_bytes(passes.tobytes(), 261)
-    assert list(again) == [256, 1, BESIDE, BESIDE, 1, BESIDE]
+    assert list(again) == [256, 1, UNREPEATABLE, UNREPEATABLE, 1, UNREPEATABLE]
     assert list(again.between(255, 261)) == [1, 1, 1, 1, 1, 1], "each read one token of this ledger"
     assert [again.cut(count).ends_alone for count in range(257, 262)] == [True, False, False, True, False]
-    assert list(again.cut_back(259)) == [256, 1, BESIDE, BESIDE]
+    assert list(again.cut_back(259)) == [256, 1, UNREPEATABLE, UNREPEATABLE]
     assert list(again.cut(100)) == [100]
 
 
