@@ -37,6 +37,8 @@ class Reasons:
         self._reuse = reuse
         self._awake_of = awake_of
         self._of: OrderedDict[SessionUri, deque[Reuse]] = OrderedDict()
+        self._being_explained = 0
+        self._gone: set[str] = set()  # sessions that were forgotten while something was being explained
 
     def of(self, uri: SessionUri) -> tuple[Reuse, ...]:
         """What is remembered of a session, the latest last."""
@@ -46,6 +48,8 @@ class Reasons:
         """Remember nothing of a session any more, nor what others were told that it had read."""
         self._of.pop(uri, None)
         gone = str(uri)
+        if self._being_explained:
+            self._gone.add(gone)
         for requests in self._of.values():
             for at, reuse in enumerate(requests):
                 if reuse.source == gone and reuse.expected_text is not None:
@@ -71,7 +75,7 @@ class Reasons:
             reuse = Reuse(verb, now, "hit", str(live.uri), held, held)
         else:
             found = [*live.state.tokens[:kept], *ids]
-            told = await self._explained(live, live.state.tokens[:], found, kept)
+            told = await self._explained(live, live.uri, live.state.tokens[:], found, kept)
             reuse = _diverged(verb, now, live.uri, kept, held, told, message_index)
             reuse = replace(reuse, became="refused") if refusing else reuse
         self._remember(live.uri, reuse)
@@ -99,11 +103,21 @@ class Reasons:
             return Reuse(verb, now, "hit", str(source), common, len(ledger))
         if common < MIN_COMMON_TOKENS:
             return Reuse(verb, now, "none")
-        told = await self._explained(live, ledger, ids, common)
+        told = await self._explained(live, source, ledger, ids, common)
         return _diverged(verb, now, source, common, len(ledger), told, None)
 
-    async def _explained(self, live: Session, expected: Sequence[int], found: Sequence[int], at: int) -> Explanation:
-        return await self._encoder.with_words(live.model, lambda words: explain(expected, found, at, words))
+    async def _explained(
+        self, live: Session, source: SessionUri, expected: Sequence[int], found: Sequence[int], at: int
+    ) -> Explanation:
+        """Why a ledger was left; without the text of a source that is forgotten meanwhile."""
+        self._being_explained += 1
+        try:
+            told = await self._encoder.with_words(live.model, lambda words: explain(expected, found, at, words))
+            return replace(told, expected_text=None) if str(source) in self._gone else told
+        finally:
+            self._being_explained -= 1
+            if not self._being_explained:
+                self._gone.clear()
 
     def _remember(self, uri: SessionUri, reuse: Reuse) -> None:
         self._of.setdefault(uri, deque(maxlen=MAX_REQUESTS)).append(reuse)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from session_rig import Rigged, ignore, tokens_of
+from session_rig import Gate, Rigged, ignore, tokens_of
 from torpor.daemon import reasons
 from torpor.daemon.errors import ContextOverflow, TranscriptDiverged
 from torpor.daemon.reasons import MAX_REQUESTS
 from torpor.daemon.transcripts import message_of
+from torpor.daemon.why import explain
 
 SYSTEM = message_of("system", "It is 06:30. Be brief.")
 TOKENS = tokens_of(1, 600)
@@ -148,6 +150,30 @@ async def test_no_text_of_a_session_that_is_gone_is_told_of_another_one(open_rig
         told = await last(rig, "b")
         assert (told.outcome, told.common_tokens, told.expected_text) == ("diverged", 200, None)
         assert told.found_text is not None
+
+
+async def test_no_text_of_a_session_that_goes_while_it_is_explained_is_told(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+
+    def explained_slowly(*args: Any) -> Any:
+        gate.pass_through()
+        return explain(*args)
+
+    monkeypatch.setattr(reasons, "explain", explained_slowly)
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.read("a", [*TOKENS[:200], 5, 6, 7])
+        await rig.sleep("a")
+        reading = asyncio.ensure_future(rig.read("b", [*TOKENS[:200], 8, 9]))
+        await gate.reached()
+        await rig.service.delete(session="a")
+        gate.open()
+        await reading
+        told = await last(rig, "b")
+        assert (told.outcome, told.common_tokens, told.expected_text) == ("diverged", 200, None)
+        await rig.read("c", [*TOKENS[:200], 7, 7, 7])
+        assert (await last(rig, "c")).expected_text is not None, "of others it is"
 
 
 async def test_no_text_of_it_gets_into_a_log(open_rig: Any, caplog: pytest.LogCaptureFixture) -> None:
