@@ -20,6 +20,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import mlx.core as mx
@@ -133,7 +134,7 @@ class _Batch:
     tell: Callable[[Event], None]
     rows: list[LiveState | None] = field(default_factory=list)
     caches: batches.Batch = field(default_factory=list)
-    rooms: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    rooms: dict[int, batches.Rooms] = field(default_factory=dict)
     width: int = 0
     idle_rows: int = 0
 
@@ -177,7 +178,7 @@ class _Batch:
         for row in leaving:
             state, self.rows[row] = self.rows[row], None
             if state is not None:
-                self._give_back(state, lambda row=row: batches.extract(self.caches, row))  # type: ignore[misc]
+                self._give_back(state, partial(batches.extract, self.caches, row, self.rooms.pop(id(state))))
         if leaving and not batches.has_places(self.like):
             self.close_ranks()
 
@@ -264,8 +265,9 @@ class _Batch:
         """Give all states their caches back, also those that were about to join, in a batch of their own."""
         held = [row for row, state in enumerate(self.rows) if state is not None]
         states = [*self.states, *joining]
+        rooms = [self.rooms.pop(id(state)) for state in states]
         try:
-            found = batches.take_apart(self.caches, held, merged, range(len(joining)))
+            found = batches.take_apart(self.caches, held, rooms, merged, range(len(joining)))
         except BaseException as error:  # noqa: BLE001 - there is no memory to give them back to
             _LOG.error("The state of %d sessions is lost: %s: %s", len(states), type(error).__name__, error)
             self._lose(states)
@@ -276,7 +278,7 @@ class _Batch:
 
     def _give_back(self, state: LiveState, caches: Callable[[], list[Any]]) -> None:
         try:
-            state.caches = batches.widen(caches(), self.rooms.pop(id(state)))
+            state.caches = caches()
             if state.last_logits is not None:  # a row of what all have in common
                 state.last_logits = _copied(state.last_logits)
         except BaseException as error:  # noqa: BLE001 - there is no memory to give them back to

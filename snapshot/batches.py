@@ -6,7 +6,8 @@ and how much room there is behind them, may differ. A batch has the caches' form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +16,10 @@ from .caches import arrays_of
 from .kinds import kind_of, leaves
 
 Batch = list[Any]
+
+Rooms = Sequence[Sequence[int]]
+"""Of a state's caches, one a layer: how many rows the arrays of each have, those behind its tokens included. As mlx-lm
+gives them back, they would grow from where they end, in memory that nobody has reserved."""
 
 
 def can_batch(caches: Sequence[Any]) -> bool:
@@ -31,6 +36,7 @@ def merge(rows: list[list[Any]]) -> Batch:
         be given back.
     """
     batch: Batch = []
+    rooms = [rooms_of(caches) for caches in rows]
     try:
         for layer in range(len(rows[0])):
             merged = type(rows[0][layer]).merge([caches[layer] for caches in rows])
@@ -39,7 +45,7 @@ def merge(rows: list[list[Any]]) -> Batch:
                 caches[layer] = None
             batch.append(merged)
     except BaseException:
-        for caches, mine in zip(rows, take_apart(batch, range(len(rows))), strict=True):
+        for caches, mine in zip(rows, take_apart(batch, range(len(rows)), rooms), strict=True):
             caches[: len(mine)] = mine
         raise
     return batch
@@ -55,24 +61,27 @@ def extend(batch: Batch, more: Batch) -> None:
 
 
 def take_apart(
-    batch: Batch, rows: Sequence[int], more: Batch | None = None, more_rows: Sequence[int] = ()
+    batch: Batch, rows: Sequence[int], rooms: Sequence[Rooms], more: Batch | None = None, more_rows: Sequence[int] = ()
 ) -> list[list[Any]]:
-    """The caches of these rows, each in memory of its own; the batch is let go of layer by layer, so that no more than
-    one layer is there twice.
+    """The caches of these rows, each in memory of its own, with the rooms that they had; the batch is let go of layer
+    by layer, so that no more than one layer is there twice.
 
     more, more_rows: another batch, some of whose layers `extend` has put behind this one's, which is taken apart too.
+    rooms: of the states of both.
     """
     found: list[list[Any]] = [[] for _ in (*rows, *more_rows)]
     for layer in range(len(batch)):
-        parts = [_extracted(batch[layer], row) for row in rows]
+        places = [(batch[layer], row) for row in rows]
         if more is not None:
             source = batch[layer] if more[layer] is None else more[layer]
             behind = _row_count(batch[layer]) - len(more_rows) if more[layer] is None else 0
-            parts += [_extracted(source, behind + row) for row in more_rows]
+            places += [(source, behind + row) for row in more_rows]
             del source
+        parts = [_extracted(part, row, each[layer]) for (part, row), each in zip(places, rooms, strict=True)]
         mx.eval(arrays_of(parts))
         for mine, part in zip(found, parts, strict=True):
             mine.append(part)
+        del places
         batch[layer] = None
         if more is not None:
             more[layer] = None
@@ -99,6 +108,7 @@ def place(batch: Batch, row: int, caches: list[Any]) -> None:
     Raises:
         As `merge`; the row is nobody's still.
     """
+    rooms = rooms_of(caches)
     try:
         for layer, part in enumerate(batch):
             for (_, into), (_, cache) in zip(leaves([part]), leaves([caches[layer]]), strict=True):
@@ -108,30 +118,22 @@ def place(batch: Batch, row: int, caches: list[Any]) -> None:
     except BaseException:
         for layer, part in enumerate(batch):
             if caches[layer] is None:
-                caches[layer] = _extracted(part, row)
+                caches[layer] = _extracted(part, row, rooms[layer])
                 mx.eval(arrays_of([caches[layer]]))
         raise
 
 
-def extract(batch: Batch, row: int) -> list[Any]:
-    """The caches of one row, in memory of their own, evaluated; the batch still has it."""
-    caches = [_extracted(cache, row) for cache in batch]
+def extract(batch: Batch, row: int, rooms: Rooms | None = None) -> list[Any]:
+    """The caches of one row, in memory of their own, with the rooms they had, evaluated; the batch still has it."""
+    of_layers = repeat(repeat(0)) if rooms is None else rooms
+    caches = [_extracted(cache, row, room) for cache, room in zip(batch, of_layers, strict=False)]
     mx.eval(arrays_of(caches))
     return caches
 
 
-def rooms_of(caches: Sequence[Any]) -> tuple[int, ...]:
-    """How many rows the arrays of each cache have, those behind its tokens included; for `widen`."""
-    return tuple(kind_of(cache).room(cache) for _, cache in leaves(caches))
-
-
-def widen(caches: Sequence[Any], rooms: Sequence[int]) -> list[Any]:
-    """The caches that a batch has given back, with as many rows as they had before it: as they are, they would grow
-    from where they end, in memory that nobody has reserved. One after the other, so that no more than one is there
-    twice."""
-    for (_, cache), rows in zip(leaves(caches), rooms, strict=True):
-        kind_of(cache).widen(cache, rows)
-    return list(caches)
+def rooms_of(caches: Sequence[Any]) -> Rooms:
+    """What `extract` and `take_apart` are to leave of room."""
+    return [[kind_of(part).room(part) for _, part in leaves([cache])] for cache in caches]
 
 
 def retain(batch: Batch, rows: Sequence[int]) -> None:
@@ -173,19 +175,11 @@ def _arrays(cache: Any) -> list[mx.array]:
     return found
 
 
-def _extracted(cache: Any, row: int) -> Any:
-    """A row in memory of its own. A slice that is all of a row would go on holding all rows."""
+def _extracted(cache: Any, row: int, rooms: Iterable[int]) -> Any:
     own = cache.extract(row)
-    for (_, part), (_, mine) in zip(leaves([cache]), leaves([own]), strict=True):
-        if hasattr(mine, "cache"):
-            mine.cache = [_copied(array) for array in mine.cache]
-        elif part.keys.shape[2:] == mine.keys.shape[2:]:
-            mine.keys, mine.values = _copied(mine.keys), _copied(mine.values)
+    for (_, part), (_, mine), room in zip(leaves([cache]), leaves([own]), rooms, strict=False):
+        kind_of(mine).own_row(mine, part, row, room)
     return own
-
-
-def _copied(array: mx.array) -> mx.array:
-    return mx.where(mx.array(True), array, array)
 
 
 def _row_count(cache: Any) -> int:

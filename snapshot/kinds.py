@@ -187,8 +187,14 @@ class Kind:
         """Rows of its span arrays, those behind its tokens included, where a batch gives it back without these."""
         return 0
 
-    def widen(self, cache: Any, rows: int) -> None:
-        """Have span arrays of so many rows at least; evaluated."""
+    def own_row(self, cache: Any, batch: Any, row: int, room: int) -> None:
+        """Have a cache that mlx-lm extracted from that row of a batch hold it in memory of its own, not evaluated: with
+        `room` rows at least, where it has rows behind its tokens. A slice that is all of a row would go on holding all
+        rows of the batch."""
+        if hasattr(cache, "cache"):
+            cache.cache = [_copied(array) for array in cache.cache]
+        elif batch.keys.shape[2:] == cache.keys.shape[2:]:
+            cache.keys, cache.values = _copied(cache.keys), _copied(cache.values)
 
     def fits_place(self, batch: Any, cache: Any) -> bool:
         """Whether the cache is no longer than the rows of the batch, where it `has_places`."""
@@ -242,11 +248,14 @@ class _Plain(_OfKeysAndValues):
     def room(self, cache: Any) -> int:
         return int(cache.keys.shape[-2])
 
-    def widen(self, cache: Any, rows: int) -> None:
-        if rows > cache.keys.shape[-2]:
-            held = int(cache.offset)
-            cache.keys, cache.values = (with_room(array, held, rows) for array in (cache.keys, cache.values))
-            mx.eval(cache.keys, cache.values)
+    def own_row(self, cache: Any, batch: Any, row: int, room: int) -> None:
+        end, held = int(batch._idx), int(cache.offset)
+        if room <= held:
+            super().own_row(cache, batch, row, room)
+            return
+        # From where it lies: what mlx-lm extracts would be copied twice.
+        mine = (array[row : row + 1, :, end - held : end, :] for array in (batch.keys, batch.values))
+        cache.keys, cache.values = (with_room(array, held, room) for array in mine)
 
     def fits_place(self, batch: Any, cache: Any) -> bool:
         return int(cache.offset) <= int(batch._idx)
@@ -263,6 +272,10 @@ def with_room(array: mx.array, token_count: int, capacity: int) -> mx.array:
     room = mx.zeros((*array.shape[:-2], capacity, array.shape[-1]), dtype=array.dtype)
     room[..., :token_count, :] = array[..., :token_count, :]
     return room
+
+
+def _copied(array: mx.array) -> mx.array:
+    return mx.where(mx.array(True), array, array)
 
 
 class _Concatenating(_OfKeysAndValues):
