@@ -241,7 +241,7 @@ class Hibernation:
         except Corruption as error:
             if not entries and not isinstance(error, BlockMissing):
                 raise
-            # What the snapshot would have referred to is damaged or gone, but all of it is in memory here.
+            # What the snapshot would have referred to is damaged, gone or cannot be read, but all of it is in memory.
             return await self._keep_indexed(session, (), emit, last)
 
     async def _keep_indexed(

@@ -8,8 +8,9 @@ in which they were computed before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..memvid.blocks import BlockEntry
-from ..memvid.errors import CorruptBlock, Corruption, SessionNotFound
+from ..memvid.errors import CorruptBlock, Corruption, IndexFailed, StoreError
 from ..memvid.identity import Identity
 from ..memvid.sizes import format_plural
 from ..memvid.store import IndexRow, Receipt, Store
@@ -37,6 +38,17 @@ from .recomputed import Recomputed
 from .sessions import Session
 from .transcripts import TEXT_MAP
 from .unread import Unread, unread_in
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What a ledger stands behind: blocks of a durable version, and by what they were computed."""
+
+    bundle_id: bytes | None
+    blocks: Sequence[BlockEntry]
+    backend: Any
 
 
 class Ledgers:
@@ -59,7 +71,7 @@ class Ledgers:
         make = partial(self._write, session, key, digest)
         try:
             receipt = await self._hibernation.on_indexed_writer(partial(make, relying=True))
-        except (Corruption, SessionNotFound):  # what it would refer to is damaged, set aside or gone
+        except Corruption:  # what it would refer to went, or was damaged, since it was looked at
             receipt = await self._hibernation.on_indexed_writer(partial(make, relying=False))
         self._tell_kept(receipt, why)
         return receipt
@@ -107,20 +119,34 @@ class Ledgers:
         self._bus.publish(LedgerKept(receipt.uri, version, tokens, unread, receipt.bytes_written, why))
 
     def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt:
-        """relying: refer to what is durable."""
-        state, durable = session.state, session.durable if relying else None
-        reused: Sequence[BlockEntry] = ()
-        backend: Any = dict(session.model.backend)
-        if durable is not None:
-            with self._store.open_session(session.uri, durable.version) as reader:
-                reused = _still_held(session, reader.entries)
-                backend = reader.manifest.session.get("backend")
-        held = _tokens_in(reused)
-        kept = session.to_map() | {"backend": backend}
+        """relying: refer to what is durable, where that can be read."""
+        state, rest = session.state, self._rest_of(session) if relying else None
+        rest = rest or _Rest(None, (), dict(session.model.backend))
+        held = _tokens_in(rest.blocks)
+        kept = session.to_map() | {"backend": rest.backend}
         behind, passes = state.tokens[held:], state.passes.after(held)
         unread = Unread(held, behind, passes, key, digest, session.text_map, session.turn_open)
-        parent = durable.bundle_id if durable is not None else None
-        return self._put(session.uri, session.model.identity, parent, reused, kept | {"turn_open": False}, unread)
+        kept["turn_open"] = False
+        return self._put(session.uri, session.model.identity, rest.bundle_id, rest.blocks, kept, unread)
+
+    def _rest_of(self, session: Session) -> _Rest | None:
+        """What is durable of the session; None where nothing is, or it cannot be read, whatever the reason: the ledger
+        has all of it.
+
+        Raises:
+            IndexFailed: nothing can be written either, until it is made anew.
+        """
+        if (durable := session.durable) is None:
+            return None
+        try:
+            with self._store.open_session(session.uri, durable.version) as reader:
+                blocks = _still_held(session, reader.entries)
+                return _Rest(durable.bundle_id, blocks, reader.manifest.session.get("backend"))
+        except IndexFailed:
+            raise
+        except StoreError as error:
+            _LOG.warning("the ledger of %s rests on nothing: %s: %s", session.uri, error.code, error.message)
+            return None
 
     def _write_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
         with self._store.open_session(row.uri, row.version) as reader:

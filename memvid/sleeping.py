@@ -25,7 +25,7 @@ from typing import Any, Final
 from .. import __version__
 from .blocks import BlockDraft, BlockEntry, require_chain
 from .budget import Meter
-from .bundle import FilePool, FrameFile
+from .bundle import BundleFile, FilePool, FrameFile
 from .codecs import Codec
 from .core import StoreCore
 from .durable import TempFile
@@ -231,8 +231,8 @@ def with_name_of_its_own(core: StoreCore, manifest: Manifest) -> Manifest:
 
 
 def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
-    """Those of the blocks that are not any more where `places` says. To be asked while committing: what is there then,
-    and pinned, stays until the row that refers to it stands in the index."""
+    """Those of the blocks that cannot be read any more where `places` says. To be asked while committing: what is there
+    then, and pinned, stays until the row that refers to it stands in the index."""
     moved: list[bytes] = []
     by_holder: dict[bytes, list[bytes]] = {}
     for block_id, holder in places.items():
@@ -241,7 +241,7 @@ def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
         try:
             with contextlib.closing(core.open_frames(holder)) as file:
                 moved += [block_id for block_id in block_ids if block_id not in file.frames]
-        except Corruption:
+        except StoreError:  # damaged, gone, or one that the system refuses to read
             moved += block_ids
     return moved
 
@@ -328,14 +328,14 @@ def _places_of_reused(
 
     Raises:
         InvalidDraft: they are not.
-        BlockMissing, BundleMissing, Corruption: what would be referred to is not there.
+        BlockMissing, BundleMissing, Corruption: what would be referred to is not there, or cannot be read.
     """
     if not request.reused:
         return {}
     if request.parent is None:
         raise InvalidDraft("reused blocks must come from the parent bundle, and none is named.", field="parent")
     pin(request.parent)
-    with contextlib.closing(core.open_bundle(request.parent)) as parent:
+    with contextlib.closing(_open_parent(core, request.parent)) as parent:
         manifest = parent.manifest
         if manifest is None:
             raise BundleMissing(
@@ -355,6 +355,21 @@ def _places_of_reused(
         held = {entry.id: entry.bundle_id for entry in parent.entries}
         places = {entry.id: held[entry.id] for entry in request.reused}
     return {block_id: _holder_now(holdings, block_id, place, request.parent) for block_id, place in places.items()}
+
+
+def _open_parent(core: StoreCore, bundle_id: bytes) -> BundleFile:
+    """Open what is only referred to. That the system refuses to must not keep from its sleep a state that does not need
+    it: whoever has all blocks writes them."""
+    try:
+        return core.open_bundle(bundle_id)
+    except Corruption:
+        raise
+    except StoreError as error:
+        raise BlockMissing(
+            f"Nothing can refer to the blocks of the bundle {bundle_id.hex()}: {error.message}",
+            bundle_id=bundle_id.hex(),
+            reason=error.code,
+        ) from error
 
 
 def _is_beginning(reused: Iterable[BlockEntry], chain: Iterable[BlockEntry]) -> bool:

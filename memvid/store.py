@@ -167,8 +167,8 @@ class Store:
 
         Raises:
             InvalidDraft, LimitExceeded: what was handed in; nothing was written.
-            BlockMissing, BundleMissing: a block that was reused, or found in the store, was deleted under it; nothing
-                was written, and with all blocks handed in anew it can be tried again.
+            BlockMissing, BundleMissing: a block that was reused, or found in the store, was deleted under it or cannot
+                be read; nothing was written, and with all blocks handed in anew it can be tried again.
             NoSpace, BudgetExceeded, StoreIoError, ReadBackFailed: the store is as it was before.
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import importlib
 import json
+import os
 import random
 import sys
 import threading
@@ -18,6 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from blake3 import blake3
 from torpor.daemon.events import Notice
 from torpor.daemon.models import LoadedModel
@@ -131,6 +134,32 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+def make_unreadable(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have the system or the store refuse to open a file whose bytes are sound; what is returned undoes it. how: what
+    `cp -al` of the store makes of it, or a link in its place, or a disk that cannot read it."""
+    other = path.with_suffix(".kept")
+    if how == "hard link":
+        os.link(path, other)
+        return other.unlink
+    if how == "symlink":
+        path.rename(other)
+        path.symlink_to(other)
+        return lambda: os.replace(other, path)
+    open_as_before = os.open
+
+    def refuse(name: Any, flags: int, *args: Any, **options: Any) -> int:
+        if str(name).endswith(path.name) and not flags & os.O_WRONLY:
+            raise OSError(errno.EIO, "bad sector")
+        return open_as_before(name, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    return lambda: monkeypatch.setattr(os, "open", open_as_before)
+
+
+UNREADABLE = ("hard link", "symlink", "bad sector")
+"""Of `make_unreadable`."""
 
 
 async def until(condition: Callable[[], bool]) -> None:

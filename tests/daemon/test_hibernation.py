@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Gate, Rigged, ignore, tokens_of, until
+from session_rig import UNREADABLE, Gate, Rigged, ignore, make_unreadable, tokens_of, until
 from torpor.daemon import hibernation
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.errors import TorporError
-from torpor.memvid.errors import BlockMissing, Corruption, NoSpace, ReadBackFailed
+from torpor.memvid.durable import TempFile
+from torpor.memvid.errors import BlockMissing, Corruption, NoSpace, ReadBackFailed, StoreIoError
 from torpor.memvid.store import Store
 from torpor.snapshot import memory, restore
 from torpor.snapshot.capture import StateSource
@@ -104,9 +106,9 @@ async def test_sleeps_that_wait_for_each_other_do_not_keep_a_wake_waiting(
         await asyncio.gather(sleeping, *waiting)
 
 
-@pytest.mark.parametrize("damage", ["payload head", "gone"])
-async def test_a_session_sleeps_even_if_the_bundle_it_would_refer_to_is_damaged_or_gone(
-    open_rig: Any, damage: str
+@pytest.mark.parametrize("damage", ["payload head", "gone", *UNREADABLE])
+async def test_a_session_sleeps_even_if_the_bundle_it_would_refer_to_is_damaged_or_gone_or_not_to_be_read(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     """All of it is in memory: it is written anew, and wakes whole."""
     async with open_rig() as rig:
@@ -117,6 +119,8 @@ async def test_a_session_sleeps_even_if_the_bundle_it_would_refer_to_is_damaged_
         (path,) = Path(rig.service._store.path).rglob(f"{first.bundle_id}.mvb")
         if damage == "gone":
             path.unlink()
+        elif damage in UNREADABLE:
+            make_unreadable(path, damage, monkeypatch)
         else:
             data = bytearray(path.read_bytes())
             data[-200] ^= 1  # in the manifest
@@ -127,6 +131,27 @@ async def test_a_session_sleeps_even_if_the_bundle_it_would_refer_to_is_damaged_
         assert (receipt.blocks_reused, receipt.token_count) == (0, 603)
         await rig.wake("a")
         assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_a_disk_that_fails_to_write_is_asked_once(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what cannot be read is done without."""
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        await rig.sleep("a")
+        await rig.wake("a")
+        await rig.write("a", 3)
+        asked: list[int] = []
+
+        def fail(*_: Any) -> Any:
+            asked.append(1)
+            raise StoreIoError("Cannot write: input/output error.", errno=errno.EIO, action="write", path="x")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(TempFile, "append", fail)
+            with pytest.raises(StoreIoError):
+                await rig.sleep("a")
+        assert len(asked) == 1
+        assert (await rig.sleep("a")).token_count == 603
 
 
 async def test_what_an_unchanged_session_relies_on_is_looked_at_before_its_memory_is_freed(open_rig: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, ignore, listening, tokens_of, until
+from session_rig import SAMPLED, UNREADABLE, Gate, Rigged, ignore, listening, make_unreadable, tokens_of, until
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
 from torpor.daemon.hibernation import LastSleep
 from torpor.daemon.sessions import Session
@@ -219,6 +219,26 @@ async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_res
     async with open_rig() as rig:
         await rig.wake("a")
         assert ledger(rig, "a") == had
+
+
+@pytest.mark.parametrize("within", [None, 0.0])
+@pytest.mark.parametrize("how", UNREADABLE)
+async def test_a_stop_needs_no_old_version_to_keep_what_is_in_memory(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, how: str, within: float | None
+) -> None:
+    async with open_rig(stop_within_s=within) as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.wake("a")
+        await rig.write("a", 40)
+        had = await rig.fingerprint("a")
+        mend = make_unreadable(_only_bundle(store), how, monkeypatch)
+        report = await rig.service.close()
+        assert (report.failed, list(report.ledgers)) == ({}, [] if within is None else [uri("a")])
+    mend()
+    async with open_rig() as rig:
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == had
 
 
 async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import gc
+import os
 import threading
 import types
 import weakref
@@ -91,6 +92,31 @@ def test_a_block_that_nobody_holds_any_more_cannot_be_reused(store: Store) -> No
     with pytest.raises(BlockMissing):
         sleep(store, 1200, before=second)
     assert not list(Path(store.path).rglob("*.tmp"))
+
+
+def test_blocks_of_a_bundle_that_the_system_refuses_to_open_cannot_be_reused_which_is_told_apart_from_its_writing(
+    store: Store, tmp_path: Path
+) -> None:
+    first = sleep(store, 600)
+    os.link(making.bundle_path(store, first.bundle_id), tmp_path / "backup.mvb")
+    with pytest.raises(BlockMissing) as refused:
+        sleep(store, 900, before=first)
+    assert refused.value.details["reason"] == "unsafe_path"
+    write(store, URI, drafts(900), 900, parent=first.bundle_id)
+    require_awake(store, 900)
+
+
+def test_what_becomes_unreadable_while_a_version_is_written_is_written_too(store: Store, tmp_path: Path) -> None:
+    """It was found in the store, and is in memory as well."""
+    first = sleep(store, 600)
+
+    def blocks() -> Iterator[BlockDraft]:
+        yield from drafts(900)
+        os.link(making.bundle_path(store, first.bundle_id), tmp_path / "backup.mvb")
+
+    receipt = write(store, OTHER_URI, blocks(), 900)
+    assert (receipt.blocks_new, receipt.blocks_reused) == (5, 0)
+    require_awake(store, 900, uri=OTHER_URI)
 
 
 def test_state_records_may_be_left_out_of_what_is_reused_and_nothing_else(store: Store) -> None:
