@@ -169,6 +169,7 @@ class Conversing:
             rewound=False,
             slept_by=None,
             differs=(),
+            elsewhere_tokens=0,
             loss=None,
             lossy=None,
             held_bytes=0,

@@ -255,6 +255,7 @@ class Healing:
         finally:
             reader.close()
         session.recomputed = Recomputed(row.version, start, len(found.tokens) - start, same)
+        session.came_from(reader.manifest.session, start)
         session.unchanged_tokens, session.dirty = start, True
         return await self._hibernation.sleep(session, _ignore, cause="heal"), session.recomputed
 

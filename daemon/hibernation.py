@@ -28,7 +28,7 @@ from ..memvid.uri import SessionUri
 from ..snapshot import restore
 from ..snapshot.canary import Policy, Verdict
 from ..snapshot.capture import Cut, cut
-from ..snapshot.identity import Difference, circumstances_in, decide_bits, require_circumstances, require_same
+from ..snapshot.identity import Difference, decide_bits, require_circumstances, require_same
 from ..snapshot.lossy import Loss, worst
 from ..snapshot.state import LiveState, token_array
 from . import canary
@@ -388,7 +388,7 @@ class Hibernation:
             brought = await self._recompute(reader, plan, model)
         brought = brought or await self._restore(reader, prospect, model, begun, emit)
         session = Session.woken(uri, model, brought.state, durable_of(reader, plan.read_bytes), kept)
-        session.differs, session.slept_by = prospect.differs, circumstances_in(kept.get("backend"))
+        session.came_from(kept, brought.unchanged_tokens)
         session.loss = _loss_of(session, plan)
         session.unchanged_tokens = brought.unchanged_tokens
         session.recomputed = brought.recomputed or session.recomputed

@@ -17,12 +17,13 @@ import mlx.core as mx
 
 from ..errors import TorporError
 from ..memvid.bundle import BundleReader
+from ..memvid.manifest import Manifest
 from ..memvid.salvaged import salvaged_from
 from ..memvid.uri import SessionUri
 from ..snapshot.canary import Expectation, Verdict, agree
 from ..snapshot.capture import cut
 from ..snapshot.checkpoints import Checkpoint
-from ..snapshot.identity import Difference, decide_bits
+from ..snapshot.identity import Difference, decide_bits, tokens_from_elsewhere
 from ..snapshot.memory import readable
 from ..snapshot.passes import UNREPEATABLE
 from ..snapshot.proof import Sameness, compare
@@ -101,16 +102,16 @@ class Recomputing:
             behind=Calls.of([*behind, *after]),
             again=Calls.of([*known.runs(), *after]),
             obstacle=_obstacle(reader, plan, at_token),
-            inexact=self._inexact(reader.manifest.uri, plan, differs),
+            inexact=self._inexact(reader.manifest, plan, differs),
         )
         return choose(work, self.measured.of(model), self.policy)
 
-    def _inexact(self, uri: SessionUri, plan: WakePlan, differs: tuple[Difference, ...]) -> str | None:
-        if decide_bits(differs):
+    def _inexact(self, manifest: Manifest, plan: WakePlan, differs: tuple[Difference, ...]) -> str | None:
+        if decide_bits(differs) or tokens_from_elsewhere(manifest.session):
             return "another device, library or version computed what is stored, maybe to other bits"
         if unrepeatable := sum(count for size, count in plan.passes.runs() if size == UNREPEATABLE):
             return unrepeatable_calls(unrepeatable)
-        if uri in self._refuted:
+        if manifest.uri in self._refuted:
             return "what was computed of it since the daemon began was not, bit for bit, what is stored"
         return None
 

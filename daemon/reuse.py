@@ -27,7 +27,7 @@ from ..memvid.uri import SessionUri
 from ..snapshot import restore
 from ..snapshot.borrowing import borrow
 from ..snapshot.errors import NotEnoughMemory
-from ..snapshot.identity import decide_bits, require_circumstances
+from ..snapshot.identity import decide_bits, require_circumstances, tokens_from_elsewhere
 from ..snapshot.passes import Passes
 from ..snapshot.state import LiveState, token_array
 from .bus import Bus
@@ -170,7 +170,7 @@ class PrefixReuse:
     async def _from_memory(
         self, session: Session, live: Session, wanted: Sequence[int], count: int
     ) -> LiveState | None:
-        if live.loss is not None or decide_bits(live.differs) or live.salvaged is not None:
+        if live.loss is not None or live.elsewhere_tokens or live.salvaged is not None:
             return None
         source = live.state
         usable = self._usable(session, source.tokens, source.passes, wanted, count)
@@ -209,7 +209,8 @@ class PrefixReuse:
         with self._store.open_session(uri) as reader:
             kept = reader.manifest.session
             differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=False)
-            if kept.get(LOSSY) is not None or decide_bits(differs) or kept.get(SALVAGED) is not None:
+            is_from_elsewhere = decide_bits(differs) or tokens_from_elsewhere(kept) > 0
+            if kept.get(LOSSY) is not None or is_from_elsewhere or kept.get(SALVAGED) is not None:
                 return None
             plan_at = _planner(reader, model)
             whole = plan_at(None)

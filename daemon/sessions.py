@@ -17,7 +17,14 @@ from ..memvid.uri import SessionUri
 from ..snapshot.caches import growth_bytes, resident_bytes
 from ..snapshot.checkpoints import Checkpoints
 from ..snapshot.errors import MalformedSnapshot
-from ..snapshot.identity import Difference
+from ..snapshot.identity import (
+    ELSEWHERE,
+    Difference,
+    circumstances_in,
+    compare,
+    decide_bits,
+    tokens_from_elsewhere,
+)
 from ..snapshot.lossy import Loss, LossyTokens
 from ..snapshot.state import LiveState
 from .admission import Request, current
@@ -88,6 +95,7 @@ class Session:
     rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
         nothing has changed, so that what was woken is what the next wake gives.
     differs: what computed the snapshot that it was woken from otherwise than what computes here.
+    elsewhere_tokens: its first tokens that something else computed than what computes here, maybe to other bits.
     loss: which of its tokens were ever kept in few bits; None for a session that is exact.
     lossy: tokens in the form in which the next sleep keeps them; None where it keeps what is new exact.
     recomputed: what of it was computed again after damage; None where nothing was.
@@ -115,6 +123,7 @@ class Session:
     rewound: bool = False
     slept_by: Mapping[str, str] | None = None
     differs: tuple[Difference, ...] = ()
+    elsewhere_tokens: int = 0
     loss: Loss | None = None
     lossy: LossyTokens | None = None
     forked_from: Origin | None = None
@@ -191,6 +200,17 @@ class Session:
             return dict(self.model.backend)
         return dict(self.slept_by)
 
+    def came_from(self, kept: Mapping[str, Any], restored_tokens: int) -> None:
+        """Take down what had computed a snapshot, by its session map, so many of whose first tokens it has just so.
+
+        Raises:
+            MalformedSnapshot: the map is not one that `to_map` makes.
+        """
+        self.slept_by = circumstances_in(kept.get("backend"))
+        self.differs = compare(self.slept_by, self.model.backend).differing
+        elsewhere = len(self.state.tokens) if decide_bits(self.differs) else tokens_from_elsewhere(kept)
+        self.elsewhere_tokens = min(elsewhere, restored_tokens)
+
     def to_map(self) -> dict[str, Any]:
         """What a snapshot keeps of the session beside its model state."""
         return {
@@ -201,6 +221,7 @@ class Session:
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
             **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
+            **({ELSEWHERE: self.elsewhere_tokens} if self.elsewhere_tokens else {}),
             **({LOSSY: self.loss.to_map()} if self.loss else {}),
             **({FORKED_FROM: self.forked_from.to_map()} if self.forked_from else {}),
             **({RECOMPUTED: self.recomputed.to_map()} if self.recomputed else {}),

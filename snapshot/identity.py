@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from ..memvid.identity import Identity
-from .errors import IdentityMismatch
+from ..memvid.limits import MAX_TOKENS
+from .errors import IdentityMismatch, MalformedSnapshot
 from .kv_format import PLAIN, serving
 
 Side = Literal["meaning", "representation"]
@@ -144,6 +145,9 @@ _PARTS: Final = {part.name: part for part in PARTS}
 CIRCUMSTANCES: Final = frozenset(part.name for part in PARTS if part.policy == "may_differ")
 """The parts that are kept in the session map, as `backend`, and not in the identity."""
 
+ELSEWHERE: Final = "elsewhere"
+"""The key of a session map for `tokens_from_elsewhere`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -258,6 +262,19 @@ def circumstances_in(stored: object) -> dict[str, str]:
         for name, value in stored.items()
         if name in CIRCUMSTANCES and isinstance(value, str) and len(value) <= MAX_CIRCUMSTANCE_CHARS
     }
+
+
+def tokens_from_elsewhere(session: Mapping[str, Any]) -> int:
+    """How many of a snapshot's first tokens something else computed than what its session map names (`backend`), and
+    maybe to other bits: it was woken there and went on. 0 where that made all of it.
+
+    Raises:
+        MalformedSnapshot: what stands in the map is no such number.
+    """
+    count = session.get(ELSEWHERE, 0)
+    if type(count) is not int or not 0 <= count <= MAX_TOKENS:
+        raise MalformedSnapshot(f"The snapshot says of {count!r} tokens that they were computed elsewhere.")
+    return count
 
 
 def _refuse(differing: Sequence[Difference], model: str) -> NoReturn:

@@ -30,7 +30,7 @@ from .canary import Expectation
 from .checkpoints import Checkpoint
 from .errors import ContextTooShort, MalformedSnapshot, NonFiniteState, NoSuchPosition
 from .finite import is_drawable
-from .identity import require_same
+from .identity import require_same, tokens_from_elsewhere
 from .kinds import Record, dtype_named, kind_named, kind_of, leaves
 from .layout import ArrayLayout, CacheLayout
 from .lossy import Loss, StoredArray, expand
@@ -318,12 +318,16 @@ class Filling:
     def _expect(self, reader: BundleReader, state: BlockEntry, *, hashed: bool) -> None:
         if not self.plan.has_logits:
             return
+        # What computed a record is told of the end alone; and not even there of one that was the end of a snapshot
+        # before it went on elsewhere, and is so again.
+        manifest = reader.manifest
+        is_told = state.start == manifest.token_count and state.start > tokens_from_elsewhere(manifest.session)
         if not self.plan.has_canary:
             # The last token is run again alone: the same bits only if it was read alone.
-            self.expected = Expectation(bytes(self._logits), self.plan.passes.cut(state.start).ends_alone, hashed)
+            is_exact = is_told and self.plan.passes.cut(state.start).ends_alone
+            self.expected = Expectation(bytes(self._logits), is_exact, hashed)
         elif logits := reader.read_slot(state, CANARY_SLOT):
-            # A checkpoint may have been computed before the session was woken elsewhere; what is told is of the end.
-            self.expected = Expectation(bytes(logits), state.start == reader.manifest.token_count, hashed)
+            self.expected = Expectation(bytes(logits), is_told, hashed)
 
     def assemble(self, caches: list[Any], random_key: mx.array) -> LiveState:
         """The caches, over the filled memory, cut back to where they resume, with ledger, logits and random key.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recompute_rig import teach
 from session_rig import ignore, tokens_of
+from test_scrubbing import damage
 from torpor.daemon import backend
 from torpor.daemon.backend import describe
 from torpor.memvid.uri import SessionUri
@@ -90,6 +93,67 @@ async def test_whoever_is_strict_is_refused_what_another_backend_computed(
         await rig.sleep("a")
         woken = await rig.service.wake(session="a", strict=True, emit=ignore)
     assert woken.differs == (), "it has slept here since"
+
+
+@pytest.mark.parametrize("goes_on", ["awake", "asleep", "woken again", "forked", "cut at a look", "healed"])
+async def test_what_another_backend_began_is_nobodys_prefix_however_it_goes_on(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, goes_on: str
+) -> None:
+    """One token that is computed here does not make the others so."""
+    text = tokens_of(1, 300)
+    await sleep_elsewhere(open_rig, monkeypatch)
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.service._reuse.learned()
+        await rig.wake("a")
+        await rig.service.append(session="a", tokens=[5, *tokens_of(2, 300)], emit=ignore)
+        if goes_on != "awake":
+            await rig.sleep("a")
+        if goes_on == "woken again":
+            assert (await rig.wake("a")).differs == ()
+        if goes_on == "forked":
+            await rig.service.fork(session="a", name="b", emit=ignore)
+            await rig.service.delete(session="a")
+            await rig.wake("b")
+        if goes_on == "cut at a look":
+            await rig.wake("a", at_token=280)
+            await rig.service.append(session="a", tokens=[6], emit=ignore)
+            await rig.sleep("a")
+        if goes_on == "healed":
+            await asyncio.to_thread(damage, store, "a", span=-1)
+            await rig.service._healing.mend(SessionUri("default", "a"))
+            assert (await rig.service.show(session="a")).info.version == 3
+        await rig.service.create(session="late")
+        read = await rig.service.append(session="late", tokens=[*text, 1, 2, 3], emit=ignore)
+        assert read.cached_tokens == 0
+
+
+async def test_what_is_computed_here_from_its_first_token_is_a_prefix_again(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first block is damaged, so all of it is computed again."""
+    await sleep_elsewhere(open_rig, monkeypatch)
+    damage(store, "a", span=0)
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.service._healing.mend(SessionUri("default", "a"))
+        await rig.wake("a")
+        assert rig.live("a").elsewhere_tokens == 0
+        await rig.service.create(session="late")
+        read = await rig.service.append(session="late", tokens=[*tokens_of(1, 300), 1], emit=ignore)
+        assert read.cached_tokens == 256
+
+
+async def test_what_another_backend_began_is_not_said_to_be_computed_again_to_the_bit(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sleep_elsewhere(open_rig, monkeypatch)
+    async with open_rig(recompute="exact") as rig:
+        await rig.wake("a")
+        await rig.service.append(session="a", tokens=[5], emit=ignore)
+        await rig.sleep("a")
+        teach(rig, slow_disk=True)
+        plan = await rig.service.plan_wake(session="a")
+        assert (plan.way, plan.differs) == ("restore", ())
+        assert "another device, library or version computed" in plan.reason
 
 
 async def test_blocks_are_shared_whatever_computed_them(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,32 @@ async def test_a_session_that_only_passes_through_another_place_wakes_in_both(op
         assert here["processor"] != "another"
 
 
+@pytest.mark.parametrize("kind", ["gemma3_text", "lfm2"])
+async def test_a_ledger_that_follows_a_checkpoint_of_another_place_wakes(open_kind: Any, kind: str) -> None:
+    """The version's own end is that checkpoint; what the session map says of its end was computed here."""
+
+    def move(rig: Rigged) -> None:
+        elsewhere(rig, processor="another")
+        disturb(rig, TOLERANCE["float32"] / 10)
+
+    async with open_kind(kind) as rig:
+        await asleep(rig, 1000)
+        move(rig)
+        await rig.wake("s")
+        await rig.service.append(session="s", tokens=[1, 2], emit=ignore)
+        await rig.sleep("s")
+    async with open_kind(kind, stop_within_s=0) as rig:
+        move(rig)
+        await rig.wake("s", at_token=520)
+        await rig.service.append(session="s", tokens=[3, 4], emit=ignore)
+    async with open_kind(kind) as rig:
+        move(rig)
+        (info,) = await rig.service.list_sessions()
+        assert (info.token_count, info.unread_tokens) == (522, 10)
+        woken = await rig.wake("s")
+        assert (woken.token_count, woken.canary) == (522, "within_tolerance")
+
+
 async def test_a_write_whose_checkpoint_fails_has_not_written_that_token_qc9(open_kind: Any) -> None:
     """At token 512 a checkpoint is due, and its canary fails: the ledger ends before the token that nobody was told."""
     async with open_kind("lfm2") as rig:

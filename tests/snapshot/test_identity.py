@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from torpor.memvid import Identity
 from torpor.memvid.limits import MAX_IDENTITY_PARTS
-from torpor.snapshot.errors import IdentityMismatch
+from torpor.snapshot.errors import IdentityMismatch, MalformedSnapshot
 from torpor.snapshot.identity import (
     CIRCUMSTANCES,
+    ELSEWHERE,
     PARTS,
     Difference,
     circumstances_in,
@@ -19,6 +20,7 @@ from torpor.snapshot.identity import (
     policy_of,
     require_circumstances,
     require_same,
+    tokens_from_elsewhere,
 )
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "identity.md"
@@ -160,6 +162,13 @@ def test_circumstances_that_we_did_not_write_count_as_missing_gm11(stored: objec
     assert circumstances_in(stored) == {}
     found = require_circumstances(stored, HERE, model="m", strict=False)
     assert [(each.field, each.stored) for each in found] == [("device", None), ("mlx", None)]
+
+
+def test_how_much_was_computed_elsewhere_is_a_number_of_tokens_or_refused() -> None:
+    assert [tokens_from_elsewhere(kept) for kept in ({}, {ELSEWHERE: 7}, {"backend": {}})] == [0, 7, 0]
+    for wrong in (-1, True, 1.0, "7", None, 2**40):
+        with pytest.raises(MalformedSnapshot):
+            tokens_from_elsewhere({ELSEWHERE: wrong})
 
 
 def test_what_is_kept_beside_the_identity_is_all_that_may_differ_and_nothing_else() -> None:
