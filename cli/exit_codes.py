@@ -99,7 +99,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         (
             "client_busy", "connection_evicted", "daemon_busy", "daemon_still_running", "engine_busy", "memory_busy",
             "model_in_use",
-            "model_files_changing",
+            "model_files_changing", "repair_put_off",
             "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down", "stop_deadline",
             "store_busy", "too_many_connections", "too_many_requests", "too_many_subscribers",
         ),

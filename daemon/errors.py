@@ -155,6 +155,13 @@ class NotRecomputable(DaemonError):
     code = "not_recomputable"
 
 
+class RepairPutOff(DaemonError):
+    """A repair would give up what can be computed again, only not now; nothing was changed. `sessions`: of which, by
+    their URIs, with why not."""
+
+    code = "repair_put_off"
+
+
 class UnknownEvent(DaemonError):
     """No event has such a name."""
 

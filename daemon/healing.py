@@ -11,9 +11,10 @@ Of one that ends in a ledger alone (`ledgers.py`), what is damaged becomes part 
 state was: it is computed at the next use.
 
 What cannot be computed again (the ledger itself is damaged, or the record at its end) is left to the repair: it saves
-the longest sound beginning, and puts the damaged file into quarantine. Where only this daemon cannot (another model, no
-memory, no room on the disk), nothing is touched. A repair sees to the whole store, so all that is damaged in it comes
-first, whichever session it was found in.
+the longest sound beginning, and puts the damaged file into quarantine. Where it is only not to be had now (no memory or
+room on the disk, a model that cannot be loaded, a daemon that stops), nothing is touched, whoever asks. Where this
+daemon never can (a model that it does not serve), a repair that somebody asks for goes on, and none that nobody does.
+A repair sees to the whole store, so all that is damaged in it comes first, whichever session it was found in.
 """
 
 from __future__ import annotations
@@ -21,16 +22,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from ..errors import TorporError
 from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
-from ..memvid.errors import BudgetExceeded, NoSpace, SessionNotFound, StoreError
+from ..memvid.errors import Corruption, ReadBackFailed, SessionNotFound, StoreError, UnsafePath, UnsupportedFormat
 from ..memvid.salvaged import salvaged_of
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
+from ..snapshot.errors import (
+    CanaryFailed,
+    ContextTooShort,
+    IdentityMismatch,
+    LayoutMismatch,
+    MalformedSnapshot,
+    UnsupportedCache,
+)
 from ..snapshot.identity import require_same
 from ..snapshot.passes import Passes, tokens_of
 from ..snapshot.restore import read_checkpoint
@@ -38,7 +48,7 @@ from ..snapshot.state import LiveState, token_array
 from .admission import standing_back
 from .bus import Bus, code_of
 from .engine import Engine
-from .errors import NotRecomputable
+from .errors import NotRecomputable, RepairPutOff, SessionBusy, UnknownModel, sentence_of
 from .events import HealFailed, SessionHealed, StoreRepaired
 from .hibernation import Hibernation, WakeOrder, durable_of
 from .maintenance import Maintenance
@@ -52,6 +62,26 @@ from .unread import unread_in
 from .waiting import to_the_end
 
 _LOG = logging.getLogger(__name__)
+
+Left = Literal["settled", "not_here", "not_now"]
+
+_CANNOT_BE: Final = (Corruption, NotRecomputable, SessionNotFound)
+_NOT_HERE: Final = (
+    UnknownModel,
+    IdentityMismatch,
+    LayoutMismatch,
+    UnsupportedCache,
+    MalformedSnapshot,
+    ContextTooShort,
+    CanaryFailed,
+    UnsupportedFormat,
+    UnsafePath,  # which a repair leaves alone, with all that may need it
+)
+
+_MAX_TOLD: Final = 4
+"""Sessions that the sentence of a refusal names."""
+_MOST_LISTED: Final = 1_000
+"""Sessions that its details name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +99,18 @@ class _Found:
         """Where reading can go on in the very calls in which it was done: where one of them ended, and, for caches that
         cannot be cut back, there is a record."""
         return whole_calls(passes, self.first_broken) if by_token else max(self.records, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What is left to a repair of a session that was damaged: `settled`: what it finds, for it is healed or cannot be;
+    `not_here`: what another daemon could heal; `not_now`: what this one can another time, and why it did not."""
+
+    left: Left = "settled"
+    why: str = ""
+
+
+_SETTLED: Final = _Outcome()
 
 
 class Healing:
@@ -99,8 +141,8 @@ class Healing:
             StoreError: the store cannot be repaired now. ServiceClosed: the daemon stops.
         """
         with standing_back():
-            settled = await self._heal([uri])
-        if settled:
+            left = await self._heal([uri])
+        if all(each.left == "settled" for each in left.values()):
             report = await to_the_end(self._maintenance.run(self._store.repair))
             kinds = [action.kind for action in report.actions]
             self._bus.publish(
@@ -115,42 +157,44 @@ class Healing:
 
     async def heal(self) -> None:
         """Heal all sessions of which the newest version is damaged, as far as this daemon can, before a repair that
-        somebody has asked for gives up what it does not find."""
-        await self._heal([])
+        somebody has asked for gives up what it does not find.
 
-    async def _heal(self, suspects: Sequence[SessionUri]) -> bool:
-        """Heal the suspects, and all sessions that are found damaged; whether a repair may take what is left."""
-        settled = True
-        for each in await asyncio.to_thread(self._damaged, suspects):  # a wake needs the threads that read for it
-            settled = await self._heal_in_turn(each) and settled
-        return settled
+        Raises:
+            RepairPutOff: some could be healed, only not now; no repair is to give them up.
+        """
+        left = await self._heal([])
+        if put_off := {uri: each.why for uri, each in left.items() if each.left == "not_now"}:
+            raise _put_off(put_off)
 
-    async def _heal_in_turn(self, uri: SessionUri) -> bool:
-        """Heal one; whether a repair may take what is left of its damaged version."""
+    async def _heal(self, suspects: Sequence[SessionUri]) -> dict[SessionUri, _Outcome]:
+        """Heal the suspects, and all sessions that are found damaged."""
+        damaged = await asyncio.to_thread(self._damaged, suspects)  # a wake needs the threads that read for it
+        return {each: await self._heal_in_turn(each) for each in damaged}
+
+    async def _heal_in_turn(self, uri: SessionUri) -> _Outcome:
         begun = time.monotonic()
         try:
             async with self._residency.turn(uri) as use:
                 row = self._store.find_session(uri)
                 if row is None:
-                    return True  # deleted meanwhile
+                    return _SETTLED  # deleted meanwhile
                 live = await self._residency.live(uri)
                 if live is not None and live.holds_all_of(row.bundle_id):
                     return await to_the_end(self._keep_awake(live))
                 found = await self._hibernation.on_io(lambda: self._look(row))
                 if found is None:
-                    return True
+                    return _SETTLED
                 if found.end is None:
                     await to_the_end(self._heal_ledger(row, found))
-                    return True
+                    return _SETTLED
                 async with self._residency.room_to_wake(use, row) as model:
                     if self._residency.require_row(uri).version != row.version:
-                        return False  # it gave its memory to others meanwhile, and slept: another time
+                        raise SessionBusy(f"{uri} gave its memory to others and slept meanwhile.", session=str(uri))
                     receipt, told = await to_the_end(self._compute(row, found, found.end, model))
                 self._lead_on(uri, row, receipt, told.start)
         except TorporError as error:
             self._tell_failure(uri, error)
-            # where there is only no room for it now, a repair, which asks for none, would give it up
-            return isinstance(error, StoreError | NotRecomputable) and not isinstance(error, NoSpace | BudgetExceeded)
+            return _outcome_of(error)
         self.healed += 1
         _LOG.warning("%s was damaged, and is healed as version %d", uri, receipt.version)
         self._bus.publish(
@@ -164,23 +208,23 @@ class Healing:
                 seconds=time.monotonic() - begun,
             )
         )
-        return True
+        return _SETTLED
 
-    async def _keep_awake(self, live: Session) -> bool:
-        """Have a session that is awake in a version without damaged blocks; whether it is."""
+    async def _keep_awake(self, live: Session) -> _Outcome:
+        """Have a session that is awake in a version without damaged blocks."""
         newest = live.durable
         assert newest is not None
         sound = await asyncio.to_thread(self._sound_beginning, live.uri, newest.version)
         if len(sound) == len(newest.entries):
-            return True
+            return _SETTLED
         live.durable = replace(newest, entries=sound)
         try:
             await self._residency.keep(live, _ignore, "heal")
         except TorporError as error:
             live.durable = newest
             self._tell_failure(live.uri, error)
-            return False
-        return True
+            return _Outcome("not_now", sentence_of(error))  # it is all in memory
+        return _SETTLED
 
     def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
         """A session that was woken at an earlier token of a version goes on from that which takes its place: it would
@@ -266,6 +310,23 @@ class Healing:
             return (await self._hibernation.wake(row.uri, order, model, _ignore)).session.state
         settings = sampling_of(reader.manifest.session)
         return await self._hibernation.begin(model, lambda: initial_key(settings))
+
+
+def _outcome_of(error: TorporError) -> _Outcome:
+    """What an error leaves to a repair, which needs neither memory nor a model, and would give up what is put off."""
+    if isinstance(error, _CANNOT_BE) and not isinstance(error, ReadBackFailed):
+        return _SETTLED
+    return _Outcome("not_here" if isinstance(error, _NOT_HERE) else "not_now", sentence_of(error))
+
+
+def _put_off(put_off: Mapping[SessionUri, str]) -> RepairPutOff:
+    told = "; ".join(f"{uri} ({why.rstrip('.')})" for uri, why in list(put_off.items())[:_MAX_TOLD])
+    more = f"; and {len(put_off) - _MAX_TOLD} others" if len(put_off) > _MAX_TOLD else ""
+    return RepairPutOff(
+        f"Nothing was repaired, for that would cut short what can be computed again, only not now: {told}{more}. See "
+        "to that and repair again; or stop the daemon and repair without it, which cuts them to what is sound.",
+        sessions={str(uri): why for uri, why in list(put_off.items())[:_MOST_LISTED]},
+    )
 
 
 def whole_calls(passes: Passes, token_count: int) -> int:

@@ -868,6 +868,7 @@ class Service:
         Raises:
             SessionNotFound, AmbiguousName, InvalidPolicy, CorruptMarks, and what else the store refuses.
             SessionAwake: the session is to be quantised, and is awake.
+            RepairPutOff: what is damaged can be computed again, only not now; nothing was changed.
         """
         self._require_open()
         if operation == "quantise":
@@ -879,6 +880,7 @@ class Service:
         uri_or_all = None if session is None else self._store.resolve(session)
         order = Order(operation, uri_or_all, dry_run, keep_last, keep_days, cold_after_days)
         if operation == "repair" and not dry_run:
+            self._require_working()
             await self._healing.heal()
         return await to_the_end(self._maintenance.carry_out(order))
 

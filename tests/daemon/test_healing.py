@@ -1,0 +1,161 @@
+"""What is healed, what is put off, and what a repair may take: nothing that could be computed again another time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import MODEL, listening, tokens_of
+from test_scrubbing import TEXT, damage, mend
+from torpor.daemon.errors import RepairPutOff, ServiceClosed, UnknownModel
+from torpor.daemon.healing import _MAX_TOLD, _put_off
+from torpor.memvid import Store
+from torpor.memvid.errors import NoSpace
+from torpor.memvid.uri import SessionUri
+from torpor.snapshot.errors import IdentityMismatch
+
+A = SessionUri("default", "a")
+
+
+def newest(rig: Any, name: str = "a") -> tuple[int, int]:
+    row = rig.service._store.find_session(SessionUri("default", name))
+    return row.version, row.token_count
+
+
+def counts(store: Path) -> dict[str, int]:
+    with Store.open(store, writable=False) as opened:
+        return {row.uri.name: row.token_count for row in opened.iter_sessions()}
+
+
+def _full(**_order: Any) -> Any:
+    raise NoSpace("the disk is full")
+
+
+@asynccontextmanager
+async def _no_memory(rig: Any, _patched: Any) -> Any:
+    """Another session is looked at, which keeps its memory."""
+    await rig.read("b", tokens_of(7, 1300))
+    await rig.sleep("b")
+    await rig.wake("b", at_token=1290)
+    info = rig.service._residency.memory.info()
+    await rig.service._residency.resize(info.weights_bytes + info.sessions_bytes + 100_000)
+    yield
+    await rig.service._residency.resize(info.budget_bytes)
+
+
+@asynccontextmanager
+async def _no_space(rig: Any, patched: Any) -> Any:
+    patched.setattr(rig.service._store, "write_bundle", _full)
+    yield
+    patched.undo()
+
+
+@asynccontextmanager
+async def _changed(rig: Any, _patched: Any) -> Any:
+    rig.service._shelf.places[MODEL].changed = ("weights",)
+    yield
+    rig.service._shelf.places[MODEL].changed = ()
+
+
+# --- a repair that somebody asks for
+
+
+@pytest.mark.parametrize(
+    ("hindrance", "why"),
+    [(_no_memory, "memory_budget_exceeded"), (_no_space, "no_space"), (_changed, "model_changed")],
+)
+async def test_an_asked_repair_cuts_nothing_that_can_be_healed_another_time(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, hindrance: Any, why: str
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage, store, "a", span=1)
+        async with hindrance(rig, monkeypatch):
+            with pytest.raises(RepairPutOff) as refused:
+                await rig.service.maintain(operation="repair")
+            assert list(refused.value.sessions) == [str(A)]
+            assert refused.value.sessions[str(A)].startswith(why)
+            assert str(A) in refused.value.message
+            assert newest(rig) == (1, 1300)
+        result = await rig.service.maintain(operation="repair")
+        assert not [action for action in result.actions if action.kind == "salvage"]
+        assert newest(rig) == (2, 1300)
+
+
+async def test_an_awake_session_that_cannot_be_kept_puts_an_asked_repair_off(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await rig.wake("a")
+        await asyncio.to_thread(damage, store, "a", span=1)
+        async with _no_space(rig, monkeypatch):
+            with pytest.raises(RepairPutOff):
+                await rig.service.maintain(operation="repair")
+        assert newest(rig) == (1, 1300)
+
+
+async def test_a_daemon_that_prepares_to_stop_repairs_nothing(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage, store, "a", span=1)
+        await rig.service.prepare_close()
+        with pytest.raises(ServiceClosed):
+            await rig.service.maintain(operation="repair")
+        assert newest(rig) == (1, 1300)
+
+
+async def test_a_stop_that_comes_while_a_repair_heals_cuts_nothing(open_rig: Any, store: Path) -> None:
+    async with open_rig(close=False) as rig:
+        for seed, name in enumerate("abc"):
+            await rig.read(name, tokens_of(seed, 1300))
+            await rig.sleep(name)
+            await asyncio.to_thread(damage, store, name, span=1)
+        rig.network.reset()
+        gate = rig.network.hold_at(1)
+        asked = asyncio.create_task(rig.service.maintain(operation="repair"))
+        await gate.reached()
+        stopping = asyncio.create_task(rig.service.prepare_close())
+        await asyncio.sleep(0)
+        gate.open()
+        with pytest.raises(RepairPutOff) as refused:
+            await asked
+        assert {f"torpor://default/{name}" for name in "bc"} <= refused.value.sessions.keys()
+        await stopping
+        await rig.service.close()
+    assert counts(store) == {"a": 1300, "b": 1300, "c": 1300}
+
+
+@pytest.mark.parametrize("kind", [UnknownModel, IdentityMismatch])
+async def test_a_session_of_a_model_that_is_not_served_is_repaired_when_that_is_asked_for_and_only_then(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    async with open_rig() as rig, listening(rig) as heard:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage, store, "a", span=1)
+
+        def unknown(*_args: Any, **_options: Any) -> Any:
+            raise kind("it is another model's")
+
+        monkeypatch.setattr(rig.service._residency, "room_to_wake", unknown)
+        await mend(rig)
+        assert newest(rig) == (1, 1300)
+        result = await rig.service.maintain(operation="repair")
+        assert [action.kind for action in result.actions if action.kind == "salvage"] == ["salvage"]
+        assert newest(rig) == (2, 256)
+    assert len(heard.of("heal_failed")) == 2
+
+
+def test_a_refusal_names_a_few_and_counts_the_rest() -> None:
+    refused = _put_off({SessionUri("default", f"s{at}"): "no_space: it is full." for at in range(_MAX_TOLD + 3)})
+    assert "torpor://default/s0 (no_space: it is full); torpor://default/s1" in refused.message
+    assert "and 3 others" in refused.message
+    assert f"s{_MAX_TOLD} " not in refused.message
+    assert len(refused.sessions) == _MAX_TOLD + 3
