@@ -20,7 +20,16 @@ from ..memvid.blocks import BlockEntry
 from ..memvid.budget import FREE_BYTES
 from ..memvid.bundle import BundleReader
 from ..memvid.compaction_plan import CompactionPolicy
-from ..memvid.errors import BlockMissing, BudgetExceeded, Corruption, IndexFailed, NoSpace, StoreError
+from ..memvid.errors import (
+    BlockMissing,
+    BudgetExceeded,
+    BundleMissing,
+    Corruption,
+    IndexFailed,
+    NoSpace,
+    SessionNotFound,
+    StoreError,
+)
 from ..memvid.salvaged import salvaged_from, salvaged_of
 from ..memvid.store import Receipt, Store
 from ..memvid.unread import UNREAD, unread_of
@@ -199,6 +208,23 @@ class Hibernation:
                     for entry in reader.entries:
                         reader.read_header(entry)
                     return bool(reader.bundle_id == durable.bundle_id)
+            except StoreError:
+                return False
+
+        return await self.on_io(look)
+
+    async def is_gone(self, session: Session) -> bool:
+        """Whether the session's last snapshot is not there any more: neither damaged nor out of reach."""
+        durable = session.durable
+        if durable is None:
+            return True
+
+        def look() -> bool:
+            try:
+                with self._store.open_session(session.uri, durable.version) as reader:
+                    return bool(reader.bundle_id != durable.bundle_id)
+            except (BundleMissing, SessionNotFound):
+                return True
             except StoreError:
                 return False
 

@@ -37,8 +37,8 @@ class Reasons:
         self._reuse = reuse
         self._awake_of = awake_of
         self._of: OrderedDict[SessionUri, deque[Reuse]] = OrderedDict()
-        self._being_explained = 0
-        self._gone: set[str] = set()  # sessions that were forgotten while something was being explained
+        self._under_way = 0
+        self._gone: set[str] = set()  # sessions that were forgotten while something was being found out
 
     def of(self, uri: SessionUri) -> tuple[Reuse, ...]:
         """What is remembered of a session, the latest last."""
@@ -48,7 +48,7 @@ class Reasons:
         """Remember nothing of a session any more, nor what others were told that it had read."""
         self._of.pop(uri, None)
         gone = str(uri)
-        if self._being_explained:
+        if self._under_way:
             self._gone.add(gone)
         for requests in self._of.values():
             for at, reuse in enumerate(requests):
@@ -67,18 +67,37 @@ class Reasons:
     ) -> None:
         """Remember a request that is about to read `ids` behind the first `at` tokens, all of them if None. refusing:
         it is refused if that are fewer than there are."""
+        self._under_way += 1
+        try:
+            reuse = await self._found(live, verb, ids, at, message_index, refusing=refusing)
+            if reuse.source in self._gone:
+                reuse = replace(reuse, expected_text=None)
+            self._remember(live.uri, reuse)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._gone.clear()
+
+    async def _found(
+        self,
+        live: Session,
+        verb: Verb,
+        ids: Sequence[int],
+        at: int | None,
+        message_index: int | None,
+        *,
+        refusing: bool,
+    ) -> Reuse:
         held = len(live.state.tokens)
         kept, now = held if at is None else at, time.time_ns()
         if not held:
-            reuse = await self._of_a_new_session(live, verb, ids, now)
-        elif kept == held:
-            reuse = Reuse(verb, now, "hit", str(live.uri), held, held)
-        else:
-            found = [*live.state.tokens[:kept], *ids]
-            told = await self._explained(live, live.uri, live.state.tokens[:], found, kept)
-            reuse = _diverged(verb, now, live.uri, kept, held, told, message_index)
-            reuse = replace(reuse, became="refused") if refusing else reuse
-        self._remember(live.uri, reuse)
+            return await self._of_a_new_session(live, verb, ids, now)
+        if kept == held:
+            return Reuse(verb, now, "hit", str(live.uri), held, held)
+        found = [*live.state.tokens[:kept], *ids]
+        told = await self._explained(live, live.state.tokens[:], found, kept)
+        reuse = _diverged(verb, now, live.uri, kept, held, told, message_index)
+        return replace(reuse, became="refused") if refusing else reuse
 
     def took_over(self, uri: SessionUri, cached_tokens: int) -> None:
         """The last request took over so many tokens of another session, and did not read them."""
@@ -103,21 +122,11 @@ class Reasons:
             return Reuse(verb, now, "hit", str(source), common, len(ledger))
         if common < MIN_COMMON_TOKENS:
             return Reuse(verb, now, "none")
-        told = await self._explained(live, source, ledger, ids, common)
+        told = await self._explained(live, ledger, ids, common)
         return _diverged(verb, now, source, common, len(ledger), told, None)
 
-    async def _explained(
-        self, live: Session, source: SessionUri, expected: Sequence[int], found: Sequence[int], at: int
-    ) -> Explanation:
-        """Why a ledger was left; without the text of a source that is forgotten meanwhile."""
-        self._being_explained += 1
-        try:
-            told = await self._encoder.with_words(live.model, lambda words: explain(expected, found, at, words))
-            return replace(told, expected_text=None) if str(source) in self._gone else told
-        finally:
-            self._being_explained -= 1
-            if not self._being_explained:
-                self._gone.clear()
+    async def _explained(self, live: Session, expected: Sequence[int], found: Sequence[int], at: int) -> Explanation:
+        return await self._encoder.with_words(live.model, lambda words: explain(expected, found, at, words))
 
     def _remember(self, uri: SessionUri, reuse: Reuse) -> None:
         self._of.setdefault(uri, deque(maxlen=MAX_REQUESTS)).append(reuse)

@@ -308,7 +308,7 @@ class Residency:
         Raises:
             EmptyContext, and what `Hibernation.sleep` raises; the session then stays awake.
         """
-        if live.durable is not None and not live.needs_sleep and await self._hibernation.is_kept(live):
+        if live.durable is not None and await self._is_durable(live):
             with tell_sleep(self._bus, live, cause) as tell_end:
                 self.drop(live.uri)
                 tell_end(live.durable)
@@ -495,7 +495,7 @@ class Residency:
 
     async def keep_changed(self, live: Session, emit: Emit, cause: SleepCause) -> None:
         """As `keep`, if its newest version is not what it would be."""
-        if live.durable is None or live.needs_sleep or not await self._hibernation.is_kept(live):
+        if not await self._is_durable(live):
             await self.keep(live, emit, cause)
 
     async def keep(self, live: Session, emit: Emit, cause: SleepCause, *, last: LastSleep | None = None) -> Receipt:
@@ -571,9 +571,17 @@ class Residency:
             keeping.failed[uri] = f"{sentence_of(unslept)} Not even its ledger could be kept: {sentence_of(error)}"
 
     async def _needs_last_sleep(self, live: Session) -> bool:
-        if await self._hibernation.is_superseded(live):
+        return not (await self._hibernation.is_superseded(live) or await self._is_durable(live))
+
+    async def _is_durable(self, live: Session) -> bool:
+        """Whether the next wake gives back what the session is without a sleep. Of a mere look that is the whole
+        session, in whatever state its version is: one of the few tokens would stand before it, and hide what can be
+        read, healed or saved of it. So a look is kept only where its version is gone."""
+        if live.needs_sleep:
             return False
-        return live.needs_sleep or not await self._hibernation.is_kept(live)
+        if live.is_mere_look:
+            return not await self._hibernation.is_gone(live)
+        return await self._hibernation.is_kept(live)
 
     def require_new(self, uri: SessionUri) -> None:
         """Refuse a name that a session has, awake or asleep, or of which there are versions that no one can wake now:

@@ -53,10 +53,9 @@ _WORDS: Final = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What stood there, None if that is not to be told any more; what was asked for; and why they differ, as far as it
-    can be told. remedy: what to do."""
+    """What stood there, what was asked for, and why they differ, as far as it can be told. remedy: what to do."""
 
-    expected_text: str | None
+    expected_text: str
     found_text: str
     cause: Cause
     remedy: str

@@ -176,6 +176,32 @@ async def test_no_text_of_a_session_that_goes_while_it_is_explained_is_told(
         assert (await last(rig, "c")).expected_text is not None, "of others it is"
 
 
+async def test_no_text_of_a_session_that_goes_while_others_are_looked_at_is_told(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.read("sleeping", [*TOKENS[:300], *tokens_of(5, 20)])
+        await rig.sleep("sleeping")
+        await rig.read("a", [*TOKENS[:350], *tokens_of(6, 20)])
+        reading, going = asyncio.Event(), asyncio.Event()
+        read = rig.service._reuse._stored_ledger
+
+        async def read_slowly(uri: Any) -> Any:
+            found = await read(uri)
+            reading.set()
+            await going.wait()
+            return found
+
+        monkeypatch.setattr(rig.service._reuse, "_stored_ledger", read_slowly)
+        late = asyncio.ensure_future(rig.read("late", [*TOKENS[:350], *tokens_of(2, 50)]))
+        await reading.wait()
+        await rig.service.maintain(operation="forget", session="a")
+        going.set()
+        await late
+        told = await last(rig, "late")
+        assert (told.outcome, told.source, told.expected_text) == ("diverged", "torpor://default/a", None)
+
+
 async def test_no_text_of_it_gets_into_a_log(open_rig: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         async with open_rig(endless=False) as rig:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
+from pathlib import Path
 from typing import Any
 
 import pytest
 from session_rig import Rigged, ignore, tokens_of
+from test_scrubbing import damage
 from torpor.daemon.errors import GenerationFailed, SessionAwake
+from torpor.errors import TorporError
+from torpor.memvid import Store
+from torpor.memvid.errors import StoreIoError
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import NoSuchPosition
 
@@ -145,6 +154,48 @@ async def test_a_mere_look_at_an_earlier_token_makes_no_version(open_kind: Any, 
         await rig.wake("s", at_token=200)
         await rig.service.append(session="s", tokens=[1], emit=ignore)
         assert (await rig.sleep("s")).token_count == 201, "what is read there is kept"
+
+
+@pytest.mark.parametrize("ending", ["stop", "sleep", "fork"])
+@pytest.mark.parametrize("trouble", ["damaged", "out of reach for now"])
+async def test_a_mere_look_never_stands_before_the_version_that_it_looks_at(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, ending: str, trouble: str
+) -> None:
+    """Nor where that cannot be read just now: what is left of it could be, or be healed or saved."""
+
+    def out_of_reach(*_: Any) -> Any:
+        raise StoreIoError("Cannot open: too many open files.", path="x", action="open", errno=errno.EMFILE)
+
+    async with open_rig(close=False) as rig:
+        await rig.read("s", TOKENS[:1300])
+        await rig.sleep("s")
+        await rig.wake("s", at_token=300)
+        with monkeypatch.context() as patched:
+            if trouble == "damaged":
+                await asyncio.to_thread(damage, store, "s", span=4, head=True)
+            else:
+                patched.setattr(Store, "open_session", out_of_reach)
+            if ending == "fork":
+                with contextlib.suppress(TorporError):
+                    await rig.service.fork(session="s", name="f", emit=ignore)
+            elif ending == "sleep":
+                await rig.sleep("s")
+            await rig.service.close()
+    with Store.open(store, writable=False) as opened:
+        row = opened.find_session(SessionUri("default", "s"))
+        assert row is not None
+        assert (row.version, row.token_count) == (1, 1300)
+
+
+async def test_a_look_at_a_version_that_is_gone_is_kept_for_it_is_all_there_is(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("s", TOKENS[:1300])
+        first = await rig.sleep("s")
+        await rig.wake("s", at_token=300)
+        (path,) = store.rglob(f"{first.bundle_id}.mvb")
+        path.unlink()
+    async with open_rig() as rig:
+        assert (await rig.wake("s")).token_count == 300
 
 
 @pytest.mark.parametrize("kind", KINDS)
