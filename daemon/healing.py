@@ -88,7 +88,7 @@ _MOST_LISTED: Final = 1_000
 class _Found:
     """What is left of a version: its tokens, the first position that is in a damaged span (or its end), the positions
     of the sound records before that, and the record at its end; None where a ledger goes on behind it, which tells what
-    is to come out of that."""
+    is to come out of that: that takes what is damaged in, where there is no such record or the bits are fewer."""
 
     tokens: Sequence[int]
     first_broken: int
@@ -349,14 +349,16 @@ def _look(reader: BundleReader) -> _Found | None:
     broken = [entry for entry in reader.entries if not _is_sound(reader, entry)]
     if not broken:
         return None
-    if reader.manifest.session.get(LOSSY) is not None:
+    is_lossy = reader.manifest.session.get(LOSSY) is not None
+    goes_on = unread_in(reader.manifest.session, reader.manifest.uri) is not None
+    if is_lossy and not goes_on:
         raise NotRecomputable(
             f"{reader.manifest.uri} was kept in fewer bits, and what rests on those cannot be computed again.",
             session=str(reader.manifest.uri),
         )
     ends = [entry for entry in reader.entries if entry.kind == "state" and entry.start == len(tokens)]
-    end = ends[-1] if ends and ends[-1] not in broken else None
-    if end is None and unread_in(reader.manifest.session, reader.manifest.uri) is None:
+    end = ends[-1] if ends and ends[-1] not in broken and not is_lossy else None
+    if end is None and not goes_on:
         raise NotRecomputable(
             f"{reader.manifest.uri} has no sound record of its last position.", session=str(reader.manifest.uri)
         )

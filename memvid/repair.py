@@ -65,6 +65,7 @@ from .sizes import format_plural
 from .sleeping import publish
 from .survey import FileState, Survey, open_source, take_survey
 from .unknown_needs import missed_finding
+from .unread import unread_of
 from .uri import SessionUri
 from .waiting import LOST
 from .writer import BundleWriter
@@ -392,7 +393,8 @@ class _Run:
     def salvage(self, step: Salvage) -> None:
         file = step.file
         assert file.manifest is not None
-        tokens = f"{step.token_count} of its {format_plural(file.manifest.token_count, 'token')}"
+        whole = file.manifest.token_count + unread_of(file.manifest)
+        tokens = f"{step.ledger_tokens} of its {format_plural(whole, 'token')}"
         reason = f"The first {tokens} are sound and become a new version."
         action = _action("salvage", file, reason, step.layout.size_bytes)
         self._do(

@@ -24,12 +24,12 @@ from .directory import Frame, file_bytes_with
 from .errors import BundleMissing
 from .manifest import Manifest
 from .records import Finding, IndexRow
-from .salvaged import SALVAGED_FROM, salvaged_from, session_map_of_salvaged
+from .salvaged import SALVAGED_FROM, keeps_unread, salvaged_from, session_map_of_salvaged
 from .sleeping import environment
 from .survey import FileState, Judgement, Survey
 from .unread import unread_of
 from .uri import SessionUri
-from .waiting import LOST, loss_message, only_spans, spans_of, tokens_in_common
+from .waiting import LOST, ledger_in_common, loss_message
 
 _WHOSE = "Whose {} was cannot be told: its manifest is damaged."
 
@@ -87,6 +87,12 @@ class Salvage:
     @property
     def token_count(self) -> int:
         return self.blocks[-1].end
+
+    @property
+    def ledger_tokens(self) -> int:
+        """All tokens that it saves, those without blocks too."""
+        assert self.file.manifest is not None
+        return _ledger_saved(self.file.manifest, self.token_count)
 
     def manifest(self, version: int) -> Manifest:
         """What the new version says of itself."""
@@ -423,10 +429,10 @@ class _Plan:
             manifest, blocks = file.manifest, _beginning(survey, file)
             if manifest is None or not blocks or manifest.version < newest.get(manifest.uri, 0):
                 continue
-            spans = only_spans(blocks)
-            if any(tokens_in_common(chain, spans) == blocks[-1].end for chain in _chains(standing, manifest.uri)):
+            saved = _ledger_saved(manifest, blocks[-1].end)
+            if any(ledger_in_common(one, manifest) >= saved for one in _versions(standing, manifest.uri)):
                 continue
-            candidate = (blocks[-1].end, manifest.version, file, blocks)
+            candidate = (saved, manifest.version, file, blocks)
             if manifest.uri not in best or candidate[:2] > best[manifest.uri][:2]:
                 best[manifest.uri] = candidate
         return [self._salvage(file, blocks) for _, (*_, file, blocks) in sorted(best.items())]
@@ -502,11 +508,16 @@ def _beginning(survey: Survey, file: FileState) -> tuple[BlockEntry, ...]:
     return tuple(found)
 
 
-def _chains(files: Iterable[FileState], uri: SessionUri) -> Iterator[list[BlockEntry]]:
-    """The spans of each of a session's versions."""
+def _ledger_saved(lost: Manifest, token_count: int) -> int:
+    """How many tokens are saved of a lost version with its first ones, of which there are blocks."""
+    return token_count + (unread_of(lost) if keeps_unread(lost, token_count) else 0)
+
+
+def _versions(files: Iterable[FileState], uri: SessionUri) -> Iterator[Manifest]:
+    """The manifests of a session's versions."""
     for file in files:
         if file.manifest is not None and file.manifest.uri == uri:
-            yield spans_of(file.manifest)
+            yield file.manifest
 
 
 def _why_lost(survey: Survey, file: FileState) -> str:
@@ -530,9 +541,8 @@ def _loss(
         if waiting is not None:
             return _loss(survey, waiting, standing, salvages, path_of)
         return _loss_of_row(survey, row, path_of) if row else _loss_of_nobody(survey, file)
-    spans = spans_of(manifest)
-    saved = max((tokens_in_common(only_spans(one.blocks), spans) for one in salvages), default=0)
-    kept = max((tokens_in_common(chain, spans) for chain in _chains(standing, manifest.uri)), default=0)
+    saved = max((ledger_in_common(one.manifest(manifest.version), manifest) for one in salvages), default=0)
+    kept = max((ledger_in_common(one, manifest) for one in _versions(standing, manifest.uri)), default=0)
     where = "a new version" if saved > kept else "another version"
     places = file.places or {}
     missing = (places.get(entry.id, file.bundle_id) for entry in manifest.blocks if not survey.is_sound(entry.id))

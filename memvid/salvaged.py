@@ -55,13 +55,20 @@ def salvaged_of(manifest: Manifest) -> Salvaged | None:
     return Salvaged(manifest.token_count, None)  # an earlier version of this program had not told more
 
 
+def keeps_unread(lost: Manifest, token_count: int) -> bool:
+    """Whether what follows in a lost version's ledger without blocks stands right behind its first tokens, which are
+    saved: nothing between them is lost then."""
+    told = lost.session.get(UNREAD)
+    return token_count == lost.token_count and isinstance(told, Mapping) and told.get("start") == token_count
+
+
 def session_map_of_salvaged(lost: Manifest, token_count: int) -> Mapping[str, Any]:
     """The session map of what is saved of a lost version. Where there is no room in it for the entry, as it was."""
     had = salvaged_of(lost) if salvaged_from(lost) is not None else None
-    whole = lost.token_count + unread_of(lost)
+    keeps = keeps_unread(lost, token_count)
+    whole = lost.token_count if keeps else lost.token_count + unread_of(lost)
     of = max(whole, had.of or 0) if had is not None else whole
-    # What follows in the ledger and has no blocks stood behind what is lost.
-    kept = {name: value for name, value in lost.session.items() if name != UNREAD}
+    kept = {name: value for name, value in lost.session.items() if name != UNREAD or keeps}
     session = {**kept, SALVAGED: Salvaged(token_count, of).to_map()}
     try:
         require_session_map(session)

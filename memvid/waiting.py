@@ -28,6 +28,7 @@ from .records import Finding, IndexRow
 from .salvage import DamagedFile, NamedFile
 from .salvaged import salvaged_from
 from .sizes import format_plural
+from .unread import UNREAD, unread_of
 from .uri import SessionUri
 
 _T = TypeVar("_T")
@@ -73,13 +74,18 @@ def tokens_in_common(chain: Iterable[BlockEntry], spans: Iterable[BlockEntry]) -
     return same
 
 
+def ledger_in_common(one: Manifest, other: Manifest) -> int:
+    """How many tokens the ledgers of two versions begin with together; those that neither has blocks of too, where both
+    have the same."""
+    same = tokens_in_common(spans_of(one), spans_of(other))
+    if same == one.token_count == other.token_count and one.session.get(UNREAD) == other.session.get(UNREAD):
+        return same + unread_of(other)
+    return same
+
+
 def spans_of(manifest: Manifest) -> list[BlockEntry]:
-    return only_spans(manifest.blocks)
-
-
-def only_spans(chain: Iterable[BlockEntry]) -> list[BlockEntry]:
-    """The spans of a chain, without the state records between them."""
-    return [entry for entry in chain if entry.kind == "span"]
+    """The spans of a version, without the state records between them."""
+    return [entry for entry in manifest.blocks if entry.kind == "span"]
 
 
 def list_waiting(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
@@ -237,7 +243,7 @@ class _Search:
             return
         else:
             lacking = self._lacking(row.bundle_id, manifest, places)
-            held = self._held(row.uri, spans_of(manifest))
+            held = self._held(row.uri, manifest)
             missing = [self._folder.bundle_path(place) for place in lacking]
             message = loss_message(row.uri, row.version, row.ledger_tokens, missing, held, "another version")
         yield Finding(path, LOST, message)
@@ -300,7 +306,7 @@ class _Search:
             return block in file.frames
         return False
 
-    def _held(self, uri: SessionUri, spans: Sequence[BlockEntry]) -> int:
+    def _held(self, uri: SessionUri, version: Manifest) -> int:
         """How many of a version's tokens another version of its session begins with."""
         most = 0
         for row in self._index.versions(uri):
@@ -308,5 +314,5 @@ class _Search:
                 fd, path = self._folder.open_bundle(row.bundle_id)
                 with contextlib.closing(BundleFile(fd, path, row.bundle_id)) as file:
                     if file.manifest is not None:
-                        most = max(most, tokens_in_common(spans_of(file.manifest), spans))
+                        most = max(most, ledger_in_common(file.manifest, version))
         return most

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import MODEL, listening, tokens_of
+from session_rig import MODEL, ignore, listening, tokens_of
 from test_scrubbing import TEXT, damage, mend
 from torpor.daemon.errors import RepairPutOff, ServiceClosed, UnknownModel
 from torpor.daemon.healing import _MAX_TOLD, _put_off
@@ -159,3 +159,67 @@ def test_a_refusal_names_a_few_and_counts_the_rest() -> None:
     assert "and 3 others" in refused.message
     assert f"s{_MAX_TOLD} " not in refused.message
     assert len(refused.sessions) == _MAX_TOLD + 3
+
+
+# --- ledgers
+
+
+async def leave_a_ledger(opened: Any, tokens: int, *, bits: int | None = None) -> list[int]:
+    """A session `a` whose newest version ends in a ledger of 40 tokens."""
+    async with opened as rig:
+        await rig.read("a", tokens_of(1, tokens))
+        await rig.sleep("a")
+        if bits is not None:
+            await rig.service.maintain(operation="quantise", session="a", bits=bits)
+        await rig.wake("a")
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+        had = list(rig.live("a").state.tokens)
+        assert list((await rig.service.close()).ledgers)
+    return had
+
+
+@pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
+async def test_a_repair_without_a_daemon_keeps_a_ledger_before_which_only_the_record_is_lost(
+    open_rig: Any, models_of_kinds: Any, store: Path, kind: str
+) -> None:
+    model = {} if kind == "plain" else {"model": models_of_kinds(kind)}
+    had = await leave_a_ledger(open_rig(**model, stop_within_s=0), 600)
+    damage(store, "a", kind="state")
+    with Store.open(store, writable=True) as opened:
+        report = opened.repair()
+        lost = [finding.message for finding in opened.verify(deep=True).findings]
+    (salvage,) = [action for action in report.actions if action.kind == "salvage"]
+    assert salvage.reason == "The first 640 of its 640 tokens are sound and become a new version."
+    assert [", 0 are gone until" in message for message in lost] == [True, True]
+    async with open_rig(**model) as rig:
+        (info,) = await rig.service.list_sessions()
+        assert (info.token_count, info.unread_tokens) == (640, 40)
+        woken = await rig.wake("a")
+        assert woken.token_count == 640
+        assert list(rig.live("a").state.tokens) == had
+
+
+async def test_a_repair_without_a_daemon_cuts_a_ledger_before_which_tokens_are_lost(open_rig: Any, store: Path) -> None:
+    await leave_a_ledger(open_rig(stop_within_s=0), 600)
+    damage(store, "a", span=1)
+    with Store.open(store, writable=True) as opened:
+        (salvage,) = [action for action in opened.repair().actions if action.kind == "salvage"]
+        row = opened.find_session(A)
+    assert salvage.reason.startswith("The first 256 of its 640 tokens")
+    assert (row.token_count, row.unread_tokens, row.salvaged.of) == (256, 0, 640)
+
+
+async def test_what_is_damaged_of_a_lossy_session_becomes_part_of_its_ledger(
+    open_rig: Any, quantisable_model: Path, store: Path
+) -> None:
+    had = await leave_a_ledger(open_rig(quantisable_model, stop_within_s=0), 1300, bits=8)
+    damage(store, "a", span=4)
+    async with open_rig(quantisable_model) as rig, listening(rig) as heard:
+        await mend(rig)
+        assert heard.of("heal_failed") == []
+        (info,) = await rig.service.list_sessions()
+        assert (info.token_count, info.unread_tokens, info.salvaged) == (1340, 316, None)
+        woken = await rig.wake("a")
+        assert woken.token_count == 1340
+        assert list(rig.live("a").state.tokens) == had
+        assert (rig.live("a").loss.bits, rig.live("a").loss.tokens) == (8, 1024)

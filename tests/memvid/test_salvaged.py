@@ -14,6 +14,7 @@ from torpor.memvid.salvaged import (
     SALVAGED,
     SALVAGED_FROM,
     Salvaged,
+    keeps_unread,
     salvaged_from,
     salvaged_of,
     session_map_of_salvaged,
@@ -68,6 +69,25 @@ def test_a_session_map_without_room_stays_as_it_was() -> None:
     manifest = saved(dataclasses.replace(LOST, session=full), 1024)
     assert manifest.session == full
     assert salvaged_of(manifest) == Salvaged(1024, None)
+
+
+UNREAD_END = {"start": 2113, "tokens": bytes(4 * 7), "turn_open": True}
+
+
+def test_a_ledger_before_which_nothing_is_lost_is_saved_with_what_it_stands_behind() -> None:
+    manifest = saved(dataclasses.replace(LOST, session={"model": "demo", "unread": UNREAD_END}), 2113)
+    assert manifest.session["unread"] == UNREAD_END
+    assert salvaged_of(manifest) == Salvaged(2113, 2113)
+
+
+@pytest.mark.parametrize("end", [UNREAD_END, {**UNREAD_END, "start": 2000}, b"strange"])
+def test_a_ledger_before_which_something_is_lost_goes_with_that(end: Any) -> None:
+    lost = dataclasses.replace(LOST, session={"unread": end})
+    first = 1024 if end == UNREAD_END else 2113
+    assert not keeps_unread(lost, first)
+    manifest = saved(lost, first)
+    assert "unread" not in manifest.session
+    assert salvaged_of(manifest) == Salvaged(first, 2113 if end == b"strange" else 2120)
 
 
 @pytest.mark.parametrize(
