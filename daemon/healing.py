@@ -255,10 +255,14 @@ class Healing:
         except SessionNotFound:
             return True  # deleted meanwhile
         except StoreError:
-            return False
+            return False  # it is looked at again in its turn, which tells what is damaged from what could not be read
 
     def _sound_beginning(self, uri: SessionUri, version: int) -> tuple[BlockEntry, ...]:
-        """The blocks of a version that a sleep may refer to: sound ones before the first tokens that are damaged."""
+        """The blocks of a version that a sleep may refer to: sound ones before the first tokens that are damaged.
+
+        Raises:
+            StoreError: something of it could not be read.
+        """
         try:
             with self._store.open_session(uri, version) as reader:
                 reader.tokens()
@@ -269,7 +273,7 @@ class Healing:
                     elif entry.kind == "span":
                         break
                 return tuple(sound)
-        except StoreError:
+        except (Corruption, SessionNotFound):
             return ()
 
     def _look(self, row: IndexRow) -> _Found | None:
@@ -343,7 +347,7 @@ def _look(reader: BundleReader) -> _Found | None:
     """What is damaged of a version; None if nothing is.
 
     Raises:
-        StoreError: its ledger is. NotRecomputable: the record at its end is, or it is lossy.
+        Corruption: its ledger is. StoreError: something of it could not be read. NotRecomputable: the record at its end is, or it is lossy.
     """
     tokens = token_array(reader.tokens())
     broken = [entry for entry in reader.entries if not _is_sound(reader, entry)]
@@ -368,10 +372,11 @@ def _look(reader: BundleReader) -> _Found | None:
 
 
 def _is_sound(reader: BundleReader, entry: BlockEntry) -> bool:
+    """Whether a block is what was written. Raises StoreError: it could not be read, which proves nothing."""
     try:
         with reader.holding(entry) as file:
             file.check_payloads(entry.id)
-    except StoreError:
+    except Corruption:
         return False
     return True
 

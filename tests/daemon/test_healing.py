@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from test_scrubbing import TEXT, damage, mend
 from torpor.daemon.errors import RepairPutOff, ServiceClosed, UnknownModel
 from torpor.daemon.healing import _MAX_TOLD, _put_off
 from torpor.memvid import Store
-from torpor.memvid.errors import NoSpace
+from torpor.memvid.bundle import FrameFile
+from torpor.memvid.errors import NoSpace, StoreIoError
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import IdentityMismatch
 
@@ -159,6 +161,41 @@ def test_a_refusal_names_a_few_and_counts_the_rest() -> None:
     assert "and 3 others" in refused.message
     assert f"s{_MAX_TOLD} " not in refused.message
     assert len(refused.sessions) == _MAX_TOLD + 3
+
+
+@pytest.mark.parametrize("awake", [False, True])
+async def test_what_could_not_be_read_just_now_is_not_taken_for_damaged(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, awake: bool
+) -> None:
+    async with open_rig() as rig, listening(rig) as heard:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        if awake:
+            await rig.wake("a")
+        refuse_reads(monkeypatch, 1)
+        await mend(rig)
+        assert newest(rig) == (1, 1300), "nothing was computed or written"
+        refuse_reads(monkeypatch, 2)  # the first only makes it suspect
+        with pytest.raises(RepairPutOff) as refused:
+            await rig.service.maintain(operation="repair")
+        assert refused.value.sessions[str(A)].startswith("store_io")
+        assert (await rig.service.maintain(operation="repair")).actions == ()
+        assert newest(rig) == (1, 1300)
+    assert [each["code"] for each in heard.of("heal_failed")] == ["store_io", "store_io"]
+    assert len(heard.of("store_repaired")) == 0
+
+
+def refuse_reads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The system refuses the next reads of a block's payloads."""
+    check, refused = FrameFile.check_payloads, []
+
+    def checked(file: FrameFile, *args: Any) -> Any:
+        if len(refused) < count:
+            refused.append(1)
+            raise StoreIoError("Cannot read.", path=file.path, action="read", errno=errno.EIO)
+        return check(file, *args)
+
+    monkeypatch.setattr(FrameFile, "check_payloads", checked)
 
 
 # --- ledgers
