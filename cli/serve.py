@@ -364,7 +364,8 @@ def serve(
     writes one line when it is ready and one when it has stopped. Sessions that do not fit into --memory-budget sleep,
     and wake when they are asked for; models that nobody uses are unloaded for others and loaded when they are needed. A
     sleep that a budget of the store refuses leaves its session awake; deleting is never refused, nor is a stop's last
-    sleep but for --keep-free. A session wakes only on the very model, adapter and precision it slept with.
+    sleep but for --keep-free, and then its ledger is kept. A session wakes only on the very model, adapter and
+    precision it slept with.
 
     [bold]Examples[/]
 

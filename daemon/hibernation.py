@@ -30,7 +30,7 @@ from ..memvid.errors import (
     SessionNotFound,
     StoreError,
 )
-from ..memvid.salvaged import salvaged_from, salvaged_of
+from ..memvid.salvaged import Salvaged, salvaged_from, salvaged_of
 from ..memvid.store import Receipt, Store
 from ..memvid.unread import UNREAD, unread_of
 from ..memvid.uri import SessionUri
@@ -303,7 +303,7 @@ class Hibernation:
                 session={**session.to_map(), "backend": session.computed_by()},
                 token_count=snapshot.token_count,
                 on_progress=on_progress,
-                beyond_budget=last is not None,
+                beyond=None if last is None else "budgets",
             )
         )
 
@@ -419,8 +419,7 @@ class Hibernation:
         session.unchanged_tokens = brought.unchanged_tokens
         session.recomputed = brought.recomputed or session.recomputed
         session.saved_from = salvaged_from(reader.manifest)
-        told = salvaged_of(reader.manifest)
-        session.salvaged = told and told.within(plan.target_tokens)
+        session.salvaged = _salvaged_in(session, plan.target_tokens, reader)
         return Woken(session, brought.bytes_read, brought.verified, brought.verdict, brought.canary_seconds)
 
     async def _restore(
@@ -458,6 +457,7 @@ class Hibernation:
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, lambda: initial_key(sampling_of(manifest.session)))
         session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), manifest.session)
+        session.salvaged = _salvaged_in(session, 0, reader)
         return Woken(session, 0, verified=True, canary="not_run", canary_seconds=0.0)
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
@@ -547,6 +547,12 @@ def _loss_of(session: Session, plan: restore.WakePlan) -> Loss | None:
     among it, and where that is all of it, nothing is lost."""
     found = worst(session.loss, plan.loss)
     return found and found.within(plan.resumed_tokens)
+
+
+def _salvaged_in(session: Session, restored_tokens: int, reader: BundleReader) -> Salvaged | None:
+    """What a woken session has to tell of a repair; the ledger behind what was restored goes on from it, too."""
+    told, behind = salvaged_of(reader.manifest), len(session.unread.tokens) if session.unread else 0
+    return told and told.within(restored_tokens + behind)
 
 
 def is_ledger_alone(reader: BundleReader, order: WakeOrder) -> bool:

@@ -105,7 +105,7 @@ class Ledgers:
         await self._engine.run(_steps(session, unread))
         same = await self._engine.call(lambda: _digest_of(session) == unread.logits_digest)
         assert session.durable is not None, "the end of a ledger comes out of a version"
-        read = Recomputed(session.durable.version, start, len(unread.tokens), same, damaged=False)
+        read = Recomputed(session.durable.version, start, len(unread.tokens), same, damaged=unread.damaged)
         again = read if unread.tokens else None
         session.text_map, session.turn_open, session.unread = unread.text_map, unread.turn_open, None
         session.dirty = True
@@ -158,7 +158,7 @@ class Ledgers:
         passes = Passes().cut(len(tokens) - held)  # nobody knows how these were read
         for size in unread.passes:
             passes.add(size)
-        less = replace(unread, start=held, tokens=tokens[held:] + unread.tokens, passes=passes)
+        less = replace(unread, start=held, tokens=tokens[held:] + unread.tokens, passes=passes, damaged=True)
         return self._put(row.uri, manifest.identity, reader.bundle_id, reused, manifest.session, less)
 
     def _put(
@@ -180,7 +180,7 @@ class Ledgers:
             blocks=(),
             session={**kept, **end},
             token_count=unread.start,
-            beyond_budget=True,
+            beyond="reserve",
         )
 
 

@@ -30,6 +30,8 @@ _FIELDS: Final = {
     "turn_open": bool,
     TEXT_MAP: dict,
 }
+_DAMAGED: Final = "damaged"
+"""The field that is there only where it is true."""
 
 
 def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
@@ -51,8 +53,8 @@ class Unread:
     """start: how many tokens stand before it; it is of no ledger of another length. tokens: uint32, behind those, maybe
     none where only what follows has changed. passes: how they were read. random_key: what the next token would
     have been drawn with, uint32 `[2]` as bytes. logits_digest: of the float32 logits behind
-    them, as hex. text_map,
-    turn_open: of the whole ledger."""
+    them, as hex. text_map, turn_open: of the whole ledger. damaged: whether there were blocks of some of it, which
+    damage took."""
 
     start: int
     tokens: array[int]
@@ -61,6 +63,7 @@ class Unread:
     logits_digest: str
     text_map: TextMap
     turn_open: bool
+    damaged: bool = False
 
     def to_map(self) -> dict[str, Any]:
         """What the session map keeps."""
@@ -72,6 +75,7 @@ class Unread:
             "logits_digest": self.logits_digest,
             "turn_open": self.turn_open,
             TEXT_MAP: self.text_map.to_map(),
+            **({_DAMAGED: True} if self.damaged else {}),
         }
 
     @classmethod
@@ -83,7 +87,11 @@ class Unread:
         """
         if stored is None:
             return None
-        if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != _FIELDS:
+        if type(stored) is not dict:
+            raise ValueError(f"{UNREAD} is not the end of a ledger")
+        fields = dict(stored)
+        damaged = fields.pop(_DAMAGED, False)
+        if type(damaged) is not bool or {name: type(value) for name, value in fields.items()} != _FIELDS:
             raise ValueError(f"{UNREAD} is not the end of a ledger")
         size = len(stored["tokens"])
         if size % 4 or not 0 <= stored["start"] <= MAX_TOKENS - size // 4:
@@ -101,4 +109,5 @@ class Unread:
             stored["logits_digest"],
             text_map,
             stored["turn_open"],
+            damaged,
         )

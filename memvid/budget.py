@@ -18,7 +18,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, Literal
 
 from .errors import BudgetExceeded, InvalidPolicy
 from .limits import MAX_BUNDLE_BYTES
@@ -56,6 +56,9 @@ class Budget:
 
 
 UNLIMITED: Final = Budget()
+
+Beyond = Literal["budgets", "reserve"]
+"""What a piece of work may go beyond: the store's and the day's budget, or what the disk must keep free, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +149,12 @@ class Account:
         self._lock = threading.Lock()
         self._meters: list[Meter] = []
 
-    def begin(self, day: int, *, replacing: bool = False, beyond: bool = False) -> Meter:
-        """A meter for a piece of work. `replacing`: what it writes takes the place of what is there. `beyond`: only
-        what the disk must keep free is held against it, though all it writes is counted."""
-        budget = Budget(min_free_bytes=self.budget.min_free_bytes) if beyond else self.budget
+    def begin(self, day: int, *, replacing: bool = False, beyond: Beyond | None = None) -> Meter:
+        """A meter for a piece of work. `replacing`: what it writes takes the place of what is there. `beyond`: what is
+        not held against it, though all it writes is counted."""
+        budget = self.budget
+        if beyond is not None:
+            budget = UNLIMITED if beyond == "reserve" else Budget(min_free_bytes=budget.min_free_bytes)
         meter = Meter(self, budget, day, replacing)
         with self._lock:
             self._meters.append(meter)

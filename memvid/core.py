@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from . import deletion, twins
-from .budget import UNLIMITED, Account, Budget, Meter, free_bytes_of, utc_day
+from .budget import UNLIMITED, Account, Beyond, Budget, Meter, free_bytes_of, utc_day
 from .bundle import BundleFile, BundleReader, FrameFile
 from .durable import TempFile
 from .errors import (
@@ -212,11 +212,11 @@ class StoreCore:
     # --- budgets
 
     @contextlib.contextmanager
-    def metering(self, *, replacing: bool = False, beyond: bool = False) -> Iterator[Meter]:
+    def metering(self, *, replacing: bool = False, beyond: Beyond | None = None) -> Iterator[Meter]:
         """The room that the budget leaves for a piece of work: asked for before each write, counted for the day.
 
         `replacing`: what is written takes the place of what is there, so how much the store may hold is not asked.
-        `beyond`: a sleep that nobody can try again; only what the disk must keep free may refuse it.
+        `beyond`: of a sleep that nobody can try again, what does not refuse it.
         What others write meanwhile counts too. What was written stays counted when the work fails: the disk has had it.
         """
         meter = self._account.begin(utc_day(time.time_ns()), replacing=replacing, beyond=beyond)

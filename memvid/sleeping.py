@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from .. import __version__
 from .blocks import BlockDraft, BlockEntry, require_chain
-from .budget import Meter
+from .budget import Beyond, Meter
 from .bundle import BundleFile, FilePool, FrameFile
 from .codecs import Codec
 from .core import StoreCore
@@ -66,7 +66,7 @@ class SleepRequest:
     on_progress: Progress | None
     environment: Mapping[str, str]
     created_ns: int | None = None
-    beyond_budget: bool = False
+    beyond: Beyond | None = None
 
 
 def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
@@ -80,7 +80,7 @@ def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
         holdings = Holdings(core, pin)
         stack.callback(holdings.close)
         places = _places_of_reused(core, pin, holdings, request)
-        room = stack.enter_context(core.metering(beyond=request.beyond_budget))
+        room = stack.enter_context(core.metering(beyond=request.beyond))
         room(0)  # where nothing may be written any more, not even a temporary file is made
         with core.poisoning():
             return _Sleep(core, request, version, holdings, places, stack, room).run()

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from . import collecting, compaction, deletion, forgetting, marking, pruning, repair, tensor_file, transfer, usage
 from .blocks import BlockDraft, BlockEntry
-from .budget import UNLIMITED, Budget
+from .budget import UNLIMITED, Beyond, Budget
 from .bundle import BundleReader
 from .codecs import RAW, Codec
 from .compaction_plan import CompactionPolicy
@@ -157,13 +157,14 @@ class Store:
         token_count: int,
         codec: Codec = RAW,
         on_progress: Progress | None = None,
-        beyond_budget: bool = False,
+        beyond: Beyond | None = None,
     ) -> Receipt:
         """Make a session's state durable as its next version, then return the receipt.
 
         `reused` come first in the chain and name the bundles that hold them; `blocks` continue it. The drafts' buffers
-        are borrowed until this returns. `on_progress` is told (tokens written, tokens to write). `beyond_budget` is for
-        a state that is lost otherwise: of the budget only the free space that the disk must keep may refuse it.
+        are borrowed until this returns. `on_progress` is told (tokens written, tokens to write). `beyond` is for
+        what is lost otherwise: a state may go beyond the store's and the day's budget, and a ledger of a few kilobytes
+        into what the disk must keep free.
 
         Raises:
             InvalidDraft, LimitExceeded: what was handed in; nothing was written.
@@ -186,7 +187,7 @@ class Store:
                 codec=codec,
                 on_progress=on_progress,
                 environment=environment(),
-                beyond_budget=beyond_budget,
+                beyond=beyond,
             ),
         )
 

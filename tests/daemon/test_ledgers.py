@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, UNREADABLE, Gate, Rigged, ignore, listening, make_unreadable, tokens_of, until
+from test_scrubbing import damage
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
 from torpor.daemon.hibernation import LastSleep
 from torpor.daemon.sessions import Session
@@ -16,6 +17,7 @@ from torpor.daemon.transcripts import TextMap, Turn, message_of
 from torpor.daemon.unread import Unread
 from torpor.memvid.errors import Corruption, NoSpace
 from torpor.memvid.incoming import hand_over
+from torpor.memvid.salvaged import Salvaged
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot, NoSuchPosition
@@ -482,6 +484,39 @@ async def test_a_repair_keeps_no_end_of_a_ledger_behind_a_hole(open_rig: Any, st
         assert ledger(rig, "a") == had[: woken.token_count]
         assert woken.salvaged is not None
         assert woken.salvaged.of == 640
+
+
+async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any, store: Path) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("a", tokens_of(1, 1300))
+        await rig.sleep("a")
+        await rig.wake("a", at_token=600)
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+    async with open_rig() as rig:
+        assert (await rig.wake("a")).recomputed.damaged is False, "a stop had no time for it"
+        rig.service._residency.drop(SessionUri("default", "a"))
+        await asyncio.to_thread(damage, store, "a", span=1)
+        await rig.service._healing.mend(SessionUri("default", "a"))
+        told = (await rig.wake("a")).recomputed
+        assert (told.start, told.tokens, told.damaged) == (256, 384, True)
+
+
+async def test_a_ledger_behind_what_a_repair_saved_goes_on_saying_so(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 1300))
+        await rig.sleep("a")
+    damage(store, "a", span=4, head=True)
+    with Store.open(store, writable=True) as opened:
+        opened.repair()
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+    damage(store, "a", span=1)
+    async with open_rig() as rig:
+        await rig.service._healing.mend(SessionUri("default", "a"))
+        assert (await rig.service.list_sessions())[0].unread_tokens > 40, "less of it is restored"
+        assert (await rig.wake("a")).salvaged == Salvaged(1024, 1300)
+        await rig.sleep("a")
+        assert (await rig.service.list_sessions())[0].salvaged == Salvaged(1024, 1300)
 
 
 async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig: Any) -> None:

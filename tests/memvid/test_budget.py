@@ -219,13 +219,22 @@ def test_a_compaction_leaves_half_of_a_day_to_sleeps() -> None:
 
 def test_work_beyond_the_budget_is_refused_by_the_disk_alone_and_counted() -> None:
     books = account(Budget(max_store_bytes=10, max_bytes_per_day=10, min_free_bytes=1000), free=[2000, 1100, 1100])
-    last = books.begin(TODAY, beyond=True)
+    last = books.begin(TODAY, beyond="budgets")
     last(500)
     with pytest.raises(BudgetExceeded) as refusal:
         last(101)
     assert refusal.value.which == "min_free_bytes"
     kept: list[tuple[int, int]] = []
     books.end(last, lambda day, size_bytes: kept.append((day, size_bytes)))
+    assert kept == [(TODAY, 500)]
+
+
+def test_what_may_go_into_the_reserve_is_counted_and_never_refused() -> None:
+    books = account(Budget(max_store_bytes=10, max_bytes_per_day=10, min_free_bytes=1000), free=[1001, 1001])
+    ledger = books.begin(TODAY, beyond="reserve")
+    ledger(500)
+    kept: list[tuple[int, int]] = []
+    books.end(ledger, lambda day, size_bytes: kept.append((day, size_bytes)))
     assert kept == [(TODAY, 500)]
 
 

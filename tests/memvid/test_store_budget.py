@@ -290,7 +290,7 @@ def test_a_last_sleep_goes_beyond_the_budget_and_counts(store_path: Path, budget
             blocks=drafts(300),
             session={},
             token_count=300,
-            beyond_budget=True,
+            beyond="budgets",
         )
         assert store._core.folder.held_bytes() == receipt.bytes_written
         assert store.index.written_on(utc_day(time.time_ns())) == receipt.bytes_written
@@ -310,7 +310,7 @@ def test_a_last_sleep_leaves_the_disk_what_it_must_keep_free(store_path: Path) -
                 blocks=drafts(300),
                 session={},
                 token_count=300,
-                beyond_budget=True,
+                beyond="budgets",
             )
         assert not list(store_path.rglob("*.tmp"))
 
