@@ -347,7 +347,8 @@ def _look(reader: BundleReader) -> _Found | None:
     """What is damaged of a version; None if nothing is.
 
     Raises:
-        Corruption: its ledger is. StoreError: something of it could not be read. NotRecomputable: the record at its end is, or it is lossy.
+        Corruption: its ledger is. StoreError: something of it could not be read. NotRecomputable: the record at its end
+            is damaged, or it is lossy.
     """
     tokens = token_array(reader.tokens())
     broken = [entry for entry in reader.entries if not _is_sound(reader, entry)]
