@@ -80,7 +80,7 @@ class Forking:
         session.labels = session.labels if order.labels is None else order.labels
         session.forked_from = order.origin
         computed = session.state.computed_tokens
-        return Forked(await self._hibernation.sleep(session, emit, cause="fork"), computed)
+        return Forked(await self._hibernation.sleep(session, emit, cause="fork", may_wait=True), computed)
 
     def _refer_to_all(self, order: ForkOrder) -> Receipt:
         """A version with the very chain of the other, by its manifest; no block is read or written."""

@@ -45,7 +45,7 @@ from .bus import Bus
 from .choosing import Choice, RecomputePolicy
 from .compactor import Compactor
 from .engine import Engine, Steps
-from .errors import StopDeadline
+from .errors import ServiceClosed, StopDeadline
 from .events import SleepCause, WakeCause, WakeEnded, WakeVerified
 from .generation import find_logits, replay
 from .models import LoadedModel
@@ -95,6 +95,10 @@ class LastSleep:
 
     until: float | None = None
 
+    def share(self, seconds: float) -> float:
+        """So many seconds, or a quarter of those that are left, if that is less."""
+        return seconds if self.until is None else min(seconds, max(0.0, self.until - time.monotonic()) / 4)
+
     def require_time(self) -> None:
         """Raises StopDeadline once the time is over."""
         if self.until is not None and time.monotonic() >= self.until:
@@ -102,6 +106,14 @@ class LastSleep:
                 "The daemon stops, and the time that it has for that is over. Give it more with torpor serve "
                 "--stop-within."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """On what terms a state is written; see `Hibernation.sleep`."""
+
+    last: LastSleep | None
+    may_wait: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +185,28 @@ class Hibernation:
         self._fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
         self._compactor = Compactor(store, CompactionPolicy(), way)
 
-    async def sleep(self, session: Session, emit: Emit, *, cause: SleepCause, last: LastSleep | None = None) -> Receipt:
+    async def sleep(
+        self,
+        session: Session,
+        emit: Emit,
+        *,
+        cause: SleepCause,
+        last: LastSleep | None = None,
+        may_wait: bool = False,
+    ) -> Receipt:
         """Make the session's state durable; it stays in memory, clean. On failure it is as it was.
 
         cause: what for, as it is told. last: the daemon stops, so what is refused now is lost. Then the store may
         become larger than its budget, and more may be written than in a day; only what the disk must keep free is kept.
+        may_wait: nothing is lost without it, so a daemon that begins to stop has its time for others.
 
         Raises:
             SnapshotError: the state cannot be kept.
             StoreError: it could not be made durable, for example for want of room.
-            StopDeadline: the daemon stops, and there was no time for it.
+            StopDeadline: the daemon stops, and there was no time for it. ServiceClosed: it stops, and this may wait.
         """
         with tell_sleep(self._bus, session, cause) as tell_end, self._compactor.giving_way():
-            receipt = await self._keep_with_room(session, emit, last)
+            receipt = await self._keep_with_room(session, emit, _Terms(last, may_wait))
             tell_end(receipt)
             self._compactor.consider(receipt)
         session.durable = Durable.of(receipt)
@@ -245,52 +266,50 @@ class Hibernation:
 
         return await self.on_io(look)
 
-    async def _keep_with_room(self, session: Session, emit: Emit, last: LastSleep | None) -> Receipt:
+    async def _keep_with_room(self, session: Session, emit: Emit, terms: _Terms) -> Receipt:
         """Cut and write a snapshot; once more where the disk had no room for it beside a file that a compaction was
         writing: that one comes to its end first."""
         ended_before = self._way.ended()
         try:
-            return await self._keep_all(session, emit, last)
+            return await self._keep_all(session, emit, terms)
         except (NoSpace, BudgetExceeded) as error:
             if isinstance(error, BudgetExceeded) and error.details.get("which") != FREE_BYTES:
                 raise
             with self._way.claimed():
                 if not await asyncio.to_thread(self._way.wait_for_room, ended_before):
                     raise
-                return await self._keep_all(session, emit, last)
+                return await self._keep_all(session, emit, terms)
 
-    async def _keep_all(self, session: Session, emit: Emit, last: LastSleep | None) -> Receipt:
+    async def _keep_all(self, session: Session, emit: Emit, terms: _Terms) -> Receipt:
         """Cut and write a snapshot, referring to the last one's blocks as far as they can be relied on."""
         entries = session.durable.entries if session.durable else ()
         try:
-            return await self._keep_indexed(session, entries, emit, last)
+            return await self._keep_indexed(session, entries, emit, terms)
         except Corruption as error:
             if not entries and not isinstance(error, BlockMissing):
                 raise
             # What the snapshot would have referred to is damaged, gone or cannot be read, but all of it is in memory.
-            return await self._keep_indexed(session, (), emit, last)
+            return await self._keep_indexed(session, (), emit, terms)
 
     async def _keep_indexed(
-        self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: LastSleep | None
+        self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, terms: _Terms
     ) -> Receipt:
         """As `_keep`; an index that fails is made anew from the bundles, for what is awake is nowhere else."""
         try:
-            return await self._keep(session, durable, emit, last)
+            return await self._keep(session, durable, emit, terms)
         except IndexFailed:
             await self.on_writer(self._store.rebuild_index)
-            return await self._keep(session, durable, emit, last)
+            return await self._keep(session, durable, emit, terms)
 
-    async def _keep(
-        self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, last: LastSleep | None
-    ) -> Receipt:
+    async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, terms: _Terms) -> Receipt:
         """Cut and write a snapshot that refers to what it can of `durable`."""
-        self._require_time(last)
+        self._require_time(terms)
         snapshot = await self._engine.call(lambda: self._cut(session, durable))
         report = _reporter("sleep", emit)
 
         def on_progress(done: int, total: int) -> None:
             report(done, total)
-            self._require_time(last)
+            self._require_time(terms)
 
         return await self.on_writer(
             partial(
@@ -303,12 +322,16 @@ class Hibernation:
                 session={**session.to_map(), "backend": session.computed_by()},
                 token_count=snapshot.token_count,
                 on_progress=on_progress,
-                beyond=None if last is None else "budgets",
+                beyond=None if terms.last is None else "budgets",
             )
         )
 
-    def _require_time(self, last: LastSleep | None) -> None:
-        for order in {last, self.stopping}:
+    def _require_time(self, terms: _Terms) -> None:
+        if terms.may_wait and self.stopping is not None:
+            raise ServiceClosed(
+                "The daemon was told to stop, so this was given up, and nothing has changed; ask again."
+            )
+        for order in {terms.last, self.stopping}:
             if order is not None:
                 order.require_time()
 

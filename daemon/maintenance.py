@@ -17,6 +17,7 @@ from ..memvid import orders
 from ..memvid.orders import MarkedVersion, Order
 from ..memvid.records import Finding, MaintenanceReport
 from ..memvid.store import Store
+from .errors import ServiceClosed
 from .results import MaintenanceAction, MaintenanceProblem, MaintenanceResult, MarksResult
 from .way import Stop, Way
 
@@ -28,8 +29,7 @@ Result = TypeVar("Result")
 
 
 class Maintenance:
-    """The one who looks after a store. `close` waits for what has begun, for that must not meet a closed store; a
-    compaction stops at its next step."""
+    """The one who looks after a store. `close` waits for what has begun, for that must not meet a closed store."""
 
     def __init__(self, store: Store, way: Way) -> None:
         self._store = store
@@ -53,12 +53,26 @@ class Maintenance:
                 return _as_one(reports)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Do work on the store that may take long, after what came before it."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        """Do work on the store that may take long, after what came before it.
+
+        Raises:
+            ServiceClosed: the daemon stops, and has not begun it.
+        """
+
+        def begin() -> Result:
+            if self._stopping.is_set():
+                raise ServiceClosed("The daemon is stopping; try again when it is back.")
+            return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, begin)
+
+    def stop(self) -> None:
+        """Begin nothing more; a compaction stops at its next step, and all else that has begun goes on to its end."""
+        self._stopping.set()
 
     def close(self) -> None:
-        """Wait for the operation that has begun, and those that wait for it, and end the thread."""
-        self._stopping.set()
+        """`stop`, wait for the operation that has begun, and end the thread."""
+        self.stop()
         self._thread.shutdown()
 
 

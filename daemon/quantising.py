@@ -227,7 +227,7 @@ class Quantising:
         session = woken.session
         with self._store.open_session(uri, plan.row.version) as reader:
             await self._engine.run(_quantise(session, reader, plan, bits))
-        return await self._hibernation.sleep(session, _ignore, cause="quantise")
+        return await self._hibernation.sleep(session, _ignore, cause="quantise", may_wait=True)
 
 
 def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:

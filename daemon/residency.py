@@ -43,15 +43,31 @@ from .watching import ChangePolicy, Watching
 _MAX_TOLD: Final = 4
 """Sessions that a refusal names."""
 
+PATIENCE_S: Final = 1.0
+"""For how long a stop waits, at most, for sessions whose requests have just been cancelled, while it could put others
+to sleep whose loss would cost less: most model calls are over by then."""
+
 
 @dataclass(slots=True)
-class _Keeping:
-    """What has become of the sessions of a daemon that stops, so far; see `CloseReport`."""
+class Keeping:
+    """What has become of the sessions of a daemon that stops, so far; see `CloseReport`. seen: those that were seen
+    to."""
 
     slept: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     empty: list[str] = field(default_factory=list)
     ledgers: dict[str, str] = field(default_factory=dict)
+    seen: set[SessionUri] = field(default_factory=set)
+
+    @classmethod
+    def after(cls, report: CloseReport) -> Keeping:
+        """To go on after a stop that may be refused: what could be kept then is kept."""
+        kept = {SessionUri.parse(uri) for uri in report.ledgers}
+        return cls(slept=list(report.slept), ledgers=dict(report.ledgers), seen=kept)
+
+    def report(self) -> CloseReport:
+        """As it is told."""
+        return CloseReport(tuple(self.slept), dict(self.failed), tuple(self.empty), dict(self.ledgers))
 
 
 class Residency:
@@ -338,8 +354,9 @@ class Residency:
             self.memory.could_not_sleep(live.uri, error)
 
     async def _idled(self, uri: SessionUri) -> None:
-        """Put a session to sleep that nobody has used for long, unless somebody does now."""
-        if uri in self.turns.in_use():
+        """Put a session to sleep that nobody has used for long, unless somebody does now, or the daemon stops: that has
+        an order of its own."""
+        if uri in self.turns.in_use() or not self._is_working():
             return
         try:
             async with self.turns.take(uri):
@@ -347,6 +364,13 @@ class Residency:
                     self.memory.slept_by_idling += 1
         finally:
             self.memory.look_again()
+
+    def _is_working(self) -> bool:
+        try:
+            self._require_working()
+        except ServiceClosed:
+            return False
+        return True
 
     def last_use(self, name: str) -> float:
         """When somebody last used a model, by the monotonic clock: it, or a session on it."""
@@ -383,6 +407,7 @@ class Residency:
         while place.loading is not None:
             await asyncio.wait([place.loading])
         for session in self._sessions_on(name) if place.model is not None else ():
+            self._require_working()  # a daemon that stops has an order of its own
             if session.uri not in self.turns.in_use():
                 await to_the_end(self._put_away_unasked(session.uri))
         if place.model is not None and self._is_needed(name):
@@ -511,31 +536,42 @@ class Residency:
             )
         return await self._hibernation.sleep(live, emit, cause=cause, last=last)
 
-    async def keep_all(self, order: LastSleep, *, give_up: bool, but: Collection[str] = ()) -> CloseReport:
+    async def keep_all(self, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
         """Put every changed session to sleep while no new work is taken; none of them leaves memory. First those whose
-        loss would cost most to compute, then those used last.
+        loss would cost most to compute, then those used last; one that somebody holds for longer than a moment keeps
+        none of the others waiting.
 
-        What there is no time for is kept as a ledger. give_up: what cannot be kept whole for another reason, too. but:
-        sessions, by their URIs, that are kept already.
+        What there is no time for is kept as a ledger. give_up: what cannot be kept whole for another reason, too.
+        keeping: is told what becomes of each; those that it has seen are passed over.
         """
         self.memory.refuse_waiting(
             lambda: ServiceClosed("The daemon was told to stop, and has no memory to wait for; try again in a moment.")
         )
-        keeping = _Keeping()
-        seen: set[SessionUri] = {uri for uri in self.awake if str(uri) in but}
+        patient_until = time.monotonic() + order.share(PATIENCE_S)
         # Requests that had begun may wake sessions meanwhile: go on until every session that is awake, or whose turn
         # somebody had, has been seen. Those that still wait for a turn behind this one are refused when they get it.
-        while uris := (self.awake.keys() | self.turns.in_use()) - seen:
-            for uri in sorted(uris, key=self._stake):
-                try:
-                    async with self.turns.take(uri, always=True):
-                        seen.add(uri)
-                        live = self.awake.get(uri)
-                        if live is not None:
-                            await self._keep_last(live, order, keeping, give_up=give_up)
-                finally:
-                    self.memory.look_again()
-        return CloseReport(tuple(keeping.slept), keeping.failed, tuple(keeping.empty), keeping.ledgers)
+        while uris := (self.awake.keys() | self.turns.in_use()) - keeping.seen:
+            patience_s = patient_until - time.monotonic()
+            uri = self._next_to_keep(uris, patient=patience_s > 0)
+            if uri is None:
+                await self.turns.released(patience_s if patience_s > 0 else None)
+                continue
+            try:
+                async with self.turns.take(uri, always=True):
+                    keeping.seen.add(uri)
+                    live = self.awake.get(uri)
+                    if live is not None:
+                        await self._keep_last(live, order, keeping, give_up=give_up)
+            finally:
+                self.memory.look_again()
+
+    def _next_to_keep(self, uris: Collection[SessionUri], *, patient: bool) -> SessionUri | None:
+        """The first of them by stake that nobody holds; None if there is none, or, as long as there is patience, if
+        somebody holds the first of all."""
+        line, held = sorted(uris, key=self._stake), self.turns.in_use()
+        if patient:
+            line = line[:1]
+        return next((uri for uri in line if uri not in held), None)
 
     def _stake(self, uri: SessionUri) -> tuple[int, float, SessionUri]:
         """What a stop looks at first: the session with most tokens that are not durable, then the one used last."""
@@ -545,7 +581,7 @@ class Residency:
         durable = live.unchanged_tokens if live.durable is not None else 0
         return durable - len(live.state.tokens), -live.last_used, uri
 
-    async def _keep_last(self, live: Session, order: LastSleep, keeping: _Keeping, *, give_up: bool) -> None:
+    async def _keep_last(self, live: Session, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
         """Make a session durable for the last time, unless its newest version is what a wake should give back; or at
         least its ledger."""
         uri = str(live.uri)
@@ -562,7 +598,7 @@ class Residency:
             else:
                 keeping.failed[uri] = sentence_of(error)
 
-    async def _keep_ledger(self, live: Session, unslept: Exception, keeping: _Keeping) -> None:
+    async def _keep_ledger(self, live: Session, unslept: Exception, keeping: Keeping) -> None:
         uri = str(live.uri)
         try:
             await self.ledgers.keep(live, code_of(unslept))

@@ -70,7 +70,7 @@ from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, ord
 from .rates import Measured
 from .reasons import Reasons
 from .recomputing import Recomputing
-from .residency import Residency, session_exists
+from .residency import Keeping, Residency, session_exists
 from .results import (
     AnalysisResult,
     AppendResult,
@@ -184,6 +184,7 @@ class Service:
         self._scrub: Scrub | None = None
         self._started = time.monotonic()
         self._preparing: asyncio.Task[CloseReport] | None = None
+        self._keeping: asyncio.Task[Keeping] | None = None
         self._closing: asyncio.Task[CloseReport] | None = None
 
     @classmethod
@@ -317,19 +318,23 @@ class Service:
 
         If each could be kept, no more work is taken, so that the `close` which is to follow loses nothing. If not, the
         report says which and why, and the sessions are served as before. Meanwhile requests for a session are refused,
-        and those that have begun are waited for: callers cancel what is running first. Runs to its end, as `close`.
+        and those that have begun are waited for: callers cancel what is running first. Runs to its end, as `close`. The
+        stop after one that was refused has its whole time again.
         """
         if self._closing is not None:
             return await self.close()
+        if self._keeping is not None:
+            return (await to_the_end(self._keeping)).report()
         if self._preparing is None:
-            self._preparing = asyncio.ensure_future(self._prepare_close())
+            self._preparing = asyncio.ensure_future(self._prepare_close(self._last_sleeps()))
         return await to_the_end(self._preparing)
 
-    async def _prepare_close(self) -> CloseReport:
-        report = await self._residency.keep_all(self._last_sleeps(), give_up=False)
-        if report.failed:
+    async def _prepare_close(self, order: LastSleep) -> CloseReport:
+        keeping = Keeping()
+        await self._residency.keep_all(order, keeping, give_up=False)
+        if keeping.failed and self._keeping is None:  # else somebody has ended the daemon meanwhile
             self._preparing = self._last_sleep = self._hibernation.stopping = None
-        return report
+        return keeping.report()
 
     def _last_sleeps(self) -> LastSleep:
         """What holds for all sleeps of this stop: its time begins when it is asked for first."""
@@ -338,6 +343,20 @@ class Service:
             self._last_sleep = LastSleep(None if within is None else time.monotonic() + within)
             self._hibernation.stopping = self._last_sleep
         return self._last_sleep
+
+    async def begin_close(self) -> None:
+        """The first half of `close`, for callers that have requests to wait for before the second: from now on the time
+        of the stop runs and no more work is begun. What is under way ends, or stops where it may; meanwhile every
+        changed session is put to sleep."""
+        if self._keeping is None:
+            self._keeping = asyncio.ensure_future(self._begin_close(self._last_sleeps()))
+        await to_the_end(self._keeping)
+
+    async def _begin_close(self, order: LastSleep) -> Keeping:
+        self._maintenance.stop()
+        keeping = Keeping.after(await self._preparing) if self._preparing is not None else Keeping()
+        await self._residency.keep_all(order, keeping, give_up=True)
+        return keeping
 
     async def close(self) -> CloseReport:
         """Take no more work, put every changed session to sleep, and let the store go.
@@ -351,10 +370,13 @@ class Service:
         return await to_the_end(self._closing)
 
     async def _close(self) -> CloseReport:
+        await self.begin_close()
+        assert self._keeping is not None
+        keeping = await self._keeping
         if self._config is not None:
             await self._config.close()
-        prepared = await self._preparing if self._preparing is not None else CloseReport((), {})
-        report = await self._residency.keep_all(self._last_sleeps(), give_up=True, but=prepared.ledgers)
+        # what was under way may have ended with a session in memory that was not there before
+        await self._residency.keep_all(self._last_sleeps(), keeping, give_up=True)
         await self._residency.close()
         if self._scrub is not None:
             await self._scrub.close()
@@ -369,8 +391,7 @@ class Service:
         await asyncio.to_thread(self._measured.save)
         self._store.close()
         self.bus.close()
-        ledgers = prepared.ledgers | report.ledgers
-        return CloseReport((*prepared.slept, *report.slept), report.failed, report.empty, ledgers)
+        return keeping.report()
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
         """Keep to a configuration file from now on: when it changes, what it says is taken over. settings: those that
@@ -1074,6 +1095,8 @@ class Service:
 
     def _require_working(self) -> None:
         self._require_open()
+        if self._keeping is not None:
+            raise ServiceClosed("The daemon is stopping; try again when it is back.")
         if self._preparing is not None:
             raise ServiceClosed("The daemon was told to stop, and puts its sessions to sleep; try again in a moment.")
 

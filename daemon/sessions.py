@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -315,10 +316,17 @@ class Turns:
 
     def __init__(self) -> None:
         self._lines: dict[SessionUri, tuple[asyncio.Lock, list[Request]]] = {}
+        self._released = asyncio.Event()
 
     def in_use(self) -> set[SessionUri]:
         """The sessions that somebody holds or waits for."""
         return set(self._lines)
+
+    async def released(self, within_s: float | None) -> None:
+        """Wait until somebody lets go of a session, for so many seconds at most."""
+        self._released.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._released.wait(), within_s)
 
     def users(self, uri: SessionUri) -> int:
         """How many hold the session or wait for it."""
@@ -353,3 +361,4 @@ class Turns:
             line.remove(request)
             if not line:
                 del self._lines[uri]
+            self._released.set()

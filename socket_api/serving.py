@@ -6,9 +6,10 @@ A client's `shutdown` is tried first, while connections are taken and everything
 generations cancelled → the service puts its sessions to sleep. If one cannot be, the stop is refused, and all goes on.
 A signal, and a `shutdown` with `force`, skip this: the machine may be going down, and what cannot be kept is given up.
 
-Stop order then, for all alike: no new connections, socket removed → generations cancelled, work in flight answered →
-the service puts its sessions to sleep, those that it has not yet → those who asked for the stop are told how it went →
-connections closed. A second signal ends the process at once; the store is made for that.
+Stop order then, for all alike: no new connections, socket removed, generations cancelled, and from that moment on the
+service puts its sessions to sleep, those that it has not yet → work in flight answered → the service closed → those who
+asked for the stop are told how it went → connections closed. A second signal ends the process at once; the store is
+made for that.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class ClosableBackend(Backend, Protocol):
     """A service that whoever opened it closes."""
 
     async def reload_config(self) -> None: ...
+
+    async def begin_close(self) -> None: ...
 
     async def close(self) -> CloseReport: ...
 
@@ -85,18 +88,16 @@ async def _serve(
     await asyncio.to_thread(require_free, socket_path)
     backend = await open_backend()
     server = ApiServer(backend, socket_path, on_shutdown=stop.set)
+    rereading: asyncio.Task[None] | None = None
     try:
         if not stop.is_set():
             await server.start()
             on_ready(os.path.abspath(socket_path))
             rereading = asyncio.ensure_future(_reread_on_demand(backend, reread))
             await stop.wait()
-            rereading.cancel()
-            await asyncio.wait({rereading})
     finally:
         try:
-            await server.quiesce()
-            report = await backend.close()
+            report = await _close(backend, server, rereading)
             server.announce(report)
         finally:
             await server.stop()
@@ -108,6 +109,17 @@ async def _serve(
             f" lost: {reasons}",
             failed=report.failed,
         )
+
+
+async def _close(backend: ClosableBackend, server: ApiServer, rereading: asyncio.Task[None] | None) -> CloseReport:
+    """Stop the service. What is awake is put to sleep from the first moment on, whatever else is still to end."""
+    keeping = asyncio.ensure_future(backend.begin_close())
+    await server.quiesce()
+    if rereading is not None:
+        rereading.cancel()
+        await asyncio.wait({rereading})
+    await keeping
+    return await backend.close()
 
 
 async def _reread_on_demand(backend: ClosableBackend, reread: asyncio.Event) -> None:

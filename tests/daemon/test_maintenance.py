@@ -108,8 +108,8 @@ async def test_a_stop_cuts_a_compaction_short(open_rig: Any, monkeypatch: pytest
     async with open_rig() as rig:
         running = asyncio.ensure_future(rig.service.maintain(operation="compact"))
         await until(begun.is_set)
-        await rig.service.close()
-        await running
+        await rig.service.begin_close()
+        await running  # before the second half of the stop
 
 
 async def test_a_compaction_stops_for_a_sleep_without_room_goes_on_after_it_and_reports_once(
@@ -169,6 +169,18 @@ async def test_a_stop_lets_the_operation_that_runs_end_before_it_closes_the_stor
         held.gate.open()  # else a stop that does not wait leaves this test's thread behind
         await running
     assert held.done[:2] == ["operation ended", "store closed"]
+
+
+async def test_an_operation_that_a_stop_finds_waiting_is_not_begun(open_rig: Any, held: Held) -> None:
+    async with open_rig() as rig:
+        running = [pruning(rig), pruning(rig)]
+        await held.gate.reached()
+        await rig.service.begin_close()
+        held.gate.open()
+        await running[0]
+        with pytest.raises(ServiceClosed):
+            await running[1]
+        assert held.done == ["operation ended"]
 
 
 async def test_the_store_is_left_alone_once_the_daemon_stops(open_rig: Any) -> None:

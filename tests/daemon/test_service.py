@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, MODEL, SAMPLED, Rigged, ignore, tokens_of, until
+from session_rig import DEADLINE_S, MODEL, SAMPLED, Gate, Rigged, ignore, tokens_of, until
+from torpor.daemon import residency
 from torpor.daemon.errors import (
     EmptyContext,
     InvalidTokens,
@@ -17,6 +18,7 @@ from torpor.daemon.errors import (
     SessionAwake,
     SessionBusy,
     SessionExists,
+    StopDeadline,
     UnknownModel,
 )
 from torpor.daemon.results import Progress
@@ -1029,6 +1031,137 @@ async def test_a_stop_that_overtakes_the_trying_waits_for_it_and_tells_of_what_i
         report = await closing
         assert (report.slept, list(report.failed)) == (("torpor://default/a",), ["torpor://default/full"])
         assert list((await preparing).failed) == ["torpor://default/full"]
+
+
+class Writing:
+    """What is written, in this order, and a gate that holds the first of a session until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: str) -> None:
+        self.begun: list[str] = []
+        self.gate = Gate()
+        put = Store.write_bundle
+
+        def write(store: Store, *, uri: Any, blocks: Any, **options: Any) -> Any:
+            first = uri.name not in self.begun
+            self.begun.append(uri.name)
+
+            def waiting() -> Any:
+                if uri.name == held and first:
+                    self.gate.pass_through()
+                yield from blocks
+
+            return put(store, uri=uri, blocks=waiting(), **options)
+
+        monkeypatch.setattr(Store, "write_bundle", write)
+
+
+async def test_from_the_beginning_of_a_stop_its_time_runs_and_no_work_is_begun_though_some_is_under_way(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        for name in ("a", "b"):
+            await rig.read(name, tokens_of(1, 300))
+        writing = Writing(monkeypatch, "a")
+        sleeping = asyncio.ensure_future(rig.sleep("a"))
+        await writing.gate.reached()
+        beginning = asyncio.ensure_future(rig.service.begin_close())
+        await asyncio.sleep(0)
+        with pytest.raises(ServiceClosed):
+            await rig.write("b", 1)
+        assert len(await rig.service.list_sessions()) == 2, "who has begun is still served"
+        writing.gate.open()
+        with pytest.raises(StopDeadline):
+            await sleeping
+        await beginning
+        report = await rig.service.close()
+        assert set(report.ledgers) == {"torpor://default/a", "torpor://default/b"}
+        assert (report.slept, report.failed) == ((), {})
+
+
+async def test_a_stop_goes_before_the_rest_of_an_unloading(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig() as rig:
+        for count, name in ((300, "first"), (40, "shallow"), (600, "deep")):
+            await rig.read(name, tokens_of(1, count))
+        writing = Writing(monkeypatch, "first")
+        unloading = asyncio.ensure_future(rig.service.unload_model(model=MODEL))
+        await writing.gate.reached()
+        beginning = asyncio.ensure_future(rig.service.begin_close())
+        await asyncio.sleep(0)
+        writing.gate.open()
+        with pytest.raises(ServiceClosed):
+            await unloading
+        await beginning
+        assert writing.begun == ["first", "deep", "shallow"]
+        assert set((await rig.service.close()).slept) == {f"torpor://default/{name}" for name in ("deep", "shallow")}
+
+
+@pytest.mark.parametrize(("patience_s", "order"), [(0.0, ["other", "deep"]), (DEADLINE_S, ["deep", "other"])])
+async def test_who_is_held_for_long_keeps_no_other_from_its_sleep_and_who_is_held_for_a_moment_has_its_place(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, patience_s: float, order: list[str]
+) -> None:
+    monkeypatch.setattr(residency, "PATIENCE_S", patience_s)
+    async with open_rig() as rig:
+        await rig.read("deep", tokens_of(1, 600))
+        await rig.read("other", tokens_of(2, 40))
+        writing = Writing(monkeypatch, "nobody")
+        async with rig.service._residency.turns.take(rig.service._resolve("deep")):
+            beginning = asyncio.ensure_future(rig.service.begin_close())
+            if patience_s:
+                await until(lambda: rig.service._hibernation.stopping is not None)
+            else:
+                await until(lambda: not rig.live("other").needs_sleep)
+        await beginning
+        assert writing.begun == order
+
+
+async def test_a_version_that_nothing_is_lost_without_gives_its_time_to_the_stop(
+    open_rig: Any, quantisable_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(quantisable_model) as rig:
+        for name in ("a", "b"):
+            await rig.read(name, tokens_of(1, 600))
+            await rig.sleep(name)
+        await rig.read("awake", tokens_of(2, 40))
+        writing = Writing(monkeypatch, "a")
+        quantising = asyncio.ensure_future(rig.service.maintain(operation="quantise", bits=8, after_days=0))
+        await writing.gate.reached()
+        beginning = asyncio.ensure_future(rig.service.begin_close())
+        await asyncio.sleep(0)
+        writing.gate.open()
+        with pytest.raises(ServiceClosed):
+            await quantising
+        await beginning
+        assert writing.begun == ["a", "awake"]
+        assert [each.version for each in await rig.service.list_sessions()] == [1, 1, 1]
+
+
+async def test_nothing_goes_to_sleep_for_being_idle_while_the_daemon_stops(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        beginning = asyncio.ensure_future(rig.service.begin_close())
+        await asyncio.sleep(0)
+        await rig.service._residency._idled(rig.service._resolve("a"))
+        assert rig.is_awake("a")
+        await beginning
+
+
+async def test_a_refusal_of_a_stop_that_another_one_has_overtaken_gives_that_no_time_again(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FullDisk(monkeypatch, "full")
+    async with open_rig(stop_within_s=3600) as rig:
+        await rig.read("full", tokens_of(1, 20))
+        task, gate = await held(rig, "full", 2)
+        preparing = asyncio.ensure_future(rig.service.prepare_close())
+        await until(lambda: rig.service._hibernation.stopping is not None)
+        order = rig.service._hibernation.stopping
+        beginning = asyncio.ensure_future(rig.service.begin_close())
+        await asyncio.sleep(0)
+        gate.open()
+        await task
+        assert (await preparing).failed
+        await beginning
+        assert rig.service._hibernation.stopping is order
 
 
 async def test_nothing_is_done_after_the_stop(open_rig: Any) -> None:

@@ -496,6 +496,9 @@ class FakeService:
         await self.prepare_gate.wait()
         return self._report()
 
+    async def begin_close(self) -> None:
+        self._record("begin_close")
+
     async def close(self) -> CloseReport:
         self.closed = True
         await self.close_gate.wait()

@@ -308,6 +308,53 @@ def test_a_stop_waits_for_the_sleep_that_is_in_flight(short_path: Path) -> None:
     assert len(served_here(short_path / "t.sock", story)) == 1
 
 
+@pytest.mark.parametrize("by", ["force", "signal"])
+def test_from_a_signal_on_sessions_are_put_to_sleep_whatever_is_in_flight(short_path: Path, by: str) -> None:
+    async def story(service: fake.FakeService, client: AsyncClient) -> None:
+        await client.create("s")
+        service.hold()
+        sleeping = asyncio.create_task(client.sleep("s"))
+        await poll(lambda: any(name == "sleep" for name, _ in service.calls))
+        stopping = asyncio.create_task(client.shutdown(force=True)) if by == "force" else None
+        if stopping is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        await poll(lambda: ("begin_close", {}) in service.calls)
+        assert not service.closed
+        service.release()
+        await sleeping
+        if stopping is not None:
+            await stopping
+
+    assert len(served_here(short_path / "t.sock", story)) == 1
+
+
+def test_a_configuration_that_is_being_read_does_not_hold_up_the_beginning_of_a_stop(short_path: Path) -> None:
+    async def run() -> None:
+        service, ready, read = fake.FakeService(), asyncio.Event(), asyncio.Event()
+
+        async def open_backend() -> fake.FakeService:
+            return service
+
+        async def reload_config() -> None:
+            service.calls.append(("reload_config", {}))
+            await read.wait()
+
+        service.reload_config = reload_config  # type: ignore[method-assign]
+        serving = asyncio.create_task(
+            _serve(open_backend, short_path / "t.sock", lambda _: ready.set(), lambda _: None, rereads=True)
+        )
+        await ready.wait()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await poll(lambda: ("reload_config", {}) in service.calls)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await poll(lambda: ("begin_close", {}) in service.calls)
+        assert not service.closed, "it is read to its end before the service is closed"
+        read.set()
+        await serving
+
+    asyncio.run(run())
+
+
 def test_a_client_that_asked_for_the_stop_and_left_does_not_hold_it_up(short_path: Path) -> None:
     async def story(service: fake.FakeService, client: AsyncClient) -> None:
         service.close_gate.clear()
