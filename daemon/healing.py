@@ -305,7 +305,8 @@ class Healing:
         session.recomputed = Recomputed(row.version, start, len(found.tokens) - start, same)
         session.came_from(reader.manifest.session, start)
         session.unchanged_tokens, session.dirty = start, True
-        return await self._hibernation.sleep(session, _ignore, cause="heal"), session.recomputed
+        receipt = await self._hibernation.sleep(session, _ignore, cause="heal", may_wait=True)
+        return receipt, session.recomputed
 
     async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:
         """What the session's state was after so many tokens."""

@@ -28,6 +28,7 @@ from torpor.daemon.results import Event
 from torpor.daemon.sampling import Sampling
 from torpor.daemon.service import Service
 from torpor.daemon.sessions import Session
+from torpor.memvid.store import Store
 from torpor.snapshot.kinds import kind_of, leaves
 from torpor.snapshot.state import LiveState
 
@@ -160,6 +161,28 @@ def make_unreadable(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 UNREADABLE = ("hard link", "symlink", "bad sector")
 """Of `make_unreadable`."""
+
+
+class Writing:
+    """What is written, in this order, and a gate that holds the first of a session until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: str) -> None:
+        self.begun: list[str] = []
+        self.gate = Gate()
+        put = Store.write_bundle
+
+        def write(store: Store, *, uri: Any, blocks: Any, **options: Any) -> Any:
+            first = uri.name not in self.begun
+            self.begun.append(uri.name)
+
+            def waiting() -> Any:
+                if uri.name == held and first:
+                    self.gate.pass_through()
+                yield from blocks
+
+            return put(store, uri=uri, blocks=waiting(), **options)
+
+        monkeypatch.setattr(Store, "write_bundle", write)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, ignore, listening, tokens_of, until
+from session_rig import SAMPLED, Writing, ignore, listening, tokens_of, until
 from torpor.daemon import healing
 from torpor.daemon.admission import current
-from torpor.daemon.errors import SessionExists, UnknownModel
+from torpor.daemon.errors import RepairPutOff, SessionExists, UnknownModel
 from torpor.daemon.healing import whole_calls
 from torpor.daemon.recomputed import Recomputed
 from torpor.daemon.scrubbing import ScrubPolicy, seconds_ahead
@@ -479,6 +479,27 @@ async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -
         assert not rig.service._scrub._left
         assert not rig.service._scrub._round_is_due(), "the round is done, and the next one is not due"
     assert len(seen) + len(heard) - 1 <= 7
+
+
+async def test_a_healing_gives_the_time_of_its_writing_to_a_stop_and_nothing_is_cut_for_it(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await rig.read("awake", tokens_of(2, 40))
+        await asyncio.to_thread(damage, store, "a", span=1)
+        writing = Writing(monkeypatch, "a")
+        repairing = asyncio.ensure_future(rig.service.maintain(operation="repair"))
+        await writing.gate.reached()
+        beginning = asyncio.ensure_future(rig.service.begin_close())
+        await asyncio.sleep(0)
+        writing.gate.open()
+        with pytest.raises(RepairPutOff):
+            await repairing
+        await beginning
+        assert writing.begun == ["a", "awake"]
+        assert {each.token_count for each in await rig.service.list_sessions()} == {1300, 40}
 
 
 async def test_a_stop_waits_for_no_slow_reading(open_rig: Any) -> None:

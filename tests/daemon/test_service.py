@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, MODEL, SAMPLED, Gate, Rigged, ignore, tokens_of, until
+from session_rig import DEADLINE_S, MODEL, SAMPLED, Rigged, Writing, ignore, tokens_of, until
 from torpor.daemon import residency
 from torpor.daemon.errors import (
     EmptyContext,
@@ -1031,28 +1031,6 @@ async def test_a_stop_that_overtakes_the_trying_waits_for_it_and_tells_of_what_i
         report = await closing
         assert (report.slept, list(report.failed)) == (("torpor://default/a",), ["torpor://default/full"])
         assert list((await preparing).failed) == ["torpor://default/full"]
-
-
-class Writing:
-    """What is written, in this order, and a gate that holds the first of a session until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: str) -> None:
-        self.begun: list[str] = []
-        self.gate = Gate()
-        put = Store.write_bundle
-
-        def write(store: Store, *, uri: Any, blocks: Any, **options: Any) -> Any:
-            first = uri.name not in self.begun
-            self.begun.append(uri.name)
-
-            def waiting() -> Any:
-                if uri.name == held and first:
-                    self.gate.pass_through()
-                yield from blocks
-
-            return put(store, uri=uri, blocks=waiting(), **options)
-
-        monkeypatch.setattr(Store, "write_bundle", write)
 
 
 async def test_from_the_beginning_of_a_stop_its_time_runs_and_no_work_is_begun_though_some_is_under_way(
