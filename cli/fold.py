@@ -9,6 +9,7 @@ import typer
 from ..memvid.sizes import format_count, format_plural
 from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
+from .errors import InvalidUsage
 from .formatting import format_seconds
 from .interrupts import ignore_interrupts
 from .options import JsonOption, OwnLabelOption, PriorityOption, SessionArgument, SocketOption
@@ -61,6 +62,8 @@ def fold(
     [cyan]torpor fold helper helper-2 --summarise 200[/]
     """
     output = Output(as_json=as_json)
+    if (summary is None) == (summarise is None):
+        raise InvalidUsage("Give either --summary TEXT or --summarise N.", option="--summary")
     with connect(socket) as client, progress_of(output, "prefill") as on_event:
         with naming_the_intact(client, session):
             result = client.fold(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -482,9 +483,10 @@ def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_jso
             "serve", {"socket": begun.socket, "pid": begun.pid, "log": str(begun.log), "warnings": begun.warnings}
         )
     else:
-        output.line(
-            f"torpor serves {plain(str(store))} on {plain(begun.socket)} (pid {begun.pid}); end it with torpor stop"
-        )
+        is_default = begun.socket == str(default_socket_path())
+        stop = "torpor stop" if is_default else f"torpor stop --socket {shlex.quote(begun.socket)}"
+        serves = f"torpor serves {plain(str(store))} on {plain(begun.socket)} (pid {begun.pid})"
+        output.line(f"{serves}; end it with {plain(stop)}")
         output.line(f"it writes to {plain(begun.log)}")
         if begun.warnings:
             output.remark(

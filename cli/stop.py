@@ -26,9 +26,7 @@ TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for sessions to be slept.")
 ]
 
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Stop also where that loses what sessions did since their last sleep.")
-]
+ForceOption = Annotated[bool, typer.Option("--force", help="Stop also where a session cannot be kept whole.")]
 
 
 def stop(
@@ -42,8 +40,8 @@ def stop(
     Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
     serve[/]. Says which sessions had changed and were put to sleep, and which had read nothing and are gone. Where a
     session cannot be put to sleep (a full disk, say), the daemon goes on with all of them and says why; exit status 3.
-    With [cyan]--force[/] it stops all the same, and what such a session did since its last sleep is lost; that is
-    status 3, too.
+    With [cyan]--force[/] it stops all the same: of such a session its ledger is kept, and the rest is computed again
+    when it is used. Where not even that can be written, what it did since its last sleep is lost: status 3, too.
 
     [bold]Examples[/]
 

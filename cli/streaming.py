@@ -52,7 +52,7 @@ def _room_left(error: TorporError, asked: int) -> int | None:
 
     The refusal came before anything was read, so asking again is safe.
     """
-    if error.code != "context_overflow":
+    if error.code != "context_overflow" or error.details.get("at_least"):
         return None
     held, wanted, context = (error.details.get(name) for name in ("token_count", "wanted_tokens", "context_tokens"))
     if not (isinstance(held, int) and isinstance(wanted, int) and isinstance(context, int)):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..memvid.sizes import format_bytes, format_plural
+from ..memvid.sizes import format_bytes, format_count, format_plural
 from ..memvid.uri import VERSION_MARK
 from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
@@ -50,7 +50,7 @@ PlanOption = Annotated[
 ]
 _CANARY = {
     "same_bits": ", and it computes what it did when it slept, to the bit",
-    "within_tolerance": ", and it computes what it did when it slept, within the tolerance",
+    "within_tolerance": ", and it computes what it did when it slept, but for the last bits",
     "not_run": "",
 }
 PLAIN_NUMBER_DIGITS = 7  # from one more on, digits may also begin a bundle id, and the daemon looks for both
@@ -97,7 +97,7 @@ def wake(
     else:
         output.line(
             f"{plain(result.session)}  awake at version {result.version}: {format_plural(result.token_count, 'token')},"
-            f" {result.tokens_prefilled} of them prefilled, {format_bytes(result.bytes_read)} read"
+            f" {format_count(result.tokens_prefilled)} of them prefilled, {format_bytes(result.bytes_read)} read"
             f" in {format_seconds(result.seconds)}{'' if result.verified else ' and trusted'}{_CANARY[result.canary]}"
         )
     remark_on_wake(output, result)

@@ -135,6 +135,7 @@ class Encoder:
                 f"{model.context_tokens}. Give a shorter text, or fold the session into a smaller one (torpor fold).",
                 token_count=held,
                 wanted_tokens=least,
+                at_least=True,  # of the text alone; how many were to be written behind it does not matter any more
                 context_tokens=model.context_tokens,
             )
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..memvid.sizes import format_count, format_plural
 from .encoding import Encoder, Place
-from .errors import TemplateUnusable
+from .errors import ContextOverflow, TemplateUnusable
 from .models import LoadedModel
 from .sessions import Session
 from .transcripts import TextMap, Turn, message_of, spoken
@@ -73,6 +74,27 @@ def tail_start(text_map: TextMap, count: int, tail: int, first: int | None = Non
     if first is not None and earliest <= first:
         return first
     return next((place for place in text_map.places if earliest <= place < count), earliest)
+
+
+def summarised_end(old: Exhausted, tail: int, wanted: int, context_tokens: int) -> int:
+    """Where a summary of an exhausted session is asked for, if so many tokens are wanted behind that: behind the last
+    turn that leaves room for them, or anywhere in what is no chat. The last `tail` tokens go along as they are.
+
+    Raises:
+        ContextOverflow: what follows would be neither in the summary nor in the tail.
+    """
+    count, room = len(old.tokens), context_tokens - wanted
+    end = max((place for place in old.text_map.places if place <= room), default=0) if old.is_chat else max(0, room)
+    if not end or tail_start(old.text_map, count, tail) > end:
+        way = f"keep the last turns as they are, with a tail of {count - end} tokens or more; or " if end else ""
+        raise ContextOverflow(
+            f"Of the session's {format_plural(count, 'token')} only the first {format_count(end)} leave room in the "
+            f"context to write a summary behind them. To fold it, {way}give a summary yourself.",
+            token_count=count,
+            wanted_tokens=wanted,
+            context_tokens=context_tokens,
+        )
+    return end
 
 
 async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: str, tail: int) -> Fold:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from ..errors import TorporError
 from ..memvid.identity import Identity
@@ -20,13 +21,13 @@ from ..snapshot.state import LiveState
 from .bus import Bus
 from .claims import Use
 from .conversing import Conversing
-from .encoding import Encoder
-from .errors import InvalidFold
+from .encoding import Encoder, Place
+from .errors import ContextOverflow, InvalidFold
 from .events import SessionCreated, SessionFolded
 from .exchanges import Exchanges, require_same_model
-from .folding import REQUEST, Exhausted, Fold, folded
-from .generation import WriteOrder
-from .hibernation import Hibernation
+from .folding import REQUEST, Exhausted, Fold, folded, summarised_end
+from .generation import WriteOrder, require_room
+from .hibernation import Hibernation, WakeOrder
 from .models import LoadedModel
 from .origin import Origin
 from .residency import Residency
@@ -34,10 +35,14 @@ from .results import Emit, FoldResult
 from .sampler import initial_key
 from .sampling import Sampling
 from .sessions import Durable, Session
-from .transcripts import message_of, without_thinking
+from .transcripts import NewTurn, message_of, without_thinking
+from .turns import Message
 from .waiting import to_the_end
 
 _LOG = logging.getLogger(__name__)
+
+_MORE_AT_ANOTHER_PLACE: Final = 16
+"""Tokens by which a template may need more to ask for a summary behind a turn than at the beginning of a chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ class Folds:
                 parent=Durable(row.version, row.bundle_id, None, 0, 0, ()),
             )
             try:
-                summary = order.summary or await self._summary(use, live, order.summarise or 0, emit)
+                summary = order.summary or await self._summary(use, live, old, order, emit)
                 model = self._residency.awake[source].model
                 return full, await folded(self._encoder, model, old, summary, order.tail), summary
             finally:
@@ -180,13 +185,18 @@ class Folds:
             self._residency.drop(uri)
             self._forget(uri)
 
-    async def _summary(self, use: Use, live: Session, count: int, emit: Emit) -> str:
-        """What the model says when it is asked for a summary, without its thinking. The session is not to be kept."""
-        turn = await self._conversing.message(live, message_of("user", REQUEST))
+    async def _summary(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: Emit) -> str:
+        """What the model says when it is asked for a summary, without its thinking. The session is not to be kept:
+        where its context has no room for that, it goes back to where it has, if the tail has what follows."""
+        request, count = message_of("user", REQUEST), order.summarise or 0
+        turn = await self._asked(live, request, count)
+        if turn is None:
+            live = await self._go_back(use, live, old, order, emit)
+            turn = await self._conversing.message(live, request)
         live = await self._exchanges.room_for(use, live, len(turn.ids) + count, emit)
         read = (len(turn.ids), await self._exchanges.read_turn(live, turn, emit))
-        order = WriteOrder(count, live.sampling, keep_end=True)
-        written = await self._exchanges.write(live, order, emit, read=read, started=time.monotonic(), woken=use.woken)
+        writing = WriteOrder(count, live.sampling, keep_end=True)
+        written = await self._exchanges.write(live, writing, emit, read=read, started=time.monotonic(), woken=use.woken)
         words = without_thinking(written.text).strip()
         if not words:
             raise InvalidFold(
@@ -194,6 +204,29 @@ class Folds:
                 session=str(live.uri),
             )
         return words
+
+    async def _asked(self, live: Session, request: Message, count: int) -> NewTurn | None:
+        """What asks for a summary of `count` tokens at a session's end; None if its context has no room for both."""
+        try:
+            turn = await self._conversing.message(live, request)
+            require_room(live.model, live.state, len(turn.ids) + count)
+        except ContextOverflow:
+            return None
+        return turn
+
+    async def _go_back(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: Emit) -> Session:
+        """The session, which is durable, at an earlier token, behind which there is room for a summary.
+
+        Raises:
+            ContextOverflow: what follows would be neither in the summary nor in the tail.
+        """
+        opening = Place(0, None, turn_open=False)
+        asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening)
+        wanted = len(asking) + _MORE_AT_ANOTHER_PLACE + (order.summarise or 0)
+        at = summarised_end(old, order.tail, wanted, live.model.context_tokens)
+        await to_the_end(self._residency.put_away(live, emit, "fold"))
+        await self._residency.bring_back(use, WakeOrder(at_token=at), emit)
+        return self._residency.awake[use.uri]
 
     def _tell(self, uri: SessionUri, full: _Source, result: FoldResult) -> None:
         self._bus.publish(

@@ -9,6 +9,7 @@ import pytest
 from cli_rig import Torpor
 from torpor.cli import background, serve
 from torpor.cli.errors import InvalidUsage
+from torpor.socket_api.address import default_socket_path
 
 BUDGETS = {"store_budget": 1000, "daily_write_budget": 200, "keep_free": 30, "memory_budget": 5}
 
@@ -26,6 +27,19 @@ def test_a_daemon_in_the_background_gets_the_budgets(tmp_path: Path, monkeypatch
     wanted = ["--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30", "--memory-budget", "5"]
     assert started[0][-8:] == wanted
     assert not [text for text in started[1] if "budget" in text or "free" in text]
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_who_starts_a_daemon_in_the_background_is_told_how_to_end_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_default: bool
+) -> None:
+    place = str(default_socket_path()) if is_default else "/an other/socket"
+    monkeypatch.setattr(background, "start", lambda *_: background.Started(place, 1, tmp_path / "log"))
+    monkeypatch.setenv("COLUMNS", "300")
+    serve.serve(store=tmp_path, detach=True, log=tmp_path / "log")
+    told = capsys.readouterr().out
+    assert ("torpor stop --socket '/an other/socket'" in told) is not is_default
+    assert "end it with torpor stop" in told
 
 
 def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(

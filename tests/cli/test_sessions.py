@@ -539,6 +539,26 @@ def test_the_default_number_of_tokens_is_what_fits(
     assert torpor("generate", "notes").status == 2
 
 
+def test_no_room_is_told_where_the_text_alone_does_not_fit(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(**_: Any) -> Any:
+        raise FakeOverflow("too long", token_count=100, wanted_tokens=2, at_least=True, context_tokens=100)
+
+    torpor("append", "notes", "one")
+    monkeypatch.setattr(daemon.service, "generate", refuse)
+    ran = torpor("generate", "notes")
+    assert (ran.status, "room for" in ran.err) == (2, False)
+
+
+@pytest.mark.parametrize("options", [(), ("--summary", "x", "--summarise", "5")])
+def test_a_fold_takes_one_way_to_its_summary_by_the_names_of_its_options(
+    torpor: Torpor, daemon: FakeDaemon, options: tuple[str, ...]
+) -> None:
+    ran = torpor("fold", "notes", "more", *options)
+    assert (ran.status, "either --summary TEXT or --summarise N" in ran.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("kept", "said"),
     [

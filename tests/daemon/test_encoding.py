@@ -114,6 +114,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(open_rig
         assert spy.texts == []
         assert refusal.value.details["token_count"] == 20
         assert refusal.value.details["wanted_tokens"] >= CONTEXT_TOKENS - 19
+        assert refusal.value.details["at_least"] is True
         assert refusal.value.details["context_tokens"] == CONTEXT_TOKENS
         assert await rig.fingerprint("a") == before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,38 @@ async def test_no_room_for_the_summary_is_an_overflow_with_both_sizes(open_rig: 
             await fold(rig, summarise=100)
         await require_as_before(rig, was)
         assert (await fold(rig)).token_count < 100, "with a summary that is given it can be folded"
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+async def test_a_context_without_room_for_the_summary_has_it_written_of_what_is_before_the_tail(
+    open_rig: Any, is_chat: bool
+) -> None:
+    """To the last token full, and folded all the same: nothing is in neither."""
+    async with open_rig(endless=False) as rig:
+        context = rig.model.context_tokens
+        await rig.service.create(session="a")
+        if is_chat:
+            reply_with(rig, "x" * 100)
+            while context - len(ledger(rig)) > 260:
+                await tell(rig, "y" * 60)
+        else:
+            await rig.service.append(session="a", tokens=tokens_of(1, context), emit=ignore)
+        was, old = await rig.fingerprint("a"), ledger(rig)
+        places = rig.live("a").text_map.places
+        reply_with(rig, SUMMARY)
+        with pytest.raises(ContextOverflow, match="tail of") as refusal:
+            await fold(rig, summarise=300, tail=0)
+        assert refusal.value.details["context_tokens"] == context
+        await require_as_before(rig, was)
+        tail = int(re.findall(r"tail of (\d+) tokens", refusal.value.message)[0])
+        with pytest.raises(ContextOverflow):
+            await fold(rig, summarise=300, tail=tail - 1)
+        result = await fold(rig, summarise=300, tail=tail)
+        assert (result.summary, result.tail_tokens) == (SUMMARY, tail)
+        assert ledger(rig, "b")[-tail:] == old[-tail:]
+        assert not is_chat or len(old) - tail in places, "behind a whole turn"
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == was
 
 
 @pytest.mark.parametrize("at", ["summary", "new session"])
