@@ -61,6 +61,6 @@ def fork(
     output.line(
         f"{plain(result.session)}  forked from {plain(origin.session)} at version {origin.version} with"
         f" {format_plural(origin.tokens, 'token')}: {format_plural(result.blocks_reused, 'block')} in common,"
-        f" {format_bytes(result.bytes_written)} written, {format_count(result.tokens_prefilled)} tokens computed"
+        f" {format_bytes(result.bytes_written)} written, {format_plural(result.tokens_prefilled, "token")} computed"
         f" in {format_seconds(result.seconds)}"
     )

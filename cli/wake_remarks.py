@@ -36,7 +36,8 @@ def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
         return
     if woken.tokens_prefilled:
         tokens = format_plural(woken.tokens_prefilled, "token")
-        output.remark(f"[yellow]read again[/]: {tokens} that were not restored, to wake {plain(woken.session)}")
+        were = "was" if woken.tokens_prefilled == 1 else "were"
+        output.remark(f"[yellow]read again[/]: {tokens} that {were} not restored, to wake {plain(woken.session)}")
     if not woken.verified:
         output.remark("[yellow]trusted[/]: what was read was not hashed, as the daemon was told (serve --trusting)")
     remark_on_wake(output, woken)

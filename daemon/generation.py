@@ -55,11 +55,13 @@ def require_room_behind(model: LoadedModel, held: int, wanted_tokens: int) -> No
     """As `require_room`, behind so many tokens."""
     if held + wanted_tokens > model.context_tokens:
         left = max(0, model.context_tokens - held)
-        way = ", or fold the session into a smaller one (torpor fold)" if held else "; a shorter text fits"
+        fitting = f"At most {format_count(left)} more fit" if left else "No more fit"
+        fold = f"{', or' if left else ';'} fold the session into a smaller one (torpor fold)"
+        way = fold if held else "; a shorter text fits"
         raise ContextOverflow(
             f"The session holds {format_plural(held, 'token')} and {format_count(wanted_tokens)} more were asked for, "
-            f"but the context of model {model.name!r} ends at {format_count(model.context_tokens)}. At most "
-            f"{format_count(left)} more fit{way}.",
+            f"but the context of model {model.name!r} ends at {format_count(model.context_tokens)}. "
+            f"{fitting}{way}.",
             token_count=held,
             wanted_tokens=wanted_tokens,
             context_tokens=model.context_tokens,
