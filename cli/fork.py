@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..memvid.sizes import format_bytes, format_count, format_plural
+from ..memvid.sizes import format_bytes, format_plural
 from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
 from .formatting import format_seconds
@@ -61,6 +61,6 @@ def fork(
     output.line(
         f"{plain(result.session)}  forked from {plain(origin.session)} at version {origin.version} with"
         f" {format_plural(origin.tokens, 'token')}: {format_plural(result.blocks_reused, 'block')} in common,"
-        f" {format_bytes(result.bytes_written)} written, {format_plural(result.tokens_prefilled, "token")} computed"
+        f" {format_bytes(result.bytes_written)} written, {format_plural(result.tokens_prefilled, 'token')} computed"
         f" in {format_seconds(result.seconds)}"
     )
