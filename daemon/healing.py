@@ -15,16 +15,19 @@ the longest sound beginning, and puts the damaged file into quarantine. Where it
 room on the disk, a model that cannot be loaded, a daemon that stops), nothing is touched, whoever asks. Where this
 daemon never can (a model that it does not serve), a repair that somebody asks for goes on, and none that nobody does.
 A repair sees to the whole store, so all that is damaged in it comes first, whichever session it was found in.
+
+A stop waits for no more than a block that is read and a model call: what is not healed then is as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from ..errors import TorporError
 from ..memvid.blocks import BlockEntry
@@ -47,8 +50,8 @@ from ..snapshot.restore import read_checkpoint
 from ..snapshot.state import LiveState, token_array
 from .admission import standing_back
 from .bus import Bus, code_of
-from .engine import Engine
-from .errors import NotRecomputable, RepairPutOff, SessionBusy, UnknownModel, sentence_of
+from .engine import Engine, Steps
+from .errors import NotRecomputable, RepairPutOff, ServiceClosed, SessionBusy, UnknownModel, sentence_of
 from .events import HealFailed, SessionHealed, StoreRepaired
 from .hibernation import Hibernation, WakeOrder, durable_of
 from .maintenance import Maintenance
@@ -63,6 +66,7 @@ from .waiting import to_the_end
 
 _LOG = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 Left = Literal["settled", "not_here", "not_now"]
 
 _CANNOT_BE: Final = (Corruption, NotRecomputable, SessionNotFound)
@@ -138,10 +142,12 @@ class Healing:
         off where one of them could be healed, but not by this daemon now.
 
         Raises:
-            StoreError: the store cannot be repaired now. ServiceClosed: the daemon stops.
+            StoreError: the store cannot be repaired now. ServiceClosed: the daemon stops, and what is not healed yet is
+                as it was.
         """
         with standing_back():
             left = await self._heal([uri])
+        self._require_going_on()
         if all(each.left == "settled" for each in left.values()):
             report = await to_the_end(self._maintenance.run(self._store.repair))
             kinds = [action.kind for action in report.actions]
@@ -160,16 +166,36 @@ class Healing:
         somebody has asked for gives up what it does not find.
 
         Raises:
-            RepairPutOff: some could be healed, only not now; no repair is to give them up.
+            RepairPutOff: some could be healed, only not now; no repair is to give them up. ServiceClosed: the daemon
+                stops.
         """
         left = await self._heal([])
         if put_off := {uri: each.why for uri, each in left.items() if each.left == "not_now"}:
             raise _put_off(put_off)
+        self._require_going_on()
 
     async def _heal(self, suspects: Sequence[SessionUri]) -> dict[SessionUri, _Outcome]:
         """Heal the suspects, and all sessions that are found damaged."""
         damaged = await asyncio.to_thread(self._damaged, suspects)  # a wake needs the threads that read for it
         return {each: await self._heal_in_turn(each) for each in damaged}
+
+    def _require_going_on(self, _read_bytes: int = 0) -> None:
+        """Raises ServiceClosed once the daemon stops: what was to be healed is found again when it is back. On any
+        thread."""
+        if self._hibernation.stopping is not None:
+            raise ServiceClosed("The daemon stops; what is damaged is healed when it is back.")
+
+    def _unless_stopping(self, steps: Steps[Result]) -> Steps[Result]:
+        """Steps that end, for good, at the first that finds the daemon stopping."""
+        with contextlib.closing(steps):
+            while True:
+                self._require_going_on()
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                yield None
 
     async def _heal_in_turn(self, uri: SessionUri) -> _Outcome:
         begun = time.monotonic()
@@ -250,7 +276,7 @@ class Healing:
             with self._store.open_session(row.uri, row.version) as reader:
                 for entry in reader.entries:
                     if entry not in known:
-                        known[entry] = _is_sound(reader, entry)
+                        known[entry] = _is_sound(reader, entry, self._require_going_on)
                 return all(known[entry] for entry in reader.entries)
         except SessionNotFound:
             return True  # deleted meanwhile
@@ -268,7 +294,7 @@ class Healing:
                 reader.tokens()
                 sound = []
                 for entry in reader.entries:
-                    if _is_sound(reader, entry):
+                    if _is_sound(reader, entry, self._require_going_on):
                         sound.append(entry)
                     elif entry.kind == "span":
                         break
@@ -278,7 +304,7 @@ class Healing:
 
     def _look(self, row: IndexRow) -> _Found | None:
         with self._store.open_session(row.uri, row.version) as reader:
-            return _look(reader)
+            return _look(reader, self._require_going_on)
 
     async def _heal_ledger(self, row: IndexRow, found: _Found) -> None:
         """What was damaged is read again with the ledger behind it, at the next use."""
@@ -297,7 +323,7 @@ class Healing:
             end = await self._engine.call(lambda: read_checkpoint(reader, last, model.layout))
             start = found.start(end.passes, by_token=model.layout.by_token)
             state = await self._state_at(start, row, reader, model)
-            same = await self._engine.run(read_again(model, state, found.tokens, end))
+            same = await self._engine.run(self._unless_stopping(read_again(model, state, found.tokens, end)))
             session = Session.woken(row.uri, model, state, durable_of(reader, 0), reader.manifest.session)
             session.salvaged = salvaged_of(reader.manifest)
         finally:
@@ -344,15 +370,15 @@ def whole_calls(passes: Passes, token_count: int) -> int:
     return position
 
 
-def _look(reader: BundleReader) -> _Found | None:
-    """What is damaged of a version; None if nothing is.
+def _look(reader: BundleReader, on_bytes: Callable[[int], None]) -> _Found | None:
+    """What is damaged of a version; None if nothing is. on_bytes: is told of what is read, and may raise.
 
     Raises:
         Corruption: its ledger is. StoreError: something of it could not be read. NotRecomputable: the record at its end
             is damaged, or it is lossy.
     """
     tokens = token_array(reader.tokens())
-    broken = [entry for entry in reader.entries if not _is_sound(reader, entry)]
+    broken = [entry for entry in reader.entries if not _is_sound(reader, entry, on_bytes)]
     if not broken:
         return None
     is_lossy = reader.manifest.session.get(LOSSY) is not None
@@ -373,11 +399,11 @@ def _look(reader: BundleReader) -> _Found | None:
     return _Found(tokens, first, tuple(each for each in records if each <= first), end)
 
 
-def _is_sound(reader: BundleReader, entry: BlockEntry) -> bool:
+def _is_sound(reader: BundleReader, entry: BlockEntry, on_bytes: Callable[[int], None]) -> bool:
     """Whether a block is what was written. Raises StoreError: it could not be read, which proves nothing."""
     try:
         with reader.holding(entry) as file:
-            file.check_payloads(entry.id)
+            file.check_payloads(entry.id, on_bytes)
     except Corruption:
         return False
     return True

@@ -25,6 +25,7 @@ from ..memvid.store import Store
 from ..memvid.uri import SessionUri
 from ..memvid.waiting import LOST
 from .bus import Bus
+from .errors import ServiceClosed
 from .events import DamageFound, SessionScrubbed
 from .results import ScrubInfo
 
@@ -71,6 +72,7 @@ class Scrub:
         self._mark = store.load_scrub_mark()
         self._left = deque(self._still_to_read()) if self._mark.begun_ns else deque()
         self._suspects: deque[SessionUri] = deque()
+        self._unmended: set[SessionUri] = set()
         self._tell = bus.from_any_thread()
         self._sessions = self._bytes_read = self._damaged = 0
         self._task = asyncio.ensure_future(self._run())
@@ -93,7 +95,7 @@ class Scrub:
             self._suspects.append(uri)
 
     async def close(self) -> None:
-        """Stop at the next block, see what is being mended to its end, and end the thread."""
+        """Stop at the next block, wait for a repair that has begun, and end the thread."""
         self._closing.set()
         self._stop.set()
         await self._task
@@ -126,13 +128,19 @@ class Scrub:
         try:
             report = await self._in_thread(partial(self._read, uri))
         except (_GivenUp, SessionNotFound):
+            self._unmended.discard(uri)
             return  # the daemon stops, or it was deleted meanwhile
-        if in_round:
-            await self._passed(uri)
         if damage := damage_in(report):
             self._damaged += 1
             self._bus.publish(DamageFound(uri, len(damage), damage[0].code))
-            await self._mend(uri)
+            try:
+                await self._mend(uri)
+            except ServiceClosed:
+                await self._leave(uri)
+                return
+        self._unmended.discard(uri)
+        if in_round:
+            await self._passed(uri)
 
     def _still_to_read(self) -> list[SessionUri]:
         return left_of((row.uri for row in self._store.iter_sessions()), self._mark.after)
@@ -142,8 +150,19 @@ class Scrub:
         begun_s, now_s = self._mark.begun_ns / 1e9, time.time()
         return not begun_s <= now_s < begun_s + self._policy.round_s
 
+    async def _leave(self, uri: SessionUri) -> None:
+        """The daemon stops before a damaged session was seen to: the next one begins a round anew, and finds it; so
+        does this one, if it does not stop after all."""
+        self._unmended.add(uri)
+        self._mark = ScrubMark(b"", 0, self._mark.checked_ns)
+        await self._save_mark()
+
     async def _passed(self, uri: SessionUri) -> None:
         self._mark = ScrubMark(place_of(uri), self._mark.begun_ns, time.time_ns())
+        if not self._unmended:
+            await self._save_mark()
+
+    async def _save_mark(self) -> None:
         await self._in_thread(lambda: self._store.save_scrub_mark(self._mark))
 
     def _read(self, uri: SessionUri) -> VerifyReport:

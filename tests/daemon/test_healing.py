@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import MODEL, ignore, listening, tokens_of
-from test_scrubbing import TEXT, damage, mend
+from session_rig import MODEL, Gate, ignore, listening, tokens_of, until
+from test_scrubbing import TEXT, damage, mend, told
+from torpor.daemon import healing
 from torpor.daemon.errors import RepairPutOff, ServiceClosed, UnknownModel
 from torpor.daemon.healing import _MAX_TOLD, _put_off
+from torpor.daemon.scrubbing import ScrubPolicy
 from torpor.memvid import Store
 from torpor.memvid.bundle import FrameFile
-from torpor.memvid.errors import NoSpace, StoreIoError
+from torpor.memvid.errors import CorruptBlock, NoSpace, StoreIoError
+from torpor.memvid.scrub_mark import place_of
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import IdentityMismatch
 
@@ -196,6 +199,79 @@ def refuse_reads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         return check(file, *args)
 
     monkeypatch.setattr(FrameFile, "check_payloads", checked)
+
+
+# --- a stop
+
+
+RARE = ScrubPolicy(1 << 40, idle_s=0.05, round_s=3600.0, look_s=0.01)
+
+
+async def close_in_the_midst(rig: Any, gate: Gate) -> None:
+    """Tell the daemon to stop, and only then let go on what the gate holds up."""
+    await gate.reached()
+    closing = asyncio.create_task(rig.service.close())
+    await until(lambda: rig.service._hibernation.stopping is not None)
+    gate.open()
+    await closing
+
+
+@pytest.mark.parametrize("found_by", ["round", "wake"])
+async def test_a_stop_waits_for_one_call_of_a_heal_and_the_next_daemon_heals(
+    open_rig: Any, store: Path, found_by: str
+) -> None:
+    names = sorted("abcd", key=lambda name: place_of(SessionUri("default", name)))
+    first = names[0]
+    async with open_rig() as rig:
+        for name in names:
+            await rig.read(name, TEXT if name == first else tokens_of(5, 300))
+        before = await rig.fingerprint(first)
+        for name in names:
+            await rig.sleep(name)
+    if found_by == "wake":  # a round has gone by
+        async with open_rig(scrub=RARE) as rig, listening(rig) as heard:
+            await told(heard, "session_scrubbed", len(names))
+    damage(store, first, span=0)
+    async with open_rig(scrub=RARE, close=False) as rig:
+        rig.network.reset()
+        gate = rig.network.hold_at(1)
+        if found_by == "wake":
+            with pytest.raises(CorruptBlock):
+                await rig.wake(first)
+        await close_in_the_midst(rig, gate)
+        assert len(rig.network.calls) == 1
+    with Store.open(store, writable=False) as opened:
+        assert [(row.version, row.token_count) for row in opened.versions(SessionUri("default", first))] == [(1, 1300)]
+    async with open_rig(scrub=RARE) as rig, listening(rig) as heard:
+        await told(heard, "store_repaired")
+        await rig.wake(first)
+        assert await rig.fingerprint(first) == before
+
+
+async def test_a_stop_waits_for_one_block_of_what_a_heal_reads_of_the_store(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        for seed, name in enumerate("abcd"):
+            await rig.read(name, tokens_of(seed, 1300))
+            await rig.sleep(name)
+    damage(store, "a", span=0)
+    gate, sound, seen = Gate(), healing._is_sound, []
+
+    def watched(*args: Any) -> bool:
+        seen.append(1)
+        if len(seen) == 2:
+            gate.pass_through()
+        return sound(*args)
+
+    monkeypatch.setattr(healing, "_is_sound", watched)
+    async with open_rig(close=False) as rig:
+        asked = asyncio.create_task(rig.service.maintain(operation="repair"))
+        await close_in_the_midst(rig, gate)
+        with pytest.raises(ServiceClosed):
+            await asked
+        assert len(seen) == 2
+    assert counts(store) == dict.fromkeys("abcd", 1300)
 
 
 # --- ledgers
