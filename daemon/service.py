@@ -821,8 +821,9 @@ class Service:
         text, a summary of it and its last tokens. It is awake, and durable as well.
 
         summary: the text; or summarise: of how many tokens at most the model writes one, at the end of the session's
-            context, or of what is before the tail where that has no room; that is not kept there. tail: how many of its last tokens the new session has as they are, fewer
-            where that lets them begin with a turn. labels: the new one's own; those of the other if None.
+            context, or of what is before the tail where that has no room; that is not kept there. tail: how many of its
+            last tokens the new session has as they are, fewer where that lets them begin with a turn. labels: the new
+            one's own; those of the other if None.
 
         Raises:
             InvalidFold, SessionExists, SessionNotFound, AmbiguousName, EmptyContext, TemplateUnusable, ContextOverflow,
