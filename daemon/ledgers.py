@@ -20,6 +20,7 @@ import numpy as np
 from ..memvid.blocks import BlockEntry
 from ..memvid.errors import CorruptBlock, Corruption, IndexFailed, StoreError
 from ..memvid.identity import Identity
+from ..memvid.packing import pack
 from ..memvid.sizes import format_plural
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.unread import UNREAD
@@ -60,9 +61,10 @@ class Ledgers:
         self._engine = engine
         self._bus = bus
 
-    async def keep(self, session: Session, why: str) -> Receipt:
-        """A version with all of the session's ledger and what was durable of its state. The session is as it was, and
-        still needs its sleep. why: the code of what keeps it from that.
+    async def keep(self, session: Session, why: str) -> None:
+        """Have a version with all of the session's ledger and what was durable of its state; one that says all of it
+        already, as after a stop that was refused, is not written again. The session is as it was, and still needs its
+        sleep. why: the code of what keeps it from that.
 
         Raises:
             StoreError: not even that could be made durable.
@@ -73,8 +75,8 @@ class Ledgers:
             receipt = await self._hibernation.on_indexed_writer(partial(make, relying=True))
         except Corruption:  # what it would refer to went, or was damaged, since it was looked at
             receipt = await self._hibernation.on_indexed_writer(partial(make, relying=False))
-        self._tell_kept(receipt, why)
-        return receipt
+        if receipt is not None:
+            self._tell_kept(receipt, why)
 
     async def keep_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
         """A version in the place of one that ends in a ledger, and whose blocks are damaged behind its first tokens:
@@ -118,8 +120,9 @@ class Ledgers:
         version, tokens, unread = receipt.version, receipt.ledger_tokens, receipt.unread_tokens
         self._bus.publish(LedgerKept(receipt.uri, version, tokens, unread, receipt.bytes_written, why))
 
-    def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt:
-        """relying: refer to what is durable, where that can be read."""
+    def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt | None:
+        """None where the newest version is just what would be written. relying: refer to what is durable, where that
+        can be read."""
         state, rest = session.state, self._rest_of(session) if relying else None
         rest = rest or _Rest(None, (), dict(session.model.backend))
         held = _tokens_in(rest.blocks)
@@ -127,6 +130,8 @@ class Ledgers:
         behind, passes = state.tokens[held:], state.passes.after(held)
         unread = Unread(held, behind, passes, key, digest, session.text_map, session.turn_open)
         kept["turn_open"] = False
+        if self._is_newest(session.uri, rest, _with_end(kept, unread)):
+            return None
         return self._put(session.uri, session.model.identity, rest.bundle_id, rest.blocks, kept, unread)
 
     def _rest_of(self, session: Session) -> _Rest | None:
@@ -147,6 +152,22 @@ class Ledgers:
         except StoreError as error:
             _LOG.warning("the ledger of %s rests on nothing: %s: %s", session.uri, error.code, error.message)
             return None
+
+    def _is_newest(self, uri: SessionUri, rest: _Rest, kept: Mapping[str, Any]) -> bool:
+        """Whether the newest version is one of these blocks that says so."""
+        try:
+            with self._store.open_session(uri) as reader:
+                manifest = reader.manifest
+        except IndexFailed:
+            raise
+        except StoreError:
+            return False
+        if (manifest.parent, [each.id for each in manifest.blocks]) != (
+            rest.bundle_id,
+            [each.id for each in rest.blocks],
+        ):
+            return False
+        return pack(manifest.session, "session map") == pack(kept, "session map")
 
     def _write_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
         with self._store.open_session(row.uri, row.version) as reader:
@@ -171,17 +192,20 @@ class Ledgers:
         unread: Unread,
     ) -> Receipt:
         """Write a version of blocks that are durable, with the end of its ledger behind them."""
-        end = {TEXT_MAP: unread.text_map.cut(unread.start).to_map(), UNREAD: unread.to_map()}
         return self._store.write_bundle(
             uri=uri,
             identity=identity,
             parent=parent,
             reused=reused,
             blocks=(),
-            session={**kept, **end},
+            session=_with_end(kept, unread),
             token_count=unread.start,
             beyond="reserve",
         )
+
+
+def _with_end(kept: Mapping[str, Any], unread: Unread) -> dict[str, Any]:
+    return {**kept, TEXT_MAP: unread.text_map.cut(unread.start).to_map(), UNREAD: unread.to_map()}
 
 
 def _tokens_in(entries: Sequence[BlockEntry]) -> int:

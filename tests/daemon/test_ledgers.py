@@ -280,6 +280,39 @@ async def test_a_daemon_that_goes_on_after_a_refused_stop_has_time_for_its_sleep
         assert (await rig.sleep("a")).token_count == 40
 
 
+@pytest.mark.parametrize("slept", [False, True])
+async def test_stops_that_are_refused_again_and_again_write_each_ledger_once_until_something_happens(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, slept: bool
+) -> None:
+    async with open_rig(stop_within_s=0) as rig, listening(rig) as heard:
+        await rig.read("a", tokens_of(1, 300), sampling=SAMPLED)
+        if slept:
+            await rig.sleep("a")
+            await rig.wake("a")
+            await rig.write("a", 3)
+        await rig.read("full", tokens_of(2, 40))
+        refused = Store.write_bundle
+
+        def refuse(store: Store, *, uri: Any, **options: Any) -> Any:
+            return _no_room() if uri.name == "full" else refused(store, uri=uri, **options)
+
+        monkeypatch.setattr(Store, "write_bundle", refuse)
+        for _ in range(3):
+            report = await rig.service.prepare_close()
+            assert (list(report.ledgers), list(report.failed)) == ([uri("a")], [uri("full")])
+        assert len(heard.of("ledger_kept", "a")) == 1
+        await rig.write("a", 1)
+        for _ in range(2):
+            assert list((await rig.service.prepare_close()).ledgers) == [uri("a")]
+        assert len(heard.of("ledger_kept", "a")) == 2
+        had = await rig.fingerprint("a")
+        await rig.service.close()
+        assert len(heard.of("ledger_kept", "a")) == 2
+    async with open_rig() as rig:
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == had
+
+
 def _no_room(*_: Any, **__: Any) -> Any:
     raise NoSpace("the disk is full")
 
