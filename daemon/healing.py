@@ -25,7 +25,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
@@ -36,6 +36,7 @@ from ..memvid.errors import Corruption, ReadBackFailed, SessionNotFound, StoreEr
 from ..memvid.salvaged import salvaged_of
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
+from ..memvid.waiting import LOST
 from ..snapshot.errors import (
     CanaryFailed,
     ContextTooShort,
@@ -149,6 +150,12 @@ class Healing:
             left = await self._heal([uri])
         self._require_going_on()
         if all(each.left == "settled" for each in left.values()):
+            held = await to_the_end(self._maintenance.run(self._held_back))
+            for held_uri, versions in held.items():
+                self._tell_failure(held_uri, _refusal(held_uri, versions))
+            if held:
+                return
+            self._require_going_on()
             report = await to_the_end(self._maintenance.run(self._store.repair))
             kinds = [action.kind for action in report.actions]
             self._bus.publish(
@@ -265,6 +272,60 @@ class Healing:
         _LOG.warning("%s cannot be healed: %s: %s", uri, error.code, error.message)
         self._bus.publish(HealFailed(uri, code_of(error)))
 
+    def _held_back(self) -> dict[SessionUri, list[int]]:
+        """Earlier versions that could be computed again, which nobody does, and that a repair would give up now: those
+        that a mark holds, and those with tokens that no sound one begins with. Reads the whole store.
+
+        Raises:
+            StoreError: something of the store could not be read.
+        """
+        report = self._store.repair(dry_run=True)
+        lost = {finding.path for finding in report.problems if finding.code == LOST}
+        going: dict[SessionUri, set[int]] = {}
+        for action in report.actions:
+            if action.path in lost and action.session is not None and action.version is not None:
+                going.setdefault(action.session, set()).add(action.version)
+        held: dict[SessionUri, list[int]] = {}
+        for uri, versions in going.items():
+            if found := self._held_of(uri, versions):
+                held[uri] = found
+        return held
+
+    def _held_of(self, uri: SessionUri, going: Container[int]) -> list[int]:
+        rows = self._store.versions(uri)
+        kept = [ledger for row in rows if row.version not in going and (ledger := self._ledger_of(row)) is not None]
+        marked = self._marked(uri)
+        held = []
+        for row in rows:
+            ledger = self._ledger_of(row) if row.version in going and self._is_computable(row) else None
+            if ledger is None:
+                continue
+            if marked is None or row.bundle_id in marked or not any(each.startswith(ledger) for each in kept):
+                held.append(row.version)
+        return held
+
+    def _marked(self, uri: SessionUri) -> Collection[bytes] | None:
+        """The bundles of a session that have a mark; None where nobody can tell."""
+        try:
+            return self._store.marks(uri).numbers.keys()
+        except StoreError:
+            return None
+
+    def _is_computable(self, row: IndexRow) -> bool:
+        try:
+            return self._look(row) is not None
+        except (*_CANNOT_BE, MalformedSnapshot):
+            return False
+
+    def _ledger_of(self, row: IndexRow) -> bytes | None:
+        """All tokens of a version, uint32; None where they are damaged."""
+        try:
+            with self._store.open_session(row.uri, row.version) as reader:
+                unread = unread_in(reader.manifest.session, row.uri)
+                return reader.tokens() + (unread.tokens.tobytes() if unread is not None else b"")
+        except (*_CANNOT_BE, MalformedSnapshot):
+            return None
+
     def _damaged(self, suspects: Sequence[SessionUri]) -> list[SessionUri]:
         """The suspects, and all others whose newest versions are damaged. Reads the whole store."""
         known: dict[BlockEntry, bool] = {}
@@ -357,6 +418,15 @@ def _put_off(put_off: Mapping[SessionUri, str]) -> RepairPutOff:
         f"Nothing was repaired, for that would cut short what can be computed again, only not now: {told}{more}. See "
         "to that and repair again; or stop the daemon and repair without it, which cuts them to what is sound.",
         sessions={str(uri): why for uri, why in list(put_off.items())[:_MOST_LISTED]},
+    )
+
+
+def _refusal(uri: SessionUri, versions: Sequence[int]) -> RepairPutOff:
+    told = ", ".join(map(str, versions[:_MAX_TOLD])) + (", ..." if len(versions) > _MAX_TOLD else "")
+    return RepairPutOff(
+        f"Nothing is repaired unasked: that would give up earlier versions of {uri} ({told}), which are damaged, and "
+        "of which all tokens are there. Put back their files from a backup, prune them, or ask for a repair.",
+        session=str(uri),
     )
 
 

@@ -201,6 +201,93 @@ def refuse_reads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(FrameFile, "check_payloads", checked)
 
 
+# --- earlier versions
+
+
+def damage_version(store: Path, version: int, span: int, kind: str = "span") -> None:
+    """As `damage`, of a version that need not be the newest."""
+    with Store.open(store, writable=False) as opened, opened.open_session(A, version) as reader:
+        entry = [each for each in reader.entries if each.kind == kind][span]
+        with reader.holding(entry) as frames:
+            frame, path = frames.frame_of(entry.id), Path(frames.path)
+    data = bytearray(path.read_bytes())
+    data[frame.offset + frame.head_bytes + 80] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+async def versions_of(rig: Any) -> list[tuple[int, int]]:
+    return [(each.version, each.token_count) for each in (await rig.service.show(session="a")).versions]
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+async def test_a_damaged_earlier_version_with_tokens_of_its_own_is_given_up_by_none_but_who_asks(
+    open_rig: Any, store: Path, tagged: bool
+) -> None:
+    async with open_rig() as rig, listening(rig) as heard:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        if tagged:
+            await rig.service.mark(session="a@1", tag="before")
+        await rig.wake("a", at_token=100)
+        await rig.service.append(session="a", tokens=tokens_of(3, 10), emit=ignore)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage_version, store, 1, 4)
+        await mend(rig)
+        assert await versions_of(rig) == [(1, 1300), (2, 110)]
+        await rig.service.maintain(operation="repair")
+        assert await versions_of(rig) == [(2, 110)]
+    assert [each["code"] for each in heard.of("heal_failed")] == ["repair_put_off"]
+    assert heard.of("store_repaired") == []
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+async def test_a_damaged_earlier_version_whose_tokens_a_sound_one_has_is_only_kept_for_its_mark(
+    open_rig: Any, store: Path, tagged: bool
+) -> None:
+    async with open_rig() as rig, listening(rig) as heard:
+        await rig.read("a", TEXT[:300])
+        await rig.sleep("a")
+        if tagged:
+            await rig.service.mark(session="a@1", tag="before")
+        await rig.service.append(session="a", tokens=TEXT[300:], emit=ignore)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage_version, store, 1, 1)
+        await mend(rig)
+        assert await versions_of(rig) == ([(1, 300)] if tagged else []) + [(2, 1300)]
+    assert len(heard.of("store_repaired")) == (not tagged)
+
+
+async def test_an_earlier_version_that_shares_the_damage_of_the_newest_is_not_given_up_unasked(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 40))
+        await rig.service.append(session="a", tokens=tokens_of(2, 560), emit=ignore)
+        await rig.sleep("a")
+        await rig.service.mark(session="a@1", tag="before")
+        await rig.wake("a", at_token=270)
+        await rig.service.append(session="a", tokens=tokens_of(3, 10), emit=ignore)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage, store, "a", span=0)
+        await mend(rig)
+        assert (1, 600) in await versions_of(rig)
+        assert (await rig.wake("a")).token_count == 280
+
+
+async def test_an_earlier_version_that_nobody_can_compute_holds_no_repair_up(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig, listening(rig) as heard:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await rig.wake("a", at_token=100)
+        await rig.service.append(session="a", tokens=tokens_of(3, 10), emit=ignore)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage_version, store, 1, -1, "state")
+        await mend(rig)
+        assert await versions_of(rig) == [(2, 110)]
+    assert len(heard.of("store_repaired")) == 1
+
+
 # --- a stop
 
 
