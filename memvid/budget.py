@@ -182,6 +182,11 @@ class Account:
             if not meter.replacing:
                 meter.reserved_bytes += size_bytes
 
+    def require(self, meter: Meter, size_bytes: int) -> None:
+        """Raise BudgetExceeded if there is no room for so many bytes now. Counts nothing."""
+        with self._lock:
+            require_room(meter.budget, self._standing(meter), size_bytes)
+
     def _standing(self, meter: Meter) -> Standing:
         """The figures that this work's budget is held against; those that it has no bound for are not looked at."""
         budget = meter.budget
@@ -210,6 +215,15 @@ class Meter:
     def __call__(self, size_bytes: int) -> None:
         """Ask for so many bytes, and count them. Raises BudgetExceeded."""
         self._account.take(self, size_bytes)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is any budget that it is held against."""
+        return self.budget != UNLIMITED
+
+    def require(self, size_bytes: int) -> None:
+        """Ask ahead for so many bytes, and count none. Raises BudgetExceeded."""
+        self._account.require(self, size_bytes)
 
     def settle(self) -> None:
         """What was written has its place among the store's files."""

@@ -26,10 +26,19 @@ from .. import __version__
 from .blocks import BlockDraft, BlockEntry, require_chain
 from .budget import Beyond, Meter
 from .bundle import BundleFile, FilePool, FrameFile
-from .codecs import Codec
+from .codecs import RAW, Codec
 from .core import StoreCore
 from .durable import TempFile
-from .errors import BlockMissing, BundleMissing, Corruption, DurabilityLost, InvalidDraft, LimitExceeded, StoreError
+from .errors import (
+    BlockMissing,
+    BudgetExceeded,
+    BundleMissing,
+    Corruption,
+    DurabilityLost,
+    InvalidDraft,
+    LimitExceeded,
+    StoreError,
+)
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .identity import Identity
 from .index import LIVE, IndexedBundle, row_of
@@ -109,7 +118,8 @@ class _Sleep:
         self._room = room
         self._spares: dict[bytes, PreparedBlock] = {}  # new blocks that are referred to and not written
         self._spare_bytes = 0
-        self._temp, self._writer = self._new_file()
+        self._temp: TempFile
+        self._writer: BundleWriter
 
     def _new_file(self) -> tuple[TempFile, BundleWriter]:
         temp = self._core.new_temp()
@@ -117,7 +127,12 @@ class _Sleep:
         return temp, BundleWriter(temp, self._room)
 
     def run(self) -> Receipt:
-        entries = [*self._request.reused, *self._write_blocks()]
+        drafts: Iterable[BlockDraft] = self._request.blocks
+        if self._room.is_bounded and self._request.codec == RAW:  # of what is compressed nobody knows how long it is
+            drafts = list(drafts)
+            self._require_room(drafts)
+        self._temp, self._writer = self._new_file()
+        entries = [*self._request.reused, *self._write_blocks(drafts)]
         problem = require_chain(entries, self._request.token_count)
         if problem:
             raise InvalidDraft(f"The blocks of {self._request.uri} are not one chain: {problem}.")
@@ -177,19 +192,38 @@ class _Sleep:
             else:
                 raise _block_missing(block_id, bundle_id)
 
-    def _write_blocks(self) -> Iterator[BlockEntry]:
-        request = self._request
-        span = next((entry for entry in reversed(request.reused) if entry.kind == "span"), None)
-        done, total = 0, request.token_count - (span.end if span else 0)
-        for count, draft in enumerate(request.blocks, start=len(request.reused) + 1):
+    def _require_room(self, drafts: Sequence[BlockDraft]) -> None:
+        """Raise BudgetExceeded for what cannot fit, before any of it is written and counted. What the store has already
+        is found by its ids alone, so they are computed where all that is handed in would be too much."""
+        try:
+            self._room.require(sum(slot.spec.size_bytes for draft in drafts for slot in draft.slots))
+        except BudgetExceeded:
+            new = (block for block in self._prepared(drafts) if not self._is_there(block.id))
+            self._room.require(sum(block.header.raw_bytes for block in new))
+
+    def _is_there(self, block_id: bytes) -> bool:
+        return block_id in self._places or any(True for _ in self._core.index.holders_of(block_id))
+
+    def _prepared(self, drafts: Iterable[BlockDraft]) -> Iterator[PreparedBlock]:
+        """The blocks of the chain behind those that are referred to."""
+        reused = self._request.reused
+        parent = next((entry.id for entry in reversed(reused) if entry.kind == "span"), None)
+        for count, draft in enumerate(drafts, start=len(reused) + 1):
             if count > MAX_BLOCKS:
                 raise LimitExceeded(f"a session has at most {MAX_BLOCKS} blocks.", limit=MAX_BLOCKS)
-            block = prepare_block(draft, span.id if span else None, request.identity.digest)
+            block = prepare_block(draft, parent, self._request.identity.digest)
+            parent = block.id if draft.kind == "span" else parent
+            yield block
+
+    def _write_blocks(self, drafts: Iterable[BlockDraft]) -> Iterator[BlockEntry]:
+        request = self._request
+        held = max((entry.end for entry in request.reused if entry.kind == "span"), default=0)
+        done, total = 0, request.token_count - held
+        for block in self._prepared(drafts):
             self._write_block(block)
             entry = block.entry(None)
             yield entry
             if entry.kind == "span":
-                span = entry
                 done += entry.token_count
                 if request.on_progress is not None:
                     request.on_progress(done, total)

@@ -13,6 +13,7 @@ import pytest
 from store_making import IDENTITY, OTHER_URI, URI, drafts, require_awake, sleep, span, state
 from torpor.memvid import RAW, BlockDraft, Store
 from torpor.memvid.budget import Budget, utc_day
+from torpor.memvid.codecs import zstd
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index, IndexedBundle
@@ -57,6 +58,36 @@ def test_a_full_budget_refuses_before_a_temporary_file_is_made(
             sleep(store, 20, uri=OTHER_URI)
         store.delete_session(URI)
     assert bundle_bytes(store_path) == 0
+
+
+@pytest.mark.parametrize("bound", ["max_store_bytes", "max_bytes_per_day"])
+def test_a_sleep_that_cannot_fit_is_refused_with_its_size_before_any_of_it_is_written(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """So one that is tried again and again does not use up what others may write in a day."""
+    raw = sum(slot.spec.size_bytes for draft in drafts(600) for slot in draft.slots)
+    with Store.open(store_path, writable=True, budget=Budget(**{bound: raw - 1})) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(StoreFolder, "new_temp", lambda *_: pytest.fail("it wrote"))
+            for _ in range(3):
+                with pytest.raises(BudgetExceeded) as refusal:
+                    sleep(store, 600)
+        assert refusal.value.details["needed"] == raw
+        assert store.index.written_on(utc_day(time.time_ns())) == 0
+        sleep(store, 300)
+
+
+def test_what_the_store_has_already_is_not_asked_for_twice(store_path: Path) -> None:
+    """More is handed in than there is room for, but none of it is new."""
+    with Store.open(store_path, writable=True) as store:
+        first = sleep(store, 600)
+    limit = first.bytes_written + 8 * 1024
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=limit)) as store:
+        receipt = sleep(store, 600, uri=OTHER_URI)
+        assert (receipt.blocks_new, receipt.blocks_reused) == (0, first.blocks_new)
+        with pytest.raises(BudgetExceeded) as refusal:
+            sleep(store, 900, uri=OTHER_URI, seed=3)
+        assert refusal.value.details["needed"] > 600
 
 
 def test_retired_files_count_as_what_the_store_holds(store_path: Path) -> None:
@@ -117,7 +148,7 @@ def test_a_day_s_writes_are_counted_across_openings_and_with_the_day_they_begin_
 def test_what_a_refused_sleep_wrote_counts_for_the_day(store_path: Path) -> None:
     with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=40_000)) as store:
         with pytest.raises(BudgetExceeded):
-            sleep(store, 2000)
+            sleep(store, 2000, codec=zstd(1))  # of what is compressed nobody knows ahead how long it is
         written = store.index.written_on(utc_day(time.time_ns()))
         assert 16_000 < written <= 40_000
         assert store.find_session(URI) is None
@@ -198,7 +229,14 @@ def test_a_sleep_that_begins_during_another_finds_what_that_one_has_written(stor
             yield from (span(256, 44), state(300))
 
         store.write_bundle(
-            uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=300
+            uri=URI,
+            identity=IDENTITY,
+            parent=None,
+            reused=(),
+            blocks=blocks(),
+            session={},
+            token_count=300,
+            codec=zstd(1),  # else all blocks are looked at before the first is written
         )
         require_untouched(store, store_path, 300, 1)
 
