@@ -161,7 +161,9 @@ def test_a_stop_without_room_is_refused_and_loses_nothing(torpor: Torpor, servin
     assert kept["token_count"] == notes["token_count"]
 
 
-def test_a_stop_with_force_gives_up_what_cannot_be_kept(torpor: Torpor, store: Path, tiny_model: Path) -> None:
+def test_a_stop_with_force_keeps_the_ledger_of_what_there_is_no_room_for(
+    torpor: Torpor, store: Path, tiny_model: Path
+) -> None:
     pid = serve_in_background(store, tiny_model, "--keep-free", str(1 << 50))
     try:
         torpor("append", "notes", "a text to read")
@@ -172,9 +174,11 @@ def test_a_stop_with_force_gives_up_what_cannot_be_kept(torpor: Torpor, store: P
         assert "torpor stop --force" in refused.err
         assert is_running(pid)
         forced = torpor("stop", "--force", "--json")
-        assert forced.status == 3
-        assert list(forced.document["failed"]) == ["torpor://default/notes"]
+        assert (forced.status, forced.document["failed"]) == (0, {})
+        assert forced.document["ledgers"]["torpor://default/notes"].startswith("budget_exceeded: ")
         assert not is_running(pid)
+        (kept,) = torpor("ls", "--store", store, "--json").document["sessions"]
+        assert kept["token_count"] == kept["unread_tokens"] == len("a text to read")
     finally:
         if is_running(pid):
             os.kill(pid, signal.SIGKILL)
