@@ -202,7 +202,7 @@ class _Sleep:
             self._room.require(sum(block.header.raw_bytes for block in new))
 
     def _is_there(self, block_id: bytes) -> bool:
-        return block_id in self._places or any(True for _ in self._core.index.holders_of(block_id))
+        return block_id in self._places or bool(self._core.index.holders_of(block_id))
 
     def _prepared(self, drafts: Iterable[BlockDraft]) -> Iterator[PreparedBlock]:
         """The blocks of the chain behind those that are referred to."""

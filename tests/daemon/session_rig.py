@@ -184,6 +184,14 @@ class Writing:
 
         monkeypatch.setattr(Store, "write_bundle", write)
 
+    async def meets_a_stop(self, rig: Rigged) -> asyncio.Task[None]:
+        """Let what is held go on once a stop has begun, which is given back."""
+        await self.gate.reached()
+        beginning = asyncio.ensure_future(rig.service.begin_close())
+        await asyncio.sleep(0)
+        self.gate.open()
+        return beginning
+
 
 async def until(condition: Callable[[], bool]) -> None:
     """Poll until the condition holds."""

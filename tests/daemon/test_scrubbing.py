@@ -491,10 +491,7 @@ async def test_a_healing_gives_the_time_of_its_writing_to_a_stop_and_nothing_is_
         await asyncio.to_thread(damage, store, "a", span=1)
         writing = Writing(monkeypatch, "a")
         repairing = asyncio.ensure_future(rig.service.maintain(operation="repair"))
-        await writing.gate.reached()
-        beginning = asyncio.ensure_future(rig.service.begin_close())
-        await asyncio.sleep(0)
-        writing.gate.open()
+        beginning = await writing.meets_a_stop(rig)
         with pytest.raises(RepairPutOff):
             await repairing
         await beginning

@@ -1062,10 +1062,7 @@ async def test_a_stop_goes_before_the_rest_of_an_unloading(open_rig: Any, monkey
             await rig.read(name, tokens_of(1, count))
         writing = Writing(monkeypatch, "first")
         unloading = asyncio.ensure_future(rig.service.unload_model(model=MODEL))
-        await writing.gate.reached()
-        beginning = asyncio.ensure_future(rig.service.begin_close())
-        await asyncio.sleep(0)
-        writing.gate.open()
+        beginning = await writing.meets_a_stop(rig)
         with pytest.raises(ServiceClosed):
             await unloading
         await beginning
@@ -1102,10 +1099,7 @@ async def test_a_version_that_nothing_is_lost_without_gives_its_time_to_the_stop
         await rig.read("awake", tokens_of(2, 40))
         writing = Writing(monkeypatch, "a")
         quantising = asyncio.ensure_future(rig.service.maintain(operation="quantise", bits=8, after_days=0))
-        await writing.gate.reached()
-        beginning = asyncio.ensure_future(rig.service.begin_close())
-        await asyncio.sleep(0)
-        writing.gate.open()
+        beginning = await writing.meets_a_stop(rig)
         with pytest.raises(ServiceClosed):
             await quantising
         await beginning
