@@ -4,6 +4,9 @@ Four clients take random turns with sixty sessions on the demo model: a text is 
 the session sleeps, is forked, is deleted and begun anew, or is woken at an earlier token. The memory budget is for
 fifteen. Each second the daemon's resident memory, open files and threads are noted, and how long each turn took.
 
+With `--models 2` every other session is on a second model, and the budget is for one of them and two sessions: so the
+models leave memory for each other all the time.
+
 Growth is what the last quarter of the run has more than the quarter behind the warm-up, by the medians.
 """
 
@@ -25,13 +28,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import parser_for, plotted, save
+from torpor.daemon.models import DEMO_MODEL_FOLDER
 from torpor.socket_api import Client, RemoteError
 
 MINUTES = 60.0
 QUICK_MINUTES = 0.3
 SESSIONS, CLIENTS = 60, 4
 MOST_TOKENS = 3_000
-BUDGET_BYTES = 23_100_000 + 15 * 9_000_000
+WEIGHTS_BYTES, SESSION_BYTES = 23_100_000, 9_000_000
+SESSIONS_IN_MEMORY = {1: 15, 2: 2}
+"""By how many models there are. With two, what sessions may take beside the one is less than the other would."""
 DEADLINE_S = 120.0
 _TORPOR = str(Path(sys.executable).with_name("torpor"))
 _WORDS = "an agent that has slept for an hour goes on at the next token with nothing read again"
@@ -49,11 +55,12 @@ class Sample:
 
 @dataclass
 class Soak:
-    """All that was noted. turns: when each ended, and the seconds that it took."""
+    """All that was noted. turns: when each ended, and the seconds that it took. loads: of models."""
 
     samples: list[Sample] = field(default_factory=list)
     turns: list[tuple[float, float]] = field(default_factory=list)
     refusals: dict[str, int] = field(default_factory=dict)
+    loads: int = 0
 
     def figures(self) -> dict[str, Any]:
         found = {
@@ -65,6 +72,7 @@ class Soak:
             "turn_s": _growth(self.turns),
             "turns": len(self.turns),
             "refusals": self.refusals,
+            "model_loads": self.loads,
             "seconds": self.samples[-1].at,
             "samples": [[each.at, each.resident_bytes, each.open_files, each.threads] for each in self.samples[::10]],
         }
@@ -81,10 +89,13 @@ def _growth(points: Sequence[tuple[float, float]]) -> dict[str, float]:
 class Agents:
     """The clients, and the daemon that they use."""
 
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self.socket, self._seconds = folder / "torpor.sock", seconds
+    def __init__(self, folder: Path, seconds: float, models: int) -> None:
+        self.socket, self._seconds, self._models = folder / "torpor.sock", seconds, models
+        budget = WEIGHTS_BYTES + SESSIONS_IN_MEMORY[models] * SESSION_BYTES
         self._command = [_TORPOR, "serve", "--store", str(folder / "store"), "--socket", str(self.socket), "--json"]
-        self._command += ["--memory-budget", str(BUDGET_BYTES), "--idle-sleep", "30"]
+        self._command += ["--memory-budget", str(budget), "--idle-sleep", "30"]
+        for number in range(models):
+            self._command += ["--model", f"{_model_name(number)}={DEMO_MODEL_FOLDER}"]
         self._locks = [threading.Lock() for _ in range(SESSIONS)]
         self._noting = threading.Lock()
         self.soak = Soak()
@@ -102,6 +113,7 @@ class Agents:
                 for each in work:
                     each.result()
             with Client(self.socket) as client:
+                self.soak.loads = sum(each.loads for each in client.status().models)
                 client.shutdown()
             process.wait(DEADLINE_S)
         finally:
@@ -132,20 +144,20 @@ class Agents:
                 with self._locks[session]:
                     begun = time.monotonic()
                     try:
-                        self._turn(client, f"s{session}", chosen)
+                        self._turn(client, f"s{session}", _model_name(session % self._models), chosen)
                     except RemoteError as error:
                         with self._noting:
                             self.soak.refusals[error.code] = self.soak.refusals.get(error.code, 0) + 1
                     with self._noting:
                         self.soak.turns.append((self._now(), time.monotonic() - begun))
 
-    def _turn(self, client: Client, name: str, chosen: random.Random) -> None:
+    def _turn(self, client: Client, name: str, model: str, chosen: random.Random) -> None:
         try:
             held = client.show(name).info.token_count
         except RemoteError as error:
             if error.code != "session_not_found":
                 raise
-            client.create(name)
+            client.create(name, model=model)
             held = 0
         if held > MOST_TOKENS:
             client.delete(name)
@@ -166,33 +178,41 @@ class Agents:
                     client.delete(fork.session)
 
 
-def report(soak: Soak, out: Path) -> None:
+def _model_name(number: int) -> str:
+    return f"model-{number}"
+
+
+def report(soak: Soak, models: int, out: Path) -> None:
     """The figures as JSON and as a plot, and a few lines for a person."""
-    figures = save("soak", soak.figures(), out)
+    figures = save("soak", {"models": models, **soak.figures()}, out)
     title = "The daemon in a soak: each beside its median in the second quarter"
     with plotted(out / "soak.png", figures, title, 9) as axes:
         minutes = [each.at / 60 for each in soak.samples]
-        for name in ("resident_bytes", "open_files", "threads"):
-            usual = figures[name]["second_quarter"]
-            axes.plot(minutes, [getattr(each, name) / usual for each in soak.samples], label=name)
+        for what in ("resident_bytes", "open_files", "threads"):
+            usual = figures[what]["second_quarter"]
+            axes.plot(minutes, [getattr(each, what) / usual for each in soak.samples], label=what)
         usual = figures["turn_s"]["second_quarter"]
         axes.plot([at / 60 for at, _ in soak.turns], [taken / usual for _, taken in soak.turns], ",", label="turn")
         axes.set(xlabel="minutes", ylim=(0, 4))
         axes.legend(fontsize=7)
-    for name in ("resident_bytes", "open_files", "threads", "turn_s"):
-        early, late, growth = (figures[name][what] for what in ("second_quarter", "last_quarter", "growth"))
-        print(f"{name:>15} {early:>14,.3f} {late:>14,.3f} {100 * growth:>+7.2f} %")
-    print(f"{figures['turns']} turns in {figures['seconds']:.0f} s; refused: {figures['refusals']}")
+    for what in ("resident_bytes", "open_files", "threads", "turn_s"):
+        early, late, growth = (figures[what][when] for when in ("second_quarter", "last_quarter", "growth"))
+        print(f"{what:>15} {early:>14,.3f} {late:>14,.3f} {100 * growth:>+7.2f} %")
+    print(
+        f"{figures['turns']} turns in {figures['seconds']:.0f} s, models loaded {figures['model_loads']} times; "
+        f"refused: {figures['refusals']}"
+    )
 
 
 def main() -> None:
     """Soak and report."""
     parser = parser_for(__doc__, 1)
     parser.add_argument("--minutes", type=float, help=f"{MINUTES:.0f} unless told")
+    parser.add_argument("--models", type=int, choices=sorted(SESSIONS_IN_MEMORY), default=1, help="1 unless told")
     options = parser.parse_args()
     minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
     with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=options.folder) as folder:
-        report(Agents(Path(folder), 60 * minutes).run(), options.out)
+        report(Agents(Path(folder), 60 * minutes, options.models).run(), options.models, options.out)
     print(f"figures and plot in {options.out}")
 
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-import mlx.core as mx
-
 from ..errors import TorporError
 from ..snapshot.digests import DigestCache
+from .aside import Aside
 from .bus import Bus
 from .claims import Claim
 from .errors import ModelChanged, ModelUnavailable
@@ -35,14 +33,15 @@ Reserve = Callable[[Claim, int], Awaitable[None]]
 
 
 class Loader:
-    """Reads models from their files. The event loop's; the work is done on a thread for each.
+    """Reads models from their files until `close`. The event loop's; the work is done aside, several at once.
 
-    Not the engine's: a load takes seconds, and tokens of other models are drawn meanwhile. All that it makes is
-    evaluated when it comes to another thread, as MLX demands.
+    Not on the engine's thread: a load takes seconds, and tokens of other models are drawn meanwhile. All that it makes
+    is evaluated when it comes to another thread, as MLX demands.
     """
 
     def __init__(self, digests: DigestCache) -> None:
         self.digests = digests
+        self._aside = Aside("torpor-load")
 
     async def estimate(self, name: str, choice: ModelChoice) -> int:
         """Bytes of memory that a model's weights will take.
@@ -50,7 +49,7 @@ class Loader:
         Raises:
             What `models.estimate_bytes` raises.
         """
-        return await _on_a_thread(name, partial(estimate_bytes, name, choice.source, choice.adapter))
+        return await self._run(name, partial(estimate_bytes, name, choice.source, choice.adapter))
 
     async def load(self, name: str, choice: ModelChoice) -> LoadedModel:
         """The model, ready to compute.
@@ -58,9 +57,14 @@ class Loader:
         Raises:
             What `models.load_model` raises; ModelUnavailable for whatever else went wrong.
         """
-        return await _on_a_thread(
-            name, partial(load_model, name, choice.source, self.digests, choice.adapter, choice.kv)
-        )
+        return await self._run(name, partial(load_model, name, choice.source, self.digests, choice.adapter, choice.kv))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._aside.close()
+
+    async def _run(self, name: str, work: Callable[[], Result]) -> Result:
+        return await self._aside.run(work, partial(_told, name))
 
 
 class Loading:
@@ -209,31 +213,6 @@ async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) ->
             require_models_fit(shelf.weights_bytes() + expected, memory_budget)
         with shelf.coming(place):
             shelf.put(place, await loader.load(place.name, choice))
-
-
-async def _on_a_thread(name: str, work: Callable[[], Result]) -> Result:
-    """The result of work on a thread of its own, which ends with it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Result | None, error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        try:
-            loop.call_soon_threadsafe(settle, work(), None)
-        except BaseException as error:  # noqa: BLE001 - whatever a model's code raises is its request's, not the thread's
-            loop.call_soon_threadsafe(settle, None, _told(name, error))
-        # Without this as the thread's last act, the interpreter aborts at exit in some runs.
-        mx.clear_streams()
-
-    threading.Thread(target=run, name=f"torpor-load-{name}", daemon=True).start()
-    return await done
 
 
 def _told(name: str, error: BaseException) -> TorporError:

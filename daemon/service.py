@@ -135,6 +135,7 @@ class Service:
         self._changed_unseen = tuple(changed_unseen)
         self._engine = engine
         self._shelf = shelf
+        self._loader = loader
         self.bus = bus
         self.queue = Queue(max_waiting)
         way = Way()
@@ -257,12 +258,12 @@ class Service:
         shelf = Shelf(choices_of(sources, adapters or {}, kv))
         budget = Budget(store_budget, daily_write_budget, keep_free)
         place = store_path or default_store_path()
+        digests = DigestCache(digest_cache or default_cache_path(), full=check_models)
+        loader = Loader(digests)
         store = await asyncio.to_thread(lambda: Store.open(place, writable=True, budget=budget))
         bus = Bus()
         engine = Engine(Decoder(batch_rows, bus.from_any_thread()))
         try:
-            digests = DigestCache(digest_cache or default_cache_path(), full=check_models)
-            loader = Loader(digests)
             await load_first(shelf, loader, memory_budget)
             service = cls(
                 store,
@@ -283,6 +284,7 @@ class Service:
             )
             await service._buffers.bound(service._residency.memory.for_sessions)
         except BaseException:
+            loader.close()
             await asyncio.to_thread(engine.stop)
             store.close()
             raise
@@ -383,6 +385,7 @@ class Service:
         if self._ageing is not None:
             await self._ageing.close()
         await self._reuse.close()
+        self._loader.close()
         await asyncio.to_thread(self._encoder.close)
         await asyncio.to_thread(self._analyst.close)
         await asyncio.to_thread(self._maintenance.close)

@@ -109,3 +109,9 @@ def test_a_soak_notes_what_the_daemon_takes_and_how_long_turns_take(tmp_path: Pa
     for each in ("resident_bytes", "open_files", "threads", "turn_s"):
         assert found[each]["second_quarter"] > 0
         assert found[each]["growth"] > -1
+
+
+def test_a_soak_of_two_models_has_them_leave_memory_for_each_other(tmp_path: Path) -> None:
+    found = run("soak", "--models", "2", "--minutes", "0.15", out=tmp_path / "out")
+    assert (found["models"], found["model_loads"] > 4) == (2, True)
+    assert found["threads"]["second_quarter"] > 0

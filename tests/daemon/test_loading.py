@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import shutil
 import threading
@@ -221,9 +222,41 @@ async def test_another_models_stream_goes_on_while_one_loads(opened: Opened, mon
         assert (await rig.service.status()).models[1].loading
         assert len((await rig.write("a", 8))[0]) > 0
         assert not waiting.done()
-        assert on_threads == ["torpor-load-two"]
+        assert on_threads == ["torpor-load"]
         may_go_on.set()
         await waiting
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not say which threads there are")
+async def test_loads_one_after_the_other_leave_no_thread_of_the_system_behind(opened: Opened) -> None:
+    async with opened() as rig:
+        counts = []
+        for _ in range(10):
+            for name in ("one", "two"):
+                assert (await rig.service.load_model(model=name)).resident
+                await rig.service.unload_model(model=name)
+            counts.append(len(os.listdir("/proc/self/task")))
+        assert counts[-1] - counts[1] < 8, "18 loads; asyncio's own pool may still grow by a few threads"
+
+
+async def test_models_that_load_at_once_do_not_wait_for_each_other_and_their_threads_end_with_the_service(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, load = threading.Barrier(2, timeout=30), loading.load_model
+
+    def together(name: str, *args: Any) -> LoadedModel:
+        both.wait()
+        return load(name, *args)
+
+    def threads() -> int:
+        return sum(each.name == "torpor-load" for each in threading.enumerate())
+
+    monkeypatch.setattr(loading, "load_model", together)
+    before = threads()
+    async with opened() as rig:
+        await asyncio.gather(rig.service.load_model(model="one"), rig.service.load_model(model="two"))
+        assert threads() == before + 2
+    await until(lambda: threads() == before)
 
 
 async def test_a_model_computes_the_same_wherever_it_was_loaded(opened: Opened, models_of_kinds: Any) -> None:

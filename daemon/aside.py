@@ -1,0 +1,82 @@
+"""Threads that compute with MLX beside the engine, for work that takes seconds. Who calls waits on the event loop.
+
+MLX gives each thread that computes a stream, with a thread of the system's own behind it, which stays until the process
+ends. So a thread that has done its work waits for more: there are never more of them than there was work at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import mlx.core as mx
+
+Result = TypeVar("Result")
+Work = Callable[[], None]
+
+
+class Aside:
+    """Does work on threads of its own until `close`. The event loop's. name: of the threads."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._idle: list[_Thread] = []
+        self._closed = False
+
+    async def run(self, work: Callable[[], Result], told: Callable[[BaseException], Exception]) -> Result:
+        """The result of the work, which runs to its end even if nobody waits any more.
+
+        told: what the one who waits gets for an error.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
+        thread = self._idle.pop() if self._idle else _Thread(self._name)
+
+        def settle(result: Result | None, error: Exception | None) -> None:
+            self._rest(thread)
+            if done.cancelled():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]
+
+        def do() -> None:
+            try:
+                loop.call_soon_threadsafe(settle, work(), None)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the one who waits
+                loop.call_soon_threadsafe(settle, None, told(error))
+
+        thread.inbox.put(do)
+        return await done
+
+    def close(self) -> None:
+        """End the threads: those that wait now, the others when their work is done."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().end()
+
+    def _rest(self, thread: _Thread) -> None:
+        if self._closed:
+            thread.end()
+        else:
+            self._idle.append(thread)
+
+
+class _Thread:
+    def __init__(self, name: str) -> None:
+        self.inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def end(self) -> None:
+        self.inbox.put(None)
+
+    def _run(self) -> None:
+        while (work := self.inbox.get()) is not None:
+            work()
+            del work  # it holds what it made
+        # Without this as a thread's last act, the interpreter aborts at exit in some runs.
+        mx.clear_streams()
