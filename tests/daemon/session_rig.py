@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +325,25 @@ async def open_rigged(
     finally:
         if close:
             await service.close()
+
+
+@contextlib.asynccontextmanager
+async def begun_together(rig: Rigged, work: Sequence[Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Requests that the engine takes up at the same moment: at the end of the block. Their first job there must be to
+    read or to write: other sampling settings are a job of their own, behind which they would come one by one."""
+    gate = Gate()
+    holding = asyncio.ensure_future(rig.service._engine.call(gate.pass_through))
+    await gate.reached()
+    tasks = [asyncio.ensure_future(each) for each in work]
+    await until(lambda: rig.service._engine._inbox.qsize() >= len(tasks))
+    yield tasks
+    gate.open()
+    await holding
+
+
+def writing(rig: Rigged, name: str, count: int, **options: Any) -> Any:
+    """A generation of that session, begun when it is awaited."""
+    return rig.service.generate(session=name, max_tokens=count, emit=ignore, **options)
 
 
 class Heard(list[Notice]):

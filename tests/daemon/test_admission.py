@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, ignore, open_rigged, tokens_of, until
+from session_rig import SAMPLED, Gate, Rigged, begun_together, ignore, open_rigged, tokens_of, until, writing
 from torpor.daemon import admission
 from torpor.daemon.admission import MAX_WAITING, MOST_STOOD_BACK_S, Queue, Request, apart, current
 from torpor.daemon.engine import Engine, Steps
@@ -64,20 +64,6 @@ async def served(jobs: Sequence[tuple[str, str, int]], *, seconds: float = 1.0) 
 
 
 @asynccontextmanager
-async def begun_together(rig: Rigged, work: Sequence[Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Requests that the engine takes up at the same moment: at the end of the block. Their first job there must be to
-    read or to write: other sampling settings are a job of their own, behind which they would come one by one."""
-    gate = Gate()
-    holding = asyncio.ensure_future(rig.service._engine.call(gate.pass_through))
-    await gate.reached()
-    tasks = [asyncio.ensure_future(each) for each in work]
-    await until(lambda: rig.service._engine._inbox.qsize() >= len(tasks))
-    yield tasks
-    gate.open()
-    await holding
-
-
-@asynccontextmanager
 async def held_up(rig: Rigged, name: str, **options: Any) -> AsyncIterator[asyncio.Task[Any]]:
     """A generation of that session that stands inside its model call until the block ends."""
     gate = rig.network.hold_at(len(rig.network.calls) + 1)
@@ -88,10 +74,6 @@ async def held_up(rig: Rigged, name: str, **options: Any) -> AsyncIterator[async
     finally:
         gate.open()
         await task
-
-
-def writing(rig: Rigged, name: str, count: int, **options: Any) -> Any:
-    return rig.service.generate(session=name, max_tokens=count, emit=ignore, **options)
 
 
 def reading(rig: Rigged, name: str, count: int, **options: Any) -> Any:

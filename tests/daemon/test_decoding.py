@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, ignore, listening, tokens_of, until
+from session_rig import SAMPLED, Rigged, begun_together, ignore, listening, tokens_of, until, writing
 from torpor.daemon.decoding import MOST_PADDING, is_fit_for_batches
 from torpor.daemon.errors import GenerationFailed
 from torpor.snapshot import batches
@@ -39,29 +38,11 @@ def open_batching(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Call
     return opened
 
 
-@contextlib.asynccontextmanager
-async def begun_together(rig: Rigged, work: Sequence[Work]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Requests that the engine takes up at the same moment: at the end of the block. Their first job there must be to
-    read or to write: other sampling settings are a job of their own, behind which they would come one by one."""
-    gate = Gate()
-    holding = asyncio.ensure_future(rig.service._engine.call(gate.pass_through))
-    await gate.reached()
-    tasks = [asyncio.ensure_future(each) for each in work]
-    await until(lambda: rig.service._engine._inbox.qsize() >= len(tasks))
-    yield tasks
-    gate.open()
-    await holding
-
-
 async def together(rig: Rigged, counts: dict[str, int]) -> dict[str, Any]:
     """What sessions write at the same time."""
     async with begun_together(rig, [writing(rig, name, count) for name, count in counts.items()]) as tasks:
         pass
     return dict(zip(counts, await asyncio.gather(*tasks, return_exceptions=True), strict=True))
-
-
-def writing(rig: Rigged, name: str, count: int, **options: Any) -> Work:
-    return rig.service.generate(session=name, max_tokens=count, emit=ignore, **options)
 
 
 async def values_of(rig: Rigged, name: str) -> list[np.ndarray]:
