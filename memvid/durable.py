@@ -15,9 +15,10 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from ..errors import TorporError
 from .errors import DurabilityLost, NoSpace, StoreError, StoreIoError
 from .limits import MAX_IOVECS
 from .paths import FILE_MODE, io_error
@@ -35,6 +36,9 @@ _NO_LINKS_ERRNOS: Final = frozenset(
 )
 """What a filesystem answers that has no hard links."""
 
+_STAT_BLOCK_BYTES: Final = 512
+"""What `st_blocks` counts in, whatever the filesystem's own blocks are."""
+
 _TEMP_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -43,8 +47,8 @@ def write_error(
 ) -> StoreError:
     """The typed error for a write that failed, without a flush being involved.
 
-    otherwise: another way out where the place may not be written. fd: a file on the disk, which is asked what it has
-    left; needed_bytes: what was still to be written.
+    otherwise: another way out where the place may not be written. fd: the file that was being
+    written; needed_bytes: how long it was to be.
     """
     if error.errno in NO_SPACE_ERRNOS:
         details = _room(error, fd, needed_bytes)
@@ -61,14 +65,15 @@ def write_error(
 
 
 def _room(error: OSError, fd: int | None, needed_bytes: int) -> dict[str, int]:
-    """What is left on a full disk, and what was to be written; of a quota or a limit the disk knows nothing."""
+    """What a full disk has free once this file is gone, and what the file needs; of a quota or a limit the disk knows
+    nothing."""
     if error.errno != errno.ENOSPC or fd is None:
         return {}
     try:
-        status = os.fstatvfs(fd)
+        disk, written_bytes = os.fstatvfs(fd), os.fstat(fd).st_blocks * _STAT_BLOCK_BYTES
     except OSError:
         return {}
-    return {"free_bytes": status.f_bavail * status.f_frsize, "needed_bytes": needed_bytes}
+    return {"free_bytes": disk.f_bavail * disk.f_frsize + written_bytes, "needed_bytes": needed_bytes}
 
 
 def describe_room(details: Mapping[str, Any]) -> str:
@@ -76,7 +81,7 @@ def describe_room(details: Mapping[str, Any]) -> str:
     if "free_bytes" not in details:
         return ""
     free, needed = format_bytes(details["free_bytes"]), format_bytes(details["needed_bytes"])
-    return f" {free} are left there, and this write alone needs {needed}."
+    return f" This needs about {needed}, and {free} are free there."
 
 
 def writable_advised(error: StoreIoError, otherwise: str = "") -> StoreIoError:
@@ -127,6 +132,7 @@ class TempFile:
         self._name = f"{secrets.token_hex(8)}{TEMP_SUFFIX}"
         self.path = f"{folder_path}/{self._name}"
         self.size_bytes = 0
+        self.whole_bytes: Callable[[], int] = lambda: 0  # how long it is to be; asked only where the disk is full
         self.closed = False
         try:
             self.fd = os.open(self._name, _TEMP_FLAGS, FILE_MODE, dir_fd=folder_fd)
@@ -143,7 +149,7 @@ class TempFile:
                 written = os.writev(self.fd, waiting[done : done + MAX_IOVECS])
             except OSError as error:
                 left = sum(buffer.nbytes for buffer in waiting[done:])
-                raise write_error(error, "write", self.path, fd=self.fd, needed_bytes=left) from error
+                raise self._write_error(error, self.size_bytes + left) from error
             self.size_bytes += written
             while done < len(waiting) and written >= waiting[done].nbytes:
                 written -= waiting[done].nbytes
@@ -158,8 +164,7 @@ class TempFile:
             try:
                 position += os.pwrite(self.fd, data[position:], position)
             except OSError as error:
-                left = len(data) - position
-                raise write_error(error, "write", self.path, fd=self.fd, needed_bytes=left) from error
+                raise self._write_error(error, len(data)) from error
 
     def write_at(self, offset: int, buffers: Sequence[memoryview | bytes]) -> None:
         """Write buffers one after the other from a place on, for a file whose layout is known before its content."""
@@ -169,9 +174,19 @@ class TempFile:
                 try:
                     written = os.pwrite(self.fd, left, offset)
                 except OSError as error:
-                    raise write_error(error, "write", self.path, fd=self.fd, needed_bytes=left.nbytes) from error
+                    raise self._write_error(error, offset + left.nbytes) from error
                 left, offset = left[written:], offset + written
         self.size_bytes = max(self.size_bytes, offset)
+
+    def _write_error(self, error: OSError, end: int) -> StoreError:
+        """end: where in the file ends what was being written."""
+        if error.errno != errno.ENOSPC:
+            return write_error(error, "write", self.path)
+        try:
+            needed = max(self.whole_bytes(), self.size_bytes, end)
+        except TorporError:  # the rest cannot even be read: then how long it is stays unsaid
+            return write_error(error, "write", self.path)
+        return write_error(error, "write", self.path, fd=self.fd, needed_bytes=needed)
 
     def sync(self) -> None:
         sync_file(self.fd, self.path)

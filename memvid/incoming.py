@@ -18,7 +18,7 @@ from .errors import BundleMissing
 from .folder import LIVE_SUFFIX, StoreFolder, load_store_uuid, open_existing_root
 from .foreign import open_exported, require_manifest, require_whole
 from .limits import CHUNK_BYTES
-from .paths import FOLDER_MODE, io_error, open_file, open_folder
+from .paths import FOLDER_MODE, io_error, open_file, open_folder, stat_open
 from .uri import SessionUri
 
 INCOMING: Final = "incoming"
@@ -85,6 +85,7 @@ def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
 def _copy(source_path: str, temp: durable.TempFile) -> None:
     fd = open_exported(source_path)
     try:
+        temp.whole_bytes = lambda: stat_open(fd, source_path).st_size
         while data := os.read(fd, CHUNK_BYTES):
             temp.append([data])
     except OSError as error:

@@ -205,6 +205,7 @@ class QuarantineCopy:
 
     def _fill(self, temp: durable.TempFile, source: int, path: str) -> None:
         try:
+            temp.whole_bytes = lambda: stat_open(source, path).st_size
             while chunk := _read_at(source, temp.size_bytes, path):
                 temp.append([chunk])
             temp.sync()

@@ -628,12 +628,27 @@ class _Run:
                 temp = core.new_temp()
                 stack.callback(temp.close)
                 writer = BundleWriter(temp)
-                _copy_frames(writer, pool, layout, manifest)
+                self._copy_frames(writer, pool, layout, manifest)
                 blocks = manifest.blocks if manifest else ()
                 directory = writer.finish(encoded, blocks, bundle_id, layout.holders)
             self.bytes_written += temp.size_bytes
             row = row_of(manifest, bundle_id, temp.size_bytes) if manifest else None
             yield temp, IndexedBundle(bundle_id, LIVE, row, directory.holders, tuple(writer.frames))
+
+    def _copy_frames(self, writer: BundleWriter, pool: FilePool, layout: Layout, manifest: Manifest | None) -> None:
+        """Copy frames, each proven to be what the manifest says, if it lists it."""
+        listed = {entry.id: entry for entry in manifest.blocks} if manifest else {}
+        parents = span_parents(manifest.blocks) if manifest else {}
+
+        def frame_bytes(frame: tuple[bytes, bytes]) -> int:
+            return self.survey.by_key[frame[1]].frame_bytes[frame[0]]
+
+        for block_id, source in writer.each(layout.frames, frame_bytes):
+            with pool.holding(source) as file:
+                if manifest is not None and block_id in listed:
+                    header = file.read_head(block_id)[0]
+                    require_promised(header, listed[block_id], parents[block_id], manifest.identity.digest, file.path)
+                writer.add_copy(file, block_id)
 
     def _open_source(self, key: bytes) -> FrameFile:
         return open_source(self.core, self.survey.by_key[key])
@@ -770,18 +785,6 @@ class _Run:
                 return any(entry.bundle_id == holder and entry.id in blocks for entry in opened.entries)
         except BundleMissing:
             return False
-
-
-def _copy_frames(writer: BundleWriter, pool: FilePool, layout: Layout, manifest: Manifest | None) -> None:
-    """Copy frames, each proven to be what the manifest says, if it lists it."""
-    listed = {entry.id: entry for entry in manifest.blocks} if manifest else {}
-    parents = span_parents(manifest.blocks) if manifest else {}
-    for block_id, source in layout.frames:
-        with pool.holding(source) as file:
-            if manifest is not None and block_id in listed:
-                header = file.read_head(block_id)[0]
-                require_promised(header, listed[block_id], parents[block_id], manifest.identity.digest, file.path)
-            writer.add_copy(file, block_id)
 
 
 def _require_held(

@@ -20,6 +20,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from .budget import Meter
 from .bundle import BundleFile, FilePool
 from .codecs import Codec
 from .core import StoreCore
@@ -28,7 +29,7 @@ from .durable import TempFile
 from .errors import BlockMissing, Corruption, ReadBackFailed
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import LIVE, IndexedBundle, row_of
-from .writer import BundleWriter, Room
+from .writer import BundleWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Prepared:
 
 
 @contextlib.contextmanager
-def prepared(core: StoreCore, bundle_id: bytes, contents: Contents, room: Room | None = None) -> Iterator[Prepared]:
+def prepared(core: StoreCore, bundle_id: bytes, contents: Contents, room: Meter | None = None) -> Iterator[Prepared]:
     """Write a new file for a bundle, ready to be committed; removed again at the end if it was not.
 
     Raises:
@@ -144,9 +145,16 @@ def prepared(core: StoreCore, bundle_id: bytes, contents: Contents, room: Room |
         yield Prepared(core, bundle_id, old, temp, directory, contents.with_manifest)
 
 
-def _write(temp: TempFile, old: BundleFile, pool: FilePool, contents: Contents, room: Room | None) -> Directory:
+def _write(temp: TempFile, old: BundleFile, pool: FilePool, contents: Contents, room: Meter | None) -> Directory:
     writer = BundleWriter(temp, room)
-    for block_id, source in contents.frames:
+
+    def frame_bytes(frame: tuple[bytes, bytes]) -> int:
+        with pool.holding(frame[1]) as file:
+            return file.frame_of(frame[0]).frame_bytes
+
+    if room is not None and not any(contents.codec(block_id) for block_id, _ in contents.frames):
+        room.require(sum(map(frame_bytes, contents.frames)))  # before any of it is written and counted
+    for block_id, source in writer.each(contents.frames, frame_bytes):
         with pool.holding(source) as file:
             writer.add_copy(file, block_id, contents.codec(block_id))
     blocks = old.manifest.blocks if old.manifest and contents.with_manifest else ()

@@ -178,7 +178,7 @@ class _Sleep:
         earlier = FrameFile(fd, self._temp.path, bundle_id)
         with contextlib.closing(earlier):
             self._temp, self._writer = self._new_file()
-            for block_id in earlier.frames:
+            for block_id in self._writer.each(earlier.frames, lambda one: earlier.frames[one].frame_bytes):
                 self._writer.add_copy(earlier, block_id)
         for block_id in moved:
             block = self._spares.get(block_id)
@@ -198,11 +198,11 @@ class _Sleep:
         try:
             self._room.require(sum(slot.spec.size_bytes for draft in drafts for slot in draft.slots))
         except BudgetExceeded:
-            new = (block for block in self._prepared(drafts) if not self._is_there(block.id))
-            self._room.require(sum(block.header.raw_bytes for block in new))
+            self._room.require(sum(map(self._bytes_if_new, self._prepared(drafts))))
 
-    def _is_there(self, block_id: bytes) -> bool:
-        return block_id in self._places or bool(self._core.index.holders_of(block_id))
+    def _bytes_if_new(self, block: PreparedBlock) -> int:
+        is_there = block.id in self._places or self._core.index.holders_of(block.id)
+        return 0 if is_there else len(block.encoded_header) + block.header.raw_bytes
 
     def _prepared(self, drafts: Iterable[BlockDraft]) -> Iterator[PreparedBlock]:
         """The blocks of the chain behind those that are referred to."""
@@ -219,7 +219,7 @@ class _Sleep:
         request = self._request
         held = max((entry.end for entry in request.reused if entry.kind == "span"), default=0)
         done, total = 0, request.token_count - held
-        for block in self._prepared(drafts):
+        for block in self._writer.each(self._prepared(drafts), self._bytes_if_new):
             self._write_block(block)
             entry = block.entry(None)
             yield entry

@@ -101,6 +101,7 @@ def export_tensors(
     told = reader.manifest.artifact_labels if labels is None else tuple(dict.fromkeys(labels))
     plan.header = _header(reader, plan, kind, told)
     with new_file(core.folder.root_fd, target, replacing=replacing) as temp:
+        temp.whole_bytes = lambda: len(plan.header) + sum(tensor.size_bytes for tensor in plan.tensors)
         temp.append([plan.header])
         _write_all(temp, reader, plan, on_progress)
         temp.sync()

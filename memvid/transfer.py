@@ -21,13 +21,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from .blocks import BlockEntry
 from .budget import Meter
 from .bundle import BundleFile, BundleReader, FilePool, FrameFile
 from .core import StoreCore
+from .directory import file_bytes_with
 from .durable import TempFile
 from .errors import (
     BundleMissing,
@@ -91,7 +92,12 @@ def _write_whole(temp: TempFile, reader: BundleReader, on_progress: Progress | N
     manifest = reader.manifest
     writer = BundleWriter(temp)
     done = 0
-    for entry in reader.entries:
+
+    def frame_bytes(entry: BlockEntry) -> int:
+        with reader.holding(entry) as file:
+            return file.frame_of(entry.id).frame_bytes
+
+    for entry in writer.each(reader.entries, frame_bytes):
         with reader.holding(entry) as file:
             writer.add_copy(file, entry.id)
         done += entry.raw_bytes
@@ -273,18 +279,23 @@ class _Intake:
         self._writer = BundleWriter(temp, room)
         self._places: dict[bytes, bytes] = {}
 
-    def take(self, blocks: Sequence[BlockEntry], also: FrameFile | None = None, *, alone: bool = False) -> None:
-        """Copy the blocks that the store does not hold elsewhere (`alone`: every one), and all that `also` holds."""
-        held_here: Mapping[bytes, object] = also.frames if also is not None else {}
-        for entry in blocks:
-            holder = None if alone or entry.id in held_here else self._holdings.find_sound(entry.id)
+    def take(self, manifest: Manifest, also: FrameFile | None = None, *, alone: bool = False) -> None:
+        """Copy the blocks that the store does not hold elsewhere (`alone`: every one), and all that `also` holds.
+
+        Raises:
+            BudgetExceeded: there is no room for them; nothing was written.
+        """
+        copied = dict.fromkeys(also.frames, also) if also is not None else {}
+        for entry in manifest.blocks:
+            holder = None if alone or entry.id in copied else self._holdings.find_sound(entry.id)
             if holder is None:
-                self._writer.add_copy(self._source, entry.id)
+                copied[entry.id] = self._source
             else:
                 self._places[entry.id] = holder
-        for block_id in also.frames if also is not None else ():
-            assert also is not None
-            self._writer.add_copy(also, block_id)
+        frames = [file.frame_of(block_id) for block_id, file in copied.items()]
+        self._room.require(file_bytes_with(frames, manifest.blocks, self._places, len(manifest.encode())))
+        for block_id, file in self._writer.each(copied.items(), lambda one: one[1].frame_of(one[0]).frame_bytes):
+            self._writer.add_copy(file, block_id)
 
     def is_led_right(self) -> bool:
         """Whether every block that is not copied is still where it was found. To be asked while committing."""
@@ -351,7 +362,7 @@ def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri
         manifest = with_name_of_its_own(core, manifest)
         for attempt in range(1, _TRIES + 1):
             with _intake(core, source) as (intake, _):
-                intake.take(imported.blocks, alone=attempt == _TRIES)
+                intake.take(manifest, alone=attempt == _TRIES)
                 bundle, receipt = intake.finish(manifest)
                 with core.committing():
                     if intake.is_led_right():
@@ -378,7 +389,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
             retired = _open_retired(core, source.bundle_id)
             if retired is not None:
                 stack.enter_context(contextlib.closing(retired))
-            intake.take(manifest.blocks, retired, alone=attempt == _TRIES)
+            intake.take(manifest, retired, alone=attempt == _TRIES)
             bundle, receipt = intake.finish(manifest, retired)
             with core.committing():
                 if intake.is_led_right() and _is_same(core, source.bundle_id, retired):

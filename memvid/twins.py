@@ -207,8 +207,8 @@ def retire(folder: StoreFolder, bundle_id: bytes) -> None:
 def _write_sound(temp: TempFile, *files: FrameFile) -> None:
     """A file that only holds blocks: each that one of the files has with every byte right, from the first that does."""
     writer = BundleWriter(temp)
-    for file in files:
-        for block_id in file.frames:
-            if block_id not in writer.frames and _is_sound(file, block_id):
-                writer.add_copy(file, block_id)
+    found = ((file, block_id) for file in files for block_id in file.frames)
+    for file, block_id in writer.each(found, lambda one: one[0].frames[one[1]].frame_bytes):
+        if block_id not in writer.frames and _is_sound(file, block_id):
+            writer.add_copy(file, block_id)
     writer.finish(b"", (), files[0].bundle_id, {})

@@ -7,8 +7,9 @@ index or lock.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from blake3 import blake3
 
@@ -30,6 +31,7 @@ from .layout import (
 from .limits import MAX_BLOCK_HEADER_BYTES, MAX_BUNDLE_BYTES, MAX_FRAMES, MAX_SLOTS
 from .paths import io_error
 
+T = TypeVar("T")
 Buffers = list[memoryview | bytes]
 Room = Callable[[int], None]
 """Told how many bytes are about to be written; raises where there is no room for them."""
@@ -75,7 +77,18 @@ class BundleWriter:
         self._temp = temp
         self._room = room
         self.frames: dict[bytes, Frame] = {}
-        self._append([bytes(HEADER_BYTES)])  # zeros until the end: a torn file is no bundle
+
+    def each(self, items: Iterable[T], frame_bytes: Callable[[T], int]) -> Iterator[T]:
+        """The items, each of which is to be added before the next is asked for. Where the disk is full in between, the
+        rest is taken to be measured by `frame_bytes`, and the refusal tells how long the whole file was to be."""
+        rest = iter(items)
+        self._temp.whole_bytes = lambda: self._frames_end() + sum(map(frame_bytes, rest))
+        yield from rest
+
+    def _frames_end(self) -> int:
+        """Where the last frame ends, the one that is being written too."""
+        last = next(reversed(self.frames.values()), None)
+        return last.offset + last.frame_bytes if last else HEADER_BYTES
 
     def add(self, block: PreparedBlock, codec: Codec) -> None:
         """Append a block's frame; one that is there already is not written again.
@@ -121,7 +134,7 @@ class BundleWriter:
         self._append(buffers)
 
     def _enter(self, block_id: bytes, frame_bytes: int, head_bytes: int) -> None:
-        offset = self._temp.size_bytes
+        offset = self._frames_end()
         if offset + frame_bytes > MAX_BUNDLE_BYTES:
             raise LimitExceeded(f"the bundle would have more than {MAX_BUNDLE_BYTES} bytes.", limit=MAX_BUNDLE_BYTES)
         if len(self.frames) >= MAX_FRAMES:
@@ -129,6 +142,8 @@ class BundleWriter:
         self.frames[block_id] = Frame(block_id, offset, frame_bytes, head_bytes)
 
     def _append(self, buffers: Sequence[memoryview | bytes]) -> None:
+        if not self._temp.size_bytes:
+            buffers = [bytes(HEADER_BYTES), *buffers]  # zeros until the end: a torn file is no bundle
         if self._room is not None:
             self._room(sum(memoryview(buffer).nbytes for buffer in buffers))
         self._temp.append(buffers)
@@ -147,7 +162,7 @@ class BundleWriter:
         """
         directory = Directory.of(self.frames.values(), blocks, holders)
         encoded = directory.encode()
-        trailer = Trailer(self._temp.size_bytes, len(manifest), len(encoded), bundle_id, digest_of(encoded))
+        trailer = Trailer(self._frames_end(), len(manifest), len(encoded), bundle_id, digest_of(encoded))
         self._append([manifest, encoded, trailer.encode()])
         self._temp.rewrite_start(encode_header(trailer.file_bytes))
         self._temp.sync()

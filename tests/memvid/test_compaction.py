@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import store_making
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, sleep, token_ids
 from torpor.memvid import BLOCK_TOKENS, CompactionPolicy, Receipt, SessionUri, Store, compaction, deletion
-from torpor.memvid.budget import Budget
+from torpor.memvid.budget import Budget, utc_day
 from torpor.memvid.bundle import FrameFile
 from torpor.memvid.codecs import planes
 from torpor.memvid.compaction_plan import FileView, Step, choose_holders, plan_compaction
@@ -752,12 +753,15 @@ def test_a_full_disk_ends_it_and_leaves_everything_as_it_was(
     require_exact(store, receipts)
 
 
-def test_the_days_budget_ends_it_too(store_path: Path) -> None:
+def test_the_days_budget_ends_it_before_it_writes_what_has_no_room(store_path: Path) -> None:
+    """A daemon tries again and again: what is refused late would use up what others may write in a day."""
     with Store.open(store_path, writable=True) as store:
         receipts = sleeps(store, 8)
-    with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=10)) as store:
+        written = store.index.written_on(utc_day(time.time_ns()))
+    with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=2 * written + 60_000)) as store:
         report = store.compact(policy=FEW)
         assert [problem.code for problem in report.problems] == ["budget_exceeded"]
+        assert store.index.written_on(utc_day(time.time_ns())) == written
         require_exact(store, receipts)
 
 

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import store_making as making
 from blake3 import blake3
 from store_making import OTHER_URI, URI, contents, expected, require_awake, sleep
 from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, transfer, zstd
-from torpor.memvid.budget import Budget
+from torpor.memvid.budget import Budget, utc_day
 from torpor.memvid.bundle import BundleFile
 from torpor.memvid.core import StoreCore
 from torpor.memvid.errors import (
@@ -1040,6 +1041,32 @@ def test_an_import_past_a_budget_is_refused_and_the_store_is_as_it_was(
     exported(store, target)
     with Store.open(tmp_path / "small", writable=True, budget=Budget(max_store_bytes=5000)) as small:
         refused(small, target, BudgetExceeded)
+
+
+@pytest.mark.parametrize("as_uri", [None, THIRD_URI])
+def test_an_import_that_has_no_room_is_refused_with_its_size_and_uses_up_nothing_of_the_day(
+    store: Store, tmp_path: Path, target: Path, as_uri: SessionUri | None
+) -> None:
+    """To the byte: with one more it fits. What the store has already needs no room."""
+    first = sleep(store, 600)
+    exported(store, target)
+    today = utc_day(time.time_ns())
+    with Store.open(tmp_path / "measured", writable=True) as measured:
+        size = measured.import_file(target, as_uri=as_uri).bytes_written
+    with Store.open(tmp_path / "small", writable=True, budget=Budget(max_bytes_per_day=size - 1)) as small:
+        for _ in range(3):
+            with pytest.raises(BudgetExceeded) as refusal:
+                small.import_file(target, as_uri=as_uri)
+            assert refusal.value.details["needed"] == size
+        assert small.index.written_on(today) == 0
+        assert not list((tmp_path / "small").rglob("*.tmp"))
+    with Store.open(tmp_path / "small", writable=True, budget=Budget(max_bytes_per_day=size)) as small:
+        small.import_file(target, as_uri=as_uri)
+    with Store.open(tmp_path / "has-it", writable=True) as full:
+        sleep(full, 600, uri=OTHER_URI)
+        held = full.index.written_on(today)
+    with Store.open(tmp_path / "has-it", writable=True, budget=Budget(max_bytes_per_day=held + 4096)) as full:
+        assert full.import_file(target, as_uri=as_uri).blocks_reused == len(first.entries)
 
 
 def test_a_file_that_changes_while_it_is_imported_is_never_taken_half_and_half(
