@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import TorporError
@@ -50,7 +51,8 @@ from . import (
 )
 from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK, USAGE, describe_exit_codes
-from .output import report_error, write_failure
+from .options import JsonOption, SocketOption, StoreOption
+from .output import Output, report_error, write_failure
 from .streams import ReaderGone
 
 INTRODUCTION = """Language-model agents with a memory that survives.
@@ -68,7 +70,8 @@ crash, a reboot.
 [cyan]torpor ls[/]                    see what there is
 
 [cyan]torpor COMMAND --help[/] explains each command by example. Data goes to stdout, progress to stderr; --json gives
-one JSON document. [dim]TORPOR_SOCKET and TORPOR_STORE say where daemon and store are; NO_COLOR is respected.[/]
+one JSON document. --json, --socket and --store may stand before the command or after it. [dim]TORPOR_SOCKET and
+TORPOR_STORE say where daemon and store are; NO_COLOR is respected.[/]
 """
 
 _AT_WORK = "Work with sessions"
@@ -118,15 +121,37 @@ COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("rebuild-index", _STORE, maintenance.rebuild_index),
 )
 
+_SHARED = ("as_json", "socket", "store")  # the options of `_root` that a command is handed; it refuses what it has not
+
 # Typer may bring its own copy of click; its public BadParameter leads to the base class of wrong usage in either case.
 _UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+class _Commands(TyperGroup):
+    """The commands as one; it hands each the shared options that stand before it, as if they stood behind it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, [*self._given_before(ctx), *rest]
+
+    def _given_before(self, context: Any) -> list[str]:
+        given: list[str] = []
+        for option in self.get_params(context):
+            value = context.params.get(option.name)
+            if option.name in _SHARED and value:
+                given += [option.opts[0]] if value is True else [option.opts[0], str(value)]
+        return given
 
 
 def build_app() -> typer.Typer:
     """Put the commands together."""
     epilog = f"[bold]Exit status[/]\n\n{describe_exit_codes()}"
     app = typer.Typer(
-        name="torpor", rich_markup_mode="rich", pretty_exceptions_enable=False, pretty_exceptions_show_locals=False
+        name="torpor",
+        cls=_Commands,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        pretty_exceptions_show_locals=False,
     )
     app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
     for name, panel, function in COMMANDS:
@@ -172,8 +197,13 @@ def _has_half_characters(text: str) -> bool:
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", show_default=False)] = False,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    if version:
+    if version and as_json:
+        Output(as_json=True).document("version", {"version": __version__})
+    elif version:
         print(f"torpor {__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
@@ -214,9 +244,9 @@ def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int
 
 
 def _command_of(error: Any, arguments: Sequence[str]) -> str:
-    """The command whose line was wrong. The parser's own errors do not say which; no option before it has a value."""
+    """The command whose line was wrong. The parser's own errors do not say which."""
     context = getattr(error, "ctx", None)
     if context is not None:
         return str(context.command_path)
-    first = next((argument for argument in arguments if not argument.startswith("-")), None)
-    return f"torpor {first}" if first in {name for name, _, _ in COMMANDS} else "torpor"
+    names = {name for name, _, _ in COMMANDS}
+    return next((f"torpor {argument}" for argument in arguments if argument in names), "torpor")

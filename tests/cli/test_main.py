@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_rig import Ran, Torpor
+from cli_rig import MadeStore, Ran, Torpor
 from torpor.cli.commands import COMMANDS
 from torpor.cli.exit_codes import STATUSES
 
@@ -91,6 +91,19 @@ def test_wrong_usage_ends_with_status_2_and_says_what_is_wrong(torpor: Torpor, a
     assert as_json.status == 2
     assert as_json.error["exit_status"] == 2
     assert as_json.error["schema_version"] == 1
+
+
+def test_shared_options_mean_the_same_before_the_command_and_after_it(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    given = ("--json", "--store", made_store.path)
+    assert torpor(*given, "ls") == torpor("ls", *given)
+    assert len(torpor(*given, "ls").document["sessions"]) == 2
+    nobody = short_path / "nobody"
+    assert torpor("--socket", nobody, "--json", "ls").error["error"]["details"]["path"] == str(nobody)
+    assert torpor("--store", short_path / "none", "ls", "--store", made_store.path).status == 0, "the later one holds"
+    assert "No such option: --store" in torpor("--store", made_store.path, "chat", "x", "hello").err
+    assert "version" in torpor("--json", "--version").document
 
 
 def test_a_mistyped_command_is_answered_with_the_right_one(torpor: Torpor) -> None:
