@@ -8,11 +8,11 @@ behind the last full block is computed and written anew, as a wake at that token
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..memvid.clock import now_ns
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.unread import UNREAD
 from ..memvid.uri import SessionUri
@@ -76,7 +76,7 @@ class Forking:
         wake = WakeOrder(order.row.version, order.at_token, hashing=True, cause="fork")
         woken = await self._hibernation.wake(order.row.uri, wake, model, emit)
         session = woken.session
-        session.uri, session.created_ns = order.uri, time.time_ns()
+        session.uri, session.created_ns = order.uri, now_ns()
         session.labels = session.labels if order.labels is None else order.labels
         session.forked_from = order.origin
         computed = session.state.computed_tokens
@@ -101,4 +101,4 @@ def _map_of_fork(kept: Mapping[str, Any], order: ForkOrder) -> dict[str, Any]:
     if order.at_token is not None:
         kept = {name: value for name, value in kept.items() if name != UNREAD}
     labels = kept.get("labels") if order.labels is None else list(order.labels)
-    return {**kept, "labels": labels, "created_ns": time.time_ns(), FORKED_FROM: order.origin.to_map()}
+    return {**kept, "labels": labels, "created_ns": now_ns(), FORKED_FROM: order.origin.to_map()}

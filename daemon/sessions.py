@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..memvid.blocks import BlockEntry
+from ..memvid.clock import now_ns
 from ..memvid.records import Receipt
 from ..memvid.salvaged import SALVAGED, Salvaged
 from ..memvid.unread import UNREAD
@@ -115,7 +116,7 @@ class Session:
     system: str | None = None
     turn_open: bool = False
     text_map: TextMap = field(default_factory=TextMap)
-    created_ns: int = field(default_factory=time.time_ns)
+    created_ns: int = field(default_factory=now_ns)
     durable: Durable | None = None
     unchanged_tokens: int = 0
     dirty: bool = True

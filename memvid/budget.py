@@ -230,9 +230,9 @@ class Meter:
         self._account.settle(self)
 
 
-def utc_day(now_ns: int) -> int:
-    """The day of an instant, counted from 1970; a clock before that shows day 0."""
-    return max(now_ns, 0) // _DAY_NS
+def utc_day(instant_ns: int) -> int:
+    """The day of an instant, counted from 1970."""
+    return instant_ns // _DAY_NS
 
 
 def free_bytes_of(folder_fd: int, path: str) -> int:

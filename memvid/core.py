@@ -22,6 +22,7 @@ from typing import Final
 from . import deletion, twins
 from .budget import UNLIMITED, Account, Beyond, Budget, Meter, free_bytes_of, utc_day
 from .bundle import BundleFile, BundleReader, FrameFile
+from .clock import now_ns
 from .durable import TempFile
 from .errors import (
     BundleMissing,
@@ -219,7 +220,7 @@ class StoreCore:
         `beyond`: of a sleep that nobody can try again, what does not refuse it.
         What others write meanwhile counts too. What was written stays counted when the work fails: the disk has had it.
         """
-        meter = self._account.begin(utc_day(time.time_ns()), replacing=replacing, beyond=beyond)
+        meter = self._account.begin(utc_day(now_ns()), replacing=replacing, beyond=beyond)
         try:
             yield meter
         finally:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,6 +31,7 @@ from typing import Final
 from . import deletion, durable, quarantine
 from .budget import utc_day
 from .bundle import BundleFile, FrameFile
+from .clock import now_ns
 from .core import StoreCore
 from .directory import file_bytes_with
 from .errors import (
@@ -377,7 +377,7 @@ class _Forget:
         """What a forget writes counts for the day, but no budget refuses it."""
         self._written += size_bytes
         with contextlib.suppress(StoreError):
-            self._core.index.add_written(utc_day(time.time_ns()), size_bytes)
+            self._core.index.add_written(utc_day(now_ns()), size_bytes)
 
     def _did(self, action: Action) -> None:
         self.actions.append(action)

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -39,6 +38,7 @@ from . import quarantine, reindexing, restoring, scanning, twins, waiting
 from .blocks import span_parents
 from .budget import utc_day
 from .bundle import FilePool, FrameFile, require_promised
+from .clock import now_ns
 from .core import StoreCore
 from .durable import TempFile
 from .errors import BundleMissing, Corruption, CorruptMarks, CorruptStoreFile, IndexFailed, MarksLost, StoreError
@@ -169,7 +169,7 @@ class _Run:
         """What was written counts for the day."""
         if self.bytes_written:
             with contextlib.suppress(StoreError):
-                self.core.index.add_written(utc_day(time.time_ns()), self.bytes_written)
+                self.core.index.add_written(utc_day(now_ns()), self.bytes_written)
 
     def _do(
         self,

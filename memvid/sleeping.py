@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import os
 import platform
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +25,7 @@ from .. import __version__
 from .blocks import BlockDraft, BlockEntry, require_chain
 from .budget import Beyond, Meter
 from .bundle import BundleFile, FilePool, FrameFile
+from .clock import now_ns
 from .codecs import RAW, Codec
 from .core import StoreCore
 from .durable import TempFile
@@ -74,7 +74,6 @@ class SleepRequest:
     codec: Codec
     on_progress: Progress | None
     environment: Mapping[str, str]
-    created_ns: int | None = None
     beyond: Beyond | None = None
 
 
@@ -242,14 +241,13 @@ class _Sleep:
 
     def _manifest(self, entries: Sequence[BlockEntry]) -> Manifest:
         request = self._request
-        now_ns = time.time_ns() if request.created_ns is None else request.created_ns
         return Manifest(
             uri=request.uri,
             version=self._version,
             parent=request.parent,
             identity=request.identity,
             token_count=request.token_count,
-            created_ns=max(now_ns, 0),  # a clock before 1970 must not make the bundle invalid
+            created_ns=now_ns(),
             blocks=tuple(entry.held_by(None) for entry in entries),
             session=request.session,
             environment=request.environment,

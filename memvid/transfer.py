@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from .blocks import BlockEntry
 from .budget import Meter
 from .bundle import BundleFile, BundleReader, FilePool, FrameFile
+from .clock import now_ns
 from .core import StoreCore
 from .directory import file_bytes_with
 from .durable import TempFile
@@ -354,7 +354,7 @@ def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri
             parent=source.bundle_id,
             identity=imported.identity,
             token_count=imported.token_count,
-            created_ns=max(time.time_ns(), 0),
+            created_ns=now_ns(),
             blocks=imported.blocks,
             session=imported.session,
             environment=environment(),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from . import durable
 from .absent import missing_finding
 from .budget import free_bytes_of, utc_day
 from .bundle import BundleFile
+from .clock import now_ns
 from .core import StoreCore
 from .errors import BundleMissing, StoreError
 from .folder import BUNDLES, QUARANTINE, RETIRED_SUFFIX
@@ -138,7 +138,7 @@ def usage(core: StoreCore, promised: Promised) -> UsageReport:
         logical_bytes=sum(session.logical_bytes for session in tally.sessions.values()),
         shared_bytes=tally.shared_bytes,
         unneeded_bytes=tally.unneeded_bytes,
-        written_today_bytes=core.index.written_on(utc_day(time.time_ns())),
+        written_today_bytes=core.index.written_on(utc_day(now_ns())),
         free_bytes=free_bytes_of(core.folder.bundles_fd, core.path),
         sessions=tuple(
             SessionUsage(

@@ -248,3 +248,18 @@ async def test_an_origin_that_a_stranger_wrote_is_refused_by_name(open_rig: Any)
             with pytest.raises(ValueError, match="origin"):
                 Origin.from_map(wrong)
         assert Origin.from_map(sound) == ForkOrder(row, row.uri).origin
+
+
+async def test_threat_37_what_was_acknowledged_by_a_clock_before_1970_wakes(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way a session begins, the time of it is one that a wake takes."""
+    monkeypatch.setattr("time.time_ns", lambda: -5)
+    async with open_rig() as rig:
+        await rig.read("base", tokens_of(1, 600))
+        await rig.sleep("base")
+        await fork(rig, "base", "child")
+        await fork(rig, "base", "younger", 300)
+        for name, count in {"base": 600, "child": 600, "younger": 300}.items():
+            woken = await rig.wake(name)
+            assert woken.token_count == count

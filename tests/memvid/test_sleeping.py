@@ -346,7 +346,7 @@ def test_a_version_of_the_same_state_at_the_same_time_takes_nothing_from_a_delet
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
 ) -> None:
     """A clock before 1970 counts as 1970, always."""
-    monkeypatch.setattr(sleeping.time, "time_ns", lambda: -1)
+    monkeypatch.setattr("time.time_ns", lambda: -1)
     if how == "import":
         with Store.open(tmp_path / "elsewhere", writable=True) as elsewhere:
             sleep(elsewhere, 600, uri=OTHER_URI)
