@@ -14,6 +14,7 @@ from torpor.daemon.forking import ForkOrder
 from torpor.daemon.origin import Origin
 from torpor.memvid.errors import BundleMissing, InvalidUri, SessionNotFound
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import NoSuchPosition
 
 KINDS = ["plain", "gemma3_text", "lfm2", "deepseek_v3"]
@@ -263,3 +264,5 @@ async def test_threat_37_what_was_acknowledged_by_a_clock_before_1970_wakes(
         for name, count in {"base": 600, "child": 600, "younger": 300}.items():
             woken = await rig.wake(name)
             assert woken.token_count == count
+            with rig.service._store.open_session(SessionUri("default", name)) as reader:
+                assert reader.manifest.session["created_ns"] == 0
