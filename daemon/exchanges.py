@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..memvid.identity import Identity
 from ..memvid.uri import SessionUri
@@ -17,7 +17,7 @@ from ..snapshot.state import LiveState
 from . import generation
 from .bus import Bus
 from .claims import Use
-from .engine import Engine
+from .engine import AnySteps, Engine
 from .errors import ModelChanged
 from .generation import WriteOrder, Written
 from .models import LoadedModel
@@ -31,6 +31,7 @@ from .sampling import Sampling
 from .sessions import Session
 from .telling import tell_decode, tell_prefill
 from .transcripts import NewTurn, TextMap, message_of
+from .waiting import LeftMidway, require_wanted
 
 
 class Exchanges:
@@ -63,7 +64,10 @@ class Exchanges:
     async def read(
         self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool, text_map: TextMap | None = None
     ) -> int:
-        """Read tokens; how many of them need not be read, because another session had."""
+        """Read tokens; how many of them need not be read, because another session had.
+
+        A cancellation that comes when all are read changes nothing here: they are in the ledger to stay.
+        """
         loop = asyncio.get_running_loop()
         before = live.state
         adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit) if not before.tokens else None
@@ -79,9 +83,9 @@ class Exchanges:
         try:
             rest = ids[adopted.cached_tokens :] if adopted else ids
             with tell_prefill(self._bus, self._measured, live, len(rest)) as tell_progress:
-                await self._engine.run(generation.read(live.model, live.state, rest, on_tokens))
+                reading = generation.read(live.model, live.state, rest, on_tokens)
+                await self._run(reading, lambda: len(live.state.tokens) > held)
         finally:
-            # A cancellation may come when all has been read already: what is in the ledger is there to stay.
             if len(live.state.tokens) > held:
                 live.turn_open, live.dirty = turn_open, True
                 live.text_map = live.text_map if text_map is None else text_map
@@ -112,7 +116,7 @@ class Exchanges:
         """Go on writing. read: how many tokens the request had to read, and how many of them another session had.
 
         Raises:
-            GenerationFailed; what was committed before stays.
+            GenerationFailed; what was committed before stays. LeftMidway: it was cancelled, and not all was undone.
         """
         loop = asyncio.get_running_loop()
         held = len(live.state.tokens)
@@ -128,11 +132,13 @@ class Exchanges:
 
         before = live.sampling, live.state.random_key, live.dirty
         try:
+            require_wanted()
             await self._settle_sampling(live, order.sampling)
             with tell_decode(self._bus, self._measured, live) as tell_first:
-                await self._engine.run(generation.write(live.model, live.state, order, written, on_token), writes=True)
+                writing = generation.write(live.model, live.state, order, written, on_token)
+                await self._run(writing, lambda: written.ended, writes=True)
             final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
-        except BaseException:
+        except BaseException as error:
             # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay,
             # with the settings it was drawn by. Before that the session is as it was.
             if len(live.state.tokens) > held:
@@ -140,6 +146,13 @@ class Exchanges:
                 _note_answer(live, order, written, held)
             else:
                 live.sampling, live.state.random_key, live.dirty = before
+            if isinstance(error, asyncio.CancelledError) and (read[0] or written.tokens):
+                raise LeftMidway(
+                    was_read=read[0] > 0,
+                    tokens=tuple(written.tokens),
+                    text=written.text,
+                    token_count=len(live.state.tokens),
+                ) from None
             raise
         _note_answer(live, order, written, held)
         self._reuse.note(live)
@@ -157,6 +170,14 @@ class Exchanges:
             final_logits_blake3=final,
             woken=woken,
         )
+
+    async def _run(self, steps: AnySteps[None], is_done: Callable[[], bool], *, writes: bool = False) -> None:
+        """Run steps. Whose cancellation comes when they are done has what they did."""
+        try:
+            await self._engine.run(steps, writes=writes)
+        except asyncio.CancelledError:
+            if not is_done():
+                raise
 
     async def _settle_sampling(self, live: Session, wanted: Sampling) -> None:
         """Make the wanted parameters the session's. The random key starts anew only with another seed (BR22)."""

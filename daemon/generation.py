@@ -150,13 +150,14 @@ def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, last: 
 class Written:
     """What a generation has written so far; true at every moment, also when it is given up.
 
-    proofs: per token the BLAKE3-256 of the float32 logits it was drawn from, when asked for.
+    proofs: per token the BLAKE3-256 of the float32 logits it was drawn from, when asked for. ended: all is written.
     """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
     finish_reason: FinishReason = "length"
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ def write(
         written.finish_reason = "length"
     if not stops.found and (left := stops.push(text.finish()) + stops.finish()):
         show(None, left)
+    written.ended = True
 
 
 def logits_digest(logits: mx.array) -> str:

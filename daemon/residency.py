@@ -243,14 +243,27 @@ class Residency:
         started = started or time.monotonic()
         row = self.row_of(use.uri, order.version)
         async with self.room_to_wake(use, row) as model:
-            woken = await to_the_end(self._bring_back(use.uri, order, model, emit, started))
-            use.woken = await self._read_on(use.uri, woken)
+            woken = await self._bring_back(use, order, model, emit, started)
         self.memory.settle(use)
+        return woken
+
+    async def _bring_back(
+        self, use: Use, order: WakeOrder, model: LoadedModel, emit: Emit, started: float
+    ) -> WakeResult:
+        """Wake a session that there is memory for, with all of its ledger. It goes back to sleep where not all of that
+        is read; otherwise it stays awake even when the caller is cancelled, and `woken` of its use has the report."""
+        try:
+            woken = await to_the_end(self._wake(use, order, model, emit, started))
+            use.woken = await self._read_on(use.uri, woken)
+        except BaseException:
+            live = self.awake.get(use.uri)
+            if live is not None and live.unread is not None:
+                self.drop(use.uri)
+            raise
         return use.woken
 
     async def _read_on(self, uri: SessionUri, woken: WakeResult) -> WakeResult:
-        """Read what a session that was just woken has not read of its ledger; there is memory for it. It goes back to
-        sleep where that fails, or is given up.
+        """Read what a session that was just woken has not read of its ledger; there is memory for it.
 
         Raises:
             What `Ledgers.read` raises.
@@ -258,11 +271,7 @@ class Residency:
         begun, live = time.monotonic(), self.awake[uri]
         if live.unread is None:
             return woken
-        try:
-            again = await self.ledgers.read(live)
-        except BaseException:
-            self.drop(uri)
-            raise
+        again = await self.ledgers.read(live)
         return replace(
             woken,
             token_count=len(live.state.tokens),
@@ -285,8 +294,7 @@ class Residency:
         if not self.memory.take_free(use, _bytes_to_wake(place, row)):
             return "no_room"
         async with self.models.using(row.model, use) as model:
-            woken = await to_the_end(self._bring_back(use.uri, WakeOrder(cause="warm"), model, emit, time.monotonic()))
-            use.woken = await self._read_on(use.uri, woken)
+            await self._bring_back(use, WakeOrder(cause="warm"), model, emit, time.monotonic())
         self.memory.settle(use)
         return None
 
@@ -297,16 +305,14 @@ class Residency:
             return newest
         return next((row for row in self._store.versions(uri) if row.version == version), newest)
 
-    async def _bring_back(
-        self, uri: SessionUri, order: WakeOrder, model: LoadedModel, emit: Emit, started: float
-    ) -> WakeResult:
-        latest = self.require_row(uri).version
-        woken = await self._hibernation.wake(uri, order, model, emit)
+    async def _wake(self, use: Use, order: WakeOrder, model: LoadedModel, emit: Emit, started: float) -> WakeResult:
+        latest = self.require_row(use.uri).version
+        woken = await self._hibernation.wake(use.uri, order, model, emit)
         woken.session.rewound = order.version not in (None, latest)
         if order.at_token is not None:
             woken.session.unread = None
         self.admit(woken.session)
-        return listing.wake_result(
+        use.woken = listing.wake_result(
             woken.session,
             bytes_read=woken.bytes_read,
             tokens_prefilled=woken.session.state.computed_tokens,
@@ -316,6 +322,7 @@ class Residency:
             canary=woken.canary,
             canary_seconds=woken.canary_seconds,
         )
+        return use.woken
 
     async def put_away(self, live: Session, emit: Emit, cause: SleepCause) -> Receipt | Durable:
         """Make a session durable and free its memory; one that is durable already is only let go, and its last

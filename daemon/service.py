@@ -581,13 +581,16 @@ class Service:
                 if rewinds:
                     self._reasons.went_back(live.uri)
                 order = WriteOrder(max_tokens, sampling or live.sampling, (), prove, keep_end=True, alone=prove)
-                read = (len(turn.ids) + computed, cached)
+                read = (len(turn.ids), cached)
                 result = await self._exchanges.write(live, order, emit, read=read, started=started, woken=use.woken)
             except BaseException:
                 if before is not None:
                     self._conversing.leave_asleep(before)
                 raise
-            return replace(result, rewound_to=turn.at) if rewinds else result
+            if rewinds:
+                prefilled = result.prefilled_tokens + computed
+                result = replace(result, rewound_to=turn.at, prefilled_tokens=prefilled)
+            return result
 
     @told
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
@@ -632,7 +635,7 @@ class Service:
             order = WakeOrder(version, at_token, strict)
             live = await self._residency.live(use.uri)
             if live is None:
-                return await self._residency.bring_back(use, order, emit, started)
+                return await self._wake(use, order, emit, started)
             require_as_ordered(live, order)
             return listing.wake_result(
                 live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
@@ -845,7 +848,11 @@ class Service:
         Raises:
             UnknownModel, MemoryBudgetExceeded, and what loading it raises.
         """
-        await self._residency.load(model)
+        try:
+            await self._residency.load(model)
+        except asyncio.CancelledError:
+            if self._shelf.place(model).model is None:
+                raise  # else what had begun ran to its end
         return self._info_of(self._shelf.place(model))
 
     @told
@@ -952,6 +959,14 @@ class Service:
             adopting = partial(self._store.adopt_incoming, handed, as_uri=wanted, only_kin=True)
             receipt = await to_the_end(self._maintenance.run(adopting))
         return listing.receipt_of_sleep(receipt, seconds=time.monotonic() - started)
+
+    async def _wake(self, use: Use, order: WakeOrder, emit: Emit, started: float) -> WakeResult:
+        try:
+            return await self._residency.bring_back(use, order, emit, started)
+        except asyncio.CancelledError:
+            if use.woken is None or use.uri not in self._residency.awake:
+                raise
+            return use.woken  # what had begun ran to its end
 
     async def _sleep(self, uri: SessionUri, emit: Emit, started: float) -> SleepResult:
         live = await self._residency.live(uri)

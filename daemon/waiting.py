@@ -13,6 +13,25 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
+class LeftMidway(asyncio.CancelledError):
+    """The cancellation of a request of which a part was done and stays. was_read: whether the session has read what the
+    request had for it; tokens, text: what was written; token_count: what the session holds now."""
+
+    def __init__(self, *, was_read: bool, tokens: tuple[int, ...], text: str, token_count: int) -> None:
+        super().__init__()
+        self.was_read = was_read
+        self.tokens = tokens
+        self.text = text
+        self.token_count = token_count
+
+
+def require_wanted() -> None:
+    """Raise the cancellation that came when a step of this task was done already, before it begins another."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def settled(future: asyncio.Future[Any]) -> None:
     """Wait until the future is done, however often the waiting task is cancelled meanwhile; its error is dropped."""
     while not future.done():

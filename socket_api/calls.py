@@ -52,8 +52,8 @@ def remote_error(body: ErrorBody) -> RemoteError:
 
 
 def committed_of(body: ErrorBody) -> dict[str, Any]:
-    """What a cancelled generation had committed, as far as the daemon's answer says it: `tokens` and `text`."""
-    return {name: body.details[name] for name in ("tokens", "text", "details_dropped") if name in body.details}
+    """What a cancelled generation leaves: the details of the daemon's answer, whose names docs/protocol.md has."""
+    return dict(body.details)
 
 
 def status() -> Call[results.StatusResult]:

@@ -423,7 +423,7 @@ class TextStream:
 
         Raises:
             LocalProtocolError: it has not ended, or was cancelled before it had a result; then its details hold the
-                `tokens` and `text` that were committed.
+                facts of what stays (docs/protocol.md, `cancelled`), if anything does.
         """
         if self._result is None:
             raise LocalProtocolError(

@@ -310,8 +310,8 @@ _ALL_OPTIONS = frozenset().union(*OPERATION_OPTIONS.values())
 class Method:
     """One line of the table.
 
-    `cancellable`: a cancel message or the end of the connection stops the work. The others are short or must not be
-    left half done, and run to their end.
+    `leaves`: a sentence on what a cancel message, or the end of the connection, leaves of the work that it stops. None:
+    it stops nothing, for the work is short or must not be left half done, and runs to its end.
     `always`: also taken while the daemon stops, and on the connections that are held in reserve: who looks after the
     daemon must get through.
     `watches`: it goes on until it is cancelled or the service has ended, so a stop neither cancels it nor waits for it.
@@ -320,9 +320,13 @@ class Method:
     name: str
     params: type[Params]
     result: type[results.Reply]
-    cancellable: bool = False
+    leaves: str | None = None
     always: bool = False
     watches: bool = False
+
+    @property
+    def cancellable(self) -> bool:
+        return self.leaves is not None
 
     def load_params(self, raw: Mapping[str, Any]) -> Params:
         """Check raw parameters.
@@ -339,27 +343,27 @@ class Method:
 _TABLE = (
     Method("status", StatusParams, results.StatusResult, always=True),
     Method("create", CreateParams, results.SessionInfo),
-    Method("append", AppendParams, results.AppendResult, cancellable=True),
-    Method("generate", GenerateParams, results.GenerateResult, cancellable=True),
-    Method("chat", ChatParams, results.GenerateResult, cancellable=True),
+    Method("append", AppendParams, results.AppendResult, leaves="Nothing of it was read."),
+    Method("generate", GenerateParams, results.GenerateResult, leaves="Nothing of it was read or written."),
+    Method("chat", ChatParams, results.GenerateResult, leaves="Nothing of it was read or written."),
     Method("sleep", SessionParams, results.SleepResult),
-    Method("wake", WakeParams, results.WakeResult, cancellable=True),
+    Method("wake", WakeParams, results.WakeResult, leaves="Nothing was woken."),
     Method("plan_wake", WakeParams, results.WakePlanResult),
     Method("fork", ForkParams, results.ForkResult),
-    Method("fold", FoldParams, results.FoldResult, cancellable=True),
-    Method("warm", WarmParams, results.WarmResult, cancellable=True),
+    Method("fold", FoldParams, results.FoldResult, leaves="There is no new session."),
+    Method("warm", WarmParams, results.WarmResult, leaves="What it had woken stays awake."),
     Method("stats", StatsParams, results.StatsResult),
     Method("clear", ClearParams, results.ClearResult),
     Method("list", ListParams, results.ListResult),
     Method("show", SessionParams, results.SessionDetail),
     Method("why", SessionParams, results.WhyResult),
-    Method("analyse", AnalyseParams, results.AnalysisResult, cancellable=True),
+    Method("analyse", AnalyseParams, results.AnalysisResult, leaves="Nothing has changed."),
     Method("delete", SessionParams, results.DeleteResult),
     Method("maintain", MaintainParams, results.MaintenanceResult),
     Method("mark", MarkParams, results.MarksResult),
     Method("import_bundle", ImportParams, results.SleepResult),
-    Method("subscribe", SubscribeParams, results.SubscribeResult, cancellable=True, watches=True),
-    Method("load_model", ModelParams, results.ModelInfo, cancellable=True),
+    Method("subscribe", SubscribeParams, results.SubscribeResult, leaves="No more is told.", watches=True),
+    Method("load_model", ModelParams, results.ModelInfo, leaves="The model was not loaded."),
     Method("unload_model", ModelParams, results.ModelInfo),
     Method("shutdown", ShutdownParams, results.ShutdownResult, always=True),
 )

@@ -19,7 +19,8 @@ import logging
 import os
 
 from ..daemon.events import Notice
-from ..daemon.results import Event, Token
+from ..daemon.results import Event
+from ..daemon.waiting import LeftMidway
 from ..errors import TorporError
 from .budget import RequestBudget
 from .connection import AcceptedRequest, RefusedRequest, ServerConnection, ServerInput
@@ -41,7 +42,6 @@ from .limits import ServerLimits
 from .messages import Cancel, Hello
 from .outbox import ClientStalled, Outbox
 from .peer import has_left
-from .results import GenerateResult
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
@@ -76,7 +76,6 @@ class ServedConnection:
         self._limits = limits
         self._connection = ServerConnection(max_in_flight=limits.max_in_flight)
         self._outbox = Outbox(limits)
-        self._committed: dict[int, list[Token]] = {}
         self._work: dict[int, tuple[AcceptedRequest, asyncio.Task[dict[str, object]]]] = {}
         self._answers: set[asyncio.Task[None]] = set()
         self._budgets = (RequestBudget(limits.max_connection_request_bytes), budget)
@@ -251,7 +250,7 @@ class ServedConnection:
 
     def _begin(self, request: AcceptedRequest, held: Taken) -> None:
         def emit(event: Event) -> None:
-            self._emit(request.id, event)
+            self._send_event(request.id, event_map(event))
 
         async def tell(notice: Notice) -> None:
             await self._outbox.wait_for_quiet()
@@ -262,11 +261,6 @@ class ServedConnection:
         answer = asyncio.create_task(self._answer(request, work, held))
         self._answers.add(answer)
         answer.add_done_callback(self._answers.discard)
-
-    def _emit(self, request_id: int, event: Event) -> None:
-        if isinstance(event, Token) and request_id in self._work:
-            self._committed.setdefault(request_id, []).append(event)
-        self._send_event(request_id, event_map(event))
 
     def _send_event(self, request_id: int, event: dict[str, object]) -> None:
         if self._gone or request_id not in self._work:
@@ -282,18 +276,15 @@ class ServedConnection:
         await self._outbox.wait_for_room()
         self._active_at = asyncio.get_running_loop().time()
         del self._work[request.id]
-        committed = self._committed.pop(request.id, [])
         if not self._gone:
-            self._outbox.put_reply(self._answer_frame(request, work, committed))
+            self._outbox.put_reply(self._answer_frame(request, work))
         elif not work.cancelled():
             work.exception()  # seen; nobody is left to tell
         self._gave_way.discard(request.id)
 
-    def _answer_frame(
-        self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]], committed: list[Token]
-    ) -> bytes:
+    def _answer_frame(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> bytes:
         if work.cancelled():
-            return self._connection.send_error(request.id, self._why_cancelled(request, committed))
+            return self._connection.send_error(request.id, self._why_cancelled(request, work))
         # Looked at and not raised: an error that had been raised here would hold this frame, and so itself and, until a
         # garbage collection comes by, whatever session its request was about.
         if (failure := work.exception()) is not None:
@@ -307,16 +298,21 @@ class ServedConnection:
             )
         return self._connection.send_error(request.id, error)
 
-    def _why_cancelled(self, request: AcceptedRequest, committed: list[Token]) -> TorporError:
+    def _why_cancelled(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> TorporError:
+        left, facts = _left_of(request, work)
         if self._quiet or self._stopping.is_set():
-            return _shutting_down()
+            return ShuttingDown(
+                f"The daemon is stopping, so {request.method.name} was cancelled. {left} Go on when the daemon has been"
+                " started again.",
+                **facts,
+            )
         if request.id in self._gave_way:
             return ShuttingDown(
-                f"The daemon was told to stop, so {request.method.name} was cancelled. Ask again: if it could not stop,"
-                " it goes on; if it could, when it is back.",
-                **_cancelled(request, committed).details,
+                f"The daemon was told to stop, so {request.method.name} was cancelled. {left} Ask what is left again:"
+                " if the daemon could not stop, it goes on; if it could, when it is back.",
+                **facts,
             )
-        return _cancelled(request, committed)
+        return RequestCancelled(f"{request.method.name} was cancelled. {left}", **facts)
 
     def _cancel(self, request_id: int) -> None:
         # An unknown id is no fault: the result may have crossed the cancel on its way.
@@ -396,16 +392,18 @@ def _error_to_tell(request: AcceptedRequest, failure: BaseException) -> TorporEr
     )
 
 
-def _cancelled(request: AcceptedRequest, committed: list[Token]) -> RequestCancelled:
-    if request.method.watches:
-        return RequestCancelled(f"{request.method.name} was cancelled.")
-    if request.method.result is not GenerateResult:
-        return RequestCancelled(f"{request.method.name} was cancelled. The session is as it was.")
-    return RequestCancelled(
-        f"{request.method.name} was cancelled. What was committed before stays, and is in the details.",
-        tokens=[event.token for event in committed if event.token is not None],
-        text="".join(event.text for event in committed),
-    )
+def _left_of(request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> tuple[str, dict[str, object]]:
+    """What a request that was cancelled leaves: as a sentence, and as facts."""
+    try:
+        work.result()
+    except LeftMidway as left:
+        read = "What it was given was read. " if left.was_read else ""
+        written = f"Of the answer {len(left.tokens)} tokens stay." if left.tokens else "No answer began."
+        facts = {"was_read": left.was_read, "tokens": left.tokens, "text": left.text, "token_count": left.token_count}
+        return f"{read}{written} The session holds {left.token_count} tokens now.", facts
+    except asyncio.CancelledError:
+        return request.method.leaves or "", {}
+    raise AssertionError("asked only of what was cancelled")
 
 
 def _shutting_down() -> ShuttingDown:

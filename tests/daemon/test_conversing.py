@@ -676,15 +676,14 @@ async def test_a_going_back_behind_which_nothing_was_read_is_undone(open_rig: An
             await gate.reached()
             task.cancel()
             gate.open()
+            if change == "asked again":  # nothing is to be read, and its one token is done
+                asked = len(rig.model.encode(rig.model.render(messages, True), opening=False))
+                assert (await task).token_count == len(ledger(rig)) == asked + 1
+                return
             with pytest.raises(asyncio.CancelledError):
                 await task
             await until(lambda: not rig.service._residency.turns.in_use())
         rig.network.reset()
-        if rig.is_awake("a"):
-            # A cancelled answer may have its first token by then, and that is there to stay.
-            assert (how, change) == ("is cancelled", "asked again")
-            assert len(ledger(rig)) == len(rig.model.encode(rig.model.render(messages, True), opening=False)) + 1
-            return
         await rig.wake("a")
         assert await rig.fingerprint("a") == was
         assert rig.live("a").text_map == known

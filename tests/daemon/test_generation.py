@@ -19,6 +19,7 @@ from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidToken
 from torpor.daemon.generation import WriteOrder, Written, read, write
 from torpor.daemon.results import Progress, Token
 from torpor.daemon.sampling import Sampling
+from torpor.daemon.waiting import LeftMidway
 from torpor.snapshot.caches import length
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -195,8 +196,8 @@ async def test_logits_that_are_nan_after_reading_leave_the_session_as_it_was(ope
 # --- giving up
 
 
-async def cancelled_inside(rig: Rigged, work: Callable[[], Awaitable[Any]], call: int) -> None:
-    """Cancel the work while the engine is inside the model call of that number."""
+async def asked_to_stop_inside(rig: Rigged, work: Callable[[], Awaitable[Any]], call: int) -> Any:
+    """The result of work that is cancelled while the engine is inside the model call of that number."""
     rig.network.reset()
     gate = rig.network.hold_at(call)
     task = asyncio.ensure_future(work())
@@ -204,8 +205,13 @@ async def cancelled_inside(rig: Rigged, work: Callable[[], Awaitable[Any]], call
     task.cancel()
     await asyncio.sleep(0)
     gate.open()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    return await task
+
+
+async def cancelled_inside(rig: Rigged, work: Callable[[], Awaitable[Any]], call: int) -> asyncio.CancelledError:
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await asked_to_stop_inside(rig, work, call)
+    return cancelled.value
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
@@ -229,13 +235,16 @@ async def test_giving_up_while_writing_keeps_whole_tokens_and_stops_within_one_q
         await same_as_control(rig)
 
 
-async def test_a_reading_that_was_complete_when_it_was_given_up_is_not_lost_by_the_next_sleep(open_rig: Any) -> None:
-    """The last step cannot be taken back once it is done; then the session has changed, and knows it."""
+async def test_a_reading_that_was_complete_when_it_was_given_up_is_answered_as_done_qx16(open_rig: Any) -> None:
+    """The last step cannot be taken back once it is done: whoever took it for undone would send the text twice."""
     async with open_rig() as rig:
         await two_alike(rig)
         await rig.sleep("a")
         await rig.wake("a")
-        await cancelled_inside(rig, lambda: rig.service.append(session="a", tokens=[1, 2, 3], emit=ignore), 2)
+        appended = await asked_to_stop_inside(
+            rig, lambda: rig.service.append(session="a", tokens=[1, 2, 3], emit=ignore), 2
+        )
+        assert (appended.tokens_added, appended.token_count) == (3, 309)
         rig.network.reset()
         assert len(rig.live("a").state.tokens) == 309
         assert rig.live("a").dirty
@@ -252,6 +261,38 @@ async def test_a_turn_that_was_complete_when_it_was_given_up_is_open(open_rig: A
             rig, lambda: rig.service.chat(session="a", message="hello", max_tokens=5, emit=ignore), 2
         )
         assert rig.live("a").turn_open
+
+
+async def test_a_generation_given_up_behind_its_reading_says_that_it_has_read_qx16(open_rig: Any) -> None:
+    """A short text takes two model calls. The cancel comes inside the second, so the reading is whole."""
+    async with open_rig() as rig:
+        await two_alike(rig)
+        left = await cancelled_inside(
+            rig, lambda: rig.service.generate(session="a", text="four", max_tokens=5, emit=ignore), 2
+        )
+        assert isinstance(left, LeftMidway)
+        assert (left.was_read, left.tokens, left.text) == (True, (), "")
+        assert left.token_count == len(rig.live("a").state.tokens) > 306
+        assert len(rig.network.calls) == 2, "nothing is written behind it"
+
+
+async def test_a_generation_given_up_in_the_middle_names_the_tokens_that_stay_qx16(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await two_alike(rig)
+        left = await cancelled_inside(rig, lambda: rig.write("a", 50), 4)
+        assert isinstance(left, LeftMidway)
+        assert (left.was_read, left.token_count) == (False, 310)
+        assert list(left.tokens) == list(rig.live("a").state.tokens[306:])
+
+
+async def test_a_generation_given_up_in_its_last_token_is_answered_as_done_qx16(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await two_alike(rig)
+        written = await asked_to_stop_inside(
+            rig, lambda: rig.service.generate(session="a", max_tokens=4, emit=ignore), 4
+        )
+        assert (len(written.tokens), written.token_count, written.finish_reason) == (4, 310, "length")
+        assert list(written.tokens) == list(rig.live("a").state.tokens[306:])
 
 
 async def test_a_request_given_up_while_it_waits_for_its_turn_does_nothing(open_rig: Any) -> None:

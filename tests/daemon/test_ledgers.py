@@ -429,6 +429,22 @@ async def test_a_reading_that_fails_or_is_given_up_leaves_the_ledger_asleep(open
         assert (await rig.wake("a")).token_count == 400
 
 
+@pytest.mark.parametrize("verb", ["wake", "append"])
+async def test_a_session_whose_wake_is_given_up_before_its_ledger_is_read_does_not_go_on_without_it(
+    open_rig: Any, verb: str
+) -> None:
+    tokens = await a_ledger(open_rig)
+    async with open_rig() as rig:
+        asked = rig.wake("a") if verb == "wake" else rig.service.append(session="a", tokens=[5], emit=ignore)
+        task = asyncio.ensure_future(asked)
+        await asyncio.sleep(0)  # what is in the snapshot comes back first, and that is not stopped
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not rig.is_awake("a")
+        assert (await rig.wake("a")).token_count == len(tokens)
+
+
 async def a_ledger(open_rig: Any, held: int = 600, more: int = 40) -> list[int]:
     """The session `a`, of which so many tokens sleep with their state, and so many more as a ledger; all of them."""
     async with open_rig(stop_within_s=0) as rig:

@@ -330,6 +330,27 @@ async def _watch(rig: Rigged, peaks: list[int]) -> None:
         await asyncio.sleep(0.0005)
 
 
+async def test_a_load_that_has_begun_is_answered_as_done_when_it_is_cancelled(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def held(name: str, *args: Any) -> Any:
+        begun.set()
+        assert may_go_on.wait(30)
+        return load(name, *args)
+
+    load = loading.load_model
+    monkeypatch.setattr(loading, "load_model", held)
+    async with opened() as rig:
+        asking = asyncio.ensure_future(rig.service.load_model(model="two"))
+        await until(begun.is_set)
+        asking.cancel()
+        may_go_on.set()
+        assert (await asking).resident
+        assert loaded(rig) == ["two"]
+
+
 async def test_what_nobody_uses_leaves_for_a_model_and_what_is_in_use_does_not(opened: Opened, weights: int) -> None:
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.read("a", tokens_of(1, 50), model="one")

@@ -53,6 +53,7 @@ from torpor.daemon.results import (
     WhyResult,
 )
 from torpor.daemon.sampling import Sampling
+from torpor.daemon.waiting import LeftMidway
 from torpor.errors import TorporError
 from torpor.memvid.uri import SessionUri
 
@@ -188,7 +189,7 @@ class FakeService:
         found, woken = await self._find_awake(session, emit)
         if text is not None:
             found.tokens += [len(word) for word in text.split()]
-        return await self._write(found, max_tokens, prove, emit, woken)
+        return await self._write(found, max_tokens, prove, emit, woken, was_read=text is not None)
 
     async def chat(
         self,
@@ -213,7 +214,7 @@ class FakeService:
         found, woken = await self._find_awake(session, emit)
         emit(Progress("prefill", 1, 1))
         found.tokens.append(len(message or ""))
-        return await self._write(found, max_tokens, prove, emit, woken)
+        return await self._write(found, max_tokens, prove, emit, woken, was_read=True)
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
         self._record("sleep", session=session)
@@ -514,7 +515,14 @@ class FakeService:
         return found, await self._wake(found, None, emit) if found.info.state == "asleep" else None
 
     async def _write(
-        self, found: FakeSession, max_tokens: int, prove: bool, emit: Emit, woken: WakeResult | None
+        self,
+        found: FakeSession,
+        max_tokens: int,
+        prove: bool,
+        emit: Emit,
+        woken: WakeResult | None,
+        *,
+        was_read: bool,
     ) -> GenerateResult:
         self.running += 1
         written: list[int] = []
@@ -529,7 +537,11 @@ class FakeService:
                 emit(Token(token, texts[-1]))
         except asyncio.CancelledError:
             self.cancelled += 1
-            raise
+            if not (was_read or written):
+                raise
+            raise LeftMidway(
+                was_read=was_read, tokens=tuple(written), text="".join(texts), token_count=len(found.tokens)
+            ) from None
         finally:
             self.running -= 1
         return GenerateResult(

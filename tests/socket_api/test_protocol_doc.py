@@ -63,6 +63,14 @@ def test_every_message_type_is_listed() -> None:
     assert f"version {limits.PROTOCOL_VERSION}" in TEXT.splitlines()[0]
 
 
+def test_each_method_says_whether_it_can_be_cancelled() -> None:
+    for method in METHODS.values():
+        told = section(f"### `{method.name}`")
+        assert (method.leaves is not None) == ("an be cancelled" in told or "until it is cancelled" in told), (
+            method.name
+        )
+
+
 def test_the_stated_limits_are_those_of_the_code() -> None:
     stated = section("## Limits")
     defaults = ServerLimits()
