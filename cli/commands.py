@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -51,7 +50,14 @@ from . import (
 )
 from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK, USAGE, describe_exit_codes
-from .options import JsonOption, SocketOption, StoreOption
+from .options import (
+    NAMESPACE_PARAMETER,
+    JsonOption,
+    SocketOption,
+    StoreOption,
+    enter_namespace,
+    takes_namespace,
+)
 from .output import Output, report_error, write_failure
 from .streams import ReaderGone
 
@@ -70,8 +76,9 @@ crash, a reboot.
 [cyan]torpor ls[/]                    see what there is
 
 [cyan]torpor COMMAND --help[/] explains each command by example. Data goes to stdout, progress to stderr; --json gives
-one JSON document. --json, --socket and --store may stand before the command or after it. [dim]TORPOR_SOCKET and
-TORPOR_STORE say where daemon and store are; NO_COLOR is respected.[/]
+one JSON document. --json, --socket, --store and --namespace may stand before the command or after it.
+[dim]TORPOR_SOCKET and TORPOR_STORE say where daemon and store are, TORPOR_NAMESPACE where bare names are looked for;
+NO_COLOR is respected.[/]
 """
 
 _AT_WORK = "Work with sessions"
@@ -200,6 +207,18 @@ def _root(
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            metavar="NAME",
+            show_default=False,
+            is_eager=True,
+            envvar="TORPOR_NAMESPACE",
+            callback=enter_namespace,
+            help="Work in this namespace: bare names are names of it, and lists show its sessions.",
+        ),
+    ] = None,
 ) -> None:
     if version and as_json:
         Output(as_json=True).document("version", {"version": __version__})
@@ -214,14 +233,18 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def guarded(**arguments: Any) -> Any:
+        arguments.pop(NAMESPACE_PARAMETER.name, None)  # its callback has seen to it
         try:
             return command(**arguments)
         except KeyboardInterrupt:
             raise Interrupted("Interrupted.") from None
 
     # Typer reads the options from these; the command's own annotations are text that only its module can resolve.
-    guarded.__signature__ = inspect.signature(command, eval_str=True)  # type: ignore[attr-defined]
-    guarded.__annotations__ = typing.get_type_hints(command, include_extras=True)
+    signature = inspect.signature(command, eval_str=True)
+    if takes_namespace(signature):
+        signature = signature.replace(parameters=[*signature.parameters.values(), NAMESPACE_PARAMETER])
+    guarded.__signature__ = signature  # type: ignore[attr-defined]
+    guarded.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
     return guarded
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import TorporError
-from ..memvid.uri import SessionUri, resolve
+from ..memvid.uri import parse_reference
 from ..socket_api.client import Client
 from ..socket_api.errors import DaemonUnreachable
 from ..socket_api.link import DEFAULT_TIMEOUT_S
@@ -138,12 +138,9 @@ def require_labels(client: Client, session: str, labels: Sequence[str]) -> None:
 
 
 def _info_of(client: Client, session: str) -> SessionInfo | None:
-    """None if there is none of that name, or several: what is asked for next says so."""
-    infos = {info.session: info for info in client.list_sessions()}
-    try:
-        return infos[str(resolve(session, [SessionUri.parse(text) for text in infos]))]
-    except TorporError:
-        return None
+    """None if there is none of that name: what is asked for next says so."""
+    wanted = str(parse_reference(session))
+    return next((info for info in client.list_sessions() if info.session == wanted), None)
 
 
 def _delete_if_empty(socket: Path, session: str) -> bool:

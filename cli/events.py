@@ -10,17 +10,19 @@ import typer
 
 from ..socket_api.results import NoticeEvent
 from .daemon_link import connect
-from .options import JsonOption, SocketOption
+from .options import JsonOption, NamespaceChoice, SocketOption, require_sessions
 from .output import Output, plain
 from .streams import require_reader
 
 SessionOption = Annotated[
     str | None,
-    typer.Option("--session", metavar="SESSION", show_default=False, help="Only what is about this session."),
-]
-NamespaceOption = Annotated[
-    str | None,
-    typer.Option("--namespace", metavar="NAME", show_default=False, help="Only about the sessions of this namespace."),
+    typer.Option(
+        "--session",
+        metavar="SESSION",
+        show_default=False,
+        callback=require_sessions,
+        help="Only what is about this session.",
+    ),
 ]
 NameOption = Annotated[
     list[str] | None,
@@ -35,7 +37,7 @@ NameOption = Annotated[
 
 def events(
     session: SessionOption = None,
-    namespace: NamespaceOption = None,
+    namespace: NamespaceChoice = None,
     name: NameOption = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
@@ -53,8 +55,9 @@ def events(
     [cyan]torpor events --json >> events.jsonl[/]
     """
     output = Output(as_json=as_json)
+    within = None if session else namespace  # which the session's full name has
     try:
-        with connect(socket) as client, client.events(name, session=session, namespace=namespace) as happening:
+        with connect(socket) as client, client.events(name, session=session, namespace=within) as happening:
             for event in happening:
                 _write(output, event)
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ OK = ExitStatus(0, "ok", "it worked")
 ERROR = ExitStatus(1, "error", "it failed for a reason without a status of its own")
 USAGE = ExitStatus(2, "usage", "the command line, a parameter or a request is not valid")
 PARTIAL = ExitStatus(3, "partial", "done for some of the sessions named, not for all")
-NOT_FOUND = ExitStatus(4, "not found", "no such session or model, or the name is ambiguous")
+NOT_FOUND = ExitStatus(4, "not found", "no such session, version or model")
 INTEGRITY = ExitStatus(6, "integrity", "stored bytes are not what they were promised to be, or the demo disproved it")
 INCOMPATIBLE = ExitStatus(7, "incompatible", "another model, or a format that this version does not read")
 BUSY = ExitStatus(8, "busy", "it is in use or at its limit; try again later")
@@ -71,7 +71,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         NOT_FOUND,
         (
-            "adapter_files_missing", "adapter_unavailable", "ambiguous_name", "ambiguous_version", "mark_not_found",
+            "adapter_files_missing", "adapter_unavailable", "ambiguous_version", "mark_not_found",
             "model_files_missing", "model_not_loaded", "model_unavailable", "no_such_position", "session_not_found",
             "unknown_model",
         ),

@@ -12,12 +12,9 @@ from .damage import naming_the_intact
 from .errors import InvalidUsage
 from .formatting import format_seconds
 from .interrupts import ignore_interrupts
-from .options import JsonOption, OwnLabelOption, PriorityOption, SessionArgument, SocketOption
+from .options import JsonOption, NewNameArgument, OwnLabelOption, PriorityOption, SessionArgument, SocketOption
 from .output import Output, plain
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", show_default=False, help="What the new session is to be called.")
-]
 SummaryOption = Annotated[
     str | None, typer.Option("--summary", metavar="TEXT", show_default=False, help="The summary, in your words.")
 ]
@@ -41,7 +38,7 @@ TailOption = Annotated[
 
 def fold(
     session: SessionArgument,
-    name: NameArgument,
+    name: NewNameArgument,
     summary: SummaryOption = None,
     summarise: SummariseOption = None,
     tail: TailOption = 0,

@@ -11,12 +11,9 @@ from .daemon_link import connect, progress_of
 from .damage import naming_the_intact
 from .formatting import format_seconds
 from .interrupts import ignore_interrupts
-from .options import JsonOption, OwnLabelOption, SocketOption, VersionArgument
+from .options import JsonOption, NewNameArgument, OwnLabelOption, SocketOption, VersionArgument
 from .output import Output, plain
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", show_default=False, help="What the new session is to be called.")
-]
 AtOption = Annotated[
     int | None,
     typer.Option(
@@ -31,7 +28,7 @@ AtOption = Annotated[
 
 def fork(
     version: VersionArgument,
-    name: NameArgument,
+    name: NewNameArgument,
     at: AtOption = None,
     label: OwnLabelOption = None,
     socket: SocketOption = None,

@@ -11,14 +11,20 @@ from ..memvid.location import default_store_path
 from ..memvid.sizes import format_bytes, format_count
 from .daemon_link import find_daemon
 from .formatting import format_id, format_time
-from .options import JsonOption, SocketOption, StoreOption
+from .options import JsonOption, SocketOption, StoreOption, enter_namespace
 from .output import Output, plain, render_problem, rows_table
 from .store_view import describe_holder, find_holder, find_marks_problem, find_missing_files, list_store, open_store
 
 WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
 
 NamespaceArgument = Annotated[
-    str | None, typer.Argument(metavar="NAMESPACE", show_default=False, help="Only the sessions of this namespace.")
+    str | None,
+    typer.Argument(
+        metavar="NAMESPACE",
+        show_default=False,
+        callback=enter_namespace,
+        help="Only the sessions of this namespace.",
+    ),
 ]
 LEGENDS = {
     "dirty": "* changed since it last slept",

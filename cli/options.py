@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
-from ..memvid.uri import VERSION_MARK, parse_reference, parse_version_reference
+from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, parse_reference, parse_version_reference
+from ..socket_api.calls import name_in
 from ..socket_api.methods import Priority
 from ..socket_api.results import Sampling
 from .errors import InvalidUsage
@@ -23,22 +25,52 @@ _HINTS = {
 }
 
 
+_NAMESPACE_KEY = f"{__name__}.namespace"
+
+
+def enter_namespace(context: typer.Context, value: str | None) -> str | None:
+    """Have this command line work in a namespace, and give the one that it works in; None if none was set.
+
+    Comes before all else of the command: names are read in it. What stands behind the command outdoes what stands
+    before it, and that the environment.
+    """
+    if value is not None:
+        context.meta[_NAMESPACE_KEY] = SessionUri(value, DEFAULT_NAMESPACE).namespace
+    return namespace_of(context)
+
+
+def namespace_of(context: typer.Context) -> str | None:
+    """The namespace that this command line works in; None if none was set."""
+    return context.meta.get(_NAMESPACE_KEY)
+
+
 def require_sessions(context: typer.Context, value: str | list[str] | None) -> str | list[str] | None:
-    """Refuse, before anybody is asked, what names no session, or one version of it where the command takes it whole."""
-    for text in [value] if isinstance(value, str) else value or ():
-        name, mark, _ = text.partition(VERSION_MARK)
-        if mark:
-            command = context.info_name or "torpor"
-            hint = f" {_HINTS[command]}" if command in _HINTS else ""
-            raise InvalidUsage(f"{command} takes a session without a version: {name}.{hint}", session=name)
-        parse_reference(text)
-    return value
+    """Give what names sessions with its namespace. Refuse, before anybody is asked, what names none, or one version of
+    it where the command takes it whole."""
+    if isinstance(value, str):
+        return _require_session(context, value)
+    return None if value is None else [_require_session(context, text) for text in value]
 
 
-def _require_version(value: str) -> str:
-    """Refuse, before anybody is asked, what names neither a session nor a version of one."""
+def _require_session(context: typer.Context, text: str) -> str:
+    name, mark, _ = text.partition(VERSION_MARK)
+    if mark:
+        command = context.info_name or "torpor"
+        hint = f" {_HINTS[command]}" if command in _HINTS else ""
+        raise InvalidUsage(f"{command} takes a session without a version: {name}.{hint}", session=name)
+    parse_reference(text)
+    return _name_in(context, text)
+
+
+def _require_version(context: typer.Context, value: str) -> str:
+    """As `require_sessions`, of what may name a version too."""
     parse_version_reference(value)
-    return value
+    return _name_in(context, value)
+
+
+def _name_in(context: typer.Context, text: str) -> str:
+    namespace = namespace_of(context)
+    return text if namespace is None else name_in(namespace, text)
 
 
 JsonOption = Annotated[
@@ -113,7 +145,43 @@ LabelChoice = Annotated[
 ]
 NamespaceChoice = Annotated[
     str | None,
-    typer.Option("--namespace", metavar="NAME", show_default=False, help="Only the sessions of this namespace."),
+    typer.Option(
+        "--namespace",
+        metavar="NAME",
+        show_default=False,
+        is_eager=True,
+        callback=enter_namespace,
+        help="Only the sessions of this namespace, and bare names in it.",
+    ),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        metavar="NAME",
+        show_default=False,
+        is_eager=True,
+        callback=enter_namespace,
+        help=f"Where a bare name is looked for, if not in $TORPOR_NAMESPACE or {DEFAULT_NAMESPACE}.",
+    ),
+]
+NAMESPACE_PARAMETER = inspect.Parameter(
+    "in_namespace", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=NamespaceOption
+)
+
+
+def takes_namespace(signature: inspect.Signature) -> bool:
+    """Whether a command reads names in a namespace, and does not have the option for that as one of its own."""
+    infos = [info for each in signature.parameters.values() for info in getattr(each.annotation, "__metadata__", ())]
+    reads = any(info.callback in (require_sessions, _require_version, enter_namespace) for info in infos)
+    return reads and not any("--namespace" in (info.param_decls or ()) for info in infos)
+
+
+NewNameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", show_default=False, callback=require_sessions, help="What the new session is to be called."
+    ),
 ]
 ModelOption = Annotated[
     str | None,

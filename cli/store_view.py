@@ -72,7 +72,7 @@ def load_detail(store: Store, session: str) -> Detail:
     """Read the manifest of one session, of its newest version or of the one behind an `@`.
 
     Raises:
-        SessionNotFound, AmbiguousName, AmbiguousVersion, and what a damaged bundle raises.
+        SessionNotFound, AmbiguousVersion, and what a damaged bundle raises.
     """
     row = store.resolve_version(session)
     marks = _marks_to_show(store, row.uri)

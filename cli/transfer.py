@@ -15,10 +15,17 @@ from .damage import naming_the_intact_in
 from .errors import Interrupted, InvalidUsage, UnreadableInput
 from .formatting import format_id
 from .interrupts import ignore_interrupts
-from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption
+from .options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption, require_sessions
 from .output import Output, plain
 from .store_view import choose_store, open_store
 from .upkeep import import_bundle
+
+
+def _require_name(context: typer.Context, value: str | None) -> str | list[str] | None:
+    if value == "":
+        raise InvalidUsage("--as takes a name. Leave it out to take the session under its own.", option="--as")
+    return require_sessions(context, value)
+
 
 TargetArgument = Annotated[
     str, typer.Argument(metavar="FILE", show_default=False, help="The file to write, such as notes.mvb.")
@@ -28,7 +35,13 @@ SourceArgument = Annotated[
 ]
 AsOption = Annotated[
     str | None,
-    typer.Option("--as", metavar="NAME", show_default=False, help="Take it under this name instead of its own."),
+    typer.Option(
+        "--as",
+        metavar="NAME",
+        show_default=False,
+        callback=_require_name,
+        help="Take it under this name instead of its own.",
+    ),
 ]
 
 
@@ -96,8 +109,6 @@ def import_(
     [cyan]torpor import notes.mvb --as notes-of-june[/]
     """
     output = Output(as_json=as_json)
-    if as_name == "":
-        raise InvalidUsage("--as takes a name. Leave it out to take the session under its own.", option="--as")
     _require_readable(source)
     try:
         receipt, newest = import_bundle(source, as_name, socket, store)

@@ -22,7 +22,7 @@ from ..memvid.location import default_store_path
 from ..memvid.records import Action, MaintenanceReport
 from ..memvid.restoring import lacks_store_file, restore_store_file
 from ..memvid.store import Store
-from ..memvid.uri import DEFAULT_NAMESPACE, SessionUri, parse_reference
+from ..memvid.uri import SessionUri, parse_reference
 from ..socket_api.client import Client
 from ..socket_api.errors import RemoteError
 from ..socket_api.results import MaintenanceResult, MarksResult, SleepResult
@@ -173,7 +173,7 @@ def import_bundle(
             return result, _newest_in(daemon, result.session)
     started = time.monotonic()
     with open_to_maintain(store or default_store_path()) as opened:
-        wanted = None if as_name is None else _uri_of_new(as_name)
+        wanted = None if as_name is None else parse_reference(as_name)
         receipt = opened.import_file(source, as_uri=wanted, only_kin=True)
         newest = opened.find_session(receipt.uri)
     result = SleepResult(
@@ -207,10 +207,4 @@ def _uri_of(store: Store, order: Order) -> SessionUri:
     except SessionNotFound:
         if order.operation != "forget":
             raise
-        return _uri_of_new(order.session)
-
-
-def _uri_of_new(name: str) -> SessionUri:
-    """What a new session's name stands for: a bare one is in the default namespace."""
-    namespace, name = parse_reference(name)
-    return SessionUri(namespace or DEFAULT_NAMESPACE, name)
+        return parse_reference(order.session)

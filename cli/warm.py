@@ -49,11 +49,9 @@ def warm(
     """
     if not sessions and label is None:
         raise InvalidUsage("Name the sessions to warm, or a --label.")
-    if namespace is not None and label is None:
-        raise InvalidUsage("--namespace is for --label.", option="--namespace")
     output = Output(as_json=as_json)
     with connect(socket) as client, progress_of(output, "wake") as on_event:
-        result = client.warm(sessions or (), label=label, namespace=namespace, on_event=on_event)
+        result = client.warm(sessions or (), label=label, namespace=namespace if label else None, on_event=on_event)
         ignore_interrupts()
     if as_json:
         output.document("warm", result.model_dump(mode="json"))

@@ -44,7 +44,7 @@ class Analyst:
         """The artifact of the version that `version` means. Cancelling the task stops the work at its next step.
 
         Raises:
-            SessionNotFound, AmbiguousName, AmbiguousVersion: which version is meant cannot be told.
+            SessionNotFound, AmbiguousVersion: which version is meant cannot be told.
             StoreError: it is missing or damaged.
             MalformedSnapshot: it is sound, but not of the form that this version of Torpor writes.
             ServiceClosed: the daemon stops.

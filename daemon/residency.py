@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from ..memvid.store import IndexRow, Receipt, Store
-from ..memvid.uri import SessionUri, resolve
+from ..memvid.uri import SessionUri, not_found
 from . import listing
 from .admission import apart
 from .buffers import Buffers
@@ -650,8 +650,7 @@ class Residency:
         """
         row = self._store.find_session(uri)
         if row is None:
-            resolve(str(uri), ())  # raises SessionNotFound: it went while this request waited for its turn
-            raise AssertionError("unreachable")
+            raise not_found(uri, ())  # it went while this request waited for its turn
         return row
 
 

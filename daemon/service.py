@@ -25,7 +25,7 @@ from ..memvid.manifest import require_session_map
 from ..memvid.orders import Order, set_mark
 from ..memvid.sizes import format_plural
 from ..memvid.store import IndexRow, Store
-from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri
+from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..snapshot.blas import library_in_use
 from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
@@ -447,7 +447,7 @@ class Service:
             InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for what could never be slept; what
             loading the model raises.
         """
-        uri = _uri_of_new(session)
+        uri = parse_reference(session)
         name = self._shelf.place(model).name
         settings = sampling or Sampling()
         async with self._residency.turn(uri) as use:
@@ -670,7 +670,7 @@ class Service:
         free: nobody else goes to sleep for it, and no model is loaded. One that is awake already counts as a hit.
 
         Raises:
-            SessionNotFound, AmbiguousName: of one that is named; nothing is woken then.
+            SessionNotFound: of one that is named; nothing is woken then.
         """
         uris = [self._resolve(session) for session in sessions]
         return await self._labels.warm(uris, label, namespace, emit)
@@ -700,7 +700,7 @@ class Service:
         """One session in full; a sleeping one is read from its bundle and stays asleep.
 
         Raises:
-            SessionNotFound, AmbiguousName, and what a damaged bundle raises.
+            SessionNotFound, and what a damaged bundle raises.
         """
         uri = self._resolve(session)
         async with self._residency.turn(uri):
@@ -718,7 +718,7 @@ class Service:
         """What became of the prefixes of the last requests for a session, the latest last.
 
         Raises:
-            SessionNotFound, AmbiguousName.
+            SessionNotFound.
         """
         uri = self._resolve(session)
         return WhyResult(str(uri), self._reasons.of(uri))
@@ -733,7 +733,7 @@ class Service:
             version. Other requests, for this session too, go on meanwhile.
 
         Raises:
-            SessionNotFound: also of a session that is awake and has never slept. AmbiguousName, AmbiguousVersion.
+            SessionNotFound: also of a session that is awake and has never slept. AmbiguousVersion.
             MalformedSnapshot, and what a damaged bundle raises.
         """
         started = time.monotonic()
@@ -775,12 +775,12 @@ class Service:
 
         Raises:
             SessionExists: there is a session of that name.
-            SessionNotFound, AmbiguousName, AmbiguousVersion, EmptyContext, NoSuchPosition, what a sleep raises, and, at
+            SessionNotFound, AmbiguousVersion, EmptyContext, NoSuchPosition, what a sleep raises, and, at
             an earlier token, what a wake raises; then there is no fork, and the other session is as it was.
         """
         started = time.monotonic()
         self._require_open()
-        wanted = _uri_of_new(name)
+        wanted = parse_reference(name)
         source, row = self._resolve(session.partition(VERSION_MARK)[0]), None
         if VERSION_MARK in session:
             row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
@@ -832,12 +832,12 @@ class Service:
             one's own; those of the other if None.
 
         Raises:
-            InvalidFold, SessionExists, SessionNotFound, AmbiguousName, EmptyContext, TemplateUnusable, ContextOverflow,
+            InvalidFold, SessionExists, SessionNotFound, EmptyContext, TemplateUnusable, ContextOverflow,
             GenerationFailed, and what a sleep or a wake raises. Then there is no new session, and the other one has
             lost nothing.
         """
         order = FoldOrder(summary, summarise, tail, None if labels is None else tuple(labels))
-        wanted = _uri_of_new(name)
+        wanted = parse_reference(name)
         return await self._folds.make(self._resolve(session), wanted, order, emit)
 
     @told
@@ -869,10 +869,10 @@ class Service:
     async def delete(self, *, session: str) -> DeleteResult:
         """Remove a session and all its versions, from memory and from disk. Bytes that others share stay.
 
-        A session that is not listed, because repair has set all its versions aside, needs its full name.
+        So is a session that is not listed, because repair has set all its versions aside.
 
         Raises:
-            SessionNotFound, AmbiguousName.
+            SessionNotFound.
         """
         uri = self._resolve_to_delete(session)
         async with self._residency.turn(uri):
@@ -898,7 +898,7 @@ class Service:
         repair, what is damaged is computed again, as far as that can be done here.
 
         Raises:
-            SessionNotFound, AmbiguousName, InvalidPolicy, CorruptMarks, and what else the store refuses.
+            SessionNotFound, InvalidPolicy, CorruptMarks, and what else the store refuses.
             SessionAwake: the session is to be quantised, and is awake.
             RepairPutOff: what is damaged can be computed again, only not now; nothing was changed.
         """
@@ -906,7 +906,7 @@ class Service:
         if operation == "quantise":
             return await self._quantise(session, order_of(session, bits, after_days, dry_run=dry_run))
         if operation == "forget" and session is not None:
-            uri = self._resolve_to_forget(session)
+            uri = parse_reference(session)  # one that is gone may have left bytes, which a cut off forget still owes
             async with self._residency.turn(uri):
                 return await to_the_end(self._forget(uri, dry_run=dry_run))
         uri_or_all = None if session is None else self._store.resolve(session)
@@ -929,7 +929,7 @@ class Service:
         """Tag or pin the version that `session` means, or take such a mark off.
 
         Raises:
-            SessionNotFound, AmbiguousName, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks.
+            SessionNotFound, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks.
         """
         self._require_open()
         marking = partial(set_mark, self._store, session, tag=tag, untag=untag, pinned=pinned, move=move)
@@ -947,7 +947,7 @@ class Service:
         started = time.monotonic()
         self._require_open()
         handed = bytes.fromhex(bundle_id)
-        wanted = None if session is None else _uri_of_new(session)
+        wanted = None if session is None else parse_reference(session)
         owner = (
             wanted if wanted is not None else await self._hibernation.on_io(partial(owner_of, self._store.path, handed))
         )
@@ -1068,16 +1068,9 @@ class Service:
             tally.fail(row.uri, error)
 
     def about(self, name: object) -> SessionUri | None:
-        """The session that a client means, one that is there or would be; None where that is unclear."""
-        if not isinstance(name, str):
-            return None
-        try:
-            return self._resolve(name.partition(VERSION_MARK)[0])
-        except SessionNotFound:
-            with contextlib.suppress(TorporError):
-                return _uri_of_new(name)
-        except TorporError:
-            pass
+        """The session that a client means, whether there is one or not; None where its text is no name."""
+        with contextlib.suppress(TorporError):
+            return parse_reference(name.partition(VERSION_MARK)[0]) if isinstance(name, str) else None
         return None
 
     def subscribe(
@@ -1087,15 +1080,10 @@ class Service:
         that name yet) or namespace only. It ends when the daemon has put its last session to sleep.
 
         Raises:
-            UnknownEvent, InvalidUri, AmbiguousName, TooManySubscribers.
+            UnknownEvent, InvalidUri, TooManySubscribers.
         """
         self._require_open()
-        uri = None
-        if session is not None:
-            try:
-                uri = self._resolve(session)
-            except SessionNotFound:
-                uri = _uri_of_new(session)
+        uri = None if session is None else parse_reference(session)
         return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))
 
     async def _facts(self, name: str, use: Use) -> LoadedModel | None:
@@ -1137,28 +1125,9 @@ class Service:
 
     def _resolve_to_delete(self, name: str) -> SessionUri:
         """As `_resolve`; but a session of which nothing is listed may have versions that repair has set aside."""
-        try:
-            return self._resolve(name)
-        except SessionNotFound:
-            uri = _uri_of_new(name)
-            if not self._store.can_be_deleted(uri):
-                raise
-            return uri
-
-    def _resolve_to_forget(self, name: str) -> SessionUri:
-        """As `_resolve`; but a session that is gone may have left bytes, which a forget that was cut off still owes."""
-        try:
-            return self._resolve(name)
-        except SessionNotFound:
-            return _uri_of_new(name)
-
-
-def _uri_of_new(session: str) -> SessionUri:
-    """The URI that a new session's name stands for: a bare name is in the default namespace."""
-    if "://" in session:
-        return SessionUri.parse(session)
-    namespace, slash, name = session.rpartition("/")
-    return SessionUri.parse(f"torpor://{namespace if slash else DEFAULT_NAMESPACE}/{name}")
+        self._require_open()
+        uri = parse_reference(name)
+        return uri if self._store.can_be_deleted(uri) else self._resolve(name)
 
 
 def _ignore(_event: object) -> None:

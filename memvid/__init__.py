@@ -10,7 +10,7 @@ from .location import default_store_path
 from .manifest import Manifest
 from .records import DeleteReport, Finding, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
 from .store import Store
-from .uri import DEFAULT_NAMESPACE, SessionUri, resolve
+from .uri import DEFAULT_NAMESPACE, SessionUri
 
 __all__ = [
     "BLOCK_TOKENS",

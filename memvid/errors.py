@@ -30,12 +30,6 @@ class InvalidUri(StoreError):
     code: ClassVar[str] = "invalid_uri"
 
 
-class AmbiguousName(StoreError):
-    """A bare name that more than one namespace has; `candidates` lists their URIs."""
-
-    code: ClassVar[str] = "ambiguous_name"
-
-
 class SessionNotFound(StoreError):
     """No such session, or not in that version; `suggestions` lists close names, `set_aside` the numbers of versions
     that repair has set aside, if that is why."""

@@ -115,7 +115,7 @@ def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: boo
     run.find_newcomers(look)
     report = run.report(look)
     if not (bundle_ids or blocks or report.problems or any(action.session == uri for action in report.actions)):
-        unknown = not_found(str(uri), core.index.uris())
+        unknown = not_found(uri, core.index.uris())
         raise SessionNotFound(f"{unknown.message} Nothing of it is in the store.", **unknown.details)
     return report
 

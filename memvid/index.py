@@ -822,13 +822,6 @@ class Index:
         )
         return {SessionUri(namespace, name): int(size_bytes) for namespace, name, size_bytes in found}
 
-    def find_by_name(self, name: str) -> list[SessionUri]:
-        """The sessions of this name in any namespace, in the order of their URIs. By an index: lists nothing else."""
-        found = self._select(
-            "SELECT DISTINCT namespace FROM bundles WHERE name = ? AND status = ? ORDER BY namespace", (name, LIVE)
-        )
-        return [SessionUri(namespace, name) for (namespace,) in found]
-
     def all_rows(self) -> list[IndexRow]:
         return self._rows(f"WHERE status = '{LIVE}' ORDER BY namespace, name, version", ())
 

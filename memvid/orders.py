@@ -82,7 +82,7 @@ def set_mark(
     from the version that has it.
 
     Raises:
-        InvalidUri, AmbiguousName, AmbiguousVersion, SessionNotFound: which version is meant.
+        InvalidUri, AmbiguousVersion, SessionNotFound: which version is meant.
         InvalidTag, TagTaken, MarkNotFound, BundleMissing, CorruptMarks: why it is not marked.
     """
     if untag is not None:

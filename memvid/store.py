@@ -59,7 +59,7 @@ from .records import (
 from .retention import Retention
 from .scrub_mark import ScrubMark, load_mark, save_mark
 from .sleeping import SleepRequest, environment, write_version
-from .uri import SessionUri, not_found, parse_reference, parse_version_reference, resolve
+from .uri import SessionUri, not_found, parse_reference, parse_version_reference
 from .verify import require_same_as_row, verify_store
 from .versions import describe_versions, select_version, set_aside
 
@@ -231,26 +231,18 @@ class Store:
         return self._core.open_reader(bundle_id)
 
     def resolve(self, text: str, also: Iterable[SessionUri] = ()) -> SessionUri:
-        """The one session that `text` (a URI, NAMESPACE/NAME, or a bare NAME) means, of the store's and of `also`.
-
-        Looks up by name; suggestions for a name that nothing has are looked for among the names near by.
+        """The session that `text` (a URI, NAMESPACE/NAME, or a bare NAME of the default namespace) means, if it is
+        one of the store's or of `also`.
 
         Raises:
-            InvalidUri, AmbiguousName, SessionNotFound
+            InvalidUri. SessionNotFound: with those that come close, of any namespace.
         """
         self._core.require_open()
-        namespace, name = parse_reference(text)
-        others = set(also)
-        if namespace is None:
-            known = others.union(self.index.find_by_name(name))
-        else:
-            uri = SessionUri(namespace, name)
-            known = others if self.index.find(uri) is None else others | {uri}
-        try:
-            return resolve(text, known)
-        except SessionNotFound:
-            self._require_none_waiting(name, namespace)
-            raise not_found(text, others.union(self.index.near(name))) from None
+        wanted, others = parse_reference(text), set(also)
+        if wanted in others or self.index.find(wanted) is not None:
+            return wanted
+        self._require_none_waiting(wanted)
+        raise not_found(wanted, others.union(self.index.near(wanted.name)))
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
         self._core.require_open()
@@ -584,7 +576,7 @@ class Store:
         missed, which can lose its marks and nothing else.
 
         Raises:
-            InvalidUri, AmbiguousName, AmbiguousVersion, SessionNotFound
+            InvalidUri, AmbiguousVersion, SessionNotFound
             CorruptMarks: only where a tag is asked for.
         """
         name, selector = parse_version_reference(text)
@@ -599,9 +591,7 @@ class Store:
 
     def resolve_marked(self, text: str) -> SessionUri:
         """As `resolve`, also a session of which only versions are left that are missed."""
-        namespace, name = parse_reference(text)
-        missed = {row.uri for row in self.index.missed().values()}
-        return self.resolve(text, {uri for uri in missed if uri.name == name and namespace in (None, uri.namespace)})
+        return self.resolve(text, {row.uri for row in self.index.missed().values()})
 
     def _require_session(self, uri: SessionUri, version: int | None) -> IndexRow:
         row = self.find_session(uri, version)
@@ -622,11 +612,10 @@ class Store:
         with contextlib.closing(fresh):
             return {one for one in asked if one in self.index.not_in_file or fresh.knows(one)}
 
-    def _require_none_waiting(self, name: str, namespace: str | None) -> None:
+    def _require_none_waiting(self, uri: SessionUri) -> None:
         """Raise SessionNotFound, and why, where repair has set aside all there was of the session that is meant."""
-        rows = [row for row in self.index.given_up().values() if row.uri.name == name]
-        for uri in sorted({row.uri for row in rows if namespace in (None, row.uri.namespace)}):
-            raise set_aside(uri, [row.version for row in rows if row.uri == uri])
+        if waiting := [row.version for row in self.index.given_up().values() if row.uri == uri]:
+            raise set_aside(uri, waiting)
 
     def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
         """The error for a session or version that is not there; `but` is its last row in an index that is too old."""
@@ -635,7 +624,7 @@ class Store:
         if waiting and (not versions or version in waiting):
             return set_aside(uri, waiting)
         if not versions:
-            return not_found(str(uri), (near for near in self.index.near(uri.name) if near != uri))
+            return not_found(uri, (near for near in self.index.near(uri.name) if near != uri))
         return SessionNotFound(
             f"{uri} has no version {version}; it has {describe_versions(versions)}.",
             session=str(uri),

@@ -1,12 +1,13 @@
 """How a session is called: torpor://NAMESPACE/NAME, and what a person may type for it and for one of its versions.
 
     NAME                NAMESPACE/NAME         torpor://NAMESPACE/NAME      the session, its newest version
+                        (a bare NAME is one of the namespace `default`)
     NAME@3              the version with this number
     NAME@before-refactor    the version that has this tag
     NAME@3f9c01ab       the version whose bundle id begins so: 8 hex digits at least
 
-Owns the syntax and the resolution of short names. Never turns a name into a path: sessions are found by the index,
-bundles by their ids, so no text that a client sends is ever joined to a folder.
+Owns the syntax, and which names come close to one that is not there. Never turns a name into a path: sessions are found
+by the index, bundles by their ids, so no text that a client sends is ever joined to a folder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from .errors import AmbiguousName, InvalidTag, InvalidUri, SessionNotFound
+from .errors import InvalidTag, InvalidUri, SessionNotFound
 from .limits import MAX_NAME_CHARS, MAX_TAG_CHARS, MAX_VERSION, MIN_ID_DIGITS
 
 DEFAULT_NAMESPACE: Final = "default"
@@ -73,35 +74,11 @@ class SessionUri:
         return f"{SCHEME}{self.namespace}/{self.name}"
 
 
-def resolve(text: str, known: Iterable[SessionUri]) -> SessionUri:
-    """Find the one session among `known` that `text` (a URI, NAMESPACE/NAME, or a bare NAME) means.
-
-    Raises:
-        InvalidUri: not a name at all.
-        AmbiguousName: a bare name that several namespaces have.
-        SessionNotFound: none has it.
-    """
-    namespace, name = parse_reference(text)
-    sessions = sorted(set(known))
-    matches = [uri for uri in sessions if uri.name == name and namespace in (None, uri.namespace)]
-    if len(matches) > 1:
-        candidates = [str(uri) for uri in matches]
-        raise AmbiguousName(
-            f"{text!r} names {len(matches)} sessions: {', '.join(candidates)}. Use one of these URIs.",
-            name=text,
-            candidates=candidates,
-        )
-    if not matches:
-        raise not_found(text, sessions)
-    return matches[0]
-
-
-def parse_reference(text: str) -> tuple[str | None, str]:
-    """What a person may type, as (namespace, name); a bare name has no namespace. Raises InvalidUri."""
+def parse_reference(text: str) -> SessionUri:
+    """The session that a person may type, whether there is one or not. Raises InvalidUri."""
     if isinstance(text, str) and ("/" in text or text.startswith("torpor:")):
-        wanted = SessionUri.parse(text if text.startswith("torpor:") else SCHEME + text)
-        return wanted.namespace, wanted.name
-    return None, SessionUri(DEFAULT_NAMESPACE, text).name
+        return SessionUri.parse(text if text.startswith("torpor:") else SCHEME + text)
+    return SessionUri(DEFAULT_NAMESPACE, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +143,15 @@ def _no_reference(value: object) -> InvalidUri:
     )
 
 
-def not_found(text: str, known: Iterable[SessionUri]) -> SessionNotFound:
-    """The error for a name that nothing has, with the names that come close."""
+def not_found(wanted: SessionUri, known: Iterable[SessionUri]) -> SessionNotFound:
+    """The error for a session that is not there, with those that come close: of that name in other namespaces first."""
     names: dict[str, list[str]] = {}
     for uri in sorted(known):
         names.setdefault(uri.name, []).append(str(uri))
-    hits = difflib.get_close_matches(text.rpartition("/")[2], names, n=3, cutoff=_LIKENESS)
+    hits = difflib.get_close_matches(wanted.name, names, n=3, cutoff=_LIKENESS)
     close = [uri for hit in hits for uri in names[hit]][:3]
     hint = f" Did you mean {' or '.join(close)}?" if close else " List what there is with `torpor ls`."
-    return SessionNotFound(f"There is no session {text!r}.{hint}", session=text, suggestions=close)
+    return SessionNotFound(f"There is no session {wanted}.{hint}", session=str(wanted), suggestions=close)
 
 
 def _shown(value: object) -> str:

@@ -35,9 +35,14 @@ class AsyncClient:
     """
 
     def __init__(
-        self, socket_path: str | os.PathLike[str] | None = None, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+        self,
+        socket_path: str | os.PathLike[str] | None = None,
+        *,
+        namespace: str | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
         self.socket_path = Path(default_socket_path() if socket_path is None else socket_path)
+        self.namespace = namespace
         self._link = AsyncLink(self.socket_path, timeout_s=timeout_s)
 
     # --- verbs
@@ -117,7 +122,7 @@ class AsyncClient:
             prove=prove,
             priority=priority,
         )
-        return AsyncTextStream(self._link, call, on_event)
+        return AsyncTextStream(self._link, call.within(self.namespace), on_event)
 
     async def chat(
         self,
@@ -174,7 +179,7 @@ class AsyncClient:
             prove=prove,
             priority=priority,
         )
-        return AsyncTextStream(self._link, call, on_event)
+        return AsyncTextStream(self._link, call.within(self.namespace), on_event)
 
     async def sleep(self, session: str, *, on_event: OnEvent | None = None) -> results.SleepResult:
         """Put the session to sleep. When this returns, its state is durable."""
@@ -240,7 +245,7 @@ class AsyncClient:
         return await self._run(call, on_event)
 
     async def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
-        """All sessions, or those of one namespace."""
+        """All sessions, or those of one namespace: this one, else the client's."""
         return (await self._run(calls.list_sessions(namespace))).sessions
 
     async def stats(self, label: str | None = None, namespace: str | None = None) -> results.StatsResult:
@@ -341,7 +346,8 @@ class AsyncClient:
 
         names: only events of these names (docs/protocol.md); session, namespace: only events about these.
         """
-        return AsyncSubscription(self._link, calls.subscribe(names=names, session=session, namespace=namespace))
+        call = calls.subscribe(names=names, session=session, namespace=namespace)
+        return AsyncSubscription(self._link, call.within(self.namespace))
 
     async def shutdown(self, *, force: bool = False) -> results.ShutdownResult:
         """Stop the daemon. When this returns, it has put its sessions to sleep, and its process (`peer_pid`) ends.
@@ -387,7 +393,7 @@ class AsyncClient:
         await self.close()
 
     async def _run(self, call: Call[R], on_event: OnEvent | None = None) -> R:
-        request_id = self._link.begin(call)
+        request_id = self._link.begin(call.within(self.namespace))
         try:
             await self._link.flush()
             while True:

@@ -7,7 +7,7 @@ clients differ only in how they wait. Does no I/O.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ from .methods import METHODS, Priority
 from .results import Reply, Sampling
 
 R = TypeVar("R", bound=Reply)
+_NAMING = frozenset({"session", "name"})  # the parameters of requests that name a session
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,21 @@ class Call(Generic[R]):
     method: str
     params: Mapping[str, Any]
     result: type[R]
+
+    def within(self, namespace: str | None) -> Call[R]:
+        """This call as it is made in a namespace (None: in none): bare names are names of it, and what asks about many
+        sessions asks about its own."""
+        if namespace is None:
+            return self
+        params = dict(self.params)
+        for field in _NAMING & params.keys():
+            params[field] = name_in(namespace, params[field])
+        if "sessions" in params:
+            params["sessions"] = tuple(name_in(namespace, each) for each in params["sessions"])
+        narrows = "namespace" in METHODS[self.method].params.model_fields and "session" not in params
+        if narrows and (self.method != "warm" or "label" in params):
+            params.setdefault("namespace", namespace)
+        return replace(self, params=params)
 
     def load_result(self, raw: Mapping[str, Any]) -> R:
         """Type a result.
@@ -44,6 +60,11 @@ class Call(Generic[R]):
                 f"The daemon's result of {self.method} is not what this client knows: {field}: {first['msg']}.",
                 field=field,
             ) from None
+
+
+def name_in(namespace: str, session: str) -> str:
+    """What names a session wherever it is asked for: a bare name (perhaps with a version) is one of the namespace."""
+    return session if "/" in session else f"{namespace}/{session}"
 
 
 def remote_error(body: ErrorBody) -> RemoteError:

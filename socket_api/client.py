@@ -34,6 +34,8 @@ class Client:
 
     Args:
         socket_path: as the daemon was told; the default is `default_socket_path()`.
+        namespace: the one that is worked in: a bare name is a name of it, and lists, figures, events and labels are
+            about its sessions. None: bare names are of `default`, and lists about all.
         timeout_s: the longest time without a message of the daemon about a request; None waits forever.
 
     Raises:
@@ -42,9 +44,14 @@ class Client:
     """
 
     def __init__(
-        self, socket_path: str | os.PathLike[str] | None = None, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+        self,
+        socket_path: str | os.PathLike[str] | None = None,
+        *,
+        namespace: str | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
         self.socket_path = Path(default_socket_path() if socket_path is None else socket_path)
+        self.namespace = namespace
         self._link = Link(self.socket_path, timeout_s=timeout_s)
 
     # --- verbs
@@ -123,7 +130,7 @@ class Client:
             prove=prove,
             priority=priority,
         )
-        return TextStream(self._link, call, on_event)
+        return TextStream(self._link, call.within(self.namespace), on_event)
 
     def chat(
         self,
@@ -180,7 +187,7 @@ class Client:
             prove=prove,
             priority=priority,
         )
-        return TextStream(self._link, call, on_event)
+        return TextStream(self._link, call.within(self.namespace), on_event)
 
     def sleep(self, session: str, *, on_event: OnEvent | None = None) -> results.SleepResult:
         """Put the session to sleep. When this returns, its state is durable."""
@@ -246,7 +253,7 @@ class Client:
         return self._run(call, on_event)
 
     def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
-        """All sessions, or those of one namespace."""
+        """All sessions, or those of one namespace: this one, else the client's."""
         return self._run(calls.list_sessions(namespace)).sessions
 
     def stats(self, label: str | None = None, namespace: str | None = None) -> results.StatsResult:
@@ -347,7 +354,8 @@ class Client:
 
         names: only events of these names (docs/protocol.md); session, namespace: only events about these.
         """
-        return Subscription(self._link, calls.subscribe(names=names, session=session, namespace=namespace))
+        call = calls.subscribe(names=names, session=session, namespace=namespace)
+        return Subscription(self._link, call.within(self.namespace))
 
     def shutdown(self, *, force: bool = False) -> results.ShutdownResult:
         """Stop the daemon. When this returns, it has put its sessions to sleep, and its process (`peer_pid`) ends.
@@ -383,7 +391,7 @@ class Client:
         self.close()
 
     def _run(self, call: Call[R], on_event: OnEvent | None = None) -> R:
-        request_id = self._link.begin(call)
+        request_id = self._link.begin(call.within(self.namespace))
         try:
             while True:
                 message = self._link.wait_for(request_id)

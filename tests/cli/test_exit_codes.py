@@ -50,7 +50,6 @@ def test_the_table_names_no_code_that_does_not_exist() -> None:
         ("error", 1),
         ("invalid_request", 2),
         ("session_not_found", 4),
-        ("ambiguous_name", 4),
         ("corrupt_block", 6),
         ("owner_mismatch", 6),
         ("truncated", 6),

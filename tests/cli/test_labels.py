@@ -46,7 +46,7 @@ def test_warm_says_what_became_of_each(torpor: Torpor, labelled: FakeDaemon) -> 
     assert torpor("warm", "nobody").status == 4
 
 
-@pytest.mark.parametrize("arguments", [(), ("a", "--namespace", "lab"), ("a@1",)])
+@pytest.mark.parametrize("arguments", [(), ("a@1",)])
 def test_warm_needs_to_know_what(torpor: Torpor, daemon: FakeDaemon, arguments: tuple[str, ...]) -> None:
     assert torpor("warm", *arguments).status == 2
 

@@ -214,13 +214,38 @@ def test_a_second_daemon_is_refused_with_status_11(torpor: Torpor, serving: int,
     assert same_store.error["error"]["code"] == "store_locked"
 
 
-def test_a_name_in_two_namespaces_is_ambiguous(torpor: Torpor, serving: int) -> None:
+def test_a_bare_name_reaches_no_session_of_another_namespace(torpor: Torpor, serving: int) -> None:
     torpor("append", "a/notes", "one")
     torpor("append", "b/notes", "two")
-    ran = torpor("sleep", "notes")
-    assert ran.status == 4
-    assert "torpor://a/notes" in ran.err
-    assert "torpor://b/notes" in ran.err
+    missed = torpor("sleep", "notes")
+    assert (missed.status, "torpor://a/notes or torpor://b/notes?" in " ".join(missed.err.split())) == (4, True)
+    assert torpor("rm", "notes", "--yes").status == 4
+    assert torpor("append", "notes", "mine", "--json").document["session"] == "torpor://default/notes"
+    assert torpor("rm", "notes", "--yes", "--json").document["results"][0]["session"] == "torpor://default/notes"
+    left = torpor("ls", "--json").document["sessions"]
+    assert [info["session"] for info in left] == ["torpor://a/notes", "torpor://b/notes"]
+
+
+def test_a_namespace_that_is_set_is_where_bare_names_are(
+    torpor: Torpor, serving: int, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the command, behind it, or in the environment; what is typed last outdoes the rest."""
+    append = ("append", "notes", "one two three", "--json")
+    assert torpor("--namespace", "a", *append).document["session"] == "torpor://a/notes"
+    assert torpor("--namespace", "a", *append, "--namespace", "b").document["session"] == "torpor://b/notes"
+    monkeypatch.setenv("TORPOR_NAMESPACE", "c")
+    assert torpor(*append).document["session"] == "torpor://c/notes"
+    assert (
+        torpor("--namespace", "a", "sleep", "notes", "--json").document["results"][0]["session"] == "torpor://a/notes"
+    )
+    assert torpor("sleep", "b/notes", "--json").document["results"][0]["session"] == "torpor://b/notes"
+    assert torpor("fork", "notes", "other", "--json").document["session"] == "torpor://c/other"
+    names = [info["session"] for info in torpor("ls", "--json").document["sessions"]]
+    assert names == ["torpor://c/notes", "torpor://c/other"]
+    unserved = ("--namespace", "b", "--store", store, "--json")
+    assert torpor("show", "notes@1", *unserved).document["info"]["session"] == "torpor://b/notes"
+    assert [info["name"] for info in torpor("ls", *unserved).document["sessions"]] == ["notes"]
+    assert torpor("--namespace", "../x", "ls").status == 2
 
 
 def test_a_model_that_is_not_there_is_status_4(torpor: Torpor, short_path: Path) -> None:

@@ -25,7 +25,7 @@ from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.memvid import BlockDraft, Identity, IndexRow, SessionUri, SlotDraft, Store
 from torpor.memvid.blocks import SlotSpec
-from torpor.memvid.errors import AmbiguousName, CorruptBlock, NoSpace, SessionNotFound, StoreLocked
+from torpor.memvid.errors import CorruptBlock, NoSpace, SessionNotFound, StoreLocked
 from torpor.memvid.index import Index
 from torpor.snapshot.errors import CanaryFailed, IdentityMismatch, MalformedSnapshot
 
@@ -568,15 +568,25 @@ async def test_an_unknown_session_is_named_and_close_names_are_suggested(open_ri
             await rig.service.delete(session="archivits")
 
 
-async def test_an_ambiguous_name_lists_its_candidates_gm5(open_rig: Any) -> None:
+async def test_a_bare_name_means_the_default_namespace_and_no_other_gm5(open_rig: Any) -> None:
+    """It reaches no session of another one, and none of those makes it mean anything else."""
     async with open_rig() as rig:
         for name in ("one/agent", "two/agent"):
             await rig.read(name, [1, 2])
         await rig.sleep("two/agent")
-        with pytest.raises(AmbiguousName) as refusal:
-            await rig.wake("agent")
-        assert refusal.value.candidates == ["torpor://one/agent", "torpor://two/agent"]
-        assert (await rig.wake("two/agent")).session == "torpor://two/agent"
+        for verb in (
+            rig.wake,
+            rig.sleep,
+            lambda name: rig.service.delete(session=name),
+            lambda name: rig.write(name, 1),
+        ):
+            with pytest.raises(SessionNotFound) as refusal:
+                await verb("agent")
+            assert refusal.value.suggestions == ["torpor://one/agent", "torpor://two/agent"]
+        await rig.read("agent", [3, 4, 5])
+        assert (await rig.service.show(session="agent")).info.token_count == 3
+        assert (await rig.service.delete(session="agent")).session == "torpor://default/agent"
+        assert {info.token_count for info in await rig.service.list_sessions()} == {2}
 
 
 async def test_a_second_service_on_the_store_is_refused_and_the_first_goes_on_threat_34(

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.memvid import IndexRow, SessionUri, resolve
-from torpor.memvid.errors import AmbiguousName, AmbiguousVersion, InvalidTag, InvalidUri, SessionNotFound
+from torpor.memvid import IndexRow, SessionUri
+from torpor.memvid.errors import AmbiguousVersion, InvalidTag, InvalidUri, SessionNotFound
 from torpor.memvid.marks import Marks
-from torpor.memvid.uri import Selector, parse_reference, parse_selector, parse_version_reference, require_tag
+from torpor.memvid.uri import Selector, not_found, parse_reference, parse_selector, parse_version_reference, require_tag
 from torpor.memvid.versions import describe_versions, select_version
 
 KNOWN = [SessionUri("default", "scout"), SessionUri("work", "scout"), SessionUri("work", "writer")]
@@ -68,38 +68,25 @@ def test_a_name_of_the_longest_length_is_accepted() -> None:
     assert SessionUri("work", "a" * 128).name == "a" * 128
 
 
-def test_a_full_uri_and_a_qualified_name_find_their_session() -> None:
-    assert resolve("torpor://work/scout", KNOWN) == KNOWN[1]
-    assert resolve("work/scout", KNOWN) == KNOWN[1]
+@pytest.mark.parametrize("text", ["torpor://work/scout", "work/scout"])
+def test_a_full_uri_and_a_qualified_name_mean_their_session(text: str) -> None:
+    assert parse_reference(text) == SessionUri("work", "scout")
 
 
-def test_a_bare_name_finds_the_only_session_that_has_it() -> None:
-    assert resolve("writer", KNOWN) == KNOWN[2]
+def test_a_bare_name_means_the_default_namespace() -> None:
+    assert parse_reference("writer") == SessionUri("default", "writer")
 
 
-def test_an_ambiguous_name_is_refused_with_its_candidates() -> None:
-    with pytest.raises(AmbiguousName) as refusal:
-        resolve("scout", KNOWN)
-    assert refusal.value.candidates == ["torpor://default/scout", "torpor://work/scout"]
-    assert "torpor://work/scout" in refusal.value.message
-
-
-@pytest.mark.parametrize("text", ["scuot", "work/nobody", "torpor://default/writer"])
-def test_an_unknown_name_is_refused(text: str) -> None:
-    with pytest.raises(SessionNotFound):
-        resolve(text, KNOWN)
-
-
-def test_an_unknown_name_is_refused_with_the_names_that_come_close() -> None:
-    with pytest.raises(SessionNotFound) as refusal:
-        resolve("writter", KNOWN)
-    assert refusal.value.suggestions == ["torpor://work/writer"]
+def test_an_unknown_name_is_refused_with_where_else_it_is_and_what_comes_close() -> None:
+    refusal = not_found(SessionUri("default", "writer"), KNOWN)
+    assert refusal.suggestions == ["torpor://work/writer"]
+    assert refusal.message == "There is no session torpor://default/writer. Did you mean torpor://work/writer?"
+    assert not_found(SessionUri("default", "writter"), KNOWN).suggestions == ["torpor://work/writer"]
+    assert not_found(SessionUri("other", "scout"), KNOWN).suggestions == [str(KNOWN[0]), str(KNOWN[1])]
 
 
 def test_a_name_that_only_shares_letters_is_not_offered() -> None:
-    with pytest.raises(SessionNotFound) as refusal:
-        resolve("nope", [SessionUri("default", "notes")])
-    assert refusal.value.suggestions == []
+    assert not_found(SessionUri("default", "nope"), [SessionUri("default", "notes")]).suggestions == []
 
 
 @given(st.text(max_size=40))

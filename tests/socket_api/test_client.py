@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import socket
@@ -80,6 +81,47 @@ def test_arguments_reach_the_service_as_they_were_given(client: Client, server_t
     assert calls["generate"]["prove"] is True
     assert calls["generate"]["sampling"].top_k == 3  # type: ignore[attr-defined]
     assert calls["chat"]["role"] == "tool"
+
+
+def test_a_client_s_namespace_is_that_of_its_bare_names_and_of_what_it_asks_about_many(
+    server_thread: ServerThread,
+) -> None:
+    with Client(server_thread.socket_path, namespace="lab") as client:
+        for call in (
+            lambda: client.create("s"),
+            lambda: client.wake("s@3"),
+            lambda: client.create("other/s"),
+            lambda: client.fork("torpor://other/s", "t"),
+            lambda: list(client.stream_generate("s", max_tokens=1)),
+            lambda: client.warm(["s"]),
+            lambda: client.warm(label="x"),
+            client.list_sessions,
+            lambda: client.list_sessions("other"),
+            lambda: client.clear("x"),
+        ):
+            with contextlib.suppress(RemoteError):
+                call()
+        client.events().close()
+        with contextlib.suppress(RemoteError):
+            client.events(session="s").close()
+    told = [
+        {name: given[name] for name in ("session", "name", "sessions", "namespace") if given.get(name)}
+        for _, given in server_thread.service.calls
+    ]
+    assert told == [
+        {"session": "lab/s"},
+        {"session": "lab/s@3"},
+        {"session": "other/s"},
+        {"session": "torpor://other/s", "name": "lab/t"},
+        {"session": "lab/s"},
+        {"sessions": ("lab/s",)},
+        {"namespace": "lab"},
+        {"namespace": "lab"},
+        {"namespace": "other"},
+        {"namespace": "lab"},
+        {"namespace": "lab"},
+        {"session": "lab/s"},
+    ]
 
 
 def test_results_carry_the_proof_when_asked(client: Client) -> None:

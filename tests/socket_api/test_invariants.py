@@ -250,7 +250,6 @@ def test_qc17_each_failure_arrives_as_itself(link: Link, torpor: Client) -> None
     wrong: dict[str, tuple[str, dict[str, Any]]] = {
         "session_not_found": ("sleep", {"session": "nobody"}),
         "session_exists": ("create", {"session": "code"}),
-        "ambiguous_name": ("show", {"session": "code"}),
         "invalid_uri": ("create", {"session": "a b"}),
         "unknown_model": ("create", {"session": "x", "model": "none"}),
         "empty_context": ("generate", {"session": "other/code", "max_tokens": 1}),
@@ -513,13 +512,20 @@ def test_gm1_what_is_left_out_is_what_none_is(daemon: RealDaemon, link: Link) ->
         assert patient.generate("omitted", max_tokens=1).token_count == patient.show("omitted").info.token_count
 
 
-def test_gm5_a_name_that_fits_two_sessions_is_refused(torpor: Client) -> None:
-    """It is taken for one only where there is one."""
+def test_gm5_a_bare_name_means_the_default_namespace_or_the_one_that_the_client_was_given(
+    torpor: Client, daemon: RealDaemon
+) -> None:
+    """And no other, whichever others have that name."""
     torpor.create("one/twin")
-    assert torpor.show("twin").info.namespace == "one"
-    torpor.create("two/twin")
     refusal = refused(lambda: torpor.show("twin"))
-    assert refusal.code == "ambiguous_name"
+    assert (refusal.code, refusal.details["suggestions"]) == ("session_not_found", ["torpor://one/twin"])
+    with Client(daemon.socket, namespace="one") as inside:
+        assert inside.show("twin").info.namespace == "one"
+        assert inside.create("copy").session == "torpor://one/copy"
+        assert {info.namespace for info in inside.list_sessions()} == {"one"}
+    torpor.create("two/twin")
+    torpor.create("twin")
+    assert torpor.show("twin").info.namespace == "default"
 
 
 @pytest.mark.parametrize("method", ["append", "generate", "chat", "transcript"])
