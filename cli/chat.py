@@ -89,7 +89,7 @@ def chat(
     [cyan]torpor chat helper --transcript messages.json --on-divergence rewind[/]
     """
     output = Output(as_json=as_json)
-    sampling = sampling_of(temperature, top_p, seed)
+    sampling = sampling_of(temperature=temperature, top_p=top_p, seed=seed)
     if transcript is None and on_divergence is not None:
         raise InvalidUsage("--on-divergence is for --transcript: one new message cannot diverge.")
     if transcript is not None and message is not None:

@@ -73,7 +73,8 @@ def generate(
     """Let a session go on writing at the end of what it has read.
 
     The text streams to stdout. Ctrl-C stops it: the tokens written so far are kept, and the session can go on.
-    A sleeping session wakes by itself. Any sampling option replaces all of the session's.
+    A sleeping session wakes by itself. The sampling options hold for this request; [cyan]torpor set[/] changes those of
+    the session.
 
     [bold]Examples[/]
 
@@ -82,7 +83,7 @@ def generate(
     [cyan]torpor generate notes --prove --json | jq .final_logits_blake3[/]
     """
     output = Output(as_json=as_json)
-    sampling = sampling_of(temperature, top_p, seed)
+    sampling = sampling_of(temperature=temperature, top_p=top_p, seed=seed)
     with connect(socket) as client:
 
         def begin(count: int, on_event: OnEvent) -> TextStream:

@@ -234,13 +234,12 @@ SeedOption = Annotated[
 ]
 
 
-def sampling_of(temperature: float | None, top_p: float | None, seed: int | None) -> Sampling | None:
-    """Gather the sampling options that were given; None if none was, so that the session keeps its own.
+def sampling_of(**given: float | int | None) -> Sampling | None:
+    """Gather the sampling options that were given; None if none was.
 
     Raises:
         InvalidUsage: a value that no sampler takes.
     """
-    given = {"temperature": temperature, "top_p": top_p, "seed": seed}
     chosen = {name: value for name, value in given.items() if value is not None}
     if not chosen:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..memvid.identity import Identity
 from ..memvid.uri import SessionUri
@@ -27,7 +27,6 @@ from .residency import Residency
 from .results import Emit, GenerateResult, Progress, Token, WakeResult
 from .reuse import PrefixReuse
 from .sampler import initial_key
-from .sampling import Sampling
 from .sessions import Session
 from .telling import tell_decode, tell_prefill
 from .transcripts import NewTurn, TextMap, message_of
@@ -130,22 +129,23 @@ class Exchanges:
             live.dirty = True
             loop.call_soon_threadsafe(emit, Token(token, text))
 
-        before = live.sampling, live.state.random_key, live.dirty
+        key, dirty = live.state.random_key, live.dirty
         try:
             require_wanted()
-            await self._settle_sampling(live, order.sampling)
+            if order.seeded:
+                live.state.random_key = await self._engine.call(lambda: initial_key(order.sampling))
             with tell_decode(self._bus, self._measured, live) as tell_first:
                 writing = generation.write(live.model, live.state, order, written, on_token)
                 await self._run(writing, lambda: written.ended, writes=True)
             final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
         except BaseException as error:
-            # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay,
-            # with the settings it was drawn by. Before that the session is as it was.
+            # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay.
+            # Before that the session is as it was.
             if len(live.state.tokens) > held:
                 live.dirty = True
                 _note_answer(live, order, written, held)
             else:
-                live.sampling, live.state.random_key, live.dirty = before
+                live.state.random_key, live.dirty = key, dirty
             if isinstance(error, asyncio.CancelledError) and (read[0] or written.tokens):
                 raise LeftMidway(
                     was_read=read[0] > 0,
@@ -154,6 +154,9 @@ class Exchanges:
                     token_count=len(live.state.tokens),
                 ) from None
             raise
+        finally:
+            if order.seeded:
+                live.state.random_key = key
         _note_answer(live, order, written, held)
         self._reuse.note(live)
         return GenerateResult(
@@ -179,13 +182,13 @@ class Exchanges:
             if not is_done():
                 raise
 
-    async def _settle_sampling(self, live: Session, wanted: Sampling) -> None:
-        """Make the wanted parameters the session's. The random key starts anew only with another seed (BR22)."""
-        if wanted != live.sampling:
-            if wanted.seed != live.sampling.seed:
-                live.state.random_key = await self._engine.call(lambda: initial_key(wanted))
-            live.sampling = wanted
-            live.dirty = True
+    async def change_sampling(self, live: Session, named: Mapping[str, float | int]) -> None:
+        """Make the parameters that are named the session's. The random key starts anew only where a seed is."""
+        wanted = live.sampling.changed(named)
+        if "seed" in named:
+            live.state.random_key = await self._engine.call(lambda: initial_key(wanted))
+        live.dirty = live.dirty or "seed" in named or wanted != live.sampling
+        live.sampling = wanted
 
 
 def require_same_model(before: Identity, now: LoadedModel, uri: SessionUri) -> None:

@@ -163,7 +163,8 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class WriteOrder:
     """What is asked of a generation. keep_end: whether the end token that closes it goes into the ledger, as it
-    must in a chat, whose template closes each turn with it. alone: never in one model call with other sessions."""
+    must in a chat, whose template closes each turn with it. alone: never in one model call with other sessions.
+    seeded: whether it draws by random numbers of its own, which leave those of the session as they are."""
 
     max_tokens: int
     sampling: Sampling
@@ -171,6 +172,7 @@ class WriteOrder:
     prove: bool = False
     keep_end: bool = False
     alone: bool = False
+    seeded: bool = False
 
 
 def write(

@@ -43,6 +43,14 @@ class Sampling:
         _require("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
         _require("seed", self.seed, 0, MAX_SEED, kind=int)
 
+    def changed(self, named: Mapping[str, float | int] | None) -> Sampling:
+        """These parameters, but for those that are named.
+
+        Raises:
+            InvalidSampling: a value is out of range.
+        """
+        return Sampling.from_map({**self.to_map(), **named}) if named else self
+
     def to_map(self) -> dict[str, float | int]:
         """The parameters as plain data, in the form that a snapshot keeps."""
         return asdict(self)

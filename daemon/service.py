@@ -503,7 +503,7 @@ class Service:
         session: str,
         max_tokens: int,
         text: str | None = None,
-        sampling: Sampling | None = None,
+        sampling: Mapping[str, float | int] | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
         priority: Priority = "normal",
@@ -511,11 +511,15 @@ class Service:
     ) -> GenerateResult:
         """Go on writing at the end of the ledger, after reading `text` if there is any.
 
+        sampling: what is other than the session's own, for this request alone; a seed that is named begins random
+            numbers of its own.
+
         Raises:
-            EmptyContext, ContextOverflow, GenerationFailed, and what a wake raises.
+            InvalidSampling, EmptyContext, ContextOverflow, GenerationFailed, and what a wake raises.
         """
         started = time.monotonic()
         async with self._residency.woken(self._resolve(session), emit) as (use, live):
+            drawing = live.sampling.changed(sampling)
             ids = await self._encoder.text(live, text) if text else []
             if not ids and not live.state.tokens:
                 raise EmptyContext(
@@ -524,7 +528,7 @@ class Service:
             await self._reasons.note(live, "generate", ids)
             live = await self._exchanges.room_for(use, live, len(ids) + max_tokens, emit)
             cached = await self._exchanges.read(live, ids, emit, turn_open=False) if ids else 0
-            order = WriteOrder(max_tokens, sampling or live.sampling, tuple(stop), prove, alone=prove)
+            order = WriteOrder(max_tokens, drawing, tuple(stop), prove, alone=prove, seeded=_names_seed(sampling))
             return await self._exchanges.write(
                 live, order, emit, read=(len(ids), cached), started=started, woken=use.woken
             )
@@ -540,7 +544,7 @@ class Service:
         messages: Sequence[Message] | None = None,
         on_divergence: OnDivergence = "refuse",
         max_tokens: int,
-        sampling: Sampling | None = None,
+        sampling: Mapping[str, float | int] | None = None,
         prove: bool = False,
         priority: Priority = "normal",
         emit: Emit,
@@ -549,11 +553,11 @@ class Service:
         is to be answered, of which only what is new is tokenised and read.
 
         on_divergence: what becomes of a transcript that is not what the session has: refused, or the session goes back
-            to where they part, and its present state stays as an earlier version.
+            to where they part, and its present state stays as an earlier version. sampling: as for `generate`.
 
         Raises:
-            InvalidTranscript, TranscriptDiverged; TemplateUnusable, ContextOverflow, GenerationFailed, and what a wake
-            raises.
+            InvalidSampling, InvalidTranscript, TranscriptDiverged; TemplateUnusable, ContextOverflow, GenerationFailed,
+            and what a wake raises.
         """
         if (message is None) == (messages is None):
             raise InvalidTranscript("Give either a message or messages, the whole transcript.")
@@ -561,6 +565,7 @@ class Service:
             require_transcript(messages)
         started = time.monotonic()
         async with self._residency.woken(self._resolve(session), emit) as (use, live):
+            drawing = live.sampling.changed(sampling)
             if messages is None:
                 turn = await self._conversing.message(live, message_of(role, message or ""))
             else:
@@ -580,7 +585,9 @@ class Service:
                 cached = await self._exchanges.read_turn(live, turn, emit)
                 if rewinds:
                     self._reasons.went_back(live.uri)
-                order = WriteOrder(max_tokens, sampling or live.sampling, (), prove, keep_end=True, alone=prove)
+                order = WriteOrder(
+                    max_tokens, drawing, (), prove, keep_end=True, alone=prove, seeded=_names_seed(sampling)
+                )
                 read = (len(turn.ids), cached)
                 result = await self._exchanges.write(live, order, emit, read=read, started=started, woken=use.woken)
             except BaseException:
@@ -591,6 +598,20 @@ class Service:
                 prefilled = result.prefilled_tokens + computed
                 result = replace(result, rewound_to=turn.at, prefilled_tokens=prefilled)
             return result
+
+    @told
+    @queued
+    async def set(self, *, session: str, sampling: Mapping[str, float | int], emit: Emit) -> SessionInfo:
+        """Change how a session draws its tokens, from now on: what is named, and nothing else. A seed that is named
+        begins its random numbers anew. One that sleeps is woken, and its next sleep keeps the change.
+
+        Raises:
+            InvalidSampling, and what a wake raises.
+        """
+        async with self._residency.woken(self._resolve(session), emit) as (_, live):
+            await self._exchanges.change_sampling(live, sampling)
+            stored_bytes = sum(row.bundle_bytes for row in self._store.versions(live.uri))
+            return listing.info_of_awake(live, self._store.find_session(live.uri), stored_bytes)
 
     @told
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
@@ -1128,6 +1149,10 @@ class Service:
         self._require_open()
         uri = parse_reference(name)
         return uri if self._store.can_be_deleted(uri) else self._resolve(name)
+
+
+def _names_seed(sampling: Mapping[str, float | int] | None) -> bool:
+    return sampling is not None and "seed" in sampling
 
 
 def _ignore(_event: object) -> None:

@@ -181,6 +181,10 @@ class AsyncClient:
         )
         return AsyncTextStream(self._link, call.within(self.namespace), on_event)
 
+    async def set(self, session: str, *, sampling: Sampling, on_event: OnEvent | None = None) -> results.SessionInfo:
+        """Change how the session draws its tokens, from now on: what is given of `sampling`, and nothing else."""
+        return await self._run(calls.set_sampling(session, sampling), on_event)
+
     async def sleep(self, session: str, *, on_event: OnEvent | None = None) -> results.SleepResult:
         """Put the session to sleep. When this returns, its state is durable."""
         return await self._run(calls.sleep(session), on_event)

@@ -90,7 +90,7 @@ def create(
         session=session,
         model=model,
         labels=_listed("create", labels),
-        sampling=sampling,
+        sampling=_named(sampling),
         system=system,
     )
 
@@ -119,7 +119,7 @@ def generate(
         session=session,
         max_tokens=max_tokens,
         text=text,
-        sampling=sampling,
+        sampling=_named(sampling),
         stop=stops,
         prove=prove,
         priority=priority,
@@ -147,10 +147,14 @@ def chat(
         role=role,
         messages=None if messages is None else tuple(messages),
         on_divergence=on_divergence,
-        sampling=sampling,
+        sampling=_named(sampling),
         prove=prove,
         priority=priority,
     )
+
+
+def set_sampling(session: str, sampling: Sampling) -> Call[results.SessionInfo]:
+    return _call("set", results.SessionInfo, session=session, sampling=_named(sampling))
 
 
 def sleep(session: str) -> Call[results.SleepResult]:
@@ -284,6 +288,11 @@ def subscribe(
 
 def shutdown(*, force: bool) -> Call[results.ShutdownResult]:
     return _call("shutdown", results.ShutdownResult, force=force)
+
+
+def _named(sampling: Sampling | None) -> dict[str, Any] | None:
+    """What a request says of the sampling: what its caller gave."""
+    return None if sampling is None else sampling.model_dump(exclude_unset=True)
 
 
 def _listed(method: str, labels: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -96,7 +96,8 @@ class Client:
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
-        """Continue the session's text, after reading `text` if there is some."""
+        """Continue the session's text, after reading `text` if there is some. sampling: what is given of it overrides
+        the session's, for this request."""
         call = calls.generate(
             session,
             max_tokens=max_tokens,
@@ -188,6 +189,10 @@ class Client:
             priority=priority,
         )
         return TextStream(self._link, call.within(self.namespace), on_event)
+
+    def set(self, session: str, *, sampling: Sampling, on_event: OnEvent | None = None) -> results.SessionInfo:
+        """Change how the session draws its tokens, from now on: what is given of `sampling`, and nothing else."""
+        return self._run(calls.set_sampling(session, sampling), on_event)
 
     def sleep(self, session: str, *, on_event: OnEvent | None = None) -> results.SleepResult:
         """Put the session to sleep. When this returns, its state is durable."""

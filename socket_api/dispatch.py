@@ -18,7 +18,6 @@ from ..daemon.sampling import Sampling as DaemonSampling
 from ..daemon.transcripts import OnDivergence
 from . import methods
 from .methods import METHODS, Method, Params
-from .results import Sampling
 
 
 class Events(Protocol):
@@ -68,7 +67,7 @@ class Backend(Protocol):
         session: str,
         max_tokens: int,
         text: str | None = None,
-        sampling: DaemonSampling | None = None,
+        sampling: Mapping[str, float | int] | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
         priority: Priority = "normal",
@@ -84,11 +83,15 @@ class Backend(Protocol):
         messages: Sequence[Mapping[str, str]] | None = None,
         on_divergence: OnDivergence = "refuse",
         max_tokens: int,
-        sampling: DaemonSampling | None = None,
+        sampling: Mapping[str, float | int] | None = None,
         prove: bool = False,
         priority: Priority = "normal",
         emit: daemon.Emit,
     ) -> daemon.GenerateResult: ...
+
+    async def set(
+        self, *, session: str, sampling: Mapping[str, float | int], emit: daemon.Emit
+    ) -> daemon.SessionInfo: ...
 
     async def sleep(self, *, session: str, emit: daemon.Emit) -> daemon.SleepResult: ...
 
@@ -255,7 +258,7 @@ async def _create(backend: Backend, params: methods.CreateParams, emit: daemon.E
         session=params.session,
         model=params.model,
         labels=params.labels,
-        sampling=_sampling(params.sampling),
+        sampling=None if params.sampling is None else DaemonSampling().changed(params.sampling.named()),
         system=params.system,
     )
 
@@ -292,6 +295,10 @@ async def _chat(backend: Backend, params: methods.ChatParams, emit: daemon.Emit)
         priority=params.priority,
         emit=emit,
     )
+
+
+async def _set(backend: Backend, params: methods.SetParams, emit: daemon.Emit) -> object:
+    return await backend.set(session=params.session, sampling=params.sampling.named(), emit=emit)
 
 
 async def _sleep(backend: Backend, params: methods.SessionParams, emit: daemon.Emit) -> object:
@@ -401,6 +408,7 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
         "append": _append,
         "generate": _generate,
         "chat": _chat,
+        "set": _set,
         "sleep": _sleep,
         "wake": _wake,
         "plan_wake": _plan_wake,
@@ -424,5 +432,5 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
 assert _CALLS.keys() | _NOT_OF_THE_TABLE == METHODS.keys(), "every method of the protocol has exactly one call"
 
 
-def _sampling(wire: Sampling | None) -> DaemonSampling | None:
-    return None if wire is None else DaemonSampling(**wire.model_dump())
+def _sampling(wire: methods.SamplingFields | None) -> dict[str, float | int] | None:
+    return None if wire is None else wire.named()

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from . import limits, results
 from .errors import InvalidRequest
-from .results import Sampling, TokenId
+from .results import MinP, RepetitionPenalty, Seed, Temperature, TokenId, TopK, TopP
 
 SessionText = Annotated[str, Field(min_length=1, max_length=limits.MAX_SESSION_CHARS)]
 ModelName = Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_CHARS)]
@@ -55,6 +55,21 @@ class Params(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class SamplingFields(Params):
+    """Those parameters of the sampling that a request names; the others are the session's, or the defaults of a new
+    one."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+
+    def named(self) -> dict[str, float | int]:
+        return self.model_dump(exclude_none=True)
+
+
 class StatusParams(Params):
     """`status` takes nothing."""
 
@@ -71,7 +86,7 @@ class CreateParams(Params):
     session: SessionText
     model: ModelName | None = None
     labels: Annotated[tuple[Label, ...], Field(max_length=limits.MAX_LABELS)] = ()
-    sampling: Sampling | None = None
+    sampling: SamplingFields | None = None
     system: Text | None = None
 
 
@@ -91,15 +106,28 @@ class AppendParams(Params):
 
 
 class GenerateParams(Params):
-    """Continue the session's text; `text` is appended first, `sampling` replaces the session's."""
+    """Continue the session's text; `text` is appended first, `sampling` overrides the session's for this request."""
 
     session: SessionText
     max_tokens: MaxTokens
     text: Text | None = None
-    sampling: Sampling | None = None
+    sampling: SamplingFields | None = None
     stop: Annotated[tuple[Stop, ...], Field(max_length=limits.MAX_STOPS)] = ()
     prove: bool = False
     priority: Priority = "normal"
+
+
+class SetParams(Params):
+    """What is other in the sampling of a session from now on."""
+
+    session: SessionText
+    sampling: SamplingFields
+
+    @model_validator(mode="after")
+    def _require_one_field(self) -> Self:
+        if not self.sampling.named():
+            raise ValueError("name at least one of the sampling's parameters")
+        return self
 
 
 class Message(Params):
@@ -119,7 +147,7 @@ class ChatParams(Params):
     role: Role = "user"
     messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None = None
     on_divergence: OnDivergence = "refuse"
-    sampling: Sampling | None = None
+    sampling: SamplingFields | None = None
     prove: bool = False
     priority: Priority = "normal"
 
@@ -346,6 +374,7 @@ _TABLE = (
     Method("append", AppendParams, results.AppendResult, leaves="Nothing of it was read."),
     Method("generate", GenerateParams, results.GenerateResult, leaves="Nothing of it was read or written."),
     Method("chat", ChatParams, results.GenerateResult, leaves="Nothing of it was read or written."),
+    Method("set", SetParams, results.SessionInfo),
     Method("sleep", SessionParams, results.SleepResult),
     Method("wake", WakeParams, results.WakeResult, leaves="Nothing was woken."),
     Method("plan_wake", WakeParams, results.WakePlanResult),

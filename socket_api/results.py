@@ -25,17 +25,27 @@ class Reply(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
+Temperature = Annotated[float, Field(ge=0, le=100)]
+TopP = Annotated[float, Field(ge=1e-6, le=1)]
+TopK = Annotated[int, Field(ge=0, le=2**31 - 1)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(ge=1e-3, le=100)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+
+
 class Sampling(BaseModel):
-    """How the next token is drawn. The defaults are greedy; the same seed draws the same tokens."""
+    """How the next token is drawn. The defaults are greedy; the same seed draws the same tokens.
+
+    In a request, only what was given to the constructor is named, and overrides what the session has."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Count = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    seed: Seed = 0
 
 
 class ProgressEvent(Reply):

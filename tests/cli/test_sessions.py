@@ -86,12 +86,20 @@ def test_generate_hands_on_every_option(torpor: Torpor, daemon: FakeDaemon) -> N
     torpor("generate", "x", "hi", "-n", "1", "-t", "0.5", "--top-p", "0.9", "--seed", "3", "--stop", "a", "--stop", "b")
     asked = daemon.service.calls[-1][1]
     assert asked["stop"] == ("a", "b")
-    assert (asked["sampling"].temperature, asked["sampling"].top_p, asked["sampling"].seed) == (0.5, 0.9, 3)
+    assert asked["sampling"] == {"temperature": 0.5, "top_p": 0.9, "seed": 3}
 
 
 def test_generate_without_sampling_options_keeps_the_sessions_own(torpor: Torpor, daemon: FakeDaemon) -> None:
     torpor("generate", "x", "hi", "-n", "1")
     assert daemon.service.calls[-1][1]["sampling"] is None
+
+
+def test_set_changes_what_is_named_and_nothing_else(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "x", "hi")
+    assert "temperature 0.8, top_p 1," in torpor("set", "x", "--temperature", "0.8").out
+    assert torpor("set", "x", "--top-k", "4", "--json").document["sampling"]["temperature"] == 0.8
+    assert daemon.service.calls[-1] == ("set", {"session": "x", "sampling": {"top_k": 4}})
+    assert torpor("set", "x").status == 2
 
 
 def test_a_sampling_value_that_no_sampler_takes_is_wrong_usage(torpor: Torpor, daemon: FakeDaemon) -> None:

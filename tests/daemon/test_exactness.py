@@ -140,15 +140,15 @@ async def test_a_delta_sleep_at_a_block_boundary_reuses_every_block(open_rig: An
         assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
 
 
-async def test_changed_sampling_alone_makes_a_new_version_with_a_new_state_record_only(open_rig: Any) -> None:
+async def test_changed_sampling_alone_makes_a_new_version_of_the_same_blocks(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 512), sampling=SAMPLED)
         await rig.sleep("a")
-        await rig.service.generate(session="a", max_tokens=0, sampling=GREEDY, emit=ignore)
+        await rig.service.set(session="a", sampling={"temperature": GREEDY.temperature}, emit=ignore)
         receipt = await rig.sleep("a")
-        assert (receipt.version, receipt.blocks_reused, receipt.blocks_new) == (2, 2, 1)
+        assert (receipt.version, receipt.blocks_reused, receipt.blocks_new) == (2, 3, 0)
         await rig.wake("a")
-        assert rig.live("a").sampling == GREEDY
+        assert rig.live("a").sampling.temperature == GREEDY.temperature
 
 
 async def test_an_earlier_version_wakes_as_it_was(open_rig: Any) -> None:

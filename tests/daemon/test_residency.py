@@ -17,7 +17,6 @@ from torpor.daemon.buffers import CACHED_SHARE
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, MemoryBusy, ServiceClosed, SessionExists
 from torpor.daemon.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.memory import DEFAULT_SHARE, default_budget
-from torpor.daemon.sampling import Sampling
 from torpor.daemon.service import Service
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.store import Store
@@ -220,7 +219,7 @@ async def test_what_can_never_fit_is_refused_at_once_and_nothing_has_changed_qx1
         before = await rig.fingerprint("a")
         for request in (
             rig.service.append(session="a", tokens=tokens_of(3, 1000), emit=ignore),
-            rig.service.generate(session="a", max_tokens=1000, sampling=Sampling(seed=3), emit=ignore),
+            rig.service.generate(session="a", max_tokens=1000, sampling={"seed": 3}, emit=ignore),
             rig.service.chat(session="a", message="x", max_tokens=1000, emit=ignore),
         ):
             with pytest.raises(MemoryBudgetExceeded):

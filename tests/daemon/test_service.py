@@ -13,6 +13,7 @@ from session_rig import DEADLINE_S, MODEL, SAMPLED, Rigged, Writing, ignore, tok
 from torpor.daemon import residency
 from torpor.daemon.errors import (
     EmptyContext,
+    InvalidSampling,
     InvalidTokens,
     ServiceClosed,
     SessionAwake,
@@ -114,7 +115,7 @@ async def test_an_empty_session_has_no_next_token_and_stays_as_it_is(open_rig: A
     async with open_rig() as rig:
         await rig.service.create(session="a")
         with pytest.raises(EmptyContext):
-            await rig.service.generate(session="a", max_tokens=3, sampling=SAMPLED, emit=ignore)
+            await rig.service.generate(session="a", max_tokens=3, sampling=SAMPLED.to_map(), emit=ignore)
         assert rig.live("a").sampling == Sampling(), "a refusal changes nothing, the sampling included"
         assert rig.network.calls == []
 
@@ -183,37 +184,59 @@ async def test_a_seed_does_not_matter_to_greedy_tokens_br10(open_rig: Any) -> No
         assert await rig.write("s1", 30) == await rig.write("s2", 30)
 
 
-async def test_equal_settings_given_again_change_nothing_br22(open_rig: Any) -> None:
+async def test_the_sampling_of_a_request_holds_for_it_alone_and_overrides_what_it_names(open_rig: Any) -> None:
+    """What it does not name is the session's own; a seed draws by random numbers beside those of the session."""
+    own = Sampling(0.9, top_p=0.95, seed=11)
+    asked: dict[str, dict[str, float | int]] = {"warm": {"temperature": 2.0}, "seeded": {"seed": 7}}
     async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
-        await rig.write("control", 20)
-        await rig.write("a", 10)
-        await rig.sleep("a")
-        await rig.wake("a")
-        await rig.service.generate(session="a", max_tokens=0, sampling=SAMPLED, emit=ignore)
-        assert not rig.live("a").dirty
-        await rig.write("a", 10, sampling=SAMPLED)
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+        for name, named in asked.items():
+            await rig.read("a", tokens_of(1, 20), sampling=own)
+            await rig.read(name, tokens_of(1, 20), sampling=own.changed(named))
+            before = (await rig.fingerprint("a")).random_key
+            plain = await rig.write("a", 10)
+            await rig.service.delete(session="a")
+            await rig.read("a", tokens_of(1, 20), sampling=own)
+            written = await rig.write("a", 10, sampling=named)
+            assert written == await rig.write(name, 10) != plain
+            assert rig.live("a").sampling == own
+            assert ((await rig.fingerprint("a")).random_key == before) is (name == "seeded")
+            await rig.service.delete(session="a")
 
 
-async def test_other_settings_of_the_same_seed_go_on_with_the_random_key(open_rig: Any) -> None:
+async def test_set_changes_what_it_names_for_good(open_rig: Any) -> None:
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, seed=1))
+        await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, top_p=0.9, seed=1))
         await rig.write("a", 5)
         before = await rig.fingerprint("a")
-        await rig.service.generate(session="a", max_tokens=0, sampling=Sampling(0.5, seed=1), emit=ignore)
-        assert await rig.fingerprint("a") == before
-        assert rig.live("a").dirty
+        await rig.sleep("a")
+        changed = await rig.service.set(session="a", sampling={"temperature": 0.5}, emit=ignore)
+        assert (changed.sampling, changed.dirty) == (Sampling(0.5, top_p=0.9, seed=1), True)
+        assert await rig.fingerprint("a") == before, "the random key goes on"
+        await rig.sleep("a")
+        await rig.wake("a")
+        assert rig.live("a").sampling == Sampling(0.5, top_p=0.9, seed=1)
+        same = await rig.service.set(session="a", sampling={"temperature": 0.5}, emit=ignore)
+        assert not same.dirty
 
 
-async def test_another_seed_starts_the_random_key_anew(open_rig: Any) -> None:
+async def test_set_with_a_seed_begins_the_random_numbers_anew(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, seed=1))
         await rig.write("a", 5)
-        await rig.service.generate(session="a", max_tokens=0, sampling=Sampling(1.0, seed=7), emit=ignore)
+        await rig.service.set(session="a", sampling={"seed": 7}, emit=ignore)
         await rig.read("b", tokens_of(1, 20), sampling=Sampling(1.0, seed=7))
         assert (await rig.fingerprint("a")).random_key == (await rig.fingerprint("b")).random_key
+
+
+async def test_settings_out_of_range_are_refused_before_anything_is_read(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        before = await rig.fingerprint("a")
+        with pytest.raises(InvalidSampling):
+            await rig.write("a", 5, text="hello", sampling={"temperature": 1e-9})
+        with pytest.raises(InvalidSampling):
+            await rig.service.set(session="a", sampling={"top_p": 2.0}, emit=ignore)
+        assert await rig.fingerprint("a") == before
 
 
 async def refused(rig: Rigged, verb: str) -> None:
@@ -225,7 +248,7 @@ async def refused(rig: Rigged, verb: str) -> None:
     }[verb]
     work = getattr(rig.service, verb.split()[0])
     with pytest.raises(TorporError):
-        await work(session="a", sampling=SAMPLED, emit=ignore, **request)
+        await work(session="a", sampling=SAMPLED.to_map(), emit=ignore, **request)
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate after a text", "chat"])
@@ -251,7 +274,7 @@ async def test_a_request_cancelled_before_anything_is_committed_leaves_the_setti
         before = await rig.fingerprint("a")
         rig.network.reset()
         gate = rig.network.hold_at(1)
-        writing = asyncio.ensure_future(rig.write("a", 5, text="x" * 600, sampling=SAMPLED))
+        writing = asyncio.ensure_future(rig.write("a", 5, text="x" * 600, sampling=SAMPLED.to_map()))
         await gate.reached()
         writing.cancel()
         await asyncio.sleep(0)
@@ -274,16 +297,16 @@ async def test_a_write_that_fails_at_its_first_token_keeps_what_was_read_and_not
         assert rig.live("a").sampling == Sampling()
 
 
-async def test_settings_by_which_a_token_was_drawn_stay_though_the_next_fails(open_rig: Any) -> None:
+async def test_a_token_that_was_drawn_stays_though_the_next_fails(open_rig: Any) -> None:
     async with open_rig() as rig:
         for name in ("a", "control"):
             await rig.read(name, tokens_of(1, 30))
-        await rig.write("control", 1, sampling=SAMPLED)
+        await rig.write("control", 1, sampling=SAMPLED.to_map())
         rig.network.reset()
         rig.network.fail_at(2)
         await refused(rig, "generate")
         assert await rig.fingerprint("a") == await rig.fingerprint("control")
-        assert (rig.live("a").sampling, rig.live("a").dirty) == (SAMPLED, True)
+        assert (rig.live("a").sampling, rig.live("a").dirty) == (Sampling(), True)
 
 
 async def test_a_session_goes_on_with_its_settings_after_a_wake(open_rig: Any) -> None:

@@ -178,7 +178,7 @@ class FakeService:
         session: str,
         max_tokens: int,
         text: str | None = None,
-        sampling: Sampling | None = None,
+        sampling: Mapping[str, float | int] | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
         priority: Priority = "normal",
@@ -200,7 +200,7 @@ class FakeService:
         messages: Sequence[Mapping[str, str]] | None = None,
         on_divergence: str = "refuse",
         max_tokens: int,
-        sampling: Sampling | None = None,
+        sampling: Mapping[str, float | int] | None = None,
         prove: bool = False,
         priority: Priority = "normal",
         emit: Emit,
@@ -215,6 +215,12 @@ class FakeService:
         emit(Progress("prefill", 1, 1))
         found.tokens.append(len(message or ""))
         return await self._write(found, max_tokens, prove, emit, woken, was_read=True)
+
+    async def set(self, *, session: str, sampling: Mapping[str, float | int], emit: Emit) -> SessionInfo:
+        self._record("set", session=session, sampling=sampling)
+        found, _ = await self._find_awake(session, emit)
+        found.info = replace(found.info, sampling=(found.info.sampling or Sampling()).changed(sampling))
+        return found.info
 
     async def sleep(self, *, session: str, emit: Emit) -> SleepResult:
         self._record("sleep", session=session)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.socket_api import AsyncClient, AsyncTextStream, Client, TextStream
+from torpor.socket_api import AsyncClient, AsyncTextStream, Client, Sampling, TextStream
 from torpor.socket_api.errors import (
     ApiError,
     ClientClosed,
@@ -50,6 +50,7 @@ def test_every_verb_works(short_path: Path) -> None:
         assert (await client.chat("notes", "hello", max_tokens=1)).tokens == (4,)
         said = [{"role": "user", "content": "hi"}]
         assert [piece async for piece in client.stream_chat("notes", messages=said, max_tokens=1)] == ["t6 "]
+        assert (await client.set("notes", sampling=Sampling(seed=7))).sampling == Sampling(seed=7)
         assert (await client.sleep("notes")).version == 1
         assert (await client.plan_wake("notes", version=1)).way == "restore"
         assert (await client.wake("notes", version=1)).tokens_prefilled == 0

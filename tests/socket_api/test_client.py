@@ -79,7 +79,7 @@ def test_arguments_reach_the_service_as_they_were_given(client: Client, server_t
     assert calls["append"] == {"session": "s", "text": None, "tokens": (0, 7, 2**32 - 1)}
     assert calls["generate"]["stop"] == ("END",)
     assert calls["generate"]["prove"] is True
-    assert calls["generate"]["sampling"].top_k == 3  # type: ignore[attr-defined]
+    assert calls["generate"]["sampling"] == {"top_k": 3}
     assert calls["chat"]["role"] == "tool"
 
 
@@ -122,6 +122,18 @@ def test_a_client_s_namespace_is_that_of_its_bare_names_and_of_what_it_asks_abou
         {"namespace": "lab"},
         {"session": "lab/s"},
     ]
+
+
+def test_a_request_names_of_the_sampling_what_its_caller_gave_defaults_too(
+    client: Client, server_thread: ServerThread
+) -> None:
+    client.create("s", sampling=Sampling(temperature=0.5, top_p=0.9))
+    assert client.set("s", sampling=Sampling(temperature=0.0)).sampling == Sampling(temperature=0.0, top_p=0.9)
+    client.chat("s", "hi", max_tokens=1, sampling=Sampling(seed=0))
+    asked = {method: given["sampling"] for method, given in server_thread.service.calls if "sampling" in given}
+    assert (asked["set"], asked["chat"]) == ({"temperature": 0.0}, {"seed": 0})
+    with pytest.raises(InvalidRequest, match="at least one"):
+        client.set("s", sampling=Sampling())
 
 
 def test_results_carry_the_proof_when_asked(client: Client) -> None:

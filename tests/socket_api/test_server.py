@@ -691,7 +691,7 @@ def test_a_result_too_large_for_a_frame_is_an_error_and_not_the_end(
 def test_sampling_that_the_daemon_refuses_is_an_error_of_the_request(short_path: Path) -> None:
     async def story(state: Running) -> None:
         client = await state.connect()
-        client.ask(1, "create", session="s", sampling={"temperature": 1e9})
+        client.ask(1, "create", session="s", sampling={"temperature": 1e-9})
         assert (await client.answer(1))["error"]["code"] == "invalid_sampling"
 
     play(short_path, story)
