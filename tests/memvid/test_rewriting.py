@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -187,6 +188,25 @@ def test_a_file_that_got_the_inode_of_the_one_that_was_read_is_another_file(stor
     assert not store._core.folder.is_current(receipt.bundle_id, read)
     path.write_bytes(path.read_bytes()[:-4])
     os.utime(path, ns=(written_ns, written_ns + 1))
+    assert not store._core.folder.is_current(receipt.bundle_id, read)
+
+
+def test_a_file_that_was_written_in_place_and_dated_back_is_another_file(store: Store) -> None:
+    """Its change time tells it, which nobody can set back; the clock of a filesystem moves in steps."""
+    receipt = sleep(store, 300)
+    path = making.bundle_path(store, receipt.bundle_id)
+    with contextlib.closing(store._core.open_bundle(receipt.bundle_id)) as file:
+        read, before = file.stamp(), path.stat()
+    data = bytearray(path.read_bytes())
+    deadline = time.monotonic() + 10
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        assert time.monotonic() < deadline
+        data[-1] ^= 1
+        with path.open("r+b") as changed:
+            changed.write(data)
+        os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
     assert not store._core.folder.is_current(receipt.bundle_id, read)
 
 

@@ -341,6 +341,28 @@ def test_where_no_file_can_be_opened_any_more_a_sleep_that_is_led_elsewhere_fail
     require_awake(store, 600, uri=OTHER_URI)
 
 
+def test_a_holder_that_is_deleted_while_it_is_looked_at_stays_until_the_sleep_has_ended(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is pinned first and looked at then: what was seen there is there when the new version refers to it."""
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)  # whose first two blocks lie in the file of `first`
+    read = sleeping.Holdings._read
+
+    def delete_after_the_look(self: sleeping.Holdings, holder: bytes) -> frozenset[bytes]:
+        found = read(self, holder)
+        if holder == first.bundle_id and store.find_session(URI) is not None:
+            store.delete_session(URI)
+        return found
+
+    monkeypatch.setattr(sleeping.Holdings, "_read", delete_after_the_look)
+    fork = sleep(store, 1100, uri=OTHER_URI, before=second)
+    assert store.find_session(URI) is None
+    assert fork.entries[0].bundle_id == first.bundle_id
+    require_awake(store, 1100, uri=OTHER_URI)
+    assert store.verify(deep=True).ok
+
+
 @pytest.mark.parametrize("how", ["sleep", "import"])
 def test_a_version_of_the_same_state_at_the_same_time_takes_nothing_from_a_deleted_one(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str

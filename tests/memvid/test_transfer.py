@@ -1034,6 +1034,37 @@ def test_a_read_only_store_imports_nothing(store: Store, target: Path) -> None:
             reader.adopt_incoming(bytes(32))
 
 
+def test_t1_a_deleted_bundle_that_comes_back_beside_an_index_that_is_behind_keeps_what_it_needs_now(
+    store: Store, store_path: Path, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index's file still has the row of before, by which the bundle needs no other. A kill later its blocks must be
+    known to lie where they do now."""
+
+    def full(*_: object) -> None:
+        raise NoSpace("No room.")
+
+    first = sleep(store, 600)
+    exported(store, target)
+    sleep(store, 900, uri=OTHER_URI, seed=0, before=first)  # so its file stays, with two of its blocks
+    making.adopt(store, sleep(store, 600, uri=THIRD_URI))
+    store.index.go_on_in_memory()
+    monkeypatch.setattr(Index, "return_to_file", full)
+    store.delete_session(URI)
+    making.strip(store, first.bundle_id)
+    back = store.import_file(target)
+    assert back.bundle_id == first.bundle_id
+    assert {entry.bundle_id for entry in back.entries} > {first.bundle_id}  # the rest lies with the third
+    killed = tmp_path / "killed"
+    shutil.copytree(store_path, killed, copy_function=shutil.copy2)
+    monkeypatch.undo()
+    with Store.open(killed, writable=True) as again:
+        require_awake(again, 600)
+        again.delete_session(THIRD_URI)
+        again.gc()
+        require_awake(again, 600)
+        assert again.verify(deep=True).ok
+
+
 def test_an_import_past_a_budget_is_refused_and_the_store_is_as_it_was(
     store: Store, tmp_path: Path, target: Path
 ) -> None:
