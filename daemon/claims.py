@@ -17,7 +17,8 @@ class Claim:
     uri: the session whose turn it holds; None of one that is for a model alone. number: its place among all, by when it
         came. woken: the report of the last wake that it needed.
     reserved: bytes that it may take; wanted: those that it waits for, with the answer that it then awaits: whether they
-        are reserved, or else its session has to give way first. what: what they are for, if not for its session.
+        are reserved, or else its session has to give way first. grows: whether they are for its session, which then
+        stays if it can; what: what they are for, if that is something else.
     unslept: why sessions could not make room for it. also: another session whose turn it holds.
     request: whose it is. passed_at: since when others go before it that came later, by the monotonic clock.
     """
@@ -27,6 +28,7 @@ class Claim:
     woken: WakeResult | None = None
     reserved: int = 0
     wanted: int = 0
+    grows: bool = False
     what: str | None = None
     answer: asyncio.Future[bool] | None = None
     unslept: dict[SessionUri, str] = field(default_factory=dict)

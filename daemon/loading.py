@@ -118,13 +118,16 @@ class Loading:
             if not claim.request.stands_back():
                 for holder in place.holders:  # whichever of them loads it is waited for
                     holder.request.lift()
-            with self._memory.waiting_for_another(claim):
-                await asyncio.wait([under_way])
-            # One that was given up is begun anew by the first of those that waited for it.
-            error = None if under_way.cancelled() else under_way.result()
+            error = await self._end_of(under_way, claim)
             if error is not None:
                 # Each its own: a traceback holds the frames that it went through.
                 raise type(error)(error.message, **error.details)
+
+    async def _end_of(self, under_way: asyncio.Future[TorporError | None], claim: Claim) -> TorporError | None:
+        with self._memory.waiting_for_another(claim, lambda: not under_way.done()):
+            await asyncio.wait([under_way])
+        # One that was given up is begun anew by the first of those that waited for it.
+        return None if under_way.cancelled() else under_way.result()
 
     async def _load(self, place: Place, claim: Claim) -> None:
         under_way = place.loading = asyncio.get_running_loop().create_future()

@@ -7,8 +7,9 @@ Rules:
   is in use. Where it has to wait for requests that are at work, those stand back no more.
 - A request that waits holds the turn of its session, and may hold the session's memory, or a model. It never waits for
   the memory of another one that waits: where all that hold a turn wait, the latest of them gives its session's memory
-  up, and at last the models that they hold are unloaded; they have it all back when their time comes. So the first
-  always goes on, or is refused because it could never fit.
+  up, at last the first itself if it does not want to grow that session, and then the models that they hold are
+  unloaded; they have it all back when their time comes. So the first always goes on, or is refused because it could
+  never fit.
 - Beside the budget there is what one model call works with, for the engine makes one call at a time: its activations,
   and one layer's keys and values twice while they grow; and of a model that is being loaded, some weights twice while
   they are widened (`models.PIECE_BYTES`).
@@ -110,7 +111,7 @@ class Memory:
         require_models_fit(shelf.weights_bytes(), budget)
         self._reserved = 0
         self._waiting: list[Claim] = []
-        self._stalled: set[Claim] = set()
+        self._stalled: dict[Claim, Callable[[], bool]] = {}
         self._apart: set[Claim] = set()
         self._evicting: asyncio.Task[None] | None = None
         self._looks_again_at = 0.0
@@ -146,17 +147,18 @@ class Memory:
             self._evicting = apart(self._shrink())
         self.look_again()
 
-    async def reserve(self, use: Claim, wanted: int) -> bool:
-        """Reserve that many bytes for a request, waiting for them if need be.
+    async def reserve(self, use: Claim, wanted: int, *, grows: bool = False) -> bool:
+        """Reserve that many bytes for a request, waiting for them if need be. grows: its own session is to take them.
 
-        False: the request's own session has to be put to sleep, so that others can go on; then it may ask again, and
-        keeps its place.
+        False: the request's own session has to be put to sleep, so that others can go on, or itself if that is not to
+        grow; then it may ask again, and keeps its place.
 
         Raises:
             MemoryBudgetExceeded: they can never be had. MemoryBusy: too many wait. Nothing is reserved then.
         """
         if wanted <= 0:
             return True
+        use.grows = grows
         self._require_possible(use, wanted)
         if len(self._waiting) >= MAX_WAITING_FOR_MEMORY and use.number > max(each.number for each in self._waiting):
             raise MemoryBusy(f"{len(self._waiting)} requests already wait for memory; send this one again later.")
@@ -219,14 +221,15 @@ class Memory:
             self.look_again()
 
     @contextmanager
-    def waiting_for_another(self, use: Claim) -> Iterator[None]:
-        """A request waits for another one, which has a turn or loads a model: before that it frees nothing itself."""
-        self._stalled.add(use)
+    def waiting_for_another(self, use: Claim, waits: Callable[[], bool]) -> Iterator[None]:
+        """A request waits for another one, which has a turn or loads a model: before that it frees nothing itself.
+        waits: whether it does still; it may hear of the end only in a moment, and is at work from then on."""
+        self._stalled[use] = waits
         self.look_again()
         try:
             yield
         finally:
-            self._stalled.discard(use)
+            del self._stalled[use]
 
     def refuse_waiting(self, error: Callable[[], TorporError]) -> None:
         """Tell all that wait that they do so in vain."""
@@ -301,7 +304,7 @@ class Memory:
             return True
         if self._others_at_work(first):
             return True
-        for use in reversed(self._waiting[1:]):
+        for use in reversed(self._waiting[1:] if first.grows else self._waiting):
             session = self._session_of(use)
             if session is not None and session.can_be_put_away and session.uri not in first.unslept:
                 self._waiting.remove(use)
@@ -331,7 +334,7 @@ class Memory:
     def _others_at_work(self, first: Claim) -> bool:
         """Whether a request goes on that waits for nobody: at its end at the latest it lets go of what it has. So it
         is in as much of a hurry as the first that waits."""
-        still = {*self._waiting, *self._stalled}
+        still = {*self._waiting, *(claim for claim, waits in self._stalled.items() if waits())}
         turns = {uri for claim in still for uri in (claim.uri, claim.also)}
         working, apart_from_all = self._turns.in_use() - turns, self._apart - still
         if not first.stands_back(time.monotonic()):
@@ -406,7 +409,9 @@ class Memory:
     def _require_possible(self, use: Claim, wanted: int) -> None:
         """Refuse at once what could not be had if all that can sleep slept: nothing is put to sleep for it."""
         staying = {
-            uri: session for uri, session in self._awake.items() if uri == use.uri or not session.can_be_put_away
+            uri: session
+            for uri, session in self._awake.items()
+            if (uri == use.uri and use.grows) or not session.can_be_put_away
         }
         needed = {each.model.name for uri, each in staying.items() if each.state.tokens or uri == use.uri}
         stays = sum(session.held_bytes for session in staying.values()) + self._shelf.staying_bytes(needed, use)

@@ -134,14 +134,23 @@ class Residency:
             self.memory.look_again()
 
     @asynccontextmanager
-    async def turns_of(self, uri: SessionUri, other: SessionUri) -> AsyncIterator[Use]:
-        """Hold two sessions alone. All who want two take them in one order, so nobody waits in a circle."""
-        first, second = sorted((uri, other))
-        async with self.turn(first) as one, AsyncExitStack() as stack:
-            with self.memory.waiting_for_another(one):
-                two = await stack.enter_async_context(self.turn(second))
-            use = one if one.uri == uri else two
-            use.also = other
+    async def turn_with_name(self, uri: SessionUri, name: SessionUri) -> AsyncIterator[Use]:
+        """Hold a session alone, and a name that no session has.
+
+        The name comes first: whoever has it and waits for the session has no memory that others could want. Nobody
+        waits in a circle, for a name that is held is no session that somebody else could wait for.
+
+        Raises:
+            SessionExists: a session has the name. SessionNotFound: there is no such session any more.
+        """
+        self.require_new(name)
+        async with self.turn(name) as named, AsyncExitStack() as stack:
+            self.require_new(name)
+            if uri not in self.awake:
+                self.require_row(uri)
+            with self.memory.waiting_for_another(named, lambda: True):
+                use = await stack.enter_async_context(self.turn(uri))
+            use.also = name
             yield use
 
     @asynccontextmanager
@@ -173,7 +182,7 @@ class Residency:
                 await self._begin_anew(use, live)
                 continue
             growth = live.growth_bytes(len(live.state.tokens) + count, PREFILL_CHUNK_TOKENS)
-            if not await self.memory.reserve(use, growth):
+            if not await self.memory.reserve(use, growth, grows=True):
                 await to_the_end(apart(self._give_way(live)))
             elif live.model.is_loaded:
                 return live
@@ -365,12 +374,8 @@ class Residency:
         an order of its own."""
         if uri in self.turns.in_use() or not self._is_working():
             return
-        try:
-            async with self.turns.take(uri):
-                if await self._put_away_idle(uri, "idle"):
-                    self.memory.slept_by_idling += 1
-        finally:
-            self.memory.look_again()
+        if await self._put_away_unasked(uri, "idle"):
+            self.memory.slept_by_idling += 1
 
     def _is_working(self) -> bool:
         try:
@@ -416,7 +421,7 @@ class Residency:
         for session in self._sessions_on(name) if place.model is not None else ():
             self._require_working()  # a daemon that stops has an order of its own
             if session.uri not in self.turns.in_use():
-                await to_the_end(self._put_away_unasked(session.uri))
+                await to_the_end(self._put_away_unasked(session.uri, "asked"))
         if place.model is not None and self._is_needed(name):
             needed = [str(each.uri) for each in self._sessions_on(name) if self._stays(each)]
             raise ModelInUse(
@@ -511,9 +516,12 @@ class Residency:
 
         return look_again
 
-    async def _put_away_unasked(self, uri: SessionUri) -> None:
-        async with self.turns.take(uri):
-            await self._put_away_idle(uri, "asked")
+    async def _put_away_unasked(self, uri: SessionUri, cause: SleepCause) -> bool:
+        try:
+            async with self.turns.take(uri):
+                return await self._put_away_idle(uri, cause)
+        finally:
+            self.memory.look_again()
 
     async def close(self) -> None:
         """Put no more sessions to sleep; those that are awake are forgotten."""

@@ -70,7 +70,7 @@ from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, ord
 from .rates import Measured
 from .reasons import Reasons
 from .recomputing import Recomputing
-from .residency import Keeping, Residency, session_exists
+from .residency import Keeping, Residency
 from .results import (
     AnalysisResult,
     AppendResult,
@@ -805,10 +805,7 @@ class Service:
         source, row = self._resolve(session.partition(VERSION_MARK)[0]), None
         if VERSION_MARK in session:
             row = await self._hibernation.on_io(lambda: self._store.resolve_version(session))
-        if wanted == source:
-            raise session_exists(wanted)
-        async with self._residency.turns_of(source, wanted) as use:
-            self._residency.require_new(wanted)
+        async with self._residency.turn_with_name(source, wanted) as use:
             kept = None if labels is None else tuple(labels)
             order = await to_the_end(self._order_of_fork(source, row, wanted, at_token, kept, emit))
             if order.at_token not in (None, order.row.token_count):

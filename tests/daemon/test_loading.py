@@ -145,6 +145,30 @@ async def test_many_requests_for_one_model_wait_for_one_load(opened: Opened, mon
         assert loads == ["two"]
 
 
+async def test_who_has_waited_for_a_load_is_at_work_as_soon_as_that_ends(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, weights: int
+) -> None:
+    """The request for the other model waits for this one to be free: it is not told that it could never be."""
+    may_go_on = threading.Event()
+
+    def held(name: str, *args: Any) -> LoadedModel:
+        assert name == "one" or may_go_on.wait(30)
+        return load(name, *args)
+
+    load = loading.load_model
+    monkeypatch.setattr(loading, "load_model", held)
+    async with opened(memory_budget=weights + ROOM) as rig:
+        ordered = asyncio.ensure_future(rig.service.load_model(model="two"))
+        await until(lambda: (place := rig.service._shelf.places["two"]).loading is not None and bool(place.holders))
+        joined = asyncio.ensure_future(rig.service.create(session="a", model="two"))
+        await until(lambda: len(rig.service._shelf.places["two"].holders) == 2)
+        other = asyncio.ensure_future(rig.service.create(session="b", model="one"))
+        await until(lambda: rig.service._residency.memory.info().waiting == 1)
+        may_go_on.set()
+        await asyncio.gather(ordered, joined, other)
+        assert loaded(rig) == ["one"]
+
+
 async def test_a_load_that_fails_is_the_error_of_all_that_wait_and_is_tried_again_qc15(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

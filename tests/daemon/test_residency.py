@@ -18,7 +18,7 @@ from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, MemoryB
 from torpor.daemon.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.memory import DEFAULT_SHARE, default_budget
 from torpor.daemon.service import Service
-from torpor.memvid.errors import NoSpace
+from torpor.memvid.errors import NoSpace, SessionNotFound
 from torpor.memvid.store import Store
 from torpor.snapshot.memory import available_bytes
 
@@ -393,29 +393,84 @@ async def test_two_that_hold_memory_and_want_more_do_not_wait_for_each_other(ope
 
 
 async def test_a_fork_that_waits_for_a_turn_whose_holder_waits_for_memory_is_no_circle(
-    open_rig: Any, weights: int
+    open_rig: Any, weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fork has the turn of `a` and waits for that of `b`; `b` waits for memory, and nobody else is there."""
+    """The fork has the name `c` and waits for the turn of `a`, which waits for memory that `b` cannot give back."""
     async with open_rig(memory_budget=weights + most(100) + HELD) as rig:
         for at, name in enumerate("ab"):
             await rig.read(name, tokens_of(at, 50))
-        growing, plain = asyncio.Event(), rig.service._residency.room_for
+        growing, plain, write = asyncio.Event(), rig.service._residency.room_for, Store.write_bundle
 
         async def held(*arguments: Any) -> Any:
             await growing.wait()
             return await plain(*arguments)
 
+        def full_for_b(self: Store, **options: Any) -> Any:
+            if options["uri"].name == "b":
+                raise NoSpace("The disk is full.")
+            return write(self, **options)
+
         rig.service._residency.room_for = held  # type: ignore[method-assign]
-        writing = asyncio.ensure_future(rig.write("b", 300))
+        monkeypatch.setattr(Store, "write_bundle", full_for_b)
+        writing = asyncio.ensure_future(rig.write("a", 300))
         await until(lambda: len(rig.service._residency.turns.in_use()) == 1)
-        forking = asyncio.ensure_future(rig.service.fork(session="a", name="b", emit=ignore))
+        forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", emit=ignore))
         await until(lambda: len(rig.service._residency.turns.in_use()) == 2)
         growing.set()
         with pytest.raises(MemoryBudgetExceeded):
             await writing
-        with pytest.raises(SessionExists):
-            await forking
+        assert (await forking).token_count == 50
+        monkeypatch.undo()
         await all_is_free(rig)
+
+
+async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_its_source(
+    open_rig: Any, weights: int
+) -> None:
+    async with open_rig(memory_budget=weights + most(100) + HELD) as rig:
+        for at, name in enumerate("ab"):
+            await rig.read(name, tokens_of(at, 50))
+        async with held_up(rig, "a"):
+            growing = asyncio.ensure_future(rig.write("b", 300))
+            await waits(rig, 1)
+            forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", emit=ignore))
+            await until(lambda: len(rig.service._residency.turns.in_use()) == 3)
+        assert len((await growing)[0]) == 300
+        assert (await forking).token_count == 50 + STEP
+        await all_is_free(rig)
+
+
+async def test_a_fork_to_a_name_that_is_taken_is_refused_while_others_use_both(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for at, name in enumerate("ab"):
+            await rig.read(name, tokens_of(at, 50))
+        async with held_up(rig, "a"):
+            with pytest.raises(SessionExists):
+                await rig.service.fork(session="a", name="b", emit=ignore)
+            with pytest.raises(SessionExists):
+                await rig.service.fork(session="b", name="a", emit=ignore)
+
+
+async def test_forks_that_wait_while_their_sources_are_deleted_are_no_circle(open_rig: Any) -> None:
+    """Each waits for a session of the name that the other one holds: neither is there any more when it has its own."""
+    async with open_rig() as rig:
+        for at, name in enumerate("ab"):
+            await rig.read(name, tokens_of(at, 50))
+            await rig.sleep(name)
+        service = rig.service
+        turns, uris = service._residency.turns, [service._resolve(name) for name in "ab"]
+        async with turns.take(uris[0]), turns.take(uris[1]):
+            forks = []
+            for source, name in ("ab", "ba"):
+                asking = service._residency.turn_with_name(service._resolve(source), service._resolve(name))
+                service._residency.require_new = lambda _: None  # type: ignore[method-assign]
+                forks.append(asyncio.ensure_future(asking.__aenter__()))
+            await until(lambda: all(turns.users(uri) == 2 for uri in uris))
+            del service._residency.require_new  # type: ignore[method-assign]
+            for uri in uris:
+                service._store.delete_session(uri)
+        answers = await asyncio.wait_for(asyncio.gather(*forks, return_exceptions=True), 10)
+        assert [type(answer) for answer in answers] == [SessionNotFound, SessionNotFound]
 
 
 async def test_a_fork_at_an_earlier_token_takes_its_memory_from_the_budget(open_rig: Any, weights: int) -> None:
@@ -425,6 +480,16 @@ async def test_a_fork_at_an_earlier_token_takes_its_memory_from_the_budget(open_
         await rig.service.fork(session="a", name="c", at_token=20, emit=ignore)
         assert not rig.is_awake("b"), "it made room"
         assert (await rig.wake("c")).token_count == 20
+        await all_is_free(rig)
+
+
+async def test_a_fork_at_an_earlier_token_has_its_source_make_room_if_nothing_else_can(
+    open_rig: Any, weights: int
+) -> None:
+    async with open_rig(memory_budget=weights + most(300)) as rig:
+        await rig.read("a", tokens_of(1, 300))
+        assert (await rig.service.fork(session="a", name="c", at_token=20, emit=ignore)).token_count == 20
+        assert not rig.is_awake("a")
         await all_is_free(rig)
 
 
