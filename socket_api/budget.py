@@ -1,7 +1,11 @@
 """A bound on the bytes of requests that are held at once, kept by making those wait who would pass it (threat 44).
 
-Owns the count and the queue. Does not know what is held: `served.py` takes a frame's bytes when its length is known,
-before it is read, and gives them back when its request has been answered.
+Owns the count and the queue. Does not know what is held: `served.py` takes a frame's bytes as they come and gives them
+back when its request has been answered.
+
+What is only announced counts for nothing, so whoever announces much and sends little keeps no room from others. Frames
+of which not all has come leave room for one of the largest size: the oldest of them can always be read to its end, so
+that no number of halves keeps all from becoming whole.
 """
 
 from __future__ import annotations
@@ -10,42 +14,78 @@ import asyncio
 from collections import deque
 
 
-class RequestBudget:
-    """Bytes to take and to give back, first come first served, so that small takers do not starve a large one."""
+class Held:
+    """What one frame has taken of a budget: more with each piece that comes."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    __slots__ = ("size_bytes",)
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+
+class RequestBudget:
+    """Bytes to take and to give back, first come first served. largest_bytes: of one frame."""
+
+    def __init__(self, limit_bytes: int, *, largest_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._for_halves_bytes = limit_bytes - largest_bytes
+        self._coming: dict[Held, None] = {}  # frames of which not all has come, the oldest first
+        self._waiting: deque[tuple[Held, int, asyncio.Future[None]]] = deque()
         self.used_bytes = 0
 
-    async def take(self, size_bytes: int) -> int:
-        """Wait until there is room; return what was taken, to be given back. More than there is counts as all."""
-        wanted = min(size_bytes, self._limit_bytes)
-        if not self._waiting and self.used_bytes + wanted <= self._limit_bytes:
-            self.used_bytes += wanted
-            return wanted
+    @property
+    def is_short(self) -> bool:
+        """Whether anybody waits for room."""
+        return bool(self._waiting)
+
+    async def take(self, held: Held, size_bytes: int) -> None:
+        """Wait until there is room for so many bytes more of a frame. One larger than all there is counts as all."""
+        self._coming[held] = None
+        wanted = min(size_bytes, self._limit_bytes - held.size_bytes)
+        if self._fits(held, wanted) and (not self._waiting or self._is_oldest(held)):
+            self._give(held, wanted)
+            return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((wanted, granted))
+        self._waiting.append((held, wanted, granted))
         try:
             await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
-                self.give_back(wanted)
+            self._waiting = deque(each for each in self._waiting if each[2] is not granted)
             self._grant()  # those behind it may fit
             raise
-        return wanted
 
-    def give_back(self, size_bytes: int) -> None:
-        """Return what `take` returned."""
-        self.used_bytes -= size_bytes
+    def complete(self, held: Held) -> None:
+        """All of a frame has come: what it holds is given back as soon as its request is answered."""
+        self._coming.pop(held, None)
         self._grant()
 
+    def give_back(self, held: Held) -> None:
+        """Return all that a frame holds."""
+        self._coming.pop(held, None)
+        self.used_bytes -= held.size_bytes
+        held.size_bytes = 0
+        self._grant()
+
+    def _fits(self, held: Held, wanted: int) -> bool:
+        if self.used_bytes + wanted > self._limit_bytes:
+            return False
+        coming_bytes = sum(each.size_bytes for each in self._coming)
+        return self._is_oldest(held) or coming_bytes + wanted <= self._for_halves_bytes
+
+    def _is_oldest(self, held: Held) -> bool:
+        return next(iter(self._coming), None) is held
+
+    def _give(self, held: Held, wanted: int) -> None:
+        held.size_bytes += wanted
+        self.used_bytes += wanted
+
     def _grant(self) -> None:
-        while self._waiting:
-            wanted, granted = self._waiting[0]
-            if not granted.done():
-                if self.used_bytes + wanted > self._limit_bytes:
-                    return
-                self.used_bytes += wanted
+        """Give to those that wait, in their order, as far as they fit; the oldest frame needs no turn."""
+        left: deque[tuple[Held, int, asyncio.Future[None]]] = deque()
+        for held, wanted, granted in self._waiting:
+            if self._fits(held, wanted) and (not left or self._is_oldest(held)):
+                self._give(held, wanted)
                 granted.set_result(None)
-            self._waiting.popleft()
+            else:
+                left.append((held, wanted, granted))
+        self._waiting = left

@@ -98,6 +98,11 @@ class ServerLimits:
     hello_timeout_s: float = 10.0
     """From accept to a complete hello; bounds idle strangers."""
 
+    slow_frame_s: float = 1.0
+    """While others wait for room, a frame that comes slower than `min_frame_bytes` in this time is given up."""
+
+    min_frame_bytes: int = 256 * 1024
+
     frame_timeout_s: float = 30.0
     """From a frame's first byte to its last; a local peer needs milliseconds for 16 MiB."""
 

@@ -22,7 +22,7 @@ from ..daemon.events import Notice
 from ..daemon.results import Event
 from ..daemon.waiting import LeftMidway
 from ..errors import TorporError
-from .budget import RequestBudget
+from .budget import Held, RequestBudget
 from .connection import AcceptedRequest, RefusedRequest, ServerConnection, ServerInput
 from .dispatch import Backend, ShutDown, call, event_map, notice_map
 from .errors import (
@@ -46,9 +46,10 @@ from .peer import has_left
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
 _LOOK_S = 0.5
-"""How soon the departure of a client is seen that is not being read."""
+"""How soon the departure of a client is seen that is not being read, or that a frame comes too slowly."""
 
-Taken = list[tuple[RequestBudget, int]]
+_Frame = tuple[Held, Held]
+"""What a frame has taken: of its connection's budget, and of that of all."""
 
 
 class ServedConnection:
@@ -78,8 +79,10 @@ class ServedConnection:
         self._outbox = Outbox(limits)
         self._work: dict[int, tuple[AcceptedRequest, asyncio.Task[dict[str, object]]]] = {}
         self._answers: set[asyncio.Task[None]] = set()
-        self._budgets = (RequestBudget(limits.max_connection_request_bytes), budget)
-        self._taken: Taken = []  # for the frame that is being read
+        self._own_budget = RequestBudget(limits.max_connection_request_bytes, largest_bytes=0)
+        self._budget = budget
+        self._held: _Frame = Held(), Held()  # for the frame that is being read
+        self._pace = 0.0, 0  # when that frame was last fast enough, and how much of it had come then
         self._quiet = False
         self._gave_way: set[int] = set()
         self._stopping = asyncio.Event()
@@ -117,7 +120,7 @@ class ServedConnection:
             await self._close(sender)
             await asyncio.wait({reading, stopping})
             await self._wait_for_answers()
-            _give_back(self._taken)
+            self._give_back(self._held)
             if not reading.cancelled() and (fault := reading.exception()) is not None:
                 raise fault  # ours, not the client's: the server logs it
 
@@ -175,12 +178,14 @@ class ServedConnection:
             pass  # reset by the client: an end like any other
 
     async def _make_room(self) -> bool:
-        """Take the bytes of the frame that has begun from the budgets. Waits, if need be, and nothing more is read
+        """Take what has come of the next frame from the budgets. Waits, if need be, and nothing more is read
         meanwhile; False if the client left while it did."""
         size_bytes = self._connection.next_frame_bytes
-        if self._taken or size_bytes <= self._limits.uncounted_frame_bytes:
+        if size_bytes <= self._limits.uncounted_frame_bytes:
             return True
-        taking = asyncio.create_task(self._take(size_bytes))
+        loop = asyncio.get_running_loop()
+        begun, (since, before) = loop.time(), self._pace
+        taking = asyncio.create_task(self._take(size_bytes, min(size_bytes, self._connection.waiting_bytes)))
         try:
             while not (await asyncio.wait({taking}, timeout=_LOOK_S))[0]:
                 if self._connection.greeted:
@@ -190,17 +195,55 @@ class ServedConnection:
         finally:
             taking.cancel()
             await asyncio.wait({taking})
+        self._pace = since + loop.time() - begun, before  # that was not the client's time
         return True
 
-    async def _take(self, size_bytes: int) -> None:
-        for budget in self._budgets:
-            self._taken.append((budget, await budget.take(size_bytes)))
+    async def _take(self, size_bytes: int, come_bytes: int) -> None:
+        """The client's own budget is its own affair, and the frame is taken from it whole: so that what it does not
+        read on for want of that keeps nobody else's from being read to the end."""
+        own, shared = self._held
+        if not own.size_bytes:
+            await self._own_budget.take(own, size_bytes)
+            self._own_budget.complete(own)
+        await self._budget.take(shared, come_bytes - shared.size_bytes)
+        if come_bytes == size_bytes:
+            self._budget.complete(shared)
 
     async def _read(self) -> bytes:
+        holds_room = self._held[1].size_bytes > 0
+        if not holds_room:
+            self._pace = asyncio.get_running_loop().time(), 0
+        data = None
+        while data is None:
+            data = await self._read_for(_LOOK_S if holds_room else None)
+            if holds_room:
+                self._require_pace()
+        return data
+
+    def _require_pace(self) -> None:
+        """While others wait for room, a frame that holds some has to come as from a client that goes on sending."""
+        now, (since, before) = asyncio.get_running_loop().time(), self._pace
+        come = self._connection.waiting_bytes
+        if come - before >= self._limits.min_frame_bytes or not self._budget.is_short:
+            self._pace = now, come
+        elif now - since >= self._limits.slow_frame_s:
+            raise FrameTimeout(
+                f"A frame came slower than {self._limits.min_frame_bytes} bytes in {self._limits.slow_frame_s:g} s,"
+                " while others waited for room.",
+                limit_s=self._limits.slow_frame_s,
+            )
+
+    async def _read_for(self, look_s: float | None) -> bytes | None:
+        """What comes next; None where nothing has come for so long and its deadline has not passed."""
+        until = None if look_s is None else asyncio.get_running_loop().time() + look_s
+        if self._deadline is not None:
+            until = self._deadline if until is None else min(until, self._deadline)
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout_at(until):
                 return await self._reader.read(_READ_BYTES)
         except TimeoutError:
+            if self._deadline is None or asyncio.get_running_loop().time() < self._deadline:
+                return None
             if not self._connection.greeted:
                 limit_s = self._limits.hello_timeout_s
                 raise HelloTimeout(f"No hello came within {limit_s:g} s.", limit_s=limit_s) from None
@@ -220,7 +263,7 @@ class ServedConnection:
         if isinstance(message, AcceptedRequest):
             refusal = None if message.method.always else self._find_refusal()
             if refusal is None:
-                held, self._taken = self._taken, []
+                held, self._held = self._held, (Held(), Held())
                 self._begin(message, held)
             else:
                 await self._outbox.wait_for_room()
@@ -232,8 +275,11 @@ class ServedConnection:
             self._cancel(message.id)
         elif isinstance(message, Hello):
             self._outbox.put_reply(self._connection.send_hello(server=self._server_name, pid=os.getpid()))
+        self._give_back(self._held)
 
-        _give_back(self._taken)
+    def _give_back(self, held: _Frame) -> None:
+        for budget, each in zip((self._own_budget, self._budget), held, strict=True):
+            budget.give_back(each)
 
     # --- requests
 
@@ -248,7 +294,7 @@ class ServedConnection:
             )
         return None
 
-    def _begin(self, request: AcceptedRequest, held: Taken) -> None:
+    def _begin(self, request: AcceptedRequest, held: _Frame) -> None:
         def emit(event: Event) -> None:
             self._send_event(request.id, event_map(event))
 
@@ -270,9 +316,9 @@ class ServedConnection:
         except ClientStalled as stalled:
             self._drop(stalled)
 
-    async def _answer(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]], held: Taken) -> None:
+    async def _answer(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]], held: _Frame) -> None:
         await asyncio.wait({work})  # not awaited itself: its cancellation is an answer, not ours
-        _give_back(held)
+        self._give_back(held)
         await self._outbox.wait_for_room()
         self._active_at = asyncio.get_running_loop().time()
         del self._work[request.id]
@@ -374,12 +420,6 @@ class ServedConnection:
 
 def _is_stoppable(request: AcceptedRequest) -> bool:
     return request.method.cancellable and not request.method.watches
-
-
-def _give_back(taken: Taken) -> None:
-    while taken:
-        budget, size_bytes = taken.pop()
-        budget.give_back(size_bytes)
 
 
 def _error_to_tell(request: AcceptedRequest, failure: BaseException) -> TorporError:

@@ -19,7 +19,7 @@ from .budget import RequestBudget
 from .connection import ServerConnection
 from .dispatch import Backend
 from .errors import PeerRefused, ProtocolError, StopRefused, TooManyConnections
-from .limits import ServerLimits
+from .limits import MAX_REQUEST_FRAME_BYTES, ServerLimits
 from .listener import Listener, open_listener
 from .peer import FindPeerUid, peer_uid
 from .served import ServedConnection
@@ -56,7 +56,7 @@ class ApiServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._served: set[ServedConnection] = set()
         self._stopping = False
-        self._budget = RequestBudget(self._limits.max_request_bytes)
+        self._budget = RequestBudget(self._limits.max_request_bytes, largest_bytes=MAX_REQUEST_FRAME_BYTES)
         self._evicted: set[ServedConnection] = set()
         self._full: Listener | None = None
         self._on_shutdown = on_shutdown

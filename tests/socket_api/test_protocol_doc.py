@@ -92,8 +92,10 @@ def test_the_stated_limits_are_those_of_the_code() -> None:
         f"{defaults.max_request_bytes // 2**20}",
         f"{defaults.uncounted_frame_bytes:,}",
         defaults.reserved_connections,
+        f"{defaults.min_frame_bytes // 2**10} KiB in a second",
     ):
         assert re.search(rf"(?<![\d,]){value}(?![\d,])", stated), value
+    assert defaults.slow_frame_s == 1
 
 
 def test_the_example_in_hex_is_the_message_beside_it() -> None:

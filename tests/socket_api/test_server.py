@@ -362,6 +362,81 @@ def test_requests_beyond_the_budgets_are_not_read_until_others_have_ended(short_
     play(short_path, story, limits=limits)
 
 
+BIG = 2**24
+
+
+def test_clients_that_announce_much_and_send_little_keep_nobody_waiting(short_path: Path) -> None:
+    """Threats 41 and 44: forty bytes, as eight frames of 16 MiB each of which one byte comes."""
+
+    async def story(state: Running) -> None:
+        for _ in range(8):
+            slow = await state.connect()
+            slow.writer.write(BIG.to_bytes(4, "little") + b"\x84")
+        other = await state.connect()
+        other.ask(1, "create", session="s")
+        await other.answer(1)
+        for request_id in (2, 3):
+            other.ask(request_id, "append", session="s", text="x" * 10_000_000)
+            assert (await other.answer(request_id))["type"] == "result"
+        assert state.server._budget.used_bytes == 8 * 5
+        assert state.server.connections == 9, "and nobody minds the slow ones"
+
+    play(short_path, story, limits=replace(QUICK, frame_timeout_s=1000, max_request_bytes=24_000_000))
+
+
+def test_who_sends_slowly_while_others_wait_for_the_room_that_it_holds_is_dropped_and_they_go_on(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threats 41 and 44. Alone it may be as slow as the deadline of its frame allows."""
+
+    async def story(state: Running) -> None:
+        slow, other = await state.connect(), await state.connect()
+        slow.writer.write(BIG.to_bytes(4, "little") + b"x" * 15_000_000)
+        await poll(lambda: state.server._budget.used_bytes == 15_000_004)
+        loop, passed_s = asyncio.get_running_loop(), 0.0
+        clock = loop.time
+        monkeypatch.setattr(loop, "time", lambda: clock() + passed_s)
+        passed_s = 100
+        slow.writer.write(b"x")
+        await poll(lambda: state.server._budget.used_bytes == 15_000_005)
+        other.ask(1, "create", session="s")
+        await other.answer(1)
+        other.ask(2, "append", session="s", text="x" * 10_000_000)
+        assert await slow.error_code_then_end() == "frame_timeout"
+        assert (await other.answer(2))["type"] == "result"
+
+    limits = replace(QUICK, frame_timeout_s=1000, max_request_bytes=24_000_000)
+    play(short_path, story, within_s=1000, limits=limits)
+
+
+def test_halves_of_frames_never_keep_each_other_from_becoming_whole(short_path: Path) -> None:
+    """Threat 44: more is sent at once than there is room for, and all of it is served, within the bound."""
+
+    async def story(state: Running) -> None:
+        clients = [await state.connect() for _ in range(6)]
+        for number, client in enumerate(clients):
+            client.ask(1, "create", session=f"s{number}")
+            await client.answer(1)
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, state.server._budget.used_bytes)
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        for number, client in enumerate(clients):
+            client.ask(2, "append", session=f"s{number}", text="x" * 8_000_000)
+        for client in clients:
+            assert (await client.answer(2))["type"] == "result"
+        watching.cancel()
+        assert 8_000_000 < most <= 20_000_000
+        assert state.server._budget.used_bytes == 0
+
+    play(short_path, story, limits=replace(QUICK, max_request_bytes=20_000_000))
+
+
 def test_a_client_that_leaves_while_it_is_not_read_is_seen_to_leave(short_path: Path) -> None:
     async def story(state: Running) -> None:
         client = await state.connect()
@@ -382,10 +457,10 @@ def test_the_bytes_of_frames_that_break_off_or_are_refused_are_given_back(short_
     async def story(state: Running) -> None:
         half, wrong = await state.connect(), await state.connect()
         half.writer.write((10_000_000).to_bytes(4, "little") + b"x" * 100_000)
-        await poll(lambda: state.server._budget.used_bytes == 10_000_004)
+        await poll(lambda: state.server._budget.used_bytes == 100_004)  # what came, and not what was announced
         wrong.ask(1, "append", session="s", text=["x" * 10_000])
         assert (await wrong.answer(1))["error"]["code"] == "invalid_request"
-        assert state.server._budget.used_bytes == 10_000_004
+        assert state.server._budget.used_bytes == 100_004
         half.close()
         await poll(lambda: state.server._budget.used_bytes == 0)
 
@@ -744,7 +819,7 @@ def test_results_wait_until_those_before_them_are_taken(short_path: Path) -> Non
             waiting.append(served._outbox._reply_bytes)
 
         served._outbox.put_reply = watch  # type: ignore[method-assign]
-        served._emit = lambda request_id, event: None  # type: ignore[method-assign]
+        served._send_event = lambda request_id, event: None  # type: ignore[method-assign]
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for request_id in range(1, 9):
             client.ask(request_id, "generate", session="s", max_tokens=1)
