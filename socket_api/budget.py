@@ -4,7 +4,7 @@ Owns the count and the queue. Does not know what is held: `served.py` takes a fr
 back when its request has been answered.
 
 What is only announced counts for nothing, so whoever announces much and sends little keeps no room from others. Frames
-of which not all has come leave room for one of the largest size: the oldest of them can always be read to its end, so
+of which not all has come leave room for one of the largest size: the first that needs it has that until it is whole, so
 that no number of halves keeps all from becoming whole.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Collection
 
 
 class Held:
@@ -29,7 +30,8 @@ class RequestBudget:
     def __init__(self, limit_bytes: int, *, largest_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._for_halves_bytes = limit_bytes - largest_bytes
-        self._coming: dict[Held, None] = {}  # frames of which not all has come, the oldest first
+        self._coming: set[Held] = set()  # frames of which not all has come
+        self._last_room: Held | None = None  # whose the room is that halves leave
         self._waiting: deque[tuple[Held, int, asyncio.Future[None]]] = deque()
         self.used_bytes = 0
 
@@ -40,9 +42,9 @@ class RequestBudget:
 
     async def take(self, held: Held, size_bytes: int) -> None:
         """Wait until there is room for so many bytes more of a frame. One larger than all there is counts as all."""
-        self._coming[held] = None
+        self._coming.add(held)
         wanted = min(size_bytes, self._limit_bytes - held.size_bytes)
-        if self._fits(held, wanted) and (not self._waiting or self._is_oldest(held)):
+        if self._may_take(held, wanted, before=self._waiting):
             self._give(held, wanted)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -56,34 +58,42 @@ class RequestBudget:
 
     def complete(self, held: Held) -> None:
         """All of a frame has come: what it holds is given back as soon as its request is answered."""
-        self._coming.pop(held, None)
+        self._leave(held)
         self._grant()
 
     def give_back(self, held: Held) -> None:
         """Return all that a frame holds."""
-        self._coming.pop(held, None)
+        self._leave(held)
         self.used_bytes -= held.size_bytes
         held.size_bytes = 0
         self._grant()
 
-    def _fits(self, held: Held, wanted: int) -> bool:
+    def _leave(self, held: Held) -> None:
+        self._coming.discard(held)
+        if self._last_room is held:
+            self._last_room = None
+
+    def _may_take(self, held: Held, wanted: int, *, before: Collection[object]) -> bool:
+        """Whether there is room, and nobody before it that waits. Who has the last room need not wait for its turn."""
         if self.used_bytes + wanted > self._limit_bytes:
             return False
-        coming_bytes = sum(each.size_bytes for each in self._coming)
-        return self._is_oldest(held) or coming_bytes + wanted <= self._for_halves_bytes
-
-    def _is_oldest(self, held: Held) -> bool:
-        return next(iter(self._coming), None) is held
+        if before or self._last_room is held:
+            return self._last_room is held
+        if sum(each.size_bytes for each in self._coming) + wanted > self._for_halves_bytes:
+            if self._last_room is not None:
+                return False
+            self._last_room = held
+        return True
 
     def _give(self, held: Held, wanted: int) -> None:
         held.size_bytes += wanted
         self.used_bytes += wanted
 
     def _grant(self) -> None:
-        """Give to those that wait, in their order, as far as they fit; the oldest frame needs no turn."""
+        """Give to those that wait, in their order, as far as there is room."""
         left: deque[tuple[Held, int, asyncio.Future[None]]] = deque()
         for held, wanted, granted in self._waiting:
-            if self._fits(held, wanted) and (not left or self._is_oldest(held)):
+            if self._may_take(held, wanted, before=left):
                 self._give(held, wanted)
                 granted.set_result(None)
             else:
