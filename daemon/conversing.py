@@ -77,12 +77,11 @@ class Conversing:
         Raises:
             TemplateUnusable, ContextOverflow.
         """
-        held, opens = len(live.state.tokens), not live.state.tokens or live.system is not None
-        messages = spoken([message], live.system)
+        held, opens = len(live.state.tokens), not live.state.tokens or live.has_system_to_say
+        messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
         place = Place(held, None if opens else live.state.tokens[-1], live.turn_open)
         ids = await self._encoder.messages(live.model, messages, place)
-        own = live.system is not None
-        text_map = live.text_map.extended(messages, start=held, end=held + len(ids), own_system=own)
+        text_map = live.text_map.extended(messages, start=held, end=held + len(ids))
         return NewTurn(held, ids, text_map)
 
     async def transcript(self, live: Session, messages: Sequence[Message]) -> NewTurn:
@@ -92,9 +91,7 @@ class Conversing:
             TemplateUnusable, ContextOverflow.
         """
         ledger, known = live.state.tokens, live.text_map
-        system = live.system or (known.system if known.own_system else None)
-        whole = spoken(messages, system)
-        own = system is not None and whole[0] == message_of("system", system)
+        whole = spoken(messages, live.system)
         found = standing(known, whole)
         new = whole[found.kept :]
         place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True)
@@ -102,7 +99,7 @@ class Conversing:
         read_already = tokens_in_common(ledger[found.at :], ids)
         lengths = await self._encoder.lengths(live.model, new, place, ids)
         end = found.at + len(ids)
-        text_map = known.cut(found.at).extended(new, start=found.at, end=end, lengths=lengths, own_system=own)
+        text_map = known.cut(found.at).extended(new, start=found.at, end=end, lengths=lengths)
         common = max(0, found.common - (len(whole) - len(messages)))
         return NewTurn(found.at + read_already, ids[read_already:], text_map, common)
 
@@ -160,7 +157,7 @@ class Conversing:
             live,
             model=model,
             state=state,
-            system=None,
+            opened=False,
             turn_open=False,
             unchanged_tokens=0,
             saved_from=None,

@@ -88,7 +88,8 @@ class Exchanges:
             if len(live.state.tokens) > held:
                 live.turn_open, live.dirty = turn_open, True
                 live.text_map = live.text_map if text_map is None else text_map
-                live.system = None if turn_open else live.system  # a chat's first turn has it before it
+                if turn_open:
+                    live.open_chat()
                 self._reuse.note(live)
             else:
                 live.state = before
@@ -100,6 +101,7 @@ class Exchanges:
         if turn.ids or not turn.at:
             cached = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map)
         live.turn_open, live.text_map = True, turn.text_map
+        live.open_chat()
         return cached
 
     async def write(

@@ -70,6 +70,8 @@ class _Source:
     model: str
     sampling: Sampling
     labels: tuple[str, ...]
+    system: str | None
+    opened: bool
     origin: Origin
     parent: Durable
 
@@ -80,7 +82,17 @@ class _Source:
             ModelChanged.
         """
         require_same_model(self.identity, model, uri)
-        return Session(uri, model, state, self.sampling, self.labels, durable=self.parent, folded_from=self.origin)
+        return Session(
+            uri,
+            model,
+            state,
+            self.sampling,
+            self.labels,
+            system=self.system,
+            opened=self.opened,
+            durable=self.parent,
+            folded_from=self.origin,
+        )
 
 
 class Folds:
@@ -147,6 +159,8 @@ class Folds:
                 model=row.model,
                 sampling=live.sampling,
                 labels=live.labels if order.labels is None else order.labels,
+                system=live.system,
+                opened=live.opened,
                 origin=Origin.of(row, len(old.tokens)),
                 parent=Durable(row.version, row.bundle_id, None, 0, 0, ()),
             )

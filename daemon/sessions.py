@@ -35,7 +35,7 @@ from .models import LoadedModel
 from .origin import FOLDED_FROM, FORKED_FROM, Origin
 from .recomputed import RECOMPUTED, Recomputed
 from .sampling import Sampling
-from .transcripts import TEXT_MAP, TextMap
+from .transcripts import MAX_SYSTEM_CHARS, TEXT_MAP, TextMap, own_system_of
 from .unread import Unread
 
 # Requests that may wait for one session. The next is told that it is busy, and nothing has happened (QX18).
@@ -44,6 +44,8 @@ MAX_WAITING = 16
 MAX_TIME_NS = 2**63 - 1
 # Under which the session map tells a loss.
 LOSSY = "lossy"
+# Under which it tells that a chat has begun.
+OPENED = "chat_opened"
 
 Kind = TypeVar("Kind")
 
@@ -87,7 +89,8 @@ class Session:
     """A session with its state in memory.
 
     unchanged_tokens: leading tokens whose KV is still what the durable snapshot holds.
-    system: the text that will open its chat; None once it has been read, or if there is none.
+    system: the text that opens its chat, unless a transcript brings one; None if there is none. opened: whether a chat
+        has begun, behind which it is not said any more.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
     text_map: the messages that were committed, as far as a chat alone has made the ledger.
     dirty: whether anything has changed since the durable snapshot.
@@ -114,6 +117,7 @@ class Session:
     sampling: Sampling
     labels: tuple[str, ...] = ()
     system: str | None = None
+    opened: bool = False
     turn_open: bool = False
     text_map: TextMap = field(default_factory=TextMap)
     created_ns: int = field(default_factory=now_ns)
@@ -134,6 +138,17 @@ class Session:
     unread: Unread | None = None
     held_bytes: int = field(default=0, compare=False)
     last_used: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def has_system_to_say(self) -> bool:
+        """Whether the next message comes behind its system text."""
+        return bool(self.system) and not self.opened
+
+    def open_chat(self) -> None:
+        """A chat has begun. Its system text stays known, unless it is too long for that."""
+        self.opened = True
+        if len(self.system or "") > MAX_SYSTEM_CHARS:
+            self.system = None
 
     @property
     def needs_sleep(self) -> bool:
@@ -220,6 +235,7 @@ class Session:
             "labels": list(self.labels),
             "sampling": self.sampling.to_map(),
             "system": self.system,
+            OPENED: self.opened,
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
             **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
@@ -244,13 +260,16 @@ class Session:
         """
         try:
             text_map = TextMap.from_map(kept.get(TEXT_MAP)).cut(len(state.tokens))
+            # Before sessions kept it, a text that had been said was in the text map alone.
+            system = kept["system"] if OPENED in kept else kept["system"] or own_system_of(kept.get(TEXT_MAP))
             return cls(
                 uri=uri,
                 model=model,
                 state=state,
                 sampling=sampling_of(kept),
                 labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
-                system=None if kept["system"] is None else _typed(kept, "system", str),
+                system=None if system is None else _typed({"system": system}, "system", str),
+                opened=_typed(kept, OPENED, bool) if OPENED in kept else kept["system"] is None,
                 # Wherever a chat's reading or writing ended, it is the assistant's turn.
                 turn_open=_typed(kept, "turn_open", bool) or text_map.end == len(state.tokens),
                 text_map=text_map,

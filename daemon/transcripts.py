@@ -38,6 +38,7 @@ MAX_SYSTEM_CHARS: Final = 256 * 1024
 """Of the system text that is kept to render a conversation from its beginning again, at most 1 MiB of UTF-8."""
 
 _ROLES: Final = ("system", "user", "assistant", "tool")
+_OWN_SYSTEM: Final = "own_system"
 _DIGEST_BYTES: Final = 16
 _LINE: Final = struct.Struct(f"<BI{_DIGEST_BYTES}s{_DIGEST_BYTES}s")
 _THINK, _END_OF_THOUGHT = "<think>", "</think>"
@@ -73,13 +74,11 @@ class Turn:
 class TextMap:
     """The committed messages of a session from the beginning of its ledger on.
 
-    system: the text that opened its chat, unless that is too long to be kept; own_system: whether it is the session's,
-    given when it was made. A transcript that begins with no system message then goes without saying it.
+    system: the text that opened its chat, unless that is too long to be kept.
     """
 
     turns: tuple[Turn, ...] = ()
     system: str | None = None
-    own_system: bool = False
 
     @property
     def end(self) -> int:
@@ -101,7 +100,6 @@ class TextMap:
         start: int,
         end: int,
         lengths: Sequence[int] = (),
-        own_system: bool = False,
     ) -> TextMap:
         """With messages that were read or written together, from one position of the ledger to another. As it is, if it
         does not tell all that is before them, or would become too long.
@@ -115,7 +113,7 @@ class TextMap:
         if self.turns or not messages:
             return replace(self, turns=turns)
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
-        return TextMap(turns, system if len(system or "") <= MAX_SYSTEM_CHARS else None, own_system)
+        return TextMap(turns, system if len(system or "") <= MAX_SYSTEM_CHARS else None)
 
     def cut(self, tokens: int) -> TextMap:
         """That of a ledger which is cut to so many tokens."""
@@ -133,7 +131,7 @@ class TextMap:
     def to_map(self) -> dict[str, Any]:
         """What the session map keeps."""
         lines = (_LINE.pack(_ROLES.index(turn.role), turn.end, turn.whole, turn.bare) for turn in self.turns)
-        return {"turns": b"".join(lines), "system": self.system, "own_system": self.own_system}
+        return {"turns": b"".join(lines), "system": self.system}
 
     @classmethod
     def from_map(cls, stored: object) -> TextMap:
@@ -144,17 +142,22 @@ class TextMap:
         """
         if stored is None:
             return cls()
-        if type(stored) is not dict or stored.keys() != {"turns", "system", "own_system"}:
+        if type(stored) is not dict or stored.keys() - {_OWN_SYSTEM} != {"turns", "system"}:
             raise ValueError(f"{TEXT_MAP} has other fields than a text map")
-        packed, system, own_system = stored["turns"], stored["system"], stored["own_system"]
+        packed, system = stored["turns"], stored["system"]
         if type(packed) is not bytes or len(packed) % _LINE.size or len(packed) > MAX_TURNS * _LINE.size:
             raise ValueError(f"{TEXT_MAP} has turns of a wrong length")
-        if not (system is None or type(system) is str) or type(own_system) is not bool:
+        if not (system is None or type(system) is str):
             raise ValueError(f"{TEXT_MAP} has a system text that is none")
         turns = tuple(_turn_of(*line) for line in _LINE.iter_unpack(packed))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
-        return cls(turns, system, own_system)
+        return cls(turns, system)
+
+
+def own_system_of(text_map: object) -> str | None:
+    """The session's own system text, out of a text map of before the session itself kept that; None if it has none."""
+    return text_map["system"] if type(text_map) is dict and text_map.get(_OWN_SYSTEM) is True else None
 
 
 @dataclass(frozen=True, slots=True)

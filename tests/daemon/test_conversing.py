@@ -14,6 +14,7 @@ import pytest
 from session_rig import END, Rigged, ignore, listening, until
 from torpor.daemon import generation
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTranscript, TranscriptDiverged
+from torpor.daemon.sessions import Durable, Session
 from torpor.daemon.transcripts import TEXT_MAP, TextMap, message_of
 
 SYSTEM = message_of("system", "Be brief.")
@@ -249,6 +250,55 @@ async def test_a_new_session_takes_over_what_another_has_read_of_the_same_transc
         assert result.cached_tokens >= 256
         assert result.prefilled_tokens + result.cached_tokens + len(result.tokens) == result.token_count
         assert ledger(rig, "a") == ledger(rig, "b")
+
+
+@pytest.mark.parametrize("slept", [False, True])
+async def test_the_sessions_own_system_text_stays_its_own_after_a_transcript_that_brings_another(
+    open_rig: Any, slept: bool
+) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a", system=SYSTEM["content"])
+        other = [message_of("system", "Be long."), user("one")]
+        reply_with(rig, "ok")
+        await send(rig, other)
+        assert ledger(rig) == cold(rig, [*other, assistant("ok")])
+        if slept:
+            await rig.sleep("a")
+            await rig.wake("a")
+        reply_with(rig, "ok")
+        await rig.service.chat(session="a", message="two", max_tokens=3, emit=ignore)
+        assert ledger(rig) == cold(rig, [*other, assistant("ok"), user("two"), assistant("ok")]), "it is not said now"
+        with pytest.raises(TranscriptDiverged):
+            await send(rig, other[1:])
+        reply_with(rig, "ok")
+        await send(rig, other[1:], on_divergence="rewind")
+        assert ledger(rig) == cold(rig, [SYSTEM, *other[1:], assistant("ok")])
+
+
+async def test_the_sessions_own_system_text_opens_a_chat_whose_first_message_is_another_one(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a", system=SYSTEM["content"])
+        more = message_of("system", "The day is Monday.")
+        reply_with(rig, "ok")
+        await rig.service.chat(session="a", message=more["content"], role="system", max_tokens=3, emit=ignore)
+        assert ledger(rig) == cold(rig, [SYSTEM, more, assistant("ok")])
+        said = [more, assistant("ok"), user("next")]
+        reply_with(rig, "ok")
+        await send(rig, [SYSTEM, *said])
+        assert ledger(rig) == cold(rig, [SYSTEM, *said, assistant("ok")])
+
+
+async def test_a_session_that_slept_before_sessions_kept_their_system_text_has_it_still(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a", system=SYSTEM["content"])
+        await talk(rig, 1)
+        live, kept = rig.live("a"), rig.live("a").to_map()
+        del kept["chat_opened"]
+        older = {**kept, "system": None, TEXT_MAP: {**kept[TEXT_MAP], "own_system": True}}
+        woken = Session.woken(live.uri, live.model, live.state, Durable(1, b"", None, 0, 0, ()), older)
+        assert (woken.system, woken.opened) == (SYSTEM["content"], True)
+        transcripts = {**older, TEXT_MAP: {**older[TEXT_MAP], "own_system": False}}
+        assert Session.woken(live.uri, live.model, live.state, woken.durable, transcripts).system is None
 
 
 @pytest.mark.parametrize("says_it", [True, False])

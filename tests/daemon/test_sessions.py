@@ -109,6 +109,7 @@ async def test_a_map_without_what_a_session_needs_is_named(open_rig: Any) -> Non
         ("system", b"text"),
         ("turn_open", 1),
         ("turn_open", None),
+        ("chat_opened", 1),
         ("sampling", None),
         ("sampling", []),
         ("sampling", {}),

@@ -121,7 +121,7 @@ def test_a_map_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_map_comes_back_as_it_was_kept(turns: list[tuple[str, str, int]]) -> None:
     known = TextMap()
     for role, text, tokens in turns:
-        known = known.extended([message_of(role, text)], start=known.end, end=known.end + tokens, own_system=True)
+        known = known.extended([message_of(role, text)], start=known.end, end=known.end + tokens)
     assert TextMap.from_map(known.to_map()) == known
 
 
@@ -142,7 +142,7 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "turns": b"\x01\0\0\0\0" + LONG.to_map()["turns"][5:]},
         {**LONG.to_map(), "turns": LONG.to_map()["turns"][37 * 2 :] + LONG.to_map()["turns"][: 37 * 2]},
         {**LONG.to_map(), "system": 1},
-        {**LONG.to_map(), "own_system": None},
+        {**LONG.to_map(), "other": None},
     ],
 )
 def test_what_is_no_text_map_is_refused(stored: object) -> None:
