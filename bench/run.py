@@ -19,6 +19,7 @@ BENCHMARKS = (
     "forks.py",
     "reuse.py",
     "agents.py",
+    "loop.py",
     "compression.py",
     "lossy.py",
     "scale.py",

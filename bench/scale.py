@@ -46,7 +46,7 @@ def session_uri(number: int) -> SessionUri:
 # --- making the store
 
 
-def make_store(path: Path, sessions: int) -> float:
+def make_store(path: Path, sessions: int, versions: int = VERSIONS) -> float:
     """Make the store; seconds that it took."""
     started = time.perf_counter()
     with _without_flushes(), Store.open(path, writable=True) as store:
@@ -55,7 +55,7 @@ def make_store(path: Path, sessions: int) -> float:
         memory, source = random_memory(SHAPE), random.Random(0)
         for number in range(sessions):
             ledger, last = b"", None
-            for _ in range(VERSIONS):
+            for _ in range(versions):
                 ledger += source.randbytes(BLOCK_TOKENS * TOKEN_BYTES)
                 last = _write(store, session_uri(number), ledger, memory.drafts, last)
             if sys.stderr.isatty() and number % 500 == 0:

@@ -6,45 +6,40 @@ disk, what new sessions find to begin with, and counters (GM8).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from ..errors import TorporError
 from ..memvid.errors import SessionNotFound
 from ..memvid.uri import SessionUri
 from .hits import Hits
 from .maintenance import MAX_PROBLEMS_TOLD
+from .pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from .residency import Residency
 from .results import ClearResult, DeleteResult, Emit, LabelFigures, SessionInfo, StatsResult, Warmed, WarmResult
+from .roll import Roll
 from .waiting import to_the_end
-
-ListSessions = Callable[[str | None], Awaitable[list[SessionInfo]]]
 
 
 class Labels:
-    """Does it. list_sessions: those of a namespace, or all; delete: one whose turn is held, with all that is known."""
+    """Does it. delete: one whose turn is held, with all that is known."""
 
     def __init__(
         self,
         residency: Residency,
         hits: Hits,
-        list_sessions: ListSessions,
+        roll: Roll,
         delete: Callable[[SessionUri], Awaitable[DeleteResult]],
     ) -> None:
         self._residency = residency
         self._hits = hits
-        self._list = list_sessions
+        self._roll = roll
         self._delete = delete
 
     async def stats(self, label: str | None, namespace: str | None) -> StatsResult:
         """Figures of all sessions, and of those of each label."""
-        infos = await self._list(namespace)
-        if label is not None:
-            infos = [info for info in infos if label in info.labels]
-        names = sorted({each for info in infos for each in info.labels}) if label is None else [label]
-        return StatsResult(
-            total=self._figures(None, infos),
-            labels=tuple(self._figures(name, [info for info in infos if name in info.labels]) for name in names),
-        )
+        infos = await in_pieces(self._roll.infos(namespace))
+        return await in_pieces(self._stats(infos, label))
 
     async def warm(
         self, uris: Sequence[SessionUri], label: str | None, namespace: str | None, emit: Emit
@@ -52,16 +47,17 @@ class Labels:
         """Wake sessions as far as there is memory that nobody uses: those that are named, and those of a label, the
         last used first."""
         if label is not None:
-            found = [info for info in await self._list(namespace) if label in info.labels]
-            latest = sorted(found, key=lambda info: (info.state != "awake", -(info.slept_ns or 0)))
+            latest = sorted(
+                await self._of(label, namespace), key=lambda info: (info.state != "awake", -(info.slept_ns or 0))
+            )
             uris = [*uris, *(SessionUri.parse(info.session) for info in latest)]
         warmed = [await self._warm_one(uri, emit) for uri in dict.fromkeys(uris)]
-        infos = {info.session: info for info in await self._list(None)}
+        infos = await in_pieces(self._roll.of(uri for uri, _, _ in warmed))
         return WarmResult(
             tuple(
-                Warmed(info=infos[str(uri)], hit=hit, left=left, hits=self._hits.of(uri))
+                Warmed(info=infos[uri], hit=hit, left=left, hits=self._hits.of(uri))
                 for uri, hit, left in warmed
-                if str(uri) in infos  # else it was deleted meanwhile
+                if uri in infos  # else it was deleted meanwhile
             )
         )
 
@@ -106,7 +102,8 @@ class Labels:
     ) -> None:
         try:
             async with self._residency.turn(uri):
-                if any(info.session == str(uri) for info in await self._of(label, uri.namespace)):
+                info = self._roll.find(uri)
+                if info is not None and label in info.labels:
                     reports.append(await to_the_end(self._delete(uri)))
         except SessionNotFound:
             return  # deleted meanwhile
@@ -114,16 +111,28 @@ class Labels:
             failed[str(uri)] = f"{error.code}: {error.message}"
 
     async def _of(self, label: str, namespace: str | None) -> list[SessionInfo]:
-        return [info for info in await self._list(namespace) if label in info.labels]
+        return [info for info in await in_pieces(self._roll.infos(namespace)) if label in info.labels]
 
-    def _figures(self, label: str | None, infos: Iterable[SessionInfo]) -> LabelFigures:
-        infos = list(infos)
+    def _stats(self, infos: Sequence[SessionInfo], label: str | None) -> Pieces[StatsResult]:
+        """Of all of them, or of those of a label, and for each label that they have, or for that one."""
+        total = LabelFigures(None, 0, 0, 0, 0, 0, 0)
+        by_label = {} if label is None else {label: replace(total, label=label)}
+        for looked_at, info in enumerate(infos, 1):
+            if label is None or label in info.labels:
+                total = self._with(total, info)
+                for name in dict.fromkeys(info.labels) if label is None else (label,):
+                    by_label[name] = self._with(by_label.get(name) or LabelFigures(name, 0, 0, 0, 0, 0, 0), info)
+            if not looked_at % SESSIONS_AT_ONCE:
+                yield
+        return StatsResult(total=total, labels=tuple(by_label[name] for name in sorted(by_label)))
+
+    def _with(self, figures: LabelFigures, info: SessionInfo) -> LabelFigures:
         return LabelFigures(
-            label=label,
-            sessions=len(infos),
-            awake=sum(info.state == "awake" for info in infos),
-            tokens=sum(info.token_count for info in infos),
-            resident_bytes=sum(info.resident_bytes for info in infos),
-            stored_bytes=sum(info.stored_bytes for info in infos),
-            hits=sum(self._hits.of(SessionUri.parse(info.session)) for info in infos),
+            label=figures.label,
+            sessions=figures.sessions + 1,
+            awake=figures.awake + (info.state == "awake"),
+            tokens=figures.tokens + info.token_count,
+            resident_bytes=figures.resident_bytes + info.resident_bytes,
+            stored_bytes=figures.stored_bytes + info.stored_bytes,
+            hits=figures.hits + self._hits.of(SessionUri(info.namespace, info.name)),
         )

@@ -387,8 +387,8 @@ class Residency:
     def last_use(self, name: str) -> float:
         """When somebody last used a model, by the monotonic clock: it, or a session on it."""
         place = self._shelf.places[name]
-        sessions = self._sessions_on(name)
-        if place.holders or any(each.uri in self.turns.in_use() for each in sessions):
+        sessions, in_use = self._sessions_on(name), self.turns.in_use()
+        if place.holders or any(each.uri in in_use for each in sessions):
             return time.monotonic()
         return max([place.last_used, *(each.last_used for each in sessions if each.state.tokens)])
 

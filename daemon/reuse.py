@@ -229,7 +229,7 @@ class PrefixReuse:
         return read_alike(passes, reading(session.model, session.state, count), common)
 
     async def _learn_stored(self) -> None:
-        for row in list(self._store.iter_sessions()):
+        for row in self._store.iter_sessions():
             try:
                 await self._learn(row.uri)
             except TorporError:

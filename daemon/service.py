@@ -65,6 +65,7 @@ from .loading import Loader, load_first
 from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
 from .memory import default_budget
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
+from .pieces import in_pieces
 from .planning import Planning, require_as_ordered
 from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
 from .rates import Measured
@@ -95,6 +96,7 @@ from .results import (
     WhyResult,
 )
 from .reuse import PrefixReuse, ReusePolicy
+from .roll import Roll
 from .sampler import initial_key
 from .sampling import Sampling
 from .scrubbing import Scrub, ScrubPolicy
@@ -181,7 +183,8 @@ class Service:
             bus,
         )
         self._healing = Healing(store, engine, self._hibernation, self._maintenance, self._residency, self.bus)
-        self._labels = Labels(self._residency, self._hits, self._list, self._delete)
+        self._roll = Roll(store, self._residency.awake)
+        self._labels = Labels(self._residency, self._hits, self._roll, self._delete)
         self._scrub: Scrub | None = None
         self._started = time.monotonic()
         self._preparing: asyncio.Task[CloseReport] | None = None
@@ -410,14 +413,14 @@ class Service:
     async def status(self) -> Status:
         """The daemon as a whole."""
         self._require_open()
-        stored = {row.uri for row in self._store.iter_sessions()}
+        asleep = await in_pieces(self._roll.count_asleep())
         return Status(
             version=__version__,
             pid=os.getpid(),
             store=str(self._store.path),
             models=tuple(self._info_of(place) for place in self._shelf.places.values()),
             sessions_awake=len(self._residency.awake),
-            sessions_asleep=len(stored - self._residency.awake.keys()),
+            sessions_asleep=asleep,
             memory=self._residency.memory.info(),
             blas=library_in_use() or "the BLAS that MLX ships",
             uptime_s=time.monotonic() - self._started,
@@ -676,10 +679,12 @@ class Service:
 
     async def list_sessions(self, *, namespace: str | None = None) -> list[SessionInfo]:
         """All sessions, or those of one namespace, by name."""
-        return await self._list(namespace)
+        self._require_open()
+        return await in_pieces(self._roll.infos(namespace))
 
     async def stats(self, *, label: str | None = None, namespace: str | None = None) -> StatsResult:
         """Figures of all sessions, or of those of a namespace or a label, together and by label."""
+        self._require_open()
         return await self._labels.stats(label, namespace)
 
     @told
@@ -693,6 +698,7 @@ class Service:
         Raises:
             SessionNotFound: of one that is named; nothing is woken then.
         """
+        self._require_open()
         uris = [self._resolve(session) for session in sessions]
         return await self._labels.warm(uris, label, namespace, emit)
 
@@ -700,22 +706,8 @@ class Service:
     async def clear(self, *, label: str, namespace: str | None = None, dry_run: bool = False) -> ClearResult:
         """Delete all sessions of a label, each in its turn: from memory and disk, and what new sessions find of them.
         What cannot be deleted is in the report, with why."""
-        return await self._labels.clear(label, namespace, dry_run=dry_run)
-
-    async def _list(self, namespace: str | None) -> list[SessionInfo]:
         self._require_open()
-        newest = {row.uri: row for row in self._store.iter_sessions()}
-        held = self._residency.awake
-        gone = {uri for uri, row in newest.items() if uri in held and held[uri].gave_way_to(row.bundle_id)}
-        awake = held.keys() - gone
-        stored_bytes = self._store.index.stored_bytes()
-        found = [
-            listing.info_of_awake(held[uri], newest.get(uri), stored_bytes.get(uri, 0))
-            if uri in awake
-            else listing.info_of_asleep(newest[uri], stored_bytes.get(uri, 0))
-            for uri in sorted(awake | newest.keys())
-        ]
-        return [info for info in found if namespace is None or info.namespace == namespace]
+        return await self._labels.clear(label, namespace, dry_run=dry_run)
 
     async def show(self, *, session: str) -> SessionDetail:
         """One session in full; a sleeping one is read from its bundle and stays asleep.

@@ -93,7 +93,7 @@ _REFUSED: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CAN
 _APPLICATION_ID: Final = 0x54505249  # "TPRI"
 _CHECKPOINT_BYTES: Final = 1000 * PAGE_BYTES
 _CACHE_KIB: Final = 64 * 1024
-_PAGE_ROWS: Final = 1000
+_PAGE_ROWS: Final = 100
 _ASKED_AT_ONCE: Final = 500
 _NEAR: Final = 200
 _COPY_TRIES: Final = 10
@@ -775,20 +775,27 @@ class Index:
         )
 
     def iter_latest(self) -> Iterator[IndexRow]:
-        """The latest version of each session, in the order of their URIs, fetched a page at a time.
+        """The latest version of each session, in the order of their URIs. What comes or goes meanwhile: as of
+        `iter_listed`."""
+        for page in self.iter_listed(None, _PAGE_ROWS):
+            yield from (row for row, _ in page)
+
+    def iter_listed(self, namespace: str | None, page_rows: int) -> Iterator[list[tuple[IndexRow, int]]]:
+        """The latest version of each session of a namespace, or of all, with the bytes of the files of all its
+        versions, in the order of their URIs: page by page, each fetched when it is asked for.
 
         A session that comes or goes meanwhile is seen or not; no other one is missed or told twice.
         """
-        after = ("", "")
+        within, after = ("", ()) if namespace is None else ("namespace = ? AND ", (namespace,)), ("", "")
         while True:
-            found = self._select(
-                f"SELECT {_READ}, max(version) FROM bundles WHERE status = '{LIVE}' AND (namespace, name) > (?, ?) "
-                "GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",  # with max(), the columns of its row
-                (*after, _PAGE_ROWS),
+            found = self._select(  # with max(), the columns of its row
+                f"SELECT {_READ}, max(version), sum(bundle_bytes) FROM bundles WHERE status = '{LIVE}' AND {within[0]}"
+                "(namespace, name) > (?, ?) GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",
+                (*within[1], *after, page_rows),
             )
-            rows = self._as_rows(columns[:-1] for columns in found)
-            yield from rows
-            if len(rows) < _PAGE_ROWS:
+            rows = self._as_rows(columns[:-2] for columns in found)
+            yield list(zip(rows, (int(columns[-1]) for columns in found), strict=True))
+            if len(rows) < page_rows:
                 return
             after = (rows[-1].uri.namespace, rows[-1].uri.name)
 
@@ -814,13 +821,12 @@ class Index:
             )
         return [SessionUri(namespace, name) for namespace, name in found]
 
-    def stored_bytes(self) -> dict[SessionUri, int]:
-        """The bytes of each session's files, all its versions together."""
-        found = self._select(
-            f"SELECT namespace, name, sum(bundle_bytes) FROM bundles WHERE status = '{LIVE}' GROUP BY namespace, name",
-            (),
+    def count_sessions(self) -> int:
+        """How many sessions there are."""
+        ((count,),) = self._select(
+            f"SELECT count(*) FROM (SELECT DISTINCT namespace, name FROM bundles WHERE status = '{LIVE}')", ()
         )
-        return {SessionUri(namespace, name): int(size_bytes) for namespace, name, size_bytes in found}
+        return int(count)
 
     def all_rows(self) -> list[IndexRow]:
         return self._rows(f"WHERE status = '{LIVE}' ORDER BY namespace, name, version", ())
@@ -877,10 +883,7 @@ class Index:
         ((versions, file_bytes),) = self._select(
             f"SELECT count(*), ifnull(sum(bundle_bytes), 0) FROM bundles WHERE status = '{LIVE}'", ()
         )
-        ((sessions,),) = self._select(
-            f"SELECT count(*) FROM (SELECT DISTINCT namespace, name FROM bundles WHERE status = '{LIVE}')", ()
-        )
-        return int(sessions), int(versions), int(file_bytes)
+        return self.count_sessions(), int(versions), int(file_bytes)
 
     # --- asking for bundles
 

@@ -264,6 +264,15 @@ class Store:
         self._core.require_open()
         yield from self.index.iter_latest()
 
+    def iter_listed(self, namespace: str | None, page_rows: int) -> Iterator[list[tuple[IndexRow, int]]]:
+        """As `iter_sessions`, of a namespace or of all, in pages, and with the bytes of the files of all versions."""
+        self._core.require_open()
+        yield from self.index.iter_listed(namespace, page_rows)
+
+    def count_sessions(self) -> int:
+        self._core.require_open()
+        return self.index.count_sessions()
+
     def load_scrub_mark(self) -> ScrubMark:
         """How far the last scrub has come."""
         return load_mark(self._core.folder)

@@ -26,7 +26,7 @@ from .errors import (
     TooManyRequests,
     UnknownMethod,
 )
-from .framing import Frame, FrameDecoder, encode_frame
+from .framing import Frame, FrameDecoder, Pieces, encode_frame, encode_in_pieces
 from .messages import (
     Cancel,
     ErrorMessage,
@@ -35,7 +35,6 @@ from .messages import (
     HelloLimits,
     HelloReply,
     Request,
-    ResultMessage,
     ServerMessage,
     error_body,
     load_client_message,
@@ -210,14 +209,15 @@ class ServerConnection:
         self._require_in_flight(request_id)
         return _reply_frame({"type": "event", "id": request_id, "event": event})
 
-    def send_result(self, request_id: int, result: Mapping[str, Any]) -> bytes:
-        """Send a result; the request is over.
+    def send_result(self, request_id: int, result: Mapping[str, Any]) -> Pieces[bytes]:
+        """Send a result; the request is over. A large one is encoded in pieces.
 
         Raises:
             LocalProtocolError: not in flight, or too large for a frame; then the request is still in flight.
         """
         self._require_in_flight(request_id)
-        data = _reply_frame(to_map(ResultMessage(id=request_id, result=dict(result))))
+        message = {"type": "result", "id": request_id, "result": dict(result)}
+        data = yield from encode_in_pieces(message, max_frame_bytes=limits.MAX_REPLY_FRAME_BYTES)
         self._in_flight.discard(request_id)
         return data
 

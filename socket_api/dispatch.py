@@ -7,17 +7,18 @@ that a service has, and so can be driven by a double. Does not know frames or so
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..daemon import results as daemon
 from ..daemon.admission import Priority
 from ..daemon.events import Notice
+from ..daemon.pieces import in_pieces
 from ..daemon.sampling import Sampling as DaemonSampling
 from ..daemon.transcripts import OnDivergence
 from . import methods
 from .methods import METHODS, Method, Params
+from .wire_map import wire_map
 
 
 class Events(Protocol):
@@ -214,9 +215,7 @@ async def call(
         result = await _subscribe(backend, params, tell)
     else:
         result = await _CALLS[method.name](backend, params, emit)
-    fields = asdict(result) if is_dataclass(result) and not isinstance(result, type) else result
-    # Our own result is checked too: a client would take a drift of fields for a breach of the protocol.
-    return method.result.model_validate(fields, strict=False).model_dump()
+    return await in_pieces(wire_map(method.result, result))
 
 
 def event_map(event: daemon.Event) -> dict[str, Any]:
@@ -344,7 +343,7 @@ async def _clear(backend: Backend, params: methods.ClearParams, emit: daemon.Emi
 
 
 async def _list(backend: Backend, params: methods.ListParams, emit: daemon.Emit) -> object:
-    return {"sessions": [asdict(info) for info in await backend.list_sessions(namespace=params.namespace)]}
+    return {"sessions": await backend.list_sessions(namespace=params.namespace)}
 
 
 async def _show(backend: Backend, params: methods.SessionParams, emit: daemon.Emit) -> object:

@@ -10,7 +10,9 @@ Arrays come out as tuples.
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import msgpack
 
@@ -21,6 +23,15 @@ from .shape import require_bounded
 PREFIX_BYTES = 4
 
 Frame = dict[str, Any]
+Result = TypeVar("Result")
+Pieces = Generator[None, None, Result]
+
+_ITEMS_AT_ONCE: Final = 128
+_PLAIN_ITEMS_AT_ONCE: Final = 4096
+"""How many items of an array are packed in one piece of the work: about a millisecond. Plain ones are no maps."""
+
+_LEVELS_TAKEN_APART: Final = 2
+"""A message, and the result in it."""
 
 
 def encode_frame(message: Frame, *, max_frame_bytes: int) -> bytes:
@@ -29,17 +40,53 @@ def encode_frame(message: Frame, *, max_frame_bytes: int) -> bytes:
     Raises:
         LocalProtocolError: the message cannot be expressed, or is larger than the peer accepts (`size_bytes`).
     """
+    with _expressible():
+        payload = msgpack.packb(message, use_bin_type=True)
+    return _framed([payload], max_frame_bytes)
+
+
+def encode_in_pieces(message: Frame, *, max_frame_bytes: int) -> Pieces[bytes]:
+    """As `encode_frame`, for a message that may be large: yields behind each piece of the work."""
+    with _expressible():
+        payload = yield from _packed(message, msgpack.Packer(use_bin_type=True), _LEVELS_TAKEN_APART)
+    return _framed(payload, max_frame_bytes)
+
+
+@contextlib.contextmanager
+def _expressible() -> Iterator[None]:
     try:
-        payload: bytes = msgpack.packb(message, use_bin_type=True)
+        yield
     except (ValueError, TypeError, OverflowError) as error:
         raise LocalProtocolError(f"This message cannot be sent: {error}.") from error
-    if len(payload) > max_frame_bytes:
+
+
+def _framed(payload: Sequence[bytes], max_frame_bytes: int) -> bytes:
+    size_bytes = sum(map(len, payload))
+    if size_bytes > max_frame_bytes:
         raise LocalProtocolError(
-            f"This message has {len(payload)} bytes; a frame holds {max_frame_bytes}. Send it in smaller parts.",
-            size_bytes=len(payload),
+            f"This message has {size_bytes} bytes; a frame holds {max_frame_bytes}. Send it in smaller parts.",
+            size_bytes=size_bytes,
             limit_bytes=max_frame_bytes,
         )
-    return len(payload).to_bytes(PREFIX_BYTES, "little") + payload
+    return b"".join([size_bytes.to_bytes(PREFIX_BYTES, "little"), *payload])
+
+
+def _packed(value: Any, packer: msgpack.Packer, levels: int) -> Pieces[list[bytes]]:
+    """A value as msgpack. levels: how far maps are taken apart, so that long arrays in them are packed in pieces."""
+    if isinstance(value, dict) and levels:
+        parts = [packer.pack_map_header(len(value))]
+        for key, item in value.items():
+            parts.append(packer.pack(key))
+            parts += yield from _packed(item, packer, levels - 1)
+        return parts
+    if isinstance(value, (list, tuple)) and len(value) > _ITEMS_AT_ONCE:
+        parts = [packer.pack_array_header(len(value))]
+        at_once = _ITEMS_AT_ONCE if isinstance(value[0], dict) else _PLAIN_ITEMS_AT_ONCE
+        for start in range(0, len(value), at_once):
+            parts += map(packer.pack, value[start : start + at_once])
+            yield
+        return parts
+    return [packer.pack(value)]
 
 
 class FrameDecoder:

@@ -19,6 +19,7 @@ import logging
 import os
 
 from ..daemon.events import Notice
+from ..daemon.pieces import Pieces, in_pieces
 from ..daemon.results import Event
 from ..daemon.waiting import LeftMidway
 from ..errors import TorporError
@@ -323,12 +324,12 @@ class ServedConnection:
         self._active_at = asyncio.get_running_loop().time()
         del self._work[request.id]
         if not self._gone:
-            self._outbox.put_reply(self._answer_frame(request, work))
+            self._outbox.put_reply(await in_pieces(self._answer_frame(request, work)))
         elif not work.cancelled():
             work.exception()  # seen; nobody is left to tell
         self._gave_way.discard(request.id)
 
-    def _answer_frame(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> bytes:
+    def _answer_frame(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> Pieces[bytes]:
         if work.cancelled():
             return self._connection.send_error(request.id, self._why_cancelled(request, work))
         # Looked at and not raised: an error that had been raised here would hold this frame, and so itself and, until a
@@ -336,7 +337,7 @@ class ServedConnection:
         if (failure := work.exception()) is not None:
             return self._connection.send_error(request.id, _error_to_tell(request, failure))
         try:
-            return self._connection.send_result(request.id, work.result())
+            return (yield from self._connection.send_result(request.id, work.result()))
         except LocalProtocolError as unsendable:
             error = ReplyTooLarge(
                 f"{request.method.name} was carried out, but its result cannot be sent: {unsendable.message}"

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"memvid", "socket_api"}, {"typer", "rich", "pydantic", "platformdirs"}),
 }
 # The server half may import the daemon; everything else of the folder is the wire half and must not.
-SERVER_HALF = {"dispatch", "main", "served", "server", "serving"}
+SERVER_HALF = {"dispatch", "main", "served", "server", "serving", "wire_map"}
 # The one file that names mlx-lm's cache classes.
 CACHE_CLASSES = ROOT / "snapshot" / "kinds.py"
 

@@ -18,8 +18,18 @@ from torpor.socket_api.errors import (
     ProtocolError,
     UnsupportedProtocol,
 )
-from torpor.socket_api.framing import encode_frame
+from torpor.socket_api.framing import Pieces, encode_frame
 from torpor.socket_api.messages import Cancel, ErrorMessage, EventMessage, Hello, HelloReply, ResultMessage
+
+
+def whole(pieces: Pieces[bytes]) -> bytes:
+    """What comes of all of them."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            data: bytes = end.value
+            return data
 
 
 class Pair:
@@ -43,6 +53,9 @@ class Pair:
     def raw(self, **message: object) -> Any:
         return self.to_server(encode_frame(message, max_frame_bytes=2**24))
 
+    def answer(self, request_id: int, result: dict[str, object]) -> bytes:
+        return whole(self.server.send_result(request_id, result))
+
     def ask(self, method: str = "status", **params: object) -> AcceptedRequest:
         accepted = self.to_server(self.client.send_request(method, params)[1])
         assert isinstance(accepted, AcceptedRequest)
@@ -61,7 +74,7 @@ def test_every_kind_of_message_crosses_both_ways() -> None:
     progress = {"kind": "progress", "stage": "prefill", "done": 1, "total": 2}
     assert pair.to_client(pair.server.send_event(asked.id, progress)).event.stage == "prefill"
     assert pair.to_server(pair.client.send_cancel(asked.id)) == Cancel(id=asked.id)
-    result = pair.to_client(pair.server.send_result(asked.id, {"text": "x"}))
+    result = pair.to_client(pair.answer(asked.id, {"text": "x"}))
     assert isinstance(result, ResultMessage)
     failed = pair.ask()
     error = pair.to_client(pair.server.send_error(failed.id, TorporError("no", bundle=b"\x01", path=Path("/x"))))
@@ -155,7 +168,7 @@ def test_a_duplicate_id_is_refused_and_the_first_request_goes_on() -> None:
     error = refused(pair, "status", {}, first.id)
     assert error.code == "duplicate_id"
     assert first.id in pair.server.in_flight
-    pair.to_client(pair.server.send_result(first.id, {}))
+    pair.to_client(pair.answer(first.id, {}))
     assert isinstance(pair.raw(type="request", id=first.id, method="status"), AcceptedRequest)  # free again
 
 
@@ -166,7 +179,7 @@ def test_more_requests_than_allowed_are_refused_until_one_is_answered() -> None:
     refusal = pair.raw(type="request", id=50, method="status")
     assert isinstance(refusal, RefusedRequest)
     assert refusal.error.code == "too_many_requests"
-    pair.server.send_result(first.id, {})
+    pair.answer(first.id, {})
     assert isinstance(pair.raw(type="request", id=51, method="status"), AcceptedRequest)
 
 
@@ -288,7 +301,7 @@ def test_a_server_that_answers_before_hello_is_refused_but_may_say_why_it_hangs_
 def test_no_event_follows_a_result() -> None:
     pair = Pair()
     asked = pair.ask()
-    pair.to_client(pair.server.send_result(asked.id, {}))
+    pair.to_client(pair.answer(asked.id, {}))
     late = {"type": "event", "id": asked.id, "event": {"kind": "token", "token": 1, "text": ""}}
     with pytest.raises(MalformedMessage, match="not in flight"):
         pair.to_client(encode_frame(late, max_frame_bytes=1000))
@@ -300,7 +313,7 @@ def test_no_event_follows_a_result() -> None:
 def test_answering_what_is_not_in_flight_is_our_own_fault() -> None:
     server = Pair().server
     for send in (
-        lambda: server.send_result(5, {}),
+        lambda: whole(server.send_result(5, {})),
         lambda: server.send_event(5, {}),
         lambda: server.send_error(5, TorporError("x")),
     ):
@@ -312,7 +325,7 @@ def test_a_result_too_large_leaves_the_request_in_flight_so_that_it_can_be_faile
     pair = Pair()
     asked = pair.ask()
     with pytest.raises(LocalProtocolError):
-        pair.server.send_result(asked.id, {"text": "x" * (64 * 2**20)})
+        pair.answer(asked.id, {"text": "x" * (64 * 2**20)})
     assert isinstance(pair.to_client(pair.server.send_error(asked.id, TorporError("too large"))), ErrorMessage)
 
 
@@ -327,7 +340,7 @@ def test_an_error_whose_details_cannot_be_sent_goes_without_them() -> None:
 def test_a_cancel_after_the_answer_sends_nothing() -> None:
     pair = Pair()
     asked = pair.ask()
-    pair.to_client(pair.server.send_result(asked.id, {}))
+    pair.to_client(pair.answer(asked.id, {}))
     assert pair.client.send_cancel(asked.id) == b""
 
 
