@@ -81,7 +81,7 @@ class Conversing:
         messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
         place = Place(held, None if opens else live.state.tokens[-1], live.turn_open)
         ids = await self._encoder.messages(live.model, messages, place)
-        text_map = live.text_map.extended(messages, start=held, end=held + len(ids))
+        text_map = live.text_map.answered(held).extended(messages, start=held, end=held + len(ids))
         return NewTurn(held, ids, text_map)
 
     async def transcript(self, live: Session, messages: Sequence[Message]) -> NewTurn:

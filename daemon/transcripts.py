@@ -115,6 +115,13 @@ class TextMap:
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         return TextMap(turns, system if len(system or "") <= MAX_SYSTEM_CHARS else None)
 
+    def answered(self, end: int) -> TextMap:
+        """With an answer behind its messages: one without words, if the turn was given up before its first token. As it
+        is, if it does not tell all that is before `end`."""
+        if self.end != end or not self.turns or self.turns[-1].role == "assistant":
+            return self
+        return self.extended([message_of("assistant", "")], start=end, end=end)
+
     def cut(self, tokens: int) -> TextMap:
         """That of a ledger which is cut to so many tokens."""
         if self.end <= tokens:

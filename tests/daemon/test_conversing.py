@@ -252,6 +252,31 @@ async def test_a_new_session_takes_over_what_another_has_read_of_the_same_transc
         assert ledger(rig, "a") == ledger(rig, "b")
 
 
+async def test_a_turn_given_up_before_its_first_token_is_known_as_an_empty_answer_qx8(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(endless=False) as rig:
+
+        def broken(*_: Any) -> Any:
+            raise RuntimeError("no token")
+
+        await rig.service.create(session="a")
+        with monkeypatch.context() as patch:
+            patch.setattr(generation, "draw", broken)
+            with pytest.raises(GenerationFailed):
+                await tell(rig, "one")
+        reply_with(rig, "ok")
+        await tell(rig, "two")
+        talked = [user("one"), assistant(""), user("two"), assistant("ok")]
+        assert ledger(rig) == cold(rig, talked)
+        with pytest.raises(TranscriptDiverged) as refusal:
+            await send(rig, [talked[0], *talked[2:], user("next")])
+        assert refusal.value.details["message_index"] == 1
+        reply_with(rig, "ok")
+        await send(rig, [*talked, user("next")])
+        assert ledger(rig) == cold(rig, [*talked, user("next"), assistant("ok")])
+
+
 @pytest.mark.parametrize("slept", [False, True])
 async def test_the_sessions_own_system_text_stays_its_own_after_a_transcript_that_brings_another(
     open_rig: Any, slept: bool
