@@ -17,6 +17,7 @@ from .errors import CorruptBundle, InvalidDraft, StoreError
 from .limits import (
     MAX_BLOCK_HEADER_BYTES,
     MAX_DIM,
+    MAX_RECORDS_AT_ONE_POSITION,
     MAX_SLOT_BYTES,
     MAX_SLOT_DIMS,
     MAX_SLOT_KIND_CHARS,
@@ -250,23 +251,32 @@ class BlockEntry:
         return BlockEntry(self.id, bundle_id, self.kind, self.start, self.token_count, self.raw_bytes)
 
 
+def most_blocks(token_count: int) -> int:
+    """How many blocks a session of so many tokens can have: its spans, and records at the ends of each."""
+    spans = -(-token_count // BLOCK_TOKENS)
+    return spans + (spans + 1) * MAX_RECORDS_AT_ONE_POSITION
+
+
 def require_chain(entries: Sequence[BlockEntry], token_count: int) -> str | None:
     """Say what is wrong with a block list as a chain, or None: spans back to back from 0, full but for the last one,
-    each state record where the spans before it end."""
-    position, complete = 0, True
+    each state record where the spans before it end, and no second one there."""
+    position, complete, records = 0, True, 0
     for entry in entries:
         if entry.start != position:
             return f"a {entry.kind} block starts at token {entry.start}, but the blocks before it end at {position}"
         if entry.kind == "state":
+            records += 1
             if entry.token_count:
                 return "a state record claims tokens"
+            if records > MAX_RECORDS_AT_ONE_POSITION:
+                return f"several state records are of the position behind token {position}"
             continue
         if not complete:
             return f"a span follows one of fewer than {BLOCK_TOKENS} tokens"
         if not 1 <= entry.token_count <= BLOCK_TOKENS:
             return f"a span has {entry.token_count} tokens"
         complete = entry.token_count == BLOCK_TOKENS
-        position += entry.token_count
+        position, records = position + entry.token_count, 0
     if position != token_count:
         return f"the spans hold {position} tokens, but the session says {token_count}"
     return None

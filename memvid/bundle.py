@@ -49,11 +49,21 @@ from .layout import (
     head_bytes_for,
     require_header,
 )
-from .limits import CHUNK_BYTES, MAX_BLOCK_HEADER_BYTES, MAX_IOVECS, MAX_OPEN_ANCESTORS, MAX_SLOTS
+from .limits import (
+    CHUNK_BYTES,
+    MAX_BLOCK_HEADER_BYTES,
+    MAX_IOVECS,
+    MAX_OPEN_ANCESTORS,
+    MAX_REMEMBERED_HEAD_BYTES,
+    MAX_SLOTS,
+)
 from .manifest import Manifest, bundle_id_of, decode_manifest
 from .paths import Stamp, io_error, stamp_of, stat_open
 
 _MAX_HEAD_BYTES: Final = head_bytes_for(MAX_BLOCK_HEADER_BYTES, MAX_SLOTS)
+
+Head = tuple[BlockHeader, FrameHead]
+"""A frame's head, taken apart, and the block header in it."""
 
 READ_BYTES: Final = 1 << 20
 """Of slots that are read in one call: what a processor still has near when it comes to hashing it."""
@@ -74,7 +84,7 @@ class FrameFile:
         """
         self._fd = fd
         self.path = path
-        self.checked_heads: dict[bytes, tuple[BlockHeader, FrameHead]] = {}
+        self.checked_heads: dict[bytes, Head] = {}
         try:
             self.file_bytes = stat_open(fd, path).st_size
             self._load(expected_id)
@@ -134,7 +144,7 @@ class FrameFile:
             )
         return frame
 
-    def read_head(self, block_id: bytes) -> tuple[BlockHeader, FrameHead]:
+    def read_head(self, block_id: bytes) -> Head:
         """Read a block's head and recompute its id. Raises BlockMissing, CorruptBundle, LimitExceeded, Truncated."""
         frame = self.frame_of(block_id)
         if frame.head_bytes > _MAX_HEAD_BYTES:
@@ -225,9 +235,12 @@ class FrameFile:
         if hasher.digest() != digest:
             self._bad_slot(header, spec)
 
-    def check_block(self, block_id: bytes, on_bytes: Callable[[int], None] | None = None) -> BlockHeader:
-        """Read every byte of a block's frame and check it, in memory of CHUNK_BYTES and one compressed slot."""
-        header, head = self.check_payloads(block_id, on_bytes)
+    def check_block(
+        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None
+    ) -> BlockHeader:
+        """Read every byte of a block's frame and check it, in memory of CHUNK_BYTES and one compressed slot. known: its
+        head, where that has just been read."""
+        header, head = self.check_payloads(block_id, on_bytes, known=known)
         start = self.frame_of(block_id).offset
         for (spec, _), stored, offset in zip(header.slots, head.stored, head.payload_offsets, strict=True):
             padding = aligned(stored.stored_bytes) - stored.stored_bytes
@@ -236,10 +249,10 @@ class FrameFile:
         return header
 
     def check_payloads(
-        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None
-    ) -> tuple[BlockHeader, FrameHead]:
+        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None
+    ) -> Head:
         """Check all of a block's frame that a wake reads: the padding behind payloads is left out."""
-        header, head = self.read_head(block_id)
+        header, head = known or self.read_head(block_id)
         frame = self.frame_of(block_id)
         for (spec, digest), stored, offset in zip(header.slots, head.stored, head.payload_offsets, strict=True):
             start = frame.offset + offset
@@ -426,6 +439,7 @@ class BundleReader:
         self._places = {entry.id: entry.bundle_id for entry in self.entries}
         self._parents = span_parents(self.entries)
         self._checked: dict[bytes, BlockHeader] = {}
+        self._remembered_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -444,7 +458,7 @@ class BundleReader:
         self._on_close()
 
     def read_header(self, entry: BlockEntry) -> BlockHeader:
-        """The block's header, its id recomputed; read once, then remembered.
+        """The block's header, its id recomputed; read once, then remembered, up to MAX_REMEMBERED_HEAD_BYTES.
 
         Raises:
             CorruptBundle, BlockMissing, BundleMissing, and what opening another bundle's file raises.
@@ -452,7 +466,9 @@ class BundleReader:
         known = None if self._closed else self._checked.get(entry.id)
         if known is None:
             with self._holding(entry) as file:
-                known = self._checked[entry.id] = self._head(file, entry)[0]
+                known = self._head(file, entry)[0]
+                if entry.id in file.checked_heads:
+                    self._checked[entry.id] = known
         return known
 
     def read_slot_into(self, entry: BlockEntry, slot_index: int, buffers: Sequence[memoryview]) -> None:
@@ -508,13 +524,16 @@ class BundleReader:
             self._head(file, entry)
             yield file
 
-    def _head(self, file: FrameFile, entry: BlockEntry) -> tuple[BlockHeader, FrameHead]:
+    def _head(self, file: FrameFile, entry: BlockEntry) -> Head:
         known = file.checked_heads.get(entry.id)
         if known is None:
             known = file.read_head(entry.id)
             identity_digest = self.manifest.identity.digest
             require_promised(known[0], entry, self._parents.get(entry.id), identity_digest, self.path)
-            file.checked_heads[entry.id] = known
+            head_bytes = file.frame_of(entry.id).head_bytes
+            if self._remembered_bytes + head_bytes <= MAX_REMEMBERED_HEAD_BYTES:
+                self._remembered_bytes += head_bytes
+                file.checked_heads[entry.id] = known
         return known
 
     @contextlib.contextmanager

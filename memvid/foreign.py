@@ -3,9 +3,10 @@
 Owns that list. Who brings the file, and what becomes of it, others decide.
 
 Rules:
-- Nothing is decompressed before all that the file claims to hold was added up: the work that a stranger's file may
-  cause is bounded by the file's length (`MAX_EXPANSION`), which whoever sent it had to send.
-- Every byte of every block is then read and compared, and each block must be what the manifest says.
+- Nothing is decompressed before all that the file claims to hold was added up, nor a block that is not what the
+  manifest claims of it: the work that a stranger's file may cause is bounded by the file's length (`MAX_EXPANSION`),
+  which whoever sent it had to send.
+- Every byte of every block is then read and compared.
 """
 
 from __future__ import annotations
@@ -83,9 +84,12 @@ def require_whole(file: BundleFile, on_progress: Progress | None = None) -> Mani
                 block_id=entry.id.hex(),
             )
     _require_in_proportion(file, manifest)
+    parents = span_parents(manifest.blocks)
     done = 0
     for entry in manifest.blocks:
-        file.check_block(entry.id)
+        known = file.read_head(entry.id)
+        require_promised(known[0], entry, parents[entry.id], manifest.identity.digest, file.path)
+        file.check_block(entry.id, known=known)
         done += entry.raw_bytes
         if on_progress is not None:
             on_progress(done, manifest.logical_bytes)
@@ -104,19 +108,13 @@ def require_manifest(file: BundleFile) -> Manifest:
 
 
 def _require_in_proportion(file: BundleFile, manifest: Manifest) -> None:
-    """Refuse a file whose blocks, as their own headers describe them, have more raw bytes than its length explains."""
-    parents = span_parents(manifest.blocks)
+    """Refuse a file whose manifest claims more raw bytes than its length explains."""
     most = max(MAX_EXPANSION * file.file_bytes, MAX_SMALL_BUNDLE_BYTES)
-    total = 0
-    for entry in manifest.blocks:
-        header, _ = file.read_head(entry.id)
-        require_promised(header, entry, parents[entry.id], manifest.identity.digest, file.path)
-        total += header.raw_bytes
-        if total > most:
-            raise LimitExceeded(
-                f"{file.path} has {file.file_bytes} bytes and would unfold to more than {most}, which no exported "
-                "session does: it was made to keep its reader busy, and is not taken.",
-                path=file.path,
-                size_bytes=file.file_bytes,
-                limit=most,
-            )
+    if manifest.logical_bytes > most:
+        raise LimitExceeded(
+            f"{file.path} has {file.file_bytes} bytes and would unfold to more than {most}, which no exported "
+            "session does: it was made to keep its reader busy, and is not taken.",
+            path=file.path,
+            size_bytes=file.file_bytes,
+            limit=most,
+        )

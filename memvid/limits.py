@@ -20,6 +20,10 @@ MAX_TOKENS: Final = 16 * MIB
 MAX_BLOCKS: Final = 128 * KIB
 """Lines of a block list: MAX_TOKENS in spans of 256, and as many whole-state records."""
 
+MAX_RECORDS_AT_ONE_POSITION: Final = 1
+"""State records between two spans. A position has one state, and a record that no span bounds would cost whoever wrote
+it a few hundred bytes and its readers milliseconds."""
+
 MAX_MANIFEST_BYTES: Final = 16 * MIB
 """A manifest with MAX_BLOCKS lines of 56 bytes and the largest session map fits."""
 
@@ -53,6 +57,11 @@ its session few numbers, or none, to sleep as: such a bundle becomes the next ve
 
 MAX_BLOCK_HEADER_BYTES: Final = 512 * KIB
 """Canonical block header: 256 tokens and MAX_SLOTS slots of ordinary names fit."""
+
+MAX_REMEMBERED_HEAD_BYTES: Final = 8 * MIB
+"""Frame heads, as they lie in files, that one reader remembers once they are checked; taken apart they take three to
+six times as much. What is beyond is read and checked again each time: with the millions of tokens that this takes, a
+head is small beside its block."""
 
 MAX_SLOTS: Final = 4096
 """Slots of one block: K and V of a thousand layers, twice."""

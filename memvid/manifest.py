@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from blake3 import blake3
 
-from .blocks import ID_BYTES, BlockEntry, kind_code, kind_of_code, require_chain
+from .blocks import ID_BYTES, BlockEntry, kind_code, kind_of_code, most_blocks, require_chain
 from .errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
 from .identity import Identity
 from .limits import (
@@ -137,14 +137,15 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     if not isinstance(fields, dict) or fields.keys() != _KEYS:
         _refuse(path, "its fields are not those of this format version")
     try:
+        token_count = _integer(fields["token_count"], 0, MAX_TOKENS)
         manifest = Manifest(
             uri=SessionUri.parse(fields["uri"]),
             version=_integer(fields["version"], 1, MAX_VERSION),
             parent=None if fields["parent"] is None else _bytes(fields["parent"], ID_BYTES),
             identity=_identity(fields["identity"]),
-            token_count=_integer(fields["token_count"], 0, MAX_TOKENS),
+            token_count=token_count,
             created_ns=_integer(fields["created_ns"], 0, (1 << 63) - 1),
-            blocks=_decode_blocks(fields["blocks"]),
+            blocks=_decode_blocks(fields["blocks"], min(MAX_BLOCKS, most_blocks(token_count))),
             session=_map(fields["session"]),
             environment=_environment(fields["environment"]),
         )
@@ -157,8 +158,8 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     return manifest
 
 
-def _decode_blocks(lines: Any) -> tuple[BlockEntry, ...]:
-    if not isinstance(lines, bytes) or len(lines) % LINE_BYTES or len(lines) > MAX_BLOCKS * LINE_BYTES:
+def _decode_blocks(lines: Any, most: int) -> tuple[BlockEntry, ...]:
+    if not isinstance(lines, bytes) or len(lines) % LINE_BYTES or len(lines) > most * LINE_BYTES:
         raise ValueError("its block list has a wrong length")
     return tuple(_decode_line(fields) for fields in _LINE.iter_unpack(lines))
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from . import quarantine
 from .blocks import BlockHeader
-from .bundle import FrameFile
+from .bundle import FrameFile, Head
 from .directory import Frame
 from .durable import TempFile
 from .errors import StoreError, StoreIoError
@@ -70,7 +70,7 @@ class TwinFrames(FrameFile):
     def frame_of(self, block_id: bytes) -> Frame:
         return self._holder(block_id).frame_of(block_id)
 
-    def read_head(self, block_id: bytes) -> tuple[BlockHeader, FrameHead]:
+    def read_head(self, block_id: bytes) -> Head:
         return self._holder(block_id).read_head(block_id)
 
     def read_slots_into(
@@ -84,13 +84,15 @@ class TwinFrames(FrameFile):
     ) -> None:
         self._holder(block_id).read_slots_into(block_id, header, head, targets, trusting=trusting)
 
-    def check_block(self, block_id: bytes, on_bytes: Callable[[int], None] | None = None) -> BlockHeader:
-        return self._holder(block_id).check_block(block_id, on_bytes)
+    def check_block(
+        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None
+    ) -> BlockHeader:
+        return self._holder(block_id).check_block(block_id, on_bytes, known=known)
 
     def check_payloads(
-        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None
-    ) -> tuple[BlockHeader, FrameHead]:
-        return self._holder(block_id).check_payloads(block_id, on_bytes)
+        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None
+    ) -> Head:
+        return self._holder(block_id).check_payloads(block_id, on_bytes, known=known)
 
     def frame_chunks(self, block_id: bytes) -> Iterator[memoryview]:
         return self._holder(block_id).frame_chunks(block_id)

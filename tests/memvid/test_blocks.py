@@ -156,6 +156,8 @@ def test_a_contiguous_chain_is_accepted(entries: list[BlockEntry], token_count: 
         ([entry("state", 4, 0), entry("span", 0, 4)], 4),
         ([entry("span", 0, 4), entry("state", 3, 0)], 4),
         ([entry("state", 0, 4)], 4),
+        ([entry("state", 0, 0), entry("state", 0, 0)], 0),
+        ([entry("span", 0, 4), entry("state", 4, 0), entry("state", 4, 0)], 4),
     ],
 )
 def test_threat_8_a_chain_with_a_gap_or_another_length_is_refused(entries: list[BlockEntry], token_count: int) -> None:

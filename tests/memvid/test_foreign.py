@@ -6,13 +6,16 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import store_making as making
 from store_making import IDENTITY, URI, require_awake, sleep, token_ids
-from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store, codecs, foreign, zstd
-from torpor.memvid.bundle import BundleFile
+from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store, bundle, codecs, foreign, zstd
+from torpor.memvid import manifest as manifest_module
+from torpor.memvid.bundle import BundleFile, FrameFile
 from torpor.memvid.durable import TempFile
 from torpor.memvid.errors import CorruptBundle, LimitExceeded
 from torpor.memvid.foreign import require_whole
@@ -32,33 +35,53 @@ def zeros(size_bytes: int) -> BlockDraft:
 
 def made(folder: Path, size_bytes: int, *, claimed: int | None = None) -> Path:
     """A bundle of slots of zeros, compressed as far as it goes; its manifest may claim other raw bytes."""
-    block = prepare_block(zeros(size_bytes), None, IDENTITY.digest)
-    entry = block.entry(None)
+    return sealed(folder, [zeros(size_bytes)], claimed=claimed)
+
+
+def sealed(folder: Path, drafts: Sequence[BlockDraft], *, claimed: int | None = None) -> Path:
+    """A bundle of these blocks in which every digest is right, whether a store would write it or not."""
+    parent, blocks = None, []
+    for draft in drafts:
+        blocks.append(prepare_block(draft, parent, IDENTITY.digest))
+        parent = blocks[-1].id if draft.kind == "span" else parent
+    entries = [block.entry(None) for block in blocks]
     manifest = Manifest(
         uri=URI,
         version=1,
         parent=None,
         identity=IDENTITY,
-        token_count=4,
+        token_count=entries[-1].end,
         created_ns=1,
-        blocks=(entry if claimed is None else dataclasses.replace(entry, raw_bytes=claimed),),
+        blocks=tuple(entry if claimed is None else dataclasses.replace(entry, raw_bytes=claimed) for entry in entries),
         session={},
         environment={},
     )
     fd = os.open(folder, os.O_RDONLY)
     with contextlib.closing(TempFile(fd, str(folder))) as temp, pytest.MonkeyPatch.context() as patch:
         patch.setattr(codecs, "MAX_EXPANSION", 1 << 40)
+        patch.setattr(BundleWriter, "_read_back", lambda *_: None)
         writer = BundleWriter(temp)
-        writer.add(block, zstd(1))
+        for block in blocks:
+            writer.add(block, zstd(1))
         writer.finish(manifest.encode(), manifest.blocks, bundle_id_of(manifest.encode()), {})
         temp.publish_new("made.mvb")
     os.close(fd)
     return folder / "made.mvb"
 
 
+def record(position: int, number: int = 0) -> BlockDraft:
+    spec = SlotSpec(f"{number}", "state.logits/1", "uint8", (0,))
+    return BlockDraft("state", position, b"", [SlotDraft(spec, [])])
+
+
+def bare_spans(count: int) -> list[BlockDraft]:
+    """The cheapest blocks that there are: full spans without slots, and a record behind each."""
+    spans = [BlockDraft("span", 256 * at, token_ids(256 * at, 256), []) for at in range(count)]
+    return [block for span in spans for block in (span, record(span.start + 256))]
+
+
 @pytest.fixture
 def nothing_unfolds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BundleWriter, "_read_back", lambda *_: None)
     monkeypatch.setattr(BundleFile, "check_block", lambda *_: pytest.fail("it was decompressed"))
 
 
@@ -85,6 +108,49 @@ def test_threat_16_a_manifest_that_claims_less_than_its_blocks_hold_is_refused_b
     liar = made(tmp_path, len(ZEROS), claimed=1000)
     with pytest.raises(CorruptBundle, match="not the one that the manifest describes"):
         store.import_file(liar)
+
+
+def test_threat_16_a_file_of_many_records_is_refused_before_any_of_them_is_looked_at(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record costs its sender some 400 bytes: 130,000 kept a reader busy for two minutes, in 300 MiB."""
+    records = [record(256, number) for number in range(1000)]
+    many = sealed(tmp_path, [BlockDraft("span", 0, token_ids(0, 256), []), *records])
+    monkeypatch.setattr(BundleFile, "read_head", lambda *_: pytest.fail("a block was read"))
+    monkeypatch.setattr(manifest_module, "_decode_line", lambda *_: pytest.fail("a line was taken apart"))
+    with pytest.raises(CorruptBundle, match="block list has a wrong length"):
+        store.import_file(many)
+    with pytest.raises(CorruptBundle, match="block list has a wrong length"):
+        hand_over(store.path, str(many))
+    assert names(Path(store.path)) == []
+
+
+def test_an_import_reads_each_head_three_times(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To check it, to copy it, and to read back what was written: the time is a matter of how many blocks there are."""
+    read: list[bytes] = []
+    read_head = FrameFile.read_head
+    monkeypatch.setattr(FrameFile, "read_head", lambda file, block: read.append(block) or read_head(file, block))
+    store.import_file(sealed(tmp_path, bare_spans(100)))
+    assert len(read) == 3 * 200
+
+
+def test_a_reader_remembers_heads_up_to_a_limit_and_reads_the_others_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.import_file(sealed(tmp_path, bare_spans(600)))
+    held = {}
+    for limit in (0, 64 * KIB, MIB):
+        monkeypatch.setattr(bundle, "MAX_REMEMBERED_HEAD_BYTES", limit)
+        with store.open_session(URI) as reader:
+            tracemalloc.start()
+            for _ in range(2):
+                found = [reader.read_header(entry).start for entry in reader.entries]
+            held[limit] = tracemalloc.get_traced_memory()[0]
+            tracemalloc.stop()
+            assert found == [entry.start for entry in reader.entries]
+    assert held[0] < 200 * KIB
+    assert held[64 * KIB] < held[0] + 6 * 64 * KIB
+    assert held[MIB] > 1200 * KIB
 
 
 def test_a_small_file_may_be_all_zeros(store: Store, tmp_path: Path) -> None:
