@@ -65,7 +65,7 @@ def analyse(
         body = result.model_dump(mode="json", exclude={"artifact"})
         output.document("analyse", {**body, "path": file.path if file else None, "artifact": document})
         return
-    output.stdout.print(render_analysis(document, output.stdout.width))
+    output.show(render_analysis(document, output.stdout.width))
     if file is not None:
         output.remark(f"written to {plain(file.path)}")
     _remark_awake(output, result)

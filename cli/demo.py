@@ -97,7 +97,7 @@ def _show(output: Output, report: DemoReport) -> None:
     if output.as_json:
         output.document("demo", report.to_map())
         return
-    output.stdout.print(render_report(report, output.stdout.width))
+    output.stdout.print(render_report(report, output.stdout.width), crop=False)
     if report.folder:
         output.remark(f"kept: [cyan]torpor ls --store {plain(report.folder)}/store[/]")
 

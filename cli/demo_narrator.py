@@ -65,10 +65,14 @@ class Narrator:
     def _tell(self, step: Step) -> None:
         if self.output.as_json:
             return
+        outcome, seconds = step.outcome or plain(step.what), f"[cyan]{format_seconds(step.seconds)}[/]"
+        if not self.output.stderr.is_terminal:
+            self.output.remark(f"[green]✓[/] {outcome}  {seconds}")
+            return
         line = Table.grid(padding=(0, 1))
         line.add_column(width=1)
         line.add_column(ratio=1, overflow="fold")
         line.add_column(width=TIME_COLUMNS, justify="right", no_wrap=True)
         line.width = min(self.output.stderr.width, MAX_LINE_COLUMNS)
-        line.add_row("[green]✓[/]", step.outcome or plain(step.what), f"[cyan]{format_seconds(step.seconds)}[/]")
+        line.add_row("[green]✓[/]", outcome, seconds)
         self.output.stderr.print(line)

@@ -73,12 +73,12 @@ def doctor(
         body = {"torpor": __version__, "machine": machine, "daemon": daemon, "store": files, "log": log}
         output.document("doctor", body if checks is None else {**body, "model_files": checks})
         return status
-    output.stdout.print(render_doctor(machine, daemon, files, log))
+    output.show(render_doctor(machine, daemon, files, log))
     advice = machine.get("blas", {}).get("advice")
     if advice:
-        output.stdout.print(f"\n[yellow]{plain(advice)}[/]")
+        output.show(f"\n[yellow]{plain(advice)}[/]")
     if checks is not None:
-        output.stdout.print("\n" + "\n".join(describe_model_files(checks)), soft_wrap=True, highlight=False)
+        output.line("\n" + "\n".join(describe_model_files(checks)))
     return status
 
 

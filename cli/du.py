@@ -55,9 +55,9 @@ def du(
         output.document("du", document_of(report, sessions, path, counted=counted))
         return
     if sessions:
-        output.stdout.print(render_sessions(sessions))
+        output.show(render_sessions(sessions))
     if only is None:
-        output.stdout.print(render_store(report, path, counted=counted))
+        output.show(render_store(report, path, counted=counted))
     for problem in report.problems:
         output.line(render_problem(asdict(problem)))
 
@@ -92,7 +92,7 @@ def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
 def render_store(report: UsageReport, path: Path, *, counted: bool) -> RenderableType:
     """Draw what the store takes as a whole; `counted`: whether what was written today is known."""
     facts = facts_table()
-    facts.add_row("\n  store", f"\n{plain(path)}")
+    facts.add_row("  store", plain(path))
     facts.add_row("  on disk", format_bytes(report.file_bytes))
     for field, name in _PLACES:
         if size_bytes := getattr(report, field):
@@ -103,4 +103,4 @@ def render_store(report: UsageReport, path: Path, *, counted: bool) -> Renderabl
     unknown = "not known: the index counts it, and is missing or damaged"
     facts.add_row("  written today", format_bytes(report.written_today_bytes) if counted else unknown)
     facts.add_row("  free on the disk", format_bytes(report.free_bytes))
-    return Group(facts)
+    return Group("", facts)

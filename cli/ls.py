@@ -69,7 +69,9 @@ def ls(
     if holder is not None:
         output.remark(f"[yellow]no daemon answers, but {plain(describe_holder(holder, Path(place)))}[/]")
     if sessions:
-        output.stdout.print(render_sessions(sessions, wide=output.stdout.width >= WIDE_COLUMNS))
+        output.show(render_sessions(sessions, wide=output.stdout.width >= WIDE_COLUMNS))
+        for legend in legends_of(sessions):
+            output.remark(f"[dim]{legend}[/]")
     elif namespace is not None:
         output.remark(f"No sessions in namespace {plain(namespace)}. All there are: [cyan]torpor ls[/]")
     else:
@@ -116,7 +118,9 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
             labels = plain(" ".join(info["labels"])) or "–"
             row += [plain(format_id(info["bundle_id"])), format_time(info["slept_ns"]), labels]
         table.add_row(*row)
-    legends = [legend for fact, legend in LEGENDS.items() if any(info[fact] for info in sessions)]
-    if legends:
-        table.caption, table.caption_justify = "\n".join(legends), "left"
     return table
+
+
+def legends_of(sessions: list[dict[str, Any]]) -> list[str]:
+    """What the marks mean that stand behind the states of these sessions."""
+    return [legend for fact, legend in LEGENDS.items() if any(info[fact] for info in sessions)]

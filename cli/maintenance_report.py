@@ -77,7 +77,7 @@ def write_report(output: Output, command: str, report: MaintenanceResult, *, not
         output.document(command, {"ok": not report.problems, **report.model_dump(mode="json")})
         return _exit_status(report)
     if report.actions:
-        output.stdout.print(render_actions(report))
+        output.show(render_actions(report))
     hidden = max(0, len(report.actions) - ROWS_SHOWN)
     if hidden + report.actions_left_out:
         output.line(f"[dim]… and {format_count(hidden + report.actions_left_out)} more (--json has them)[/]")

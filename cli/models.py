@@ -55,7 +55,7 @@ def models(
     if as_json:
         output.document("models", {"models": [model.model_dump(mode="json") for model in listed]})
         return
-    output.stdout.print(render_models(listed))
+    output.show(render_models(listed))
     for model in listed:
         if model.problem is not None:
             output.remark(f"[yellow]{plain(model.name)}[/]: {plain(model.problem)}")

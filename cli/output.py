@@ -1,8 +1,10 @@
 """Where a command's words go: data to stdout, progress and remarks to stderr, one JSON document with `--json`.
 
 Rules:
-- stdout holds what was asked for and nothing else; piped, it is plain text without colours or cut columns.
-- stderr holds what happens meanwhile: drawn live on a terminal, silent with `--json`.
+- stdout holds what was asked for and nothing else; piped, it is plain text, and a table is one line a row, its cells
+  set apart by a tab.
+- stderr holds what happens meanwhile: drawn live on a terminal, silent with `--json`. No line of it is broken inside a
+  word; piped, none is broken at all.
 - Every JSON document and error object carries `schema_version`; ids are never shortened there.
 
 Knows nothing of sessions, stores or sockets.
@@ -11,16 +13,19 @@ Knows nothing of sessions, stores or sockets.
 from __future__ import annotations
 
 import json
-import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import TorporError
 from ..memvid.errors import PUT_BACK
@@ -29,7 +34,7 @@ from .exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
 
 SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
-PIPED_WIDTH = 120  # columns of text that goes to a file or a pipe; no terminal there to ask
+PIPED_WIDTH = 120  # columns of what is drawn into a file or a pipe; no terminal there to ask, and $COLUMNS is another's
 
 # Delete and the C1 controls; marks of direction and invisible line ends; halves of surrogate pairs.
 _UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
@@ -55,7 +60,11 @@ class Output:
     def remark(self, markup: str) -> None:
         """Say something beside the data, on stderr; nothing with `--json`."""
         if not self.as_json:
-            self.stderr.print(markup, highlight=False)
+            _print_lines(self.stderr, markup)
+
+    def show(self, drawn: RenderableType) -> None:
+        """Draw data on stdout: on a terminal as wide as that is, else every row and text as one line."""
+        self.stdout.print(drawn, soft_wrap=not self.stdout.is_terminal)
 
     def line(self, markup: str) -> None:
         """Write one line of data to stdout; it stays one line however narrow the terminal is."""
@@ -116,16 +125,31 @@ def way_out(error: TorporError) -> str:
 def write_failure(code: str, message: str, status: int, details: Mapping[str, Any], *, as_json: bool) -> None:
     """Write why a run failed, as the line or the JSON object that ends it."""
     if not as_json:
-        lines = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
-        lines.print(f"[bold red]error[/] [dim]{plain(code)}[/]  {plain(message)}")
+        _print_lines(_console(sys.stderr), f"[bold red]error[/] [dim]{plain(code)}[/]  {plain(message)}")
         return
     error = {"code": code, "message": message, "details": dict(details)}
     _write_json(sys.stderr, {"schema_version": SCHEMA_VERSION, "error": error, "exit_status": status})
 
 
+class PlainTable(Table):
+    """A table without lines; where no terminal shows it, one line a row, its cells set apart by a tab."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if console.is_terminal:
+            yield from super().__rich_console__(console, options)
+            return
+        rows = list(zip(*(column.cells for column in self.columns), strict=True))
+        if self.show_header:
+            rows.insert(0, tuple(column.header for column in self.columns))
+        for row in rows:
+            cells = [console.render_str(str(cell)).plain.strip() for cell in row]
+            if any(cells):
+                yield Segment("\t".join(cells) + "\n")  # a Text would have its tabs made blanks
+
+
 def facts_table() -> Table:
     """Make the two-column table in which one thing's facts are shown: names dim, values as they are."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = PlainTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     return table
@@ -133,7 +157,7 @@ def facts_table() -> Table:
 
 def rows_table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
     """Make the plain table in which several things are listed, a row each; columns in `whole` are never broken."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
         table.add_column(
             column, justify="right" if column in right else "left", no_wrap=column in whole, overflow="fold"
@@ -178,10 +202,30 @@ def _write_json(stream: TextIO, document: Mapping[str, Any]) -> None:
 
 def _console(file: Any) -> Console:
     """Make a console that is as wide as the terminal, and wide enough where there is none."""
-    piped = not file.isatty()
-    width = PIPED_WIDTH if piped and not os.environ.get("COLUMNS", "").isdigit() else None
+    width = None if file.isatty() else PIPED_WIDTH
     # Without emoji: the name of a session or a file may well hold a word between colons.
     return Console(file=file, width=width, highlight=False, emoji=False)
+
+
+def _print_lines(console: Console, markup: str) -> None:
+    """Write a remark: broken between words where a terminal is narrow, and nowhere where there is none."""
+    text = console.render_str(markup)
+    console.print(_between_words(text, console.width) if console.is_terminal else text, soft_wrap=True)
+
+
+def _between_words(text: Text, width: int) -> Text:
+    """Break a text into lines between words; a word that is wider than the terminal, a path say, stays whole."""
+    breaks, column = [], 0
+    for found in re.finditer(r"\n|\S+[^\S\n]*|[^\S\n]+", text.plain):
+        word = found[0]
+        if column and column + cell_len(word.rstrip()) > width:
+            breaks.append(found.start())
+            column = 0
+        column = 0 if word == "\n" else column + cell_len(word)
+    lines = text.divide(breaks)
+    for line in lines[:-1]:
+        line.rstrip()
+    return Text("\n").join(lines)
 
 
 def _ignore_progress(done: int, total: int) -> None:

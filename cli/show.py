@@ -49,7 +49,7 @@ def show(
     if as_json:
         output.document("show", {"source": source, **detail, "problems": [problem] if problem else []})
         return
-    output.stdout.print(render_detail(detail, output.stdout.width))
+    output.show(render_detail(detail, output.stdout.width))
     if problem:
         output.remark(render_problem(problem))
 

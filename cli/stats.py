@@ -33,7 +33,7 @@ def stats(
     if as_json:
         output.document("stats", result.model_dump(mode="json"))
     else:
-        output.stdout.print(render_stats(result))
+        output.show(render_stats(result))
 
 
 def render_stats(result: StatsResult) -> Any:

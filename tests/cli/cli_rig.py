@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.server import ApiServer
 
@@ -56,6 +58,19 @@ class Ran:
 
 
 Torpor = Callable[..., Ran]
+
+
+def pretend_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Let what this test runs believe that it writes to a terminal of that width."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+
+
+def unstyled(text: str) -> str:
+    """What a terminal shows of it, without colours and moves of the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 class FakeDaemon:

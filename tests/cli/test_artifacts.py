@@ -81,7 +81,7 @@ def document() -> dict[str, Any]:
 
 
 def drawn(document: dict[str, Any], width: int) -> list[str]:
-    console = Console(width=width, color_system=None)
+    console = Console(width=width, color_system=None, force_terminal=True)
     with console.capture() as capture:
         console.print(render_analysis(document, width))
     return [line.rstrip() for line in capture.get().splitlines()]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from cli_rig import Torpor
+from cli_rig import Torpor, pretend_terminal, unstyled
 from torpor.cli.demo_daemon import Death
 from torpor.cli.demo_report import (
     Check,
@@ -168,10 +168,10 @@ def draw(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     """Draws a report at a width, as the terminal would get it."""
 
     def drawer(report: DemoReport, width: int) -> str:
-        monkeypatch.setenv("COLUMNS", str(width))
+        pretend_terminal(monkeypatch, width)
         output = Output(as_json=False)
         output.stdout.print(render_report(report, output.stdout.width))
-        return capsys.readouterr().out
+        return unstyled(capsys.readouterr().out)
 
     return drawer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
+from cli_rig import FakeDaemon, MadeStore, Torpor, load_module, pretend_terminal, unstyled
 from torpor.cli.doctor import _describe_queue
 from torpor.daemon.results import MaintenanceProblem, MaintenanceResult
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
@@ -47,7 +47,7 @@ def test_ls_marks_a_session_whose_newest_version_has_no_file(
     daemon.service.store = str(made_store.path)
     where = () if beside_a_daemon else ("--store", made_store.path)
     assert not any(info["file_missing"] for info in torpor("ls", *where, "--json").document["sessions"])
-    assert "has no file" not in torpor("ls", *where).out
+    assert "has no file" not in torpor("ls", *where).err
     made_store.bundles[0].unlink()  # of an earlier version: that is for verify
     made_store.bundles[1].unlink()
     told = torpor("ls", *where, "--json").document
@@ -57,9 +57,9 @@ def test_ls_marks_a_session_whose_newest_version_has_no_file(
     assert "Version 2 of torpor://default/agent has no file" in problem["message"]
     remedy = "`torpor sleep torpor://default/agent` writes it anew" if beside_a_daemon else PUT_BACK
     assert remedy in problem["message"]
-    text = torpor("ls", *where).out
-    assert [line.split()[0] for line in text.splitlines() if "! " in line] == ["default/agent", "!"]
-    assert "! its newest version has no file: put what is awake to sleep" in text
+    listed = torpor("ls", *where)
+    assert [line.split()[0] for line in listed.out.splitlines() if "!\t" in line] == ["default/agent"]
+    assert "! its newest version has no file: put what is awake to sleep" in listed.err
 
 
 def test_ls_of_another_namespace_is_empty(torpor: Torpor, made_store: MadeStore) -> None:
@@ -136,9 +136,9 @@ def test_a_narrow_terminal_breaks_no_word_of_show(
     torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torpor("tag", "agent@1", "before-refactor", "--store", made_store.path)
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = torpor("show", "agent", "--store", made_store.path).out
     wide = torpor("show", "agent", "--store", made_store.path, "--json").document
+    pretend_terminal(monkeypatch, 80)
+    shown = unstyled(torpor("show", "agent", "--store", made_store.path).out)
     rows = [line for line in shown.splitlines() if line.startswith(("  1 ", "  2 "))]
     for row, version in zip(rows, wide["versions"], strict=True):
         assert version["bundle_id"][:12] in row
@@ -476,7 +476,7 @@ def test_what_a_repair_has_set_aside_is_told_until_it_is_given_up(torpor: Torpor
 
 def test_ls_and_show_of_a_store_tell_what_a_repair_saved(torpor: Torpor, made_store: MadeStore) -> None:
     where = ("--store", made_store.path)
-    assert "~" not in torpor("ls", *where).out
+    assert "a repair saved" not in torpor("ls", *where).err
     with Store.open(made_store.path, writable=False) as opened:
         (row,) = [row for row in opened.iter_sessions() if row.uri.name == "agent"]
         with opened.open_session(row.uri) as reader:
@@ -490,7 +490,7 @@ def test_ls_and_show_of_a_store_tell_what_a_repair_saved(torpor: Torpor, made_st
     listed = {info["name"]: info for info in torpor("ls", *where, "--json").document["sessions"]}
     assert listed["agent"]["salvaged"] == {"tokens": last.start, "of": row.token_count}
     assert {info["salvaged"] is None for name, info in listed.items() if name != "agent"} <= {True}
-    assert "~ the beginning of a damaged version" in torpor("ls", *where).out
+    assert "~ the beginning of a damaged version" in torpor("ls", *where).err
     told = f"{last.start} of {row.token_count} tokens; which file would bring back the rest, torpor verify says"
     assert told in torpor("show", "agent", *where).out
 

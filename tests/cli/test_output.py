@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from cli_rig import FakeDaemon, Torpor, pretend_terminal, unstyled
 from torpor.cli.daemon_link import STAGE_NAMES
 from torpor.cli.output import PIPED_WIDTH, Output, neutralise
 from torpor.errors import TorporError
@@ -16,6 +17,31 @@ def test_piped_output_has_no_escape_sequences_and_is_not_cut(capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", ["20", "400"])
+def test_a_piped_table_is_one_line_a_row_whatever_the_environment_says(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    name = "a-session-of-some-" + "length-" * 12 + "indeed"
+    torpor("append", name, "one two three")
+    monkeypatch.setenv("COLUMNS", columns)
+    header, row = (line.split("\t") for line in torpor("ls").out.splitlines())
+    cells = dict(zip(header, row, strict=True))
+    assert (cells["SESSION"], cells["MODEL"]) == (f"default/{name}", "fake")
+    assert not [cell for cell in header + row if cell != cell.strip()]
+    assert f"torpor://default/{name}\n" in torpor("show", name).out
+    assert "state\tawake, changed since it last slept\n" in torpor("show", name).out
+
+
+def test_no_line_of_stderr_is_broken_inside_a_word(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/a/path/that/is/longer/than/the/terminal/is/wide"
+    whole = torpor("ls", "--store", path).err
+    assert whole.count("\n") == 1
+    pretend_terminal(monkeypatch, 30)
+    lines = unstyled(torpor("ls", "--store", path).err).splitlines()
+    assert " ".join(lines).split() == whole.split()
+    assert [line for line in lines if len(line) > 30] == [f"{path}."]
 
 
 def test_progress_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:

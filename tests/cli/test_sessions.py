@@ -296,7 +296,7 @@ def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, 
     daemon.service.lossy = Lossy(8, 7680)
     assert "lossy: keys and values of the first 7,680 tokens were kept in 8 bits; " in torpor("wake", "a").err
     assert torpor("wake", "a", "--json").document["lossy"] == {"bits": 8, "tokens": 7680}
-    assert "lossy       keys and values of the first 7,680 tokens in 8 bits" in torpor("show", "a").out
+    assert "lossy\tkeys and values of the first 7,680 tokens in 8 bits" in torpor("show", "a").out
 
 
 def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, daemon: FakeDaemon) -> None:
@@ -309,10 +309,10 @@ def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, 
     told = "1,024 of 2,113 tokens; which file would bring back the rest, torpor verify says"
     assert f"saved by a repair: {told}\n" in torpor("wake", "a").err
     assert torpor("wake", "a", "--json").document["salvaged"] == {"tokens": 1024, "of": 2113}
-    assert f"saved       {told}" in torpor("show", "a").out
-    listed = torpor("ls").out
-    assert [line.split()[0] for line in listed.splitlines() if "~ " in line] == ["default/a", "~"]
-    assert "~ the beginning of a damaged version, which a repair saved: torpor show says how much" in listed
+    assert f"saved\t{told}" in torpor("show", "a").out
+    listed = torpor("ls")
+    assert [line.split()[0] for line in listed.out.splitlines() if "~\t" in line] == ["default/a"]
+    assert "~ the beginning of a damaged version, which a repair saved: torpor show says how much\n" in listed.err
     assert [info["salvaged"] for info in torpor("ls", "--json").document["sessions"]] == [
         {"tokens": 1024, "of": 2113},
         None,
@@ -394,7 +394,7 @@ def test_fold_goes_on_in_a_smaller_session(torpor: Torpor, daemon: FakeDaemon) -
     assert torpor("fold", "nobody", "e", "--summary", "x").status == 4
     assert "folded from" not in torpor("show", "a").out
     daemon.service.folded_from = Origin("torpor://default/full", 3, "ab" * 32, 7800)
-    assert "folded from  torpor://default/full at version 3, a summary of 7,800 tokens" in torpor("show", "a").out
+    assert "folded from\ttorpor://default/full at version 3, a summary of 7,800 tokens" in torpor("show", "a").out
 
 
 def test_fork_makes_a_session_of_a_version_and_says_what_it_has_in_common(torpor: Torpor, daemon: FakeDaemon) -> None:
@@ -431,7 +431,7 @@ def test_show_says_where_a_fork_comes_from(torpor: Torpor, daemon: FakeDaemon) -
     torpor("append", "a", "one two")
     assert "forked from" not in torpor("show", "a").out
     daemon.service.forked_from = Origin("torpor://default/base", 3, "ab" * 32, 1500)
-    assert "forked from  torpor://default/base at version 3, with 1,500 tokens" in torpor("show", "a").out
+    assert "forked from\ttorpor://default/base at version 3, with 1,500 tokens" in torpor("show", "a").out
 
 
 def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaemon) -> None:
