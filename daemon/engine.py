@@ -51,8 +51,12 @@ MOST_PIECES_TO_TOKENS: Final = 3.0
 """How much of the thread's time pieces get at most to that of tokens, however many wait for one."""
 
 _MOST_LEAD_S: Final = 10.0
-"""How far ahead of the other one a side may come: after a piece that took an hour, as where the process was stopped in
-it, the others do not wait for an hour."""
+"""How far ahead pieces may come: after one that took an hour, as where the process was stopped in it, the others do not
+wait for an hour."""
+
+_MOST_OWED_S: Final = 0.05
+"""How much time pieces may be owed after a round of tokens: so much, and the piece in which it ends, is the longest gap
+of a stream. Without a bound, one round that took a second would let three reads have three of them."""
 
 
 class _Job:
@@ -242,7 +246,7 @@ class Engine:
             self._lead_s += taken
         else:
             return
-        self._lead_s = max(-_MOST_LEAD_S, min(_MOST_LEAD_S, self._lead_s))
+        self._lead_s = max(-_MOST_OWED_S, min(_MOST_LEAD_S, self._lead_s))
         for job in served:
             job.request.stood_back_s += self._ahead_s - job.passed_s
             job.passed_s = self._ahead_s + (taken if ahead else 0.0)

@@ -62,21 +62,23 @@ async def test_jobs_take_turns_piece_by_piece() -> None:
 
 
 class Rounds(Decoder):
-    """Whose rounds take a second of a clock that only passes here and in `reading`, and read nothing."""
+    """Whose rounds take 10 ms of a clock that only passes here and in `reading`, and read nothing. slow_s: seconds that
+    every fifth takes. piece_s: that a piece of `reading` takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, slow_s: float = 0.01, piece_s: float = 0.01) -> None:
         super().__init__()
+        self.slow_s, self.piece_s = slow_s, piece_s
         self.now = 0.0
         self.log = ""
 
     def decode(self, asked: Sequence[Decode], along: Sequence[Decode] = ()) -> list[Any]:
-        self.now += 1.0
+        self.now += 0.01 if self.log.count("t") % 5 else self.slow_s
         self.log += "t"
         return [mx.array(0.0) for _ in asked]
 
     def reading(self, pieces: int) -> Steps[None]:
         for _ in range(pieces):
-            self.now += 1.0
+            self.now += self.piece_s
             self.log += "p"
             yield
 
@@ -111,8 +113,30 @@ async def test_tokens_get_half_of_the_time_and_a_quarter_at_least_where_more_job
     assert shared.count("p") == 5 * pieces_to_tokens
 
 
+@pytest.mark.parametrize(("piece_s", "most_in_a_row"), [(0.2, 1), (0.06, 1), (0.03, 2), (0.01, 6)])
+async def test_between_two_rounds_of_tokens_is_one_piece_or_a_twentieth_of_a_second_of_short_ones(
+    piece_s: float, most_in_a_row: int
+) -> None:
+    """However many read, and whatever a round has taken."""
+    rounds, gate = Rounds(slow_s=1.0, piece_s=piece_s), Gate()
+    engine = Engine(rounds, clock=lambda: rounds.now)
+    try:
+        holding = asyncio.ensure_future(engine.call(gate.pass_through))
+        await gate.reached()
+        jobs = [asyncio.ensure_future(engine.run(rounds.reading(40))) for _ in range(3)]
+        jobs.append(asyncio.ensure_future(engine.run(rounds.writing(100), writes=True)))
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(holding, *jobs)
+    finally:
+        await asyncio.to_thread(engine.stop)
+    shared = rounds.log.rpartition("t")[0]
+    assert "p" in shared
+    assert max(map(len, shared.split("t"))) == most_in_a_row
+
+
 async def test_after_a_piece_that_took_an_hour_tokens_do_not_have_the_thread_for_an_hour() -> None:
-    rounds, gate = Rounds(), Gate()
+    rounds, gate = Rounds(slow_s=1.0), Gate()
     engine = Engine(rounds, clock=lambda: rounds.now)
 
     def stopped_for_an_hour() -> Steps[None]:
@@ -130,7 +154,7 @@ async def test_after_a_piece_that_took_an_hour_tokens_do_not_have_the_thread_for
         await asyncio.gather(holding, *jobs)
     finally:
         await asyncio.to_thread(engine.stop)
-    assert 0 < rounds.log.partition("P")[2].index("p") <= 10
+    assert 0 < rounds.log.partition("P")[2].index("p") <= 60
 
 
 async def test_what_a_step_raises_reaches_its_caller_alone() -> None:
