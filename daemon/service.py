@@ -308,6 +308,12 @@ class Service:
         if opening.index_rebuilt is not None and opening.rows_added:
             bundles = format_plural(opening.rows_added, "bundle")
             found.append(f"The index was made anew from {bundles}: {opening.index_rebuilt}.")
+        if opening.rows_corrected:
+            files = format_plural(opening.rows_corrected, "file")
+            found.append(
+                f"{files} of the store and its index are of different moments (a backup was put back, or the copy is "
+                "of a store in use). The index was put right. `torpor verify --deep` tells whether all is there."
+            )
         if opening.rows_dropped:
             gone = format_plural(opening.rows_dropped, "bundle")
             found.append(f"{gone} that the index knew can be found no more, nor woken.")

@@ -38,7 +38,6 @@ from .errors import (
     StoreError,
 )
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
-from .index import UNREADABLE
 from .paths import Stamp
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .rewriting import Contents, prepared
@@ -64,7 +63,7 @@ def compact(
         core.require_writable()
         core.mend_index_file()
     run = _Compaction(core, policy, dry_run, should_stop)
-    for bundle_id in core.index.with_status(UNREADABLE):
+    for bundle_id in core.index.unreadable_now():
         path = core.folder.bundle_path(bundle_id)
         run.report(path, "corrupt_bundle", f"{path} cannot be read: nothing is compacted while it is there.")
     for finding in find_told(core.folder, core.index):

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import time
@@ -36,8 +37,8 @@ from .errors import (
     StoreIoError,
     UnsafePath,
 )
-from .folder import StoreFolder
-from .index import Index
+from .folder import LIVE_SUFFIX, StoreFolder
+from .index import Index, IndexedBundle
 from .limits import MAX_VERSION
 from .lock import StoreLock
 from .pins import Pins
@@ -240,6 +241,10 @@ class StoreCore:
         """Open a bundle's file, live or retired, with its manifest. Raises BundleMissing and what damage raises."""
         fd, path = self.folder.open_bundle(bundle_id)
         return BundleFile(fd, path, bundle_id)
+
+    def in_place(self, bundle: IndexedBundle) -> IndexedBundle:
+        """A bundle as the index is told of it, once its file has its name: with what tells that from another one."""
+        return dataclasses.replace(bundle, stamp=self.folder.stamp_of(bundle.bundle_id, LIVE_SUFFIX))
 
     def open_frames(self, bundle_id: bytes) -> FrameFile:
         """Open a bundle for the frames that its file, or its files, hold. Raises as `open_bundle`."""

@@ -12,12 +12,13 @@ Retiring is one rename, so it takes no disk space and a crash leaves a bundle in
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -170,6 +171,17 @@ class StoreFolder:
         with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
             return stamp_of(stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)))
         return None
+
+    def stamps_of(self, bundle_ids: Iterable[bytes]) -> dict[bytes, Stamp]:
+        """The stamps of the live files of those of the bundles that have one, each folder opened once."""
+        found: dict[bytes, Stamp] = {}
+        for first, some in itertools.groupby(sorted(bundle_ids), lambda bundle_id: bundle_id[:1]):
+            with contextlib.suppress(FileNotFoundError), self._prefix_folder(first.hex()) as folder_fd:
+                for bundle_id in some:
+                    with contextlib.suppress(FileNotFoundError):
+                        name = bundle_id.hex() + LIVE_SUFFIX
+                        found[bundle_id] = stamp_of(stat_name(folder_fd, name, self.bundle_path(bundle_id)))
+        return found
 
     def list_bundles(self) -> dict[bytes, str]:
         """All bundle files by id, with their ending. A bundle with both endings counts as live. Raises StoreIoError."""

@@ -14,6 +14,8 @@ A removal believes `refs`, so they must at every moment cover what the file need
 
 - `begin_rewrite` makes them cover both and marks the bundle unsettled, durably, before the file is replaced.
 - `finish_rewrite` says what the file holds now. Where it did not happen, the next open reads the file again.
+- Each row has the stamp of the file that it was read from, or written with (inode, length, times). The next open reads
+  again what is another file now: a backup was put back, or the store copied while it was written.
 - STORE/rewrites.<count>, an empty file, has the number of rewrites begun in its name. An index that has counted fewer
   was put back from a backup: its refs may be those of files that are no more, and it is made anew.
 
@@ -41,7 +43,7 @@ import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final
 
@@ -65,7 +67,7 @@ from .index_seals import (
 from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS, MAX_VERSION
 from .manifest import Manifest
 from .page_sums import PAGE_BYTES, PageSums
-from .paths import io_error, list_names, open_folder, require_own_regular, stat_name
+from .paths import Stamp, io_error, list_names, open_folder, require_own_regular, stamp_of, stat_name
 from .records import IndexRow
 from .salvaged import Salvaged, salvaged_of
 from .unread import unread_of
@@ -73,7 +75,7 @@ from .uri import SessionUri
 
 INDEX_FILE: Final = "index.sqlite"
 INDEX_FILES: Final = (INDEX_FILE, INDEX_FILE + WAL_SUFFIX, f"{INDEX_FILE}-shm")
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
 """A bundle whose file cannot be read, and that no row told of before. Whose version it is stands in its row where its
@@ -102,6 +104,10 @@ _COUNT_NAME: Final = re.compile(r"rewrites\.([0-9]{1,15})", re.ASCII)
 _MAX_COUNT: Final = 10**15 - 1
 """Rewrites that a name can count. No store comes near it: a thousand a second take thirty thousand years."""
 _BLOCK_KEY: Final = struct.Struct(">q")
+_STAMP: Final = struct.Struct(">QQqq")  # inode, length, modification and change time
+_COVERED: Final = 1
+_UNPROVEN: Final = 2
+"""Of a row that is unsettled: its references cover what the file needs, or nobody knows what that is."""
 _UNSEEN_KEY: Final = "marks_unseen"
 _UNSEEN: Final = "yes"
 _META: Final = "SELECT value FROM meta WHERE key = ?"
@@ -111,7 +117,8 @@ CREATE TABLE bundles (
     number INTEGER PRIMARY KEY, status TEXT NOT NULL, unsettled INTEGER NOT NULL, namespace TEXT, name TEXT,
     version INTEGER, bundle_id BLOB NOT NULL UNIQUE, parent BLOB, identity_digest BLOB, token_count INTEGER,
     bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER, model TEXT, labels TEXT,
-    salvaged_tokens INTEGER, salvaged_of INTEGER, unread_tokens INTEGER, storage BLOB NOT NULL, seal BLOB NOT NULL
+    salvaged_tokens INTEGER, salvaged_of INTEGER, unread_tokens INTEGER, stamp BLOB, storage BLOB NOT NULL,
+    seal BLOB NOT NULL
 );
 CREATE UNIQUE INDEX one_live_version ON bundles (namespace, name, version) WHERE status = '{LIVE}';
 CREATE INDEX by_name ON bundles (name, status);
@@ -127,7 +134,7 @@ _COLUMNS: Final = (
     "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
     "created_ns, model, labels, salvaged_tokens, salvaged_of, unread_tokens"
 )
-_SEALED: Final = f"status, unsettled, {_COLUMNS}, storage"
+_SEALED: Final = f"status, unsettled, {_COLUMNS}, stamp, storage"
 _READ: Final = f"{_SEALED}, seal"
 _INTEGERS: Final = ("version", "token_count", "bundle_bytes", "logical_bytes", "created_ns", "unread_tokens")
 _INTEGERS_OR_NOTHING: Final = ("salvaged_tokens", "salvaged_of")
@@ -152,6 +159,7 @@ _NONSENSE: Final = (
     )
     + ") LIMIT 1",
     f"SELECT 1 FROM refs WHERE {_NO_ID.format('refers_to')} LIMIT 1",
+    f"SELECT 1 FROM bundles WHERE typeof(stamp) <> 'null' AND ({_NO_ID.format('stamp')}) LIMIT 1",
 )
 """What no index of ours holds; what `_row` and `_id` refuse when they meet it, asked of all rows at once."""
 
@@ -172,7 +180,8 @@ class IndexedBundle:
     """What goes into the index for one bundle file; `row` is None for one of which nobody can tell whose version it is.
 
     `refs` are the other bundles that hold blocks of this one, `blocks` the ids of all frames in its file. Of the ids
-    the index keeps the first 8 bytes, and `Index.stored` gives no more of them back.
+    the index keeps the first 8 bytes, and `Index.stored` gives no more of them back. `stamp` tells the file that this
+    was read from, or that was written so; None for no file, which the next opening then reads.
     """
 
     bundle_id: bytes
@@ -180,6 +189,12 @@ class IndexedBundle:
     row: IndexRow | None
     refs: tuple[bytes, ...]
     blocks: tuple[bytes, ...]
+    stamp: Stamp | None = field(default=None, compare=False)
+
+    @property
+    def storage(self) -> bytes:
+        """A digest of its references and blocks, as far as an index keeps these."""
+        return storage_of(sorted(set(self.refs)), sorted({_block_key(block) for block in self.blocks}))
 
 
 def indexed(file: BundleFile) -> IndexedBundle:
@@ -193,7 +208,7 @@ def indexed(file: BundleFile) -> IndexedBundle:
             f"{file.path} has the ending of a version, but no manifest.", path=file.path, part="manifest"
         )
     row = row_of(file.manifest, file.bundle_id, file.file_bytes)
-    return IndexedBundle(file.bundle_id, LIVE, row, file.directory.holders, tuple(file.frames))
+    return IndexedBundle(file.bundle_id, LIVE, row, file.directory.holders, tuple(file.frames), file.stamp())
 
 
 def row_of(manifest: Manifest, bundle_id: bytes, bundle_bytes: int) -> IndexRow:
@@ -230,6 +245,8 @@ class Index:
         self.path = path
         self.not_in_file: set[bytes] = set()
         """In a private copy: the bundles whose rows were made from their files, for the index file has none of them."""
+        self.read_at: tuple[Stamp | None, ...] = ()
+        """In a private copy: the stamps of the index's files just before they were copied."""
         self.file_is_behind = False
         """Whether the file still has rows of what was dropped since, because it takes no change."""
 
@@ -274,6 +291,7 @@ class Index:
         One that is older than the last rewrite will do: nothing is removed by it, and its rows name the same bundles.
         """
         path = _require_index_file(store_path, root_fd)
+        read_at = _stamps(root_fd, path)
         image = _image(root_fd, store_path)
         sums = PageSums.of_data(root_fd, store_path, INDEX_FILE, image.file_data)
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -286,7 +304,9 @@ class Index:
         except IndexUnusable:
             memory.close()
             raise
-        return cls(memory, path, None)
+        index = cls(memory, path, None)
+        index.read_at = read_at
+        return index
 
     @classmethod
     def copy_before_replacing(cls, store_path: str, root_fd: int, store_uuid: str) -> tuple[Index, bool] | None:
@@ -486,9 +506,11 @@ class Index:
         aside: Iterable[bytes] = (),
         settled: Iterable[IndexedBundle] = (),
         unsettled: Iterable[bytes] = (),
+        unproven: Iterable[bytes] = (),
         marks_seen: bool = False,
     ) -> None:
-        """Bring the index in line with the bundle files. Raises IndexUnusable where rows contradict each other."""
+        """Bring the index in line with the bundle files. `unproven` are those of which nobody knows what they need.
+        Raises IndexUnusable where rows contradict each other."""
         try:
             with self._lock:
                 with self._committed():
@@ -504,6 +526,7 @@ class Index:
                     for bundle in settled:
                         self._replace_storage(bundle)
                     self._mark(unsettled)
+                    self._mark(unproven, _UNPROVEN)
                     if marks_seen and self.marks_unseen():
                         self._connection.execute("DELETE FROM meta WHERE key = ?", (_UNSEEN_KEY,))
                         self._left.append(seal_of(("meta", _UNSEEN_KEY, _UNSEEN)))
@@ -625,7 +648,15 @@ class Index:
                 *((row.salvaged.tokens, row.salvaged.of) if row.salvaged else (None, None)), row.unread_tokens,
             )  # fmt: skip
         refs, keys = sorted(set(bundle.refs)), sorted({_block_key(block) for block in bundle.blocks})
-        sealed = (bundle.status, 0, *facts[:3], bundle.bundle_id, *facts[3:], storage_of(refs, keys))
+        sealed = (
+            bundle.status,
+            0,
+            *facts[:3],
+            bundle.bundle_id,
+            *facts[3:],
+            _stamped(bundle.stamp),
+            storage_of(refs, keys),
+        )
         seal = seal_of(sealed)
         inserted = self._connection.execute(
             f"INSERT INTO bundles (number, {_READ}) VALUES (NULL, {', '.join('?' * len(sealed))}, ?)", (*sealed, seal)
@@ -646,7 +677,8 @@ class Index:
             return
         if bundle.row is not None:
             self._connection.execute(
-                "UPDATE bundles SET bundle_bytes = ?, unsettled = 0 WHERE number = ?", (bundle.row.bundle_bytes, number)
+                "UPDATE bundles SET bundle_bytes = ?, unsettled = 0, stamp = ? WHERE number = ?",
+                (bundle.row.bundle_bytes, _stamped(bundle.stamp), number),
             )
         self._delete_storage(number)
         self._insert_refs(number, bundle.refs)
@@ -659,9 +691,9 @@ class Index:
     def _insert_keys(self, number: int, keys: Iterable[int]) -> None:
         self._connection.executemany("INSERT OR IGNORE INTO blocks VALUES (?, ?)", [(key, number) for key in keys])
 
-    def _mark(self, bundle_ids: Iterable[bytes]) -> None:
+    def _mark(self, bundle_ids: Iterable[bytes], how: int = _COVERED) -> None:
         for bundle_id in bundle_ids:
-            self._set(bundle_id, "unsettled", 1)
+            self._set(bundle_id, "unsettled", how)
 
     def _set(self, bundle_id: bytes, column: str, value: object) -> None:
         if (number := self._number(bundle_id)) is not None:
@@ -950,6 +982,23 @@ class Index:
         """The bundles of which the index does not know what their files hold now, and covers whatever they may need."""
         return set(self._ids("SELECT bundle_id FROM bundles WHERE unsettled <> 0", ()))
 
+    def unproven(self) -> list[bytes]:
+        """The versions whose files are others than those that their rows were made from, and cannot be read."""
+        return self._ids(
+            f"SELECT bundle_id FROM bundles WHERE unsettled <> 0 AND unsettled = ? AND status = '{LIVE}'", (_UNPROVEN,)
+        )
+
+    def storages(self) -> dict[bytes, bytes]:
+        """What `IndexedBundle.storage` is by the rows of all versions, but for those that are unsettled."""
+        return dict(
+            self._select(f"SELECT bundle_id, storage FROM bundles WHERE status = '{LIVE}' AND unsettled = 0", ())
+        )
+
+    def of_other_files(self, stamps: Mapping[bytes, Stamp]) -> set[bytes]:
+        """Those of the bundles, each given with the stamp of its file, whose rows were made from another file."""
+        known = dict(self._select("SELECT bundle_id, stamp FROM bundles", ()))
+        return {one for one, stamp in stamps.items() if known.get(one) != _stamped(stamp)}
+
     def with_status(self, status: str) -> list[bytes]:
         """The bundles of a status other than LIVE: few, and asked for at every sleep."""
         return self._ids(f"SELECT bundle_id FROM bundles WHERE status <> '{LIVE}' AND status = ?", (status,))
@@ -964,7 +1013,11 @@ class Index:
     def needs_unknown(self) -> list[bytes]:
         """The bundles of which nobody knows what they need: they cannot be read, are missed, or were set aside so.
         While there is one, no file is removed for not being needed."""
-        return [*self.with_status(UNREADABLE), *self.with_status(MISSED), *self.aside_untold()]
+        return [*self.unreadable_now(), *self.with_status(MISSED), *self.aside_untold()]
+
+    def unreadable_now(self) -> list[bytes]:
+        """The bundles whose files cannot be read, and no row tells what they need."""
+        return [*self.with_status(UNREADABLE), *self.unproven()]
 
     def aside_untold(self) -> list[bytes]:
         """The versions that were set aside of which nobody knows what they need: only a manifest or a mark told of
@@ -1021,6 +1074,11 @@ def _block_key(block_id: bytes) -> int:
     return int(key)
 
 
+def _stamped(stamp: Stamp | None) -> bytes | None:
+    """A stamp as a row keeps it: without the device, whose number may be another after a restart."""
+    return None if stamp is None else _STAMP.pack(*stamp[1:])
+
+
 def _id(value: Any, path: str) -> bytes:
     if type(value) is not bytes or len(value) != 32:
         raise _failed(path, "it holds a row that is not valid: an id has the wrong form")
@@ -1036,7 +1094,7 @@ def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
     """A row that was read, as a value. Written out, for a listing does it for every session."""
     _require_seal(columns, path)
     namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[2:12]
-    model, labels, saved, saved_of, unread = columns[12:-2]
+    model, labels, saved, saved_of, unread = columns[12:-3]
     try:
         numbers = (version, tokens, file_bytes, raw_bytes, created, unread)
         if not all(type(number) is int for number in numbers):
@@ -1165,6 +1223,17 @@ def _has_log(root_fd: int, path: str) -> bool:
         return stat_name(root_fd, INDEX_FILE + WAL_SUFFIX, path + WAL_SUFFIX).st_size > 0
     except FileNotFoundError:
         return False
+
+
+def _stamps(root_fd: int, path: str) -> tuple[Stamp | None, ...]:
+    """What tells whether somebody has written to the index, or to its log, since."""
+    found: list[Stamp | None] = []
+    for suffix in ("", WAL_SUFFIX):
+        try:
+            found.append(stamp_of(stat_name(root_fd, INDEX_FILE + suffix, path + suffix)))
+        except FileNotFoundError:
+            found.append(None)
+    return tuple(found)
 
 
 def _image(root_fd: int, store_path: str) -> IndexImage:

@@ -5,8 +5,9 @@ Owns the decision whether an index can be used, mended or must be made anew, and
 Rules:
 - A bundle that cannot be read is read again at each opening, and reported at each. Where its file is gone it is set
   aside or missed; it is reported, and what it needs stays unknown, until it is back or given up.
-- A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed. Until
-  that succeeds the index covers what the file needed before and after.
+- A row is believed of the very file that it was made from, by that file's stamp. Any other file is read again (a backup
+  was put back, or the store copied while it was written), and until that succeeds nobody knows what it needs.
+- A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed.
 - Each opening asks the marks, for an index may be behind.
 - What is asked of every bundle at an opening is asked of bare ids; a row is read for those that need a look.
 """
@@ -36,7 +37,7 @@ from .index import LIVE, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusab
 from .pins import Pins
 from .records import OpenReport
 from .reindexing import make_anew
-from .scanning import Scan, enter_unreadable, live_of, read_bundles, readable_marks, without_rivals
+from .scanning import Scan, enter_unreadable, live_of, read_again, read_bundles, readable_marks, without_rivals
 from .unknown_needs import find_told
 from .waiting import list_leaving, set_aside_among, settle_leaving
 
@@ -112,8 +113,12 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     vanished = _vanished(folder, index, sorted(gone & unread))
     gone -= {bundle.bundle_id for bundle in vanished}
     back = aside.intersection(bundle.bundle_id for bundle in scan.bundles)
-    again = read_bundles(folder, live & unsettled & known - unread)
+    stamps = folder.stamps_of(live & known - unread)
     with _believed():
+        others = index.of_other_files(stamps)
+    again = read_again(folder, stamps.keys() & (unsettled | others))
+    with _believed():
+        corrected = sum(_is_told_otherwise(index, one) for one in again.bundles if one.bundle_id not in unsettled)
         rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
     rivals = [rival for rival in rivals if rival.bundle_id not in retired | set_aside]
     told = _told_by_marks(folder, files, entered)
@@ -128,6 +133,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         aside=set_aside,
         settled=again.bundles,
         unsettled=missing - unsettled,
+        unproven=others.intersection(again.unread),
     )
     if changes or marks_seen:
         index.reconcile(
@@ -137,6 +143,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
             aside=changes.aside,
             settled=changes.settled,
             unsettled=changes.unsettled,
+            unproven=changes.unproven,
             marks_seen=marks_seen,
         )
     findings = [*left, *scan.findings, *again.findings, *find_missing(folder, [absent[one] for one in sorted(missing)])]
@@ -144,7 +151,14 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         unknown = find_told(folder, index)
     paths = {finding.path for finding in findings}
     findings += [finding for finding in unknown if finding.path not in paths]
-    return OpenReport(None, len(live - known - aside) + len(back), len(gone), 0, tuple(findings))
+    added = len(live - known - aside) + len(back)
+    return OpenReport(None, added, len(gone), 0, tuple(findings), rows_corrected=corrected)
+
+
+def _is_told_otherwise(index: Index, bundle: IndexedBundle) -> bool:
+    """Whether the index has other references or blocks for a bundle than its file."""
+    stored = index.stored(bundle.bundle_id)
+    return stored is None or stored.storage != bundle.storage
 
 
 @contextlib.contextmanager
@@ -166,9 +180,10 @@ class _Changes:
     aside: set[bytes]
     settled: list[IndexedBundle]
     unsettled: set[bytes]
+    unproven: set[bytes]
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.dropped or self.shadowed or self.aside or self.settled or self.unsettled)
+        return any(getattr(self, one.name) for one in dataclasses.fields(self))
 
 
 def _changes(
@@ -180,6 +195,7 @@ def _changes(
     aside: set[bytes],
     settled: list[IndexedBundle],
     unsettled: set[bytes],
+    unproven: set[bytes],
 ) -> _Changes:
     """`rivals` have rows already; of those that lose their version to a bundle just read, only the status changes.
     `others` are entered as they are."""
@@ -191,7 +207,7 @@ def _changes(
         elif bundle.status == SHADOWED:
             shadowed.add(bundle.bundle_id)
     added += others
-    return _Changes(added, dropped, shadowed, aside, settled, unsettled)
+    return _Changes(added, dropped, shadowed, aside, settled, unsettled, unproven)
 
 
 def _vanished(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> list[IndexedBundle]:

@@ -27,7 +27,7 @@ from . import deletion
 from .core import StoreCore
 from .errors import StoreClosed, StoreError, StoreIoError
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
-from .index import SHADOWED, UNREADABLE
+from .index import SHADOWED
 from .marks import Marks
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .retention import Kept, Retention, RetentionPlan, plan_retention
@@ -243,7 +243,7 @@ def _report(
             path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
             actions.append(Action("remove", path, None, None, size_bytes, "nothing needs its blocks any more"))
     actions += [_kept(core, kept) for kept in plan.keep if _only_marked(kept)]
-    unread = [_unread(core, bundle_id) for bundle_id in core.index.with_status(UNREADABLE)] if dropped else []
+    unread = [_unread(core, bundle_id) for bundle_id in core.index.unreadable_now()] if dropped else []
     unread += find_told(core.folder, core.index) if dropped else []
     return MaintenanceReport("prune", dry_run, tuple(actions), sum(freed.values()), 0, (*problems, *unread))
 

@@ -108,7 +108,8 @@ class OpenReport:
     `index_rebuilt` says why the whole index was made anew (None: it was not); `rows_added` counts bundles that the
     index did not know; `rows_dropped` those that it knew, that were no version of a session, and that are gone.
     `unreadable` are, at each opening, all bundles whose manifest cannot be read, and all versions whose file is
-    missing (`bundle_missing`).
+    missing (`bundle_missing`). `rows_corrected` counts those that told something else than their files, which are of
+    another moment than the index.
     """
 
     index_rebuilt: str | None
@@ -116,6 +117,7 @@ class OpenReport:
     rows_dropped: int
     leftovers_removed: int
     unreadable: tuple[Finding, ...]
+    rows_corrected: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,9 +313,9 @@ class _Run:
             self.core.folder.replace(temp, file.bundle_id, LIVE_SUFFIX)
             self._note(file.bundle_id)
             if file.bundle_id in self.survey.rows:
-                index.finish_rewrite(bundle)
+                index.finish_rewrite(self.core.in_place(bundle))
             else:  # nobody could tell whose it was
-                index.reconcile([bundle], [file.bundle_id])
+                index.reconcile([self.core.in_place(bundle)], [file.bundle_id])
 
     def restore(self, step: Restore) -> None:
         row, size_bytes = step.row, step.layout.size_bytes if step.layout else 0
@@ -352,7 +352,7 @@ class _Run:
             bundle = _as_it_lies(file, manifest)
             _require_held(core, manifest, bundle, but_for=self.later)
             quarantine.move_back(core.folder, name, file.bundle_id)
-            core.index.reconcile([bundle], [file.bundle_id])
+            core.index.reconcile([core.in_place(bundle)], [file.bundle_id])
             self._drop_twin(file.bundle_id)
 
     def _drop_twin(self, bundle_id: bytes) -> None:
@@ -388,7 +388,7 @@ class _Run:
             self._require_standing(file)
             self._require_number(manifest, file)
             _require_held(core, manifest, bundle, but_for=self.later)
-            core.index.reconcile([bundle], [file.bundle_id])
+            core.index.reconcile([core.in_place(bundle)], [file.bundle_id])
 
     def salvage(self, step: Salvage) -> None:
         file = step.file

@@ -95,7 +95,8 @@ class Prepared:
         self.is_in_place = True
         row = row_of(manifest, self._bundle_id, self._temp.size_bytes)
         frames = tuple(frame.id for frame in self._directory.frames)
-        index.finish_rewrite(IndexedBundle(self._bundle_id, LIVE, row, self._directory.holders, frames))
+        bundle = IndexedBundle(self._bundle_id, LIVE, row, self._directory.holders, frames)
+        index.finish_rewrite(self._core.in_place(bundle))
 
     def _is_allowed(self, suffix: str) -> bool:
         if not self._core.folder.is_current(self._bundle_id, self._old.stamp()):

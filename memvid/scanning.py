@@ -24,14 +24,13 @@ from .errors import BundleMismatch, BundleMissing, StoreError, StoreIoError, Uns
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
 from .index import ASIDE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, indexed, row_of
 from .marks import Marks
-from .paths import Stamp
 from .records import Finding, IndexRow
 from .salvage import NamedFile
 from .uri import SessionUri
 from .waiting import list_waiting, look_into
 
-Readings = dict[bytes, tuple[IndexedBundle, Stamp]]
-"""Bundles as they were read, each with what tells whether its file is still the same."""
+Readings = dict[bytes, IndexedBundle]
+"""Bundles as they were read: their stamps tell whether the files are still the same."""
 
 
 @dataclass(slots=True)
@@ -43,6 +42,10 @@ class Scan:
     misnamed: dict[bytes, IndexedBundle] = field(default_factory=dict)
     unread: list[bytes] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+
+    def refuse(self, path: str, bundle_id: bytes, error: StoreError) -> None:
+        self.unread.append(bundle_id)
+        self.findings.append(Finding(path, error.code, error.message))
 
 
 def live_of(files: Mapping[bytes, str]) -> set[bytes]:
@@ -64,35 +67,49 @@ def read_ahead(folder: StoreFolder) -> Readings:
 
 
 def read_bundles(folder: StoreFolder, bundle_ids: Iterable[bytes], ahead: Readings | None = None) -> Scan:
+    """Read these bundles' files. Raises StoreIoError, UnsafePath."""
     scan = Scan()
     for bundle_id in sorted(bundle_ids):
         try:
             known = ahead.get(bundle_id) if ahead else None
-            if known is None or folder.stamp_of(bundle_id, LIVE_SUFFIX) != known[1]:
+            if known is None or folder.stamp_of(bundle_id, LIVE_SUFFIX) != known.stamp:
                 known = _read_bundle(folder, bundle_id)
-            scan.bundles.append(known[0])
+            scan.bundles.append(known)
         except BundleMissing:
             continue  # deleted by the daemon beside us since the folder was listed
         except StoreIoError:
             raise
         except StoreError as error:
-            scan.findings.append(Finding(folder.bundle_path(bundle_id), error.code, error.message))
-            scan.unread.append(bundle_id)
+            scan.refuse(folder.bundle_path(bundle_id), bundle_id, error)
             if isinstance(error, BundleMismatch):
                 other = by_content(functools.partial(folder.open_as, bundle_id, LIVE_SUFFIX))
                 scan.misnamed |= {other.bundle_id: other} if other is not None else {}
     return scan
 
 
-def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> tuple[IndexedBundle, Stamp]:
+def read_again(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> Scan:
+    """As `read_bundles`, of versions that have rows. What the system refuses to read is none of a loss: it is listed
+    still, and only what it needs is not known."""
+    scan = Scan()
+    for bundle_id in sorted(bundle_ids):
+        try:
+            scan.bundles.append(_read_bundle(folder, bundle_id))
+        except BundleMissing:
+            continue
+        except StoreError as error:
+            scan.refuse(folder.bundle_path(bundle_id), bundle_id, error)
+    return scan
+
+
+def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> IndexedBundle:
     for last in (False, True):
         try:
             fd, path = folder.open_bundle(bundle_id)
             with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
-                bundle, stamp = indexed(file), file.stamp()
+                bundle = indexed(file)
             if path.endswith(RETIRED_SUFFIX):  # it was live when the folder was listed
                 raise BundleMissing(f"The session of {path} was deleted.", bundle_id=bundle_id.hex(), path=path)
-            return bundle, stamp
+            return bundle
         except StoreIoError as error:
             if last:
                 raise StoreIoError(

@@ -291,7 +291,7 @@ def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle, meter: Meter
         if meter is not None:
             meter.settle()  # after the file counts: in between its bytes do twice, which is never past the budget
         try:
-            core.index.add(bundle)
+            core.index.add(core.in_place(bundle))
         except BaseException as failure:  # whatever stopped it, a version that was not acknowledged must not stay
             path = core.folder.bundle_path(bundle.bundle_id)
             try:

@@ -318,7 +318,8 @@ class Store:
             deep=deep,
             on_progress=on_progress,
             pace=pace,
-            committing=self._core.committing if self._core.writable else None,
+            index_now=self._index_now,
+            all_known=self._core.writable,
         )
 
     def statistics(self) -> StoreStatistics:
@@ -610,16 +611,32 @@ class Store:
 
     def _promised(self, bundle_ids: Collection[bytes]) -> set[bytes]:
         """Those of bundles that are not there, or not whole, which ought to be: by a fresh look, for a daemon beside us
-        may have deleted them. A row that the index file never had cannot have left it, so that is no delete."""
+        may have deleted them. A row that the index file never had cannot have left it, so that is no delete; unless a
+        daemon has written there since, which has had rows of all that was there."""
         asked = {one for one in bundle_ids if self._core.folder.suffix_of(one) != RETIRED_SUFFIX}
         if self._core.has_lock:
             return set(filter(self.index.knows, asked))
-        try:
-            fresh = Index.copy_to_memory(self.path, self._core.folder.root_fd, self.uuid)
-        except (IndexUnusable, StoreError):
-            return asked
-        with contextlib.closing(fresh):
-            return {one for one in asked if one in self.index.not_in_file or fresh.knows(one)}
+        with self._index_now() as now:
+            if now is None:
+                return asked
+            unwritten = self.index.not_in_file if now.read_at == self.index.read_at else frozenset()
+            return {one for one in asked if one in unwritten or now.knows(one)}
+
+    @contextlib.contextmanager
+    def _index_now(self) -> Iterator[Index | None]:
+        """What the index says now: ours, while nobody changes it; beside a daemon what its file says, None where that
+        cannot be read."""
+        if self._core.has_lock:
+            with self._core.committing() if self._core.writable else contextlib.nullcontext():
+                yield self.index
+            return
+        with contextlib.ExitStack() as stack:
+            try:
+                copy = Index.copy_to_memory(self.path, self._core.folder.root_fd, self.uuid)
+            except (IndexUnusable, StoreError):
+                yield None
+                return
+            yield stack.enter_context(contextlib.closing(copy))
 
     def _require_none_waiting(self, uri: SessionUri) -> None:
         """Raise SessionNotFound, and why, where repair has set aside all there was of the session that is meant."""

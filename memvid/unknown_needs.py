@@ -9,7 +9,7 @@ from typing import Final
 
 from .errors import BundleMissing
 from .folder import StoreFolder
-from .index import UNREADABLE, Index
+from .index import Index
 from .records import Finding, IndexRow
 
 UNREADABLE_CODE: Final = "unreadable_bundle"
@@ -18,7 +18,7 @@ UNREADABLE_CODE: Final = "unreadable_bundle"
 def find_unknown_needs(folder: StoreFolder, index: Index) -> list[Finding]:
     """What keeps every file from being removed; nothing where what every bundle needs is known."""
     return [
-        *(unreadable_finding(folder, index, bundle_id) for bundle_id in index.with_status(UNREADABLE)),
+        *(unreadable_finding(folder, index, bundle_id) for bundle_id in index.unreadable_now()),
         *find_told(folder, index),
     ]
 

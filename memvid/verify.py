@@ -26,7 +26,7 @@ from .errors import (
     VersionMismatch,
 )
 from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, STORE_FILE, StoreFolder
-from .index import SHADOWED, Index, row_of
+from .index import SHADOWED, Index, indexed, row_of
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
 from .paths import Stamp
@@ -76,12 +76,14 @@ def _hex(value: bytes | None) -> str | None:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was found so far. A finding that only counts while a bundle belongs to a session stands with its id."""
+    """What was found so far. A finding that only counts while a bundle belongs to a session stands with its id. `held`:
+    what the versions' files need and hold, each with the file's stamp."""
 
     findings: list[tuple[Finding, bytes | None]] = field(default_factory=list)
     bundles: int = 0
     blocks: int = 0
     bytes_checked: int = 0
+    held: dict[bytes, tuple[Stamp, bytes]] = field(default_factory=dict)
     pace: Callable[[int], None] | None = None
 
     def read(self, size_bytes: int) -> None:
@@ -157,8 +159,9 @@ def verify_store(
     *,
     deep: bool,
     on_progress: Callable[[int, int], None] | None,
-    pace: Callable[[int], None] | None = None,
-    committing: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
+    pace: Callable[[int], None] | None,
+    index_now: Callable[[], contextlib.AbstractContextManager[Index | None]],
+    all_known: bool,
 ) -> VerifyReport:
     """Check every bundle file, or only those that one session's versions need. Reports damage, never raises it; and
     each version that repair has set aside, until it is back or given up.
@@ -168,8 +171,8 @@ def verify_store(
     memory with the blocks of the largest session and those that lie in other sessions' files.
 
     `promised` says, by a fresh look, which bundles still belong to a session: one that was deleted while we read is no
-    damage. While `committing` is held, files and rows agree; None where others may change the files meanwhile, who
-    published what the index does not know of.
+    damage. `index_now` is what the index says in the end, held where nobody else may change it; `all_known`: so that a
+    file which it knows nothing of is one that it lost, and not one that others have just published.
     """
     tally = _Tally(pace=pace)
     rows = {row.bundle_id: row for row in (index.all_rows() if uri is None else index.versions(uri))}
@@ -203,9 +206,10 @@ def verify_store(
     for users, bytes_too in ((same, False), (rewritten, deep)):
         for other, its_users in users.items():
             _verify_refs(folder, other, list(its_users.values()), tally, bytes_too=bytes_too, moved_too=deep)
-    if uri is None:
-        with contextlib.nullcontext() if committing is None else committing():
-            _report_rows(folder, index, tally, all_known=committing is not None)
+    with index_now() as now:
+        _report_stale(folder, now, rows, tally)
+        if uri is None:
+            _report_rows(folder, index, tally, all_known=all_known)
     return VerifyReport(deep, tally.settled(promised), tally.bundles, tally.blocks, tally.bytes_checked)
 
 
@@ -344,6 +348,21 @@ def _report_losses(folder: StoreFolder, index: Index, uri: SessionUri | None, ta
         tally.add(finding.path, finding.code, finding.message)
 
 
+def _report_stale(folder: StoreFolder, now: Index | None, rows: Mapping[bytes, IndexRow], tally: _Tally) -> None:
+    """Report versions of which the index says something else than their files: it is of another moment, and nobody may
+    remove a file on its word. A file that was written anew since it was read is left out."""
+    said = now.storages() if now is not None else {}
+    stale = {one for one, (_, storage) in tally.held.items() if said.get(one, storage) != storage}
+    for bundle_id, stamp in folder.stamps_of(stale).items():
+        if stamp == tally.held[bundle_id][0]:
+            path, row = folder.bundle_path(bundle_id), rows[bundle_id]
+            message = (
+                f"{path}: version {row.version} of {row.uri} needs other files, or holds other blocks, than the index "
+                f"says: the two are of different moments. {_REMEDY}"
+            )
+            tally.add(path, IndexMismatch.code, message)
+
+
 def _report_rows(folder: StoreFolder, index: Index, tally: _Tally, *, all_known: bool) -> None:
     """Report versions whose files are sound and that the index does not list: a wake would give an older one.
 
@@ -416,6 +435,9 @@ def _verify_bundle(
                 require_same_as_row(row, row.uri, manifest, file.path)
             except StoreError as error:
                 tally.find(file.path, error)
+            told = indexed(file)
+            if told.stamp is not None:
+                tally.held[bundle_id] = (told.stamp, told.storage)
         found = {}
         for block_id in file.frames:
             header = _verify_block(file, block_id, listed.get(block_id), manifest, tally, deep=deep)

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from faults import errnos, kill, mutant_runs, power, strace_kill
+from faults import errnos, kill, live_copies, moments, mutant_runs, power, strace_kill
 from faults.mutants import EQUIVALENT, SWAPS, all_mutants
 from faults.recording import record
 from faults.scenarios import SCENARIOS, Scenario
@@ -110,12 +110,28 @@ def run_errno(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     return _report(_side_by_side(jobs), ("runs", "refused", "poisoned"))
 
 
+def run_moments(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+    """Files of one moment beside the index of another."""
+    jobs = [
+        partial(moments.sweep, scenario, base / str(number), stride=1 if full else 67, first=number)
+        for number, scenario in enumerate(scenarios)
+    ]
+    return _report(_side_by_side(jobs), ("mixed", "awake"))
+
+
+def run_copies(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+    """Copies of a store that a process writes to."""
+    return _report([live_copies.sweep(base, 240 if full else 12)], ("mixed", "awake"))
+
+
 SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, bool], Report]]] = {
     "kill": run_kill,
     "strace": run_strace,
     "power": run_power,
     "mutants": run_mutants,
     "errno": run_errno,
+    "moments": run_moments,
+    "copies": run_copies,
 }
 
 
@@ -139,7 +155,7 @@ def _report(found: Iterable[Any], counts: tuple[str, ...]) -> Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweeps", nargs="*", choices=[*SWEEPS, []], help="kill, strace, power, mutants, errno; all")
+    parser.add_argument("sweeps", nargs="*", choices=[*SWEEPS, []], help=", ".join(SWEEPS) + "; all")
     parser.add_argument("--only", action="append", choices=list(SCENARIOS), help="a scenario; may be given again")
     parser.add_argument("--full", action="store_true", help="everything, not a share")
     parser.add_argument("--json", type=Path, help="write what was done to this file")

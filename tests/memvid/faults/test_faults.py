@@ -69,6 +69,34 @@ def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_le
     assert found["poisoned"] >= 5
 
 
+def test_no_removal_loses_what_woke_beside_an_index_of_another_moment(tmp_path: Path) -> None:
+    found = sweep("moments", tmp_path)
+    assert found["mixed"] >= 150
+    assert found["awake"] >= found["mixed"]
+
+
+def test_no_copy_of_a_live_store_opens_and_then_loses_by_a_removal(tmp_path: Path) -> None:
+    found = sweep("copies", tmp_path)
+    assert found["mixed"] == 12
+    assert found["awake"] >= 10 * found["mixed"]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+def test_in_full_no_copy_of_a_live_store_opens_and_then_loses_by_a_removal(tmp_path: Path) -> None:
+    found = sweep("copies", tmp_path, "--full")
+    assert found["mixed"] == 240
+    assert found["awake"] >= 10 * found["mixed"]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+def test_in_full_no_removal_loses_what_woke_beside_an_index_of_another_moment(tmp_path: Path) -> None:
+    found = sweep("moments", tmp_path, "--full")
+    assert found["mixed"] >= 9_000
+    assert found["awake"] >= found["mixed"]
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
 def test_t1_threats_27_28_in_full_every_call_and_a_second_kill_in_the_recovery(tmp_path: Path) -> None:
