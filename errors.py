@@ -22,8 +22,16 @@ class TorporError(Exception):
         self.message = message
         self.details = details
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make it again as it is, without its constructor: what that takes is not what `args` has."""
+        return _made_again, (type(self), self.args), self.__dict__
+
     def __getattr__(self, name: str) -> Any:
         details = self.__dict__.get("details", {})
         if name in details:
             return details[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def _made_again(kind: type[TorporError], args: tuple[Any, ...]) -> TorporError:
+    return kind.__new__(kind, *args)

@@ -624,3 +624,4 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(daemon: FakeDaemon, to
         os.close(write_end)
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+    assert (done.returncode, "error" in done.stderr) == (0, False)

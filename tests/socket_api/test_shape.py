@@ -87,7 +87,11 @@ def test_runs_of_every_integer_width_are_walked_exactly() -> None:
     print(f"seed {seed}")
     dice = random.Random(seed)
     tokens = [dice.choice([dice.randrange(128), dice.randrange(2**16), dice.randrange(2**32)]) for _ in range(3_000)]
-    require_bounded(msgpack.packb({"tokens": tokens, "after": "x"}), max_values=1_000)
+    payload = msgpack.packb({"tokens": tokens, "after": "x"})
+    one_by_one = 5 + len(tokens) % 256  # the map, two keys, the list and the string; what is left behind whole runs
+    require_bounded(payload, max_values=one_by_one)
+    with pytest.raises(MalformedFrame, match=f"more than {one_by_one - 1} values"):
+        require_bounded(payload, max_values=one_by_one - 1)
 
 
 def test_hostile_mixes_cost_no_more_than_a_walk() -> None:
