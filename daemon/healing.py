@@ -34,6 +34,7 @@ from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
 from ..memvid.errors import Corruption, ReadBackFailed, SessionNotFound, StoreError, UnsafePath, UnsupportedFormat
 from ..memvid.salvaged import salvaged_of
+from ..memvid.sizes import format_plural
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
 from ..memvid.waiting import LOST
@@ -180,6 +181,35 @@ class Healing:
         if put_off := {uri: each.why for uri, each in left.items() if each.left == "not_now"}:
             raise _put_off(put_off)
         self._require_going_on()
+
+    async def foresee(self) -> dict[SessionUri, tuple[int, str]]:
+        """What `heal` would begin with: the newest versions that are damaged, and what would be done to each, as a
+        sentence. Whether there is memory and room for it is not looked at."""
+        damaged = await asyncio.to_thread(self._damaged, ())
+        told = {uri: await self._foresee(uri) for uri in damaged}
+        return {uri: each for uri, each in told.items() if each is not None}
+
+    async def _foresee(self, uri: SessionUri) -> tuple[int, str] | None:
+        async with self._residency.turn(uri):
+            row = self._store.find_session(uri)
+            if row is None:
+                return None  # deleted meanwhile
+            live = await self._residency.live(uri)
+            if live is not None and live.holds_all_of(row.bundle_id):
+                return row.version, "It is awake, and is written anew."
+            try:
+                found = await self._hibernation.on_io(lambda: self._look(row))
+                if found is not None and found.end is not None:
+                    model = self._residency.facts(row.model)
+                    with self._store.open_session(uri, row.version) as reader:
+                        if model is not None:
+                            require_same(reader.manifest.identity, model.identity, model=model.name)
+            except TorporError as error:
+                return None if _outcome_of(error).left != "not_now" else (row.version, sentence_of(error))
+        if found is None:
+            return None
+        computed = format_plural(len(found.tokens) - found.first_broken, "token")
+        return row.version, f"{computed} or more that are damaged, or stand behind that, are computed again."
 
     async def _heal(self, suspects: Sequence[SessionUri]) -> dict[SessionUri, _Outcome]:
         """Heal the suspects, and all sessions that are found damaged."""

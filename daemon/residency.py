@@ -392,6 +392,15 @@ class Residency:
             return time.monotonic()
         return max([place.last_used, *(each.last_used for each in sessions if each.state.tokens)])
 
+    def facts(self, name: str) -> LoadedModel | None:
+        """A model that is served, maybe without its weights; None if it has never been loaded.
+
+        Raises:
+            UnknownModel: it is not served.
+        """
+        place = self._shelf.place(name)
+        return place.model or place.facts
+
     def sessions_on(self, name: str) -> int:
         """How many sessions are awake on a model."""
         return len(self._sessions_on(name))

@@ -54,6 +54,7 @@ from .errors import (
 from .events import SessionCreated, SessionDeleted, SessionForked
 from .exchanges import Exchanges
 from .folds import FoldOrder, Folds
+from .foresight import healed_first
 from .forking import Forking, ForkOrder
 from .generation import WriteOrder
 from .healing import Healing
@@ -62,7 +63,15 @@ from .hits import Hits
 from .labels import Labels
 from .ledgers import Ledgers
 from .loading import Loader, load_first
-from .maintenance import MAX_PROBLEMS_TOLD, Maintenance, marks_of, nothing_done, problems_told, with_awake
+from .maintenance import (
+    MAX_PROBLEMS_TOLD,
+    Maintenance,
+    marks_of,
+    nothing_done,
+    problems_told,
+    result_of,
+    with_awake,
+)
 from .memory import default_budget
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
 from .pieces import in_pieces
@@ -927,8 +936,12 @@ class Service:
                 return await to_the_end(self._forget(uri, dry_run=dry_run))
         uri_or_all = None if session is None else self._store.resolve(session)
         order = Order(operation, uri_or_all, dry_run, keep_last, keep_days, cold_after_days)
-        if operation == "repair" and not dry_run:
+        if operation == "repair":
             self._require_working()
+            if dry_run:
+                foreseen = await self._healing.foresee()
+                plan = await to_the_end(self._maintenance.run(partial(self._store.repair, dry_run=True)))
+                return result_of(healed_first(plan, foreseen))
             await self._healing.heal()
         return await to_the_end(self._maintenance.carry_out(order))
 

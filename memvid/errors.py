@@ -11,8 +11,8 @@ from typing import ClassVar, Final
 from ..errors import TorporError
 
 PUT_BACK: Final = (
-    "Put the file back from a backup; without one, `torpor repair` mends what needs it from sound copies of its "
-    "blocks, or saves the longest beginning that is sound."
+    "Put the file back from a backup; without one, `torpor repair` mends what needs it: it takes sound copies of its "
+    "blocks, computes again what has none (beside a daemon that serves the model), and cuts off only what is left."
 )
 """What to do about a file of the store that is damaged or missing, said in one way by whoever meets it."""
 

@@ -423,3 +423,51 @@ async def test_what_is_damaged_of_a_lossy_session_becomes_part_of_its_ledger(
         assert woken.token_count == 1340
         assert list(rig.live("a").state.tokens) == had
         assert (rig.live("a").loss.bits, rig.live("a").loss.tokens) == (8, 1024)
+
+
+# --- a repair that is only planned
+
+
+async def test_a_planned_repair_tells_of_the_healing_and_of_no_loss_that_it_spares(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage, store, "a", span=1)
+        plan = await rig.service.maintain(operation="repair", dry_run=True)
+        first = plan.actions[0]
+        assert (first.kind, first.session, first.version) == ("heal", str(A), 1)
+        assert "1,044 tokens or more" in first.reason
+        assert "Only if that fails: " in first.reason
+        assert "salvage" in first.reason
+        assert plan.problems == ()
+        assert not [each for each in plan.actions if each.kind in ("salvage", "quarantine")]
+        assert newest(rig) == (1, 1300), "nothing was done"
+        done = await rig.service.maintain(operation="repair")
+        assert (newest(rig), done.problems) == ((2, 1300), ())
+
+
+async def test_a_planned_repair_tells_of_the_loss_where_this_daemon_heals_nothing(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage, store, "a", span=1)
+        rig.service._shelf.places[MODEL].leaving = True
+        plan = await rig.service.maintain(operation="repair", dry_run=True)
+        assert {"salvage", "quarantine"} <= {each.kind for each in plan.actions}
+        assert "heal" not in {each.kind for each in plan.actions}
+        assert len(plan.problems) == 1
+        rig.service._shelf.places[MODEL].leaving = False
+
+
+async def test_a_planned_repair_says_of_earlier_versions_that_they_may_come_back(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await rig.service.append(session="a", tokens=tokens_of(3, 300), emit=ignore)
+        await rig.sleep("a")
+        await asyncio.to_thread(damage, store, "a", span=1)
+        plan = await rig.service.maintain(operation="repair", dry_run=True)
+        assert [(each.kind, each.version) for each in plan.actions if each.kind == "heal"] == [("heal", 2)]
+        earlier = [each for each in plan.actions if each.version == 1]
+        assert all(each.reason.startswith("unless what is computed again brings") for each in earlier)
+        assert [each.message.startswith("unless what is computed again brings") for each in plan.problems] == [True]
