@@ -16,7 +16,7 @@ from .inputs import load_text
 from .interrupts import ignore_interrupts
 from .options import JsonOption, ModelOption, NewLabelOption, PriorityOption, SessionArgument, SocketOption
 from .output import Output, plain
-from .wake_remarks import remark_on_wake_in_passing
+from .wake_remarks import remark_on_branch, remark_on_wake_in_passing
 
 FileOption = Annotated[
     Path | None, typer.Option("--file", "-f", metavar="PATH", show_default=False, help="Read this file; - is stdin.")
@@ -60,6 +60,7 @@ def append(
         output.document("append", result.model_dump(mode="json"))
         return
     remark_on_wake_in_passing(output, result.woken)
+    remark_on_branch(output, result.session, result.branched)
     cached = format_plural(result.cached_tokens, "token")
     known = f"; {cached} taken over from a session that begins alike" if result.cached_tokens else ""
     output.line(

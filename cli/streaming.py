@@ -21,7 +21,7 @@ from .exit_codes import OK
 from .formatting import format_rate, format_seconds
 from .options import DEFAULT_MAX_TOKENS
 from .output import OnProgress, Output, plain
-from .wake_remarks import remark_on_wake_in_passing
+from .wake_remarks import remark_on_branch, remark_on_wake_in_passing
 
 Begin = Callable[[int, OnEvent], TextStream]
 
@@ -78,6 +78,7 @@ def finish_generation(output: Output, command: str, result: GenerateResult) -> i
         output.document(command, result.model_dump(mode="json"))
         return OK.number
     remark_on_wake_in_passing(output, result.woken)
+    remark_on_branch(output, result.session, result.branched)
     if result.rewound_to is not None:
         output.remark(
             f"[dim]the transcript had diverged: the session went back to token {format_count(result.rewound_to)}, and "

@@ -16,7 +16,7 @@ from .interrupts import ignore_interrupts
 from .options import JsonOption, SocketOption, VersionArgument
 from .output import Output, plain
 from .wake_plan import write_plan
-from .wake_remarks import remark_on_wake
+from .wake_remarks import remark_on_look, remark_on_wake
 
 VersionOption = Annotated[
     str | None,
@@ -101,6 +101,7 @@ def wake(
             f" in {format_seconds(result.seconds)}{'' if result.verified else ' and trusted'}{_CANARY[result.canary]}"
         )
     remark_on_wake(output, result)
+    remark_on_look(output, result.look)
 
 
 def _named(session: str, version: str | None) -> tuple[str, int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..memvid.sizes import format_count, format_plural
-from ..socket_api.results import Lossy, PartDiffers, WakeResult
+from ..socket_api.results import Look, Lossy, PartDiffers, WakeResult
 from .output import Output, plain
 
 
@@ -27,6 +27,36 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
         output.remark(f"[yellow]lossy[/]: {describe_loss(woken.lossy)}")
     if woken.differs:
         output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(woken.differs))}")
+
+
+def remark_on_look(output: Output, look: Look | None) -> None:
+    """Say it if a session is awake before its end, and what becomes of it."""
+    if look is not None:
+        output.remark(
+            f"[yellow]a look[/] at {_described(look.version, look.token_count)}: {_newest_of(look)} stays what the next"
+            " wake gives, unless something is read or written here"
+        )
+
+
+def remark_on_branch(output: Output, session: str, look: Look | None) -> None:
+    """Say it if history branches here, and how to come back."""
+    if look is None:
+        return
+    name = plain(session.removeprefix("torpor://").removeprefix("default/"))
+    back = f"{name}@{look.newest_version}"
+    output.remark(
+        f"[yellow]history branches here[/]: {plain(session)} goes on from {_described(look.version, look.token_count)}."
+        f" {_newest_of(look).capitalize()} stays as it is; to come back to it:"
+        f" [cyan]torpor sleep {name}[/], then [cyan]torpor wake {back}[/]; or [cyan]torpor fork {back} NAME[/]"
+    )
+
+
+def _described(version: int, tokens: int) -> str:
+    return f"version {version}, token {format_count(tokens)}"
+
+
+def _newest_of(look: Look) -> str:
+    return f"version {look.newest_version}, with {format_plural(look.newest_tokens, 'token')},"
 
 
 def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:

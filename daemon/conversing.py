@@ -145,7 +145,7 @@ class Conversing:
                 back = await self._begin_anew(live, model)
         else:
             kept = await to_the_end(self._residency.put_away(live, emit, "rewind"))
-            await self._residency.bring_back(use, WakeOrder(at_token=turn.at), emit)
+            await self._residency.bring_back(use, WakeOrder(kept.version, turn.at), emit)
             back = self._residency.awake[live.uri]
         self._bus.publish(SessionRewound(live.uri, kept.version, had, turn.at))
         return back

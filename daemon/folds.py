@@ -238,8 +238,8 @@ class Folds:
         asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening)
         wanted = len(asking) + _MORE_AT_ANOTHER_PLACE + (order.summarise or 0)
         at = summarised_end(old, order.tail, wanted, live.model.context_tokens)
-        await to_the_end(self._residency.put_away(live, emit, "fold"))
-        await self._residency.bring_back(use, WakeOrder(at_token=at), emit)
+        kept = await to_the_end(self._residency.put_away(live, emit, "fold"))
+        await self._residency.bring_back(use, WakeOrder(kept.version, at), emit)
         return self._residency.awake[use.uri]
 
     def _tell(self, uri: SessionUri, full: _Source, result: FoldResult) -> None:

@@ -22,6 +22,7 @@ from .models import LoadedModel
 from .origin import FOLDED_FROM, FORKED_FROM, Origin
 from .results import (
     ForkResult,
+    Look,
     Lossy,
     ModelInfo,
     PartDiffers,
@@ -279,8 +280,16 @@ def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
         )
 
 
+def look_of(live: Session, newest: IndexRow | None) -> Look | None:
+    """What is only looked at: a session at an earlier token or version than its newest one ends with."""
+    if not live.is_mere_look or live.durable is None or newest is None:
+        return None
+    return Look(live.durable.version, len(live.state.tokens), newest.version, newest.ledger_tokens)
+
+
 def wake_result(
     live: Session,
+    newest: IndexRow | None,
     *,
     bytes_read: int,
     tokens_prefilled: int,
@@ -290,7 +299,8 @@ def wake_result(
     canary: Verdict = "not_run",
     canary_seconds: float = 0.0,
 ) -> WakeResult:
-    """The report of a wake; `tokens_prefilled` is what the model computed on the way."""
+    """The report of a wake; `tokens_prefilled` is what the model computed on the way, `newest` the session's newest
+    version."""
     return WakeResult(
         session=str(live.uri),
         version=live.durable.version if live.durable else None,
@@ -307,6 +317,7 @@ def wake_result(
         lossy=_lossy(live.loss),
         salvaged=live.salvaged,
         recomputed=live.recomputed,
+        look=look_of(live, newest),
     )
 
 

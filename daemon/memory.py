@@ -425,7 +425,9 @@ class Memory:
         told = list(use.unslept.items())[:MAX_REASONS_TOLD]
         reasons = [f"{uri} cannot be put to sleep ({why})" for uri, why in told]
         if looks:
-            reasons.append(f"{', '.join(looks[:MAX_REASONS_TOLD])} stays awake at the earlier token it was woken at")
+            reasons.append(
+                f"{', '.join(looks[:MAX_REASONS_TOLD])} stays awake at the earlier token or version it was woken at"
+            )
         why = f" {'; '.join(reasons)}." if reasons else ""
         slept = ", put sessions to sleep" if self._sessions() else ""
         return MemoryBudgetExceeded(

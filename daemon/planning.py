@@ -144,8 +144,9 @@ def require_as_ordered(live: Session, order: WakeOrder) -> None:
         SessionAwake, NoSuchPosition, IdentityMismatch
     """
     version, held = live.durable.version if live.durable else None, len(live.state.tokens)
-    slept = live.durable.token_count if live.durable and not (live.needs_sleep and order.version is None) else held
-    if order.at_token is not None and order.at_token > slept and order.version in (None, version):
+    slept = live.durable.token_count if live.durable and not (live.dirty and order.version is None) else held
+    told = (version,) if live.is_mere_look and live.rewound else (None, version)  # how many the newest has, it has not
+    if order.at_token is not None and order.at_token > slept and order.version in told:
         raise no_such_position(slept, order.at_token)
     changed = live.dirty or (live.is_cut_short and order.at_token is None)
     other_version = order.version is not None and (order.version != version or changed)

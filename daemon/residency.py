@@ -315,14 +315,15 @@ class Residency:
         return next((row for row in self._store.versions(uri) if row.version == version), newest)
 
     async def _wake(self, use: Use, order: WakeOrder, model: LoadedModel, emit: Emit, started: float) -> WakeResult:
-        latest = self.require_row(use.uri).version
+        newest = self.require_row(use.uri)
         woken = await self._hibernation.wake(use.uri, order, model, emit)
-        woken.session.rewound = order.version not in (None, latest)
+        woken.session.rewound = order.version not in (None, newest.version)
         if order.at_token is not None:
             woken.session.unread = None
         self.admit(woken.session)
         use.woken = listing.wake_result(
             woken.session,
+            newest,
             bytes_read=woken.bytes_read,
             tokens_prefilled=woken.session.state.computed_tokens,
             seconds=time.monotonic() - started,
@@ -635,10 +636,12 @@ class Residency:
 
     async def _is_durable(self, live: Session) -> bool:
         """Whether the next wake gives back what the session is without a sleep. Of a mere look that is the whole
-        session, in whatever state its version is: one of the few tokens would stand before it, and hide what can be
-        read, healed or saved of it. So a look is kept only where its version is gone."""
-        if live.needs_sleep:
+        session as its newest version has it, in whatever state that is: one of the few tokens would stand before it,
+        and hide what can be read, healed or saved of it. So a look is kept only where no version is left but it."""
+        if live.dirty:
             return False
+        if live.is_mere_look and live.rewound:
+            return self._store.find_session(live.uri) is not None
         if live.is_mere_look:
             return not await self._hibernation.is_gone(live)
         return await self._hibernation.is_kept(live)

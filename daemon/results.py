@@ -191,6 +191,17 @@ class PartDiffers:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Where a session was woken before its end: at `version`, at its token `token_count`. The newest version, with
+    `newest_tokens`, stays the newest until something is read or written; then history branches here."""
+
+    version: int
+    token_count: int
+    newest_version: int
+    newest_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class WakeResult:
     """The report of a wake. tokens_prefilled: what the model computed to come to the state, 0 unless an earlier token
     was asked for or the snapshot was salvaged. differs: what computed the snapshot otherwise than what computes here.
@@ -200,6 +211,7 @@ class WakeResult:
     lossy: None where every bit is what it was when it was computed.
     salvaged: None unless a repair saved its beginning out of a damaged version.
     recomputed: None unless what was damaged of it was computed again.
+    look: None unless it is awake at an earlier token or version than its last, with nothing read or written there.
     """
 
     session: str
@@ -217,6 +229,7 @@ class WakeResult:
     lossy: Lossy | None = None
     salvaged: Salvaged | None = None
     recomputed: Recomputed | None = None
+    look: Look | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +292,7 @@ class AppendResult:
     """What reading new text or tokens did. woken: the report of the wake that this request was the cause of.
 
     cached_tokens: what a session that had read nothing took over from another that begins alike, and did not prefill.
+    branched: the look that it ended, where the session goes on from there; None else.
     """
 
     session: str
@@ -288,6 +302,7 @@ class AppendResult:
     seconds: float
     woken: WakeResult | None = None
     cached_tokens: int = 0
+    branched: Look | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +312,8 @@ class GenerateResult:
 
     prefilled_tokens: what the model read, also to go back, for a transcript that had diverged.
     rewound_to: at which token the session went on, where it went back for such a transcript; None else.
-    woken: the report of the wake that this request was the cause of, None where the session was awake."""
+    woken: the report of the wake that this request was the cause of, None where the session was awake.
+    branched: the look that it ended, where the session goes on from there; None else."""
 
     session: str
     text: str
@@ -312,6 +328,7 @@ class GenerateResult:
     woken: WakeResult | None = None
     cached_tokens: int = 0
     rewound_to: int | None = None
+    branched: Look | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ..memvid.location import default_store_path
 from ..memvid.manifest import require_session_map
 from ..memvid.orders import Order, set_mark
 from ..memvid.sizes import format_plural
-from ..memvid.store import IndexRow, Store
+from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..snapshot.blas import library_in_use
 from ..snapshot.canary import Policy
@@ -91,6 +91,7 @@ from .results import (
     FoldResult,
     ForkResult,
     GenerateResult,
+    Look,
     MaintenanceResult,
     MarksResult,
     ModelInfo,
@@ -498,6 +499,7 @@ class Service:
             raise InvalidTokens("Give either text or tokens to append.")
         started = time.monotonic()
         async with self._residency.woken(self._resolve(session), emit) as (use, live):
+            look = self._look(live)
             ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
             generation.require_valid(live.model, ids)
             await self._reasons.note(live, "append", ids)
@@ -511,6 +513,7 @@ class Service:
                 cached_tokens=cached,
                 seconds=time.monotonic() - started,
                 woken=use.woken,
+                branched=look,
             )
 
     @told
@@ -537,7 +540,7 @@ class Service:
         """
         started = time.monotonic()
         async with self._residency.woken(self._resolve(session), emit) as (use, live):
-            drawing = live.sampling.changed(sampling)
+            drawing, look = live.sampling.changed(sampling), self._look(live)
             ids = await self._encoder.text(live, text) if text else []
             if not ids and not live.state.tokens:
                 raise EmptyContext(
@@ -547,9 +550,10 @@ class Service:
             live = await self._exchanges.room_for(use, live, len(ids) + max_tokens, emit)
             cached = await self._exchanges.read(live, ids, emit, turn_open=False) if ids else 0
             order = WriteOrder(max_tokens, drawing, tuple(stop), prove, alone=prove, seeded=_names_seed(sampling))
-            return await self._exchanges.write(
+            result = await self._exchanges.write(
                 live, order, emit, read=(len(ids), cached), started=started, woken=use.woken
             )
+            return replace(result, branched=look if live.dirty else None)
 
     @told
     @queued
@@ -583,7 +587,7 @@ class Service:
             require_transcript(messages)
         started = time.monotonic()
         async with self._residency.woken(self._resolve(session), emit) as (use, live):
-            drawing = live.sampling.changed(sampling)
+            drawing, look = live.sampling.changed(sampling), self._look(live)
             if messages is None:
                 turn = await self._conversing.message(live, message_of(role, message or ""))
             else:
@@ -615,7 +619,7 @@ class Service:
             if rewinds:
                 prefilled = result.prefilled_tokens + computed
                 result = replace(result, rewound_to=turn.at, prefilled_tokens=prefilled)
-            return result
+            return replace(result, branched=look if live.dirty else None)
 
     @told
     @queued
@@ -676,8 +680,9 @@ class Service:
             if live is None:
                 return await self._wake(use, order, emit, started)
             require_as_ordered(live, order)
+            newest = self._store.find_session(use.uri)
             return listing.wake_result(
-                live, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
+                live, newest, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
             )
 
     async def plan_wake(
@@ -1003,9 +1008,12 @@ class Service:
             row = self._residency.require_row(uri)
             durable = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
             return listing.receipt_of_kept(durable, uri, already_asleep=True)
-        looked_at = len(live.state.tokens) if live.is_cut_short else None
-        kept = await self._residency.put_away(live, emit, "asked")
+        looked_at = len(live.state.tokens) if live.is_mere_look else None
+        kept: Receipt | Durable = await self._residency.put_away(live, emit, "asked")
         if isinstance(kept, Durable):
+            if live.rewound:
+                row = self._residency.require_row(uri)
+                kept = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
             return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
         return listing.receipt_of_sleep(kept, seconds=time.monotonic() - started)
 
@@ -1022,7 +1030,7 @@ class Service:
         live = await self._residency.live(source) if row is None else None
         if live is not None:
             await self._residency.keep_changed(live, emit, "fork")
-            row = self._residency.require_row(source)
+            row = self._residency.row_of(source, live.durable.version if live.durable else None)
             if at_token is None and live.is_cut_short:
                 at_token = len(live.state.tokens)
         return ForkOrder(row or self._residency.require_row(source), uri, at_token, labels)
@@ -1114,6 +1122,10 @@ class Service:
         self._require_open()
         uri = None if session is None else parse_reference(session)
         return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))
+
+    def _look(self, live: Session) -> Look | None:
+        """What a session that is only looked at leaves behind where it goes on from there."""
+        return listing.look_of(live, self._store.find_session(live.uri))
 
     async def _facts(self, name: str, use: Use) -> LoadedModel | None:
         """What is known of a model, which is loaded for that if it never was; None if it is not served."""

@@ -97,8 +97,8 @@ class Session:
     saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None for any other.
     salvaged: how much of that a repair saved, of this snapshot or of one that it goes back to; None where none did.
     slept_by: what computed the snapshot that it was woken from; None where it was not woken.
-    rewound: whether it was woken at an earlier version than the last; it then sleeps as a new version even when
-        nothing has changed, so that what was woken is what the next wake gives.
+    rewound: whether it was woken at an earlier version than the last. It is a look at that one until something is read
+        or written; only then does the session go on from there, and sleep as a new version.
     differs: what computed the snapshot that it was woken from otherwise than what computes here.
     elsewhere_tokens: its first tokens that something else computed than what computes here, maybe to other bits.
     loss: which of its tokens were ever kept in few bits; None for a session that is exact.
@@ -151,11 +151,6 @@ class Session:
             self.system = None
 
     @property
-    def needs_sleep(self) -> bool:
-        """Whether the last durable version is not what a wake should give back."""
-        return self.dirty or self.rewound
-
-    @property
     def is_cut_short(self) -> bool:
         """Whether it holds fewer tokens than the snapshot that it was woken from."""
         return self.durable is not None and len(self.state.tokens) < self.durable.ledger_tokens
@@ -168,9 +163,9 @@ class Session:
 
     @property
     def is_mere_look(self) -> bool:
-        """Whether it was woken at an earlier token and nothing has happened since. No version holds just that: asleep
-        it would be the whole session again, or a new version that nobody asked for."""
-        return self.is_cut_short and not self.needs_sleep
+        """Whether it was woken at an earlier token or version and nothing has happened since. Asleep it would be the
+        whole session again, as its newest version has it, or a new version that nobody asked for."""
+        return (self.is_cut_short or self.rewound) and not self.dirty
 
     @property
     def can_be_put_away(self) -> bool:

@@ -337,12 +337,23 @@ class PartDiffers(Reply):
     live: str | None
 
 
+class Look(Reply):
+    """Where a session is awake before its end: at `version`, with `token_count` tokens. The newest version, with
+    `newest_tokens`, stays the newest until something is read or written; then history branches here."""
+
+    version: Count
+    token_count: Count
+    newest_version: Count
+    newest_tokens: Count
+
+
 class WakeResult(Reply):
     """The report of a wake. `tokens_prefilled` is zero, for nothing is read again, unless an earlier token was asked
     for, the snapshot had been salvaged, or the daemon computes what it can compute faster. `differs`: what computed the
     snapshot otherwise than what computes now. `canary`: what proved that the state computes what the slept one did.
     `lossy`: None where all of it is exact. `salvaged`: None unless a repair saved its beginning out of a damaged
-    version. `recomputed`: None unless some of it was computed again, and is not sure to be what it was."""
+    version. `recomputed`: None unless some of it was computed again, and is not sure to be what it was. `look`: None
+    unless it is awake before its end, with nothing read or written there."""
 
     session: str
     version: int | None
@@ -359,6 +370,7 @@ class WakeResult(Reply):
     lossy: Lossy | None = None
     salvaged: Salvaged | None = None
     recomputed: Recomputed | None = None
+    look: Look | None = None
 
 
 class PlannedFile(Reply):
@@ -407,7 +419,8 @@ class WakePlanResult(Reply):
 
 
 class AppendResult(Reply):
-    """What reading new text or tokens did. `woken` is the report of the wake that the request was the cause of."""
+    """What reading new text or tokens did. `woken` is the report of the wake that the request was the cause of;
+    `branched`: the look that it ended, where the session goes on from there."""
 
     session: str
     tokens_added: Count
@@ -416,6 +429,7 @@ class AppendResult(Reply):
     seconds: Seconds
     woken: WakeResult | None = None
     cached_tokens: Count = 0
+    branched: Look | None = None
 
 
 class GenerateResult(Reply):
@@ -436,6 +450,7 @@ class GenerateResult(Reply):
     woken: WakeResult | None = None
     cached_tokens: Count = 0
     rewound_to: Count | None = None
+    branched: Look | None = None
 
 
 class Reuse(Reply):

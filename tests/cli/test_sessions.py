@@ -16,7 +16,7 @@ import pytest
 from cli_rig import FakeDaemon, Torpor
 from torpor.daemon.origin import Origin
 from torpor.daemon.recomputed import Recomputed
-from torpor.daemon.results import Lossy, MaintenanceProblem, PartDiffers, Reuse
+from torpor.daemon.results import Look, Lossy, MaintenanceProblem, PartDiffers, Reuse
 from torpor.errors import TorporError
 from torpor.memvid.salvaged import Salvaged
 
@@ -565,6 +565,27 @@ def test_a_fold_takes_one_way_to_its_summary_by_the_names_of_its_options(
 ) -> None:
     ran = torpor("fold", "notes", "more", *options)
     assert (ran.status, "either --summary TEXT or --summarise N" in ran.err) == (2, True)
+
+
+def test_a_look_and_the_branch_that_ends_it_are_said_with_the_way_back(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torpor("append", "notes", "one")
+    torpor("sleep", "notes")
+    look = Look(1, 300, 2, 5000)
+    for verb, field in (("wake", "look"), ("append", "branched"), ("generate", "branched"), ("chat", "branched")):
+        real = getattr(daemon.service, verb)
+
+        async def told(real: Any = real, field: str = field, **asked: Any) -> Any:
+            return dataclasses.replace(await real(**asked), **{field: look})
+
+        monkeypatch.setattr(daemon.service, verb, told)
+    said = " ".join(torpor("wake", "notes").err.split())
+    assert "a look at version 1, token 300: version 2, with 5,000 tokens, stays what the next wake gives" in said
+    for command in (("append", "notes", "x"), ("generate", "notes", "-n", "1"), ("chat", "notes", "x", "-n", "1")):
+        said = " ".join(torpor(*command).err.split())
+        assert "history branches here: torpor://default/notes goes on from version 1, token 300." in said
+        assert "torpor sleep notes, then torpor wake notes@2; or torpor fork notes@2 NAME" in said
 
 
 @pytest.mark.parametrize(

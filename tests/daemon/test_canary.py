@@ -185,7 +185,7 @@ async def test_a_session_that_only_passes_through_another_place_wakes_in_both(op
         elsewhere(rig, processor="another")
         disturb(rig, TOLERANCE["float32"] / 10)
         assert (await rig.wake("s", at_token=600)).canary == "within_tolerance"
-        rig.live("s").rewound = True
+        rig.live("s").dirty = True
         await rig.sleep("s")
         assert (await rig.wake("s")).canary in ("same_bits", "within_tolerance")
         await rig.service.append(session="s", tokens=[1, 2], emit=ignore)

@@ -185,7 +185,7 @@ async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(o
             held = at if kind not in HYBRIDS else at - at % CHECKPOINT_TOKENS  # the rest is computed again
             assert woken.lossy == (Lossy(8, min(held, 1024)) if held else None)
             before = await rig.fingerprint("s")
-            rig.live("s").rewound = True  # as if it had been changed: its state is written as it is
+            rig.live("s").dirty = True  # as if it had been changed: its state is written as it is
             await rig.sleep("s")
             again = await rig.wake("s")
             assert (again.lossy, again.canary) == (woken.lossy, "same_bits")

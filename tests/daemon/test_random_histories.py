@@ -66,7 +66,7 @@ class History:
         self.rig = rig
         self.versions: dict[int, LiveState] = {}
         self.log: list[str] = []
-        self._is_look = False  # at an earlier token of the newest version, since when nothing has been read or written
+        self._is_look = False  # at an earlier token or version, since when nothing has been read or written
         self._seed = seed
         self._chance = random.Random(seed)
         self._deeds: dict[Callable[[], Awaitable[None]], int] = {
@@ -178,7 +178,7 @@ class History:
         await self._wake(version=version, at_token=at)
         self.control = await self._on_engine(lambda: taken_back(self.rig.model, whole, at))
         is_cut = at < len(whole.tokens)
-        self._is_look = is_cut and version == max(self.versions)  # an earlier version is gone back to
+        self._is_look = is_cut or version != max(self.versions)
         if is_cut:
             self.control.random_key = self.live.random_key  # only where a record is does the session have its key
             await self._compare()

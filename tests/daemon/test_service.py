@@ -22,7 +22,7 @@ from torpor.daemon.errors import (
     StopDeadline,
     UnknownModel,
 )
-from torpor.daemon.results import Progress
+from torpor.daemon.results import Look, Progress
 from torpor.daemon.sampling import Sampling
 from torpor.daemon.sessions import MAX_WAITING
 from torpor.errors import TorporError
@@ -567,21 +567,43 @@ async def test_waking_a_session_that_is_awake_reads_nothing(open_rig: Any) -> No
         assert await rig.fingerprint("a") == before
 
 
-async def test_a_session_woken_at_an_earlier_version_stays_there_when_it_sleeps_unchanged(open_rig: Any) -> None:
+async def test_an_earlier_version_that_was_woken_and_not_used_leaves_the_newest_the_newest(open_rig: Any) -> None:
+    """Whoever puts it to sleep: a request, a stop, or nobody, for it is in the way of none."""
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
         await rig.sleep("a")
-        await rig.wake("a")
-        at_version_1 = await rig.fingerprint("a")
+        await rig.write("a", 3)
+        at_version_2 = await rig.fingerprint("a")
+        second = await rig.sleep("a")
+        woken = await rig.wake("a", version=1)
+        assert woken.look == (await rig.wake("a", version=1)).look == Look(1, 300, 2, 303)
+        with pytest.raises(SessionAwake, match="with 300 tokens; put it to sleep"):
+            await rig.wake("a", at_token=302)
+        receipt = await rig.sleep("a")
+        assert (receipt.bundle_id, receipt.version, receipt.looked_at) == (second.bundle_id, 2, 300)
+        await rig.wake("a", version=1)
+    async with open_rig() as rig:
+        assert (await rig.wake("a")).version == 2
+        assert await rig.fingerprint("a") == at_version_2
+
+
+async def test_a_generation_from_an_earlier_version_says_that_history_branches_there(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 30))
+        await rig.sleep("a")
         await rig.write("a", 3)
         await rig.sleep("a")
-        await rig.wake("a", version=1)
-        assert (await rig.wake("a", version=1)).already_awake
-        receipt = await rig.sleep("a")
-        assert (receipt.version, receipt.token_count) == (3, 300)
-        assert (receipt.blocks_new, receipt.blocks_reused) == (0, 3)  # all of it is in version 1
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == at_version_1
+        for verb, asked in (("generate", {}), ("chat", {"message": "hello"})):
+            await rig.wake("a", version=1)
+            forked = await rig.service.fork(session="a", name=verb, emit=ignore)
+            assert (forked.token_count, rig.live("a").is_mere_look) == (30, True), "what is looked at is forked"
+            written = await getattr(rig.service, verb)(session="a", max_tokens=2, emit=ignore, **asked)
+            assert written.branched is not None
+            assert (written.branched.version, written.branched.token_count) == (1, 30)
+            again = await rig.service.generate(session="a", max_tokens=2, emit=ignore)
+            assert again.branched is None
+            await rig.sleep("a")
+        assert [info.version for info in await rig.service.list_sessions()] == [4, 1, 1]
 
 
 async def test_another_version_of_a_session_that_is_awake_is_refused(open_rig: Any) -> None:

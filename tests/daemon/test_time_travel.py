@@ -12,6 +12,7 @@ import pytest
 from session_rig import Rigged, ignore, tokens_of
 from test_scrubbing import damage
 from torpor.daemon.errors import GenerationFailed, SessionAwake
+from torpor.daemon.results import Look
 from torpor.errors import TorporError
 from torpor.memvid import Store
 from torpor.memvid.errors import StoreIoError
@@ -126,7 +127,7 @@ async def test_what_was_computed_again_is_written_again(open_kind: Any, kind: st
             await rig.sleep(name)
             await rig.wake(name, at_token=at)
             state = await rig.fingerprint(name)
-            rig.live(name).rewound = True  # as if it had been changed: its state is written as it is
+            rig.live(name).dirty = True  # as if it had been changed: its state is written as it is
             await rig.sleep(name)
             report = await rig.wake(name)
             assert (report.tokens_prefilled, report.canary) == (0, "same_bits")
@@ -200,10 +201,10 @@ async def test_a_look_at_a_version_that_is_gone_is_kept_for_it_is_all_there_is(o
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [None, 200, 199])
-async def test_an_earlier_version_is_what_sleeps_from_whichever_token_of_it(
+async def test_an_earlier_version_is_looked_at_until_something_is_read_from_whichever_token_of_it(
     open_kind: Any, kind: str, at: int | None
 ) -> None:
-    """A receipt tells what the next wake gives."""
+    """A look leaves the newest version the newest; what is read from there makes another, and says where."""
     async with open_kind(kind) as rig:
         await rig.read("s", TOKENS[:200])
         await rig.sleep("s")
@@ -211,13 +212,20 @@ async def test_an_earlier_version_is_what_sleeps_from_whichever_token_of_it(
         await rig.sleep("s")
         held = (await rig.wake("s", 1, at_token=at)).token_count
         woken = await rig.fingerprint("s")
-        receipt = await rig.sleep("s")
-        assert (receipt.version, receipt.token_count, receipt.looked_at) == (3, held, None)
-        again = await rig.sleep("s")
-        assert (again.version, again.bundle_id, again.bytes_written) == (3, receipt.bundle_id, 0)
-        report = await rig.wake("s")
-        assert (report.version, report.token_count, report.tokens_prefilled) == (3, held, 0)
+        dropped = await rig.sleep("s")
+        assert (dropped.version, dropped.token_count, dropped.looked_at) == (2, 300, held)
+        assert (dropped.bytes_written, (await rig.sleep("s")).bundle_id) == (0, dropped.bundle_id)
+        assert (await rig.wake("s", 1, at_token=at)).look == Look(1, held, 2, 300)
         assert await rig.fingerprint("s") == woken
+        read = await rig.service.append(session="s", tokens=[7], emit=ignore)
+        assert read.branched == Look(1, held, 2, 300)
+        assert (await rig.service.append(session="s", tokens=[8], emit=ignore)).branched is None, "it was said"
+        went_on = await rig.fingerprint("s")
+        receipt = await rig.sleep("s")
+        assert (receipt.version, receipt.token_count, receipt.looked_at) == (3, held + 2, None)
+        report = await rig.wake("s")
+        assert (report.version, report.token_count, report.look) == (3, held + 2, None)
+        assert await rig.fingerprint("s") == went_on
 
 
 async def test_the_newest_version_named_by_its_number_is_only_looked_at(open_kind: Any) -> None:
@@ -302,7 +310,7 @@ async def test_woken_at_a_checkpoint_and_slept_at_once_it_wakes_again(open_kind:
         await rig.sleep("s")
         await rig.wake("s", at_token=CHECKPOINT_TOKENS)
         state = await rig.fingerprint("s")
-        rig.live("s").rewound = True  # as if it had been changed: its state is written as it is
+        rig.live("s").dirty = True  # as if it had been changed: its state is written as it is
         assert (await rig.sleep("s")).version == 2
         report = await rig.wake("s")
         assert (report.version, report.token_count, report.tokens_prefilled) == (2, CHECKPOINT_TOKENS, 0)
