@@ -10,8 +10,7 @@ import typer
 
 from ..errors import TorporError
 from ..socket_api.client import Client, TextStream
-from ..socket_api.methods import Priority
-from ..socket_api.results import GenerateResult, Sampling
+from ..socket_api.results import GenerateResult
 from .daemon_link import OnEvent, connect, with_session
 from .damage import naming_the_intact
 from .errors import Interrupted, InvalidUsage
@@ -26,6 +25,7 @@ from .options import (
     SeedOption,
     SessionArgument,
     SocketOption,
+    StopOption,
     TemperatureOption,
     TopPOption,
     sampling_of,
@@ -66,6 +66,7 @@ def chat(
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
+    stop: StopOption = None,
     priority: PriorityOption = "normal",
     model: ModelOption = None,
     label: NewLabelOption = None,
@@ -95,7 +96,8 @@ def chat(
     if transcript is not None and message is not None:
         raise InvalidUsage("Give either a MESSAGE or --transcript: its last message is the one to be answered.")
     with connect(socket) as client:
-        turn = _Turn(output, client, session, model, label, max_tokens, sampling, priority)
+        how = {"max_tokens": max_tokens, "sampling": sampling, "stop": stop or (), "priority": priority}
+        turn = _Turn(output, client, session, model, label, **how)
         if transcript is not None:
             asked = {"messages": load_transcript(transcript), "on_divergence": on_divergence or "refuse"}
             return finish_generation(output, "chat", turn.answer(None, **asked))
@@ -116,28 +118,23 @@ class _Turn:
         session: str,
         model: str | None,
         labels: list[str] | None,
-        max_tokens: int | None,
-        sampling: Sampling | None,
-        priority: Priority,
+        **asked: Any,
     ) -> None:
         self._output = output
         self._client = client
         self._session = session
         self._model = model
         self._labels = labels
-        self._max_tokens = max_tokens
-        self._asked: dict[str, Any] = {"sampling": sampling, "priority": priority}
+        self._asked = asked
 
     def answer(self, message: str | None, **transcript: Any) -> GenerateResult:
         """Send a message, or a transcript, and stream the answer; give its result."""
 
-        def begin(count: int, on_event: OnEvent) -> TextStream:
-            return self._client.stream_chat(
-                self._session, message, max_tokens=count, on_event=on_event, **self._asked, **transcript
-            )
+        def begin(on_event: OnEvent) -> TextStream:
+            return self._client.stream_chat(self._session, message, on_event=on_event, **self._asked, **transcript)
 
         def act() -> GenerateResult:
-            return stream_to_end(self._output, self._max_tokens, begin)
+            return stream_to_end(self._output, begin)
 
         with naming_the_intact(self._client, self._session):
             return with_session(self._output, self._client, self._session, self._model, act, labels=self._labels)

@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 
 from ..socket_api.client import TextStream
-from ..socket_api.limits import MAX_STOP_CHARS, MAX_STOPS
 from ..socket_api.results import GenerateResult
 from .daemon_link import OnEvent, connect, require_labels, require_model, with_session
 from .damage import naming_the_intact
-from .errors import InvalidUsage
 from .options import (
     JsonOption,
     MaxTokensOption,
@@ -21,6 +19,7 @@ from .options import (
     SeedOption,
     SessionArgument,
     SocketOption,
+    StopOption,
     TemperatureOption,
     TopPOption,
     sampling_of,
@@ -28,26 +27,6 @@ from .options import (
 from .output import Output
 from .streaming import finish_generation, stream_to_end
 
-
-def _require_stops(stops: list[str] | None) -> list[str] | None:
-    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops or ()) or len(stops or ()) > MAX_STOPS:
-        raise InvalidUsage(
-            f"--stop takes a text of 1 to {MAX_STOP_CHARS} characters, and can be given {MAX_STOPS} times.",
-            option="--stop",
-        )
-    return stops
-
-
-StopOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--stop",
-        metavar="TEXT",
-        show_default=False,
-        callback=_require_stops,
-        help="End when the model writes this. It stays in the session's context but is not shown. Can be repeated.",
-    ),
-]
 ProveOption = Annotated[
     bool, typer.Option("--prove", help="Give a digest of the logits behind every token.", show_default=False)
 ]
@@ -86,10 +65,10 @@ def generate(
     sampling = sampling_of(temperature=temperature, top_p=top_p, seed=seed)
     with connect(socket) as client:
 
-        def begin(count: int, on_event: OnEvent) -> TextStream:
+        def begin(on_event: OnEvent) -> TextStream:
             return client.stream_generate(
                 session,
-                max_tokens=count,
+                max_tokens=max_tokens,
                 text=text,
                 sampling=sampling,
                 stop=stop or (),
@@ -99,7 +78,7 @@ def generate(
             )
 
         def act() -> GenerateResult:
-            return stream_to_end(output, max_tokens, begin)
+            return stream_to_end(output, begin)
 
         # Without a text a new session would have nothing to go on from, so it is not made.
         with naming_the_intact(client, session):

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from ..memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, parse_reference, parse_version_reference
 from ..socket_api.calls import name_in
+from ..socket_api.limits import MAX_STOP_CHARS, MAX_STOPS
 from ..socket_api.methods import Priority
 from ..socket_api.results import Sampling
 from .errors import InvalidUsage
-
-DEFAULT_MAX_TOKENS = 512
 
 _HINTS = {
     "rm": "torpor prune removes earlier versions.",
@@ -214,7 +213,28 @@ MaxTokensOption = Annotated[
         max=1_000_000,
         metavar="N",
         show_default=False,
-        help=f"Write at most N tokens. Default: {DEFAULT_MAX_TOKENS}, or what still fits into the context.",
+        help="Write at most N tokens. Default: 512, or what still fits into the context.",
+    ),
+]
+
+
+def _require_stops(stops: list[str] | None) -> list[str] | None:
+    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops or ()) or len(stops or ()) > MAX_STOPS:
+        raise InvalidUsage(
+            f"--stop takes a text of 1 to {MAX_STOP_CHARS} characters, and can be given {MAX_STOPS} times.",
+            option="--stop",
+        )
+    return stops
+
+
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        show_default=False,
+        callback=_require_stops,
+        help="End when the model writes this. It stays in the session's context but is not shown. Can be repeated.",
     ),
 ]
 PriorityOption = Annotated[

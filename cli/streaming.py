@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from ..errors import TorporError
 from ..memvid.sizes import format_count, format_plural
 from ..socket_api.client import TextStream
 from ..socket_api.errors import LocalProtocolError
@@ -19,49 +18,17 @@ from .daemon_link import STAGE_NAMES, OnEvent
 from .errors import Interrupted
 from .exit_codes import OK
 from .formatting import format_rate, format_seconds
-from .options import DEFAULT_MAX_TOKENS
 from .output import OnProgress, Output, plain
 from .wake_remarks import remark_on_branch, remark_on_wake_in_passing
 
-Begin = Callable[[int, OnEvent], TextStream]
 
-
-def stream_to_end(output: Output, max_tokens: int | None, begin: Begin) -> GenerateResult:
+def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateResult:
     """Run a generation, showing what it does, and give its result.
-
-    max_tokens: None writes the default number, or what fits if the context ends before; a number that was asked for
-    is not lowered.
 
     Raises:
         Interrupted: it was stopped, and the daemon gave no result for what was written until then.
         TorporError: the daemon refused or failed it.
     """
-    count = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-    try:
-        return _stream(output, lambda on_event: begin(count, on_event))
-    except TorporError as error:
-        room = _room_left(error, count)
-        if max_tokens is not None or room is None:
-            raise
-        output.remark(f"[dim]the context has room for {format_plural(room, 'token')} only[/]")
-    return _stream(output, lambda on_event: begin(room, on_event))
-
-
-def _room_left(error: TorporError, asked: int) -> int | None:
-    """How many tokens the context has left for writing, if an overflow says so; None if there is no room at all.
-
-    The refusal came before anything was read, so asking again is safe.
-    """
-    if error.code != "context_overflow" or error.details.get("at_least"):
-        return None
-    held, wanted, context = (error.details.get(name) for name in ("token_count", "wanted_tokens", "context_tokens"))
-    if not (isinstance(held, int) and isinstance(wanted, int) and isinstance(context, int)):
-        return None
-    room = context - held - (wanted - asked)  # what is wanted is the text to be read, and what was asked for
-    return room if 0 < room < asked else None
-
-
-def _stream(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateResult:
     with _Screen(output) as screen, begin(screen.on_event) as stream:
         _drain(stream)
         try:

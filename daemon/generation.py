@@ -36,6 +36,8 @@ from .text import StopStrings, TextStream
 # Tokens read between two turns of the engine. Fixed for a device, because results can differ in the last bits when a
 # prompt is fed in other chunk sizes. On a CPU attention computes what the mask then hides, so short chunks are faster
 # (7,168 tokens of the demo model: 9.3 s in chunks of 256, 13.6 of 512, 19.6 of 2,048); a GPU wants long ones.
+DEFAULT_MAX_TOKENS = 512
+"""What a request writes at most that does not say how much."""
 PREFILL_CHUNK_TOKENS = 256 if mx.default_device() == mx.Device(mx.cpu) else MAX_PASS_TOKENS
 
 OnTokens = Callable[[int, int], None]
@@ -66,6 +68,11 @@ def require_room_behind(model: LoadedModel, held: int, wanted_tokens: int) -> No
             wanted_tokens=wanted_tokens,
             context_tokens=model.context_tokens,
         )
+
+
+def count_to_write(model: LoadedModel, held: int, asked: int | None) -> int:
+    """How many tokens are written at most behind so many: those that are asked for, else some, as far as they fit."""
+    return max(1, min(DEFAULT_MAX_TOKENS, model.context_tokens - held)) if asked is None else asked
 
 
 def require_valid(model: LoadedModel, tokens: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from .bus import Bus, code_of
 from .claims import Claim, Use
 from .disuse import Disuse
 from .errors import EmptyContext, ModelInUse, ServiceClosed, SessionExists, StopDeadline, sentence_of
-from .events import ModelUnloaded, RequestQueued, SleepCause, UnloadCause
+from .events import ModelUnloaded, RequestQueued, SessionDeleted, SleepCause, UnloadCause
 from .generation import PREFILL_CHUNK_TOKENS
 from .hibernation import Hibernation, LastSleep, WakeOrder
 from .idling import Idling
@@ -154,15 +154,34 @@ class Residency:
             yield use
 
     @asynccontextmanager
-    async def woken(self, uri: SessionUri, emit: Emit) -> AsyncIterator[tuple[Use, Session]]:
-        """Hold the session alone, awake."""
+    async def woken(
+        self, uri: SessionUri, emit: Emit, begin: Callable[[Use], Awaitable[object]] | None = None
+    ) -> AsyncIterator[tuple[Use, Session]]:
+        """Hold the session alone, awake. begin: makes it where there is none; it goes again where what it was made for
+        fails before anything was read."""
         async with self.turn(uri) as use:
             live = await self.live(uri)
+            if live is None and begin is not None and self._store.find_session(uri) is None:
+                await begin(use)
+                async with self._gone_if_empty(uri):
+                    yield use, self.awake[uri]
+                return
             if live is None:
                 await self.bring_back(use, WakeOrder(), emit)
             elif not live.model.is_loaded:
                 await self._begin_anew(use, live)
             yield use, self.awake[uri]
+
+    @asynccontextmanager
+    async def _gone_if_empty(self, uri: SessionUri) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException:
+            live = self.awake.get(uri)
+            if live is not None and not live.state.tokens:
+                self.drop(uri)
+                self._bus.publish(SessionDeleted(uri, 0, 0))
+            raise
 
     async def room_for(self, use: Use, count: int, emit: Emit) -> Session:
         """The session, awake, once there is memory for that many tokens more in it. While the request waits for some,

@@ -470,14 +470,7 @@ class Service:
         name = self._shelf.place(model).name
         settings = sampling or Sampling()
         async with self._residency.turn(uri) as use:
-            self._residency.require_new(uri)
-            async with self._residency.models.using(name, use) as chosen:
-                state = await self._hibernation.begin(chosen, lambda: initial_key(settings))
-                created = Session(uri, chosen, state, settings, labels=tuple(labels), system=system)
-                require_session_map(created.to_map())
-                self._residency.admit(created)
-                self.bus.publish(SessionCreated(uri, chosen.name))
-                return listing.info_of_awake(created)
+            return listing.info_of_awake(await self._begin(use, uri, name, settings, tuple(labels), system))
 
     @told
     @queued
@@ -488,9 +481,12 @@ class Service:
         text: str | None = None,
         tokens: Sequence[int] | None = None,
         priority: Priority = "normal",
+        create: bool = False,
         emit: Emit,
     ) -> AppendResult:
         """Read text or tokens to the end of the session's ledger: all, or nothing if it fails or is cancelled.
+
+        create: make the session, on the default model, if there is none of that name.
 
         Raises:
             InvalidTokens, ContextOverflow, GenerationFailed, and what a wake raises.
@@ -498,7 +494,7 @@ class Service:
         if (text is None) == (tokens is None):
             raise InvalidTokens("Give either text or tokens to append.")
         started = time.monotonic()
-        async with self._residency.woken(self._resolve(session), emit) as (use, live):
+        async with self._woken(session, emit, create=create) as (use, live):
             look = self._look(live)
             ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
             generation.require_valid(live.model, ids)
@@ -522,16 +518,19 @@ class Service:
         self,
         *,
         session: str,
-        max_tokens: int,
+        max_tokens: int | None = None,
         text: str | None = None,
         sampling: Mapping[str, float | int] | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
         priority: Priority = "normal",
+        create: bool = False,
         emit: Emit,
     ) -> GenerateResult:
         """Go on writing at the end of the ledger, after reading `text` if there is any.
 
+        create: make the session, on the default model, if there is none of that name.
+        max_tokens: if None, `DEFAULT_MAX_TOKENS`, or what fits.
         sampling: what is other than the session's own, for this request alone; a seed that is named begins random
             numbers of its own.
 
@@ -539,7 +538,7 @@ class Service:
             InvalidSampling, EmptyContext, ContextOverflow, GenerationFailed, and what a wake raises.
         """
         started = time.monotonic()
-        async with self._residency.woken(self._resolve(session), emit) as (use, live):
+        async with self._woken(session, emit, create=create) as (use, live):
             drawing, look = live.sampling.changed(sampling), self._look(live)
             ids = await self._encoder.text(live, text) if text else []
             if not ids and not live.state.tokens:
@@ -547,9 +546,10 @@ class Service:
                     f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri)
                 )
             await self._reasons.note(live, "generate", ids)
-            live = await self._exchanges.room_for(use, live, len(ids) + max_tokens, emit)
+            count = generation.count_to_write(live.model, len(live.state.tokens) + len(ids), max_tokens)
+            live = await self._exchanges.room_for(use, live, len(ids) + count, emit)
             cached = await self._exchanges.read(live, ids, emit, turn_open=False) if ids else 0
-            order = WriteOrder(max_tokens, drawing, tuple(stop), prove, alone=prove, seeded=_names_seed(sampling))
+            order = WriteOrder(count, drawing, tuple(stop), prove, alone=prove, seeded=_names_seed(sampling))
             result = await self._exchanges.write(
                 live, order, emit, read=(len(ids), cached), started=started, woken=use.woken
             )
@@ -565,17 +565,20 @@ class Service:
         role: str = "user",
         messages: Sequence[Message] | None = None,
         on_divergence: OnDivergence = "refuse",
-        max_tokens: int,
+        max_tokens: int | None = None,
         sampling: Mapping[str, float | int] | None = None,
+        stop: Sequence[str] = (),
         prove: bool = False,
         priority: Priority = "normal",
+        create: bool = False,
         emit: Emit,
     ) -> GenerateResult:
         """Read a message in the model's chat template, and answer it; or `messages`, the whole chat up to the one that
         is to be answered, of which only what is new is tokenised and read.
 
         on_divergence: what becomes of a transcript that is not what the session has: refused, or the session goes back
-            to where they part, and its present state stays as an earlier version. sampling: as for `generate`.
+            to where they part, and its present state stays as an earlier version. create, max_tokens, sampling: as for
+            `generate`.
 
         Raises:
             InvalidSampling, InvalidTranscript, TranscriptDiverged; TemplateUnusable, ContextOverflow, GenerationFailed,
@@ -586,7 +589,7 @@ class Service:
         if messages is not None:
             require_transcript(messages)
         started = time.monotonic()
-        async with self._residency.woken(self._resolve(session), emit) as (use, live):
+        async with self._woken(session, emit, create=create) as (use, live):
             drawing, look = live.sampling.changed(sampling), self._look(live)
             if messages is None:
                 turn = await self._conversing.message(live, message_of(role, message or ""))
@@ -596,19 +599,20 @@ class Service:
             await self._reasons.note(live, "chat", turn.ids, turn.at, turn.common, refusing=refusing)
             if messages is not None and refusing:
                 self._conversing.require_no_divergence(live, turn, messages)
-            self._conversing.require_room(live, turn, max_tokens)
+            count = generation.count_to_write(live.model, turn.at + len(turn.ids), max_tokens)
+            self._conversing.require_room(live, turn, count)
             rewinds, computed = turn.at < len(live.state.tokens), 0
             before = live if rewinds else None
             try:
                 if rewinds:
                     live = await self._conversing.go_back(use, live, turn, emit)
                     computed = live.state.computed_tokens
-                live = await self._exchanges.room_for(use, live, len(turn.ids) + max_tokens, emit)
+                live = await self._exchanges.room_for(use, live, len(turn.ids) + count, emit)
                 cached = await self._exchanges.read_turn(live, turn, emit)
                 if rewinds:
                     self._reasons.went_back(live.uri)
                 order = WriteOrder(
-                    max_tokens, drawing, (), prove, keep_end=True, alone=prove, seeded=_names_seed(sampling)
+                    count, drawing, tuple(stop), prove, keep_end=True, alone=prove, seeded=_names_seed(sampling)
                 )
                 read = (len(turn.ids), cached)
                 result = await self._exchanges.write(live, order, emit, read=read, started=started, woken=use.woken)
@@ -1001,6 +1005,35 @@ class Service:
             if use.woken is None or use.uri not in self._residency.awake:
                 raise
             return use.woken  # what had begun ran to its end
+
+    async def _begin(
+        self,
+        use: Use,
+        uri: SessionUri,
+        model: str,
+        settings: Sampling,
+        labels: tuple[str, ...] = (),
+        system: str | None = None,
+    ) -> Session:
+        """A new session, whose turn is held."""
+        self._residency.require_new(uri)
+        async with self._residency.models.using(model, use) as chosen:
+            state = await self._hibernation.begin(chosen, lambda: initial_key(settings))
+            created = Session(uri, chosen, state, settings, labels=labels, system=system)
+            require_session_map(created.to_map())
+            self._residency.admit(created)
+            self.bus.publish(SessionCreated(uri, chosen.name))
+            return created
+
+    def _woken(
+        self, session: str, emit: Emit, *, create: bool
+    ) -> contextlib.AbstractAsyncContextManager[tuple[Use, Session]]:
+        """Hold a session alone, awake; a new one on the default model where there is none and `create` says so."""
+        if not create:
+            return self._residency.woken(self._resolve(session), emit)
+        self._require_open()
+        uri, model = parse_reference(session), self._shelf.place(None).name
+        return self._residency.woken(uri, emit, lambda use: self._begin(use, uri, model, Sampling()))
 
     async def _sleep(self, uri: SessionUri, emit: Emit, started: float) -> SleepResult:
         live = await self._residency.live(uri)

@@ -70,21 +70,25 @@ class AsyncClient:
         *,
         text: str | None = None,
         tokens: Sequence[int] | None = None,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> results.AppendResult:
         """Let the session read text, or token ids. Never sent twice, whatever fails."""
-        return await self._run(calls.append(session, text=text, tokens=tokens, priority=priority), on_event)
+        return await self._run(
+            calls.append(session, text=text, tokens=tokens, create=create, priority=priority), on_event
+        )
 
     async def generate(
         self,
         session: str,
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         text: str | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
@@ -96,6 +100,7 @@ class AsyncClient:
             sampling=sampling,
             stop=stop,
             prove=prove,
+            create=create,
             priority=priority,
         )
         return await self._run(call, on_event)
@@ -104,11 +109,12 @@ class AsyncClient:
         self,
         session: str,
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         text: str | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> AsyncTextStream:
@@ -120,6 +126,7 @@ class AsyncClient:
             sampling=sampling,
             stop=stop,
             prove=prove,
+            create=create,
             priority=priority,
         )
         return AsyncTextStream(self._link, call.within(self.namespace), on_event)
@@ -129,12 +136,14 @@ class AsyncClient:
         session: str,
         message: str | None = None,
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         role: str = "user",
         messages: Sequence[Mapping[str, str]] | None = None,
         on_divergence: str = "refuse",
         sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
@@ -148,7 +157,9 @@ class AsyncClient:
             messages=messages,
             on_divergence=on_divergence,
             sampling=sampling,
+            stop=stop,
             prove=prove,
+            create=create,
             priority=priority,
         )
         return await self._run(call, on_event)
@@ -158,12 +169,14 @@ class AsyncClient:
         session: str,
         message: str | None = None,
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         role: str = "user",
         messages: Sequence[Mapping[str, str]] | None = None,
         on_divergence: str = "refuse",
         sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> AsyncTextStream:
@@ -176,7 +189,9 @@ class AsyncClient:
             messages=messages,
             on_divergence=on_divergence,
             sampling=sampling,
+            stop=stop,
             prove=prove,
+            create=create,
             priority=priority,
         )
         return AsyncTextStream(self._link, call.within(self.namespace), on_event)

@@ -96,20 +96,23 @@ def create(
 
 
 def append(
-    session: str, *, text: str | None, tokens: Sequence[int] | None, priority: Priority
+    session: str, *, text: str | None, tokens: Sequence[int] | None, create: bool, priority: Priority
 ) -> Call[results.AppendResult]:
     ids = None if tokens is None else tuple(tokens)
-    return _call("append", results.AppendResult, session=session, text=text, tokens=ids, priority=priority)
+    return _call(
+        "append", results.AppendResult, session=session, text=text, tokens=ids, create=create, priority=priority
+    )
 
 
 def generate(
     session: str,
     *,
-    max_tokens: int,
+    max_tokens: int | None,
     text: str | None,
     sampling: Sampling | None,
     stop: Sequence[str],
     prove: bool,
+    create: bool,
     priority: Priority,
 ) -> Call[results.GenerateResult]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -122,6 +125,7 @@ def generate(
         sampling=_named(sampling),
         stop=stops,
         prove=prove,
+        create=create,
         priority=priority,
     )
 
@@ -130,12 +134,14 @@ def chat(
     session: str,
     message: str | None,
     *,
-    max_tokens: int,
+    max_tokens: int | None,
     role: str,
     messages: Sequence[Mapping[str, str]] | None,
     on_divergence: str,
     sampling: Sampling | None,
+    stop: Sequence[str],
     prove: bool,
+    create: bool,
     priority: Priority,
 ) -> Call[results.GenerateResult]:
     return _call(
@@ -148,7 +154,9 @@ def chat(
         messages=None if messages is None else tuple(messages),
         on_divergence=on_divergence,
         sampling=_named(sampling),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         prove=prove,
+        create=create,
         priority=priority,
     )
 

@@ -78,21 +78,23 @@ class Client:
         *,
         text: str | None = None,
         tokens: Sequence[int] | None = None,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> results.AppendResult:
         """Let the session read text, or token ids. Never sent twice, whatever fails."""
-        return self._run(calls.append(session, text=text, tokens=tokens, priority=priority), on_event)
+        return self._run(calls.append(session, text=text, tokens=tokens, create=create, priority=priority), on_event)
 
     def generate(
         self,
         session: str,
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         text: str | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
@@ -105,6 +107,7 @@ class Client:
             sampling=sampling,
             stop=stop,
             prove=prove,
+            create=create,
             priority=priority,
         )
         return self._run(call, on_event)
@@ -113,11 +116,12 @@ class Client:
         self,
         session: str,
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         text: str | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> TextStream:
@@ -129,6 +133,7 @@ class Client:
             sampling=sampling,
             stop=stop,
             prove=prove,
+            create=create,
             priority=priority,
         )
         return TextStream(self._link, call.within(self.namespace), on_event)
@@ -138,12 +143,14 @@ class Client:
         session: str,
         message: str | None = None,
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         role: str = "user",
         messages: Sequence[Mapping[str, str]] | None = None,
         on_divergence: str = "refuse",
         sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
@@ -157,7 +164,9 @@ class Client:
             messages=messages,
             on_divergence=on_divergence,
             sampling=sampling,
+            stop=stop,
             prove=prove,
+            create=create,
             priority=priority,
         )
         return self._run(call, on_event)
@@ -167,12 +176,14 @@ class Client:
         session: str,
         message: str | None = None,
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         role: str = "user",
         messages: Sequence[Mapping[str, str]] | None = None,
         on_divergence: str = "refuse",
         sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> TextStream:
@@ -185,7 +196,9 @@ class Client:
             messages=messages,
             on_divergence=on_divergence,
             sampling=sampling,
+            stop=stop,
             prove=prove,
+            create=create,
             priority=priority,
         )
         return TextStream(self._link, call.within(self.namespace), on_event)

@@ -58,6 +58,7 @@ class Backend(Protocol):
         session: str,
         text: str | None = None,
         tokens: Sequence[int] | None = None,
+        create: bool = False,
         priority: Priority = "normal",
         emit: daemon.Emit,
     ) -> daemon.AppendResult: ...
@@ -66,11 +67,12 @@ class Backend(Protocol):
         self,
         *,
         session: str,
-        max_tokens: int,
+        max_tokens: int | None = None,
         text: str | None = None,
         sampling: Mapping[str, float | int] | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         emit: daemon.Emit,
     ) -> daemon.GenerateResult: ...
@@ -83,9 +85,11 @@ class Backend(Protocol):
         role: str = "user",
         messages: Sequence[Mapping[str, str]] | None = None,
         on_divergence: OnDivergence = "refuse",
-        max_tokens: int,
+        max_tokens: int | None = None,
         sampling: Mapping[str, float | int] | None = None,
+        stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         emit: daemon.Emit,
     ) -> daemon.GenerateResult: ...
@@ -264,7 +268,12 @@ async def _create(backend: Backend, params: methods.CreateParams, emit: daemon.E
 
 async def _append(backend: Backend, params: methods.AppendParams, emit: daemon.Emit) -> object:
     return await backend.append(
-        session=params.session, text=params.text, tokens=params.tokens, priority=params.priority, emit=emit
+        session=params.session,
+        text=params.text,
+        tokens=params.tokens,
+        create=params.create,
+        priority=params.priority,
+        emit=emit,
     )
 
 
@@ -276,6 +285,7 @@ async def _generate(backend: Backend, params: methods.GenerateParams, emit: daem
         sampling=_sampling(params.sampling),
         stop=params.stop,
         prove=params.prove,
+        create=params.create,
         priority=params.priority,
         emit=emit,
     )
@@ -290,7 +300,9 @@ async def _chat(backend: Backend, params: methods.ChatParams, emit: daemon.Emit)
         on_divergence=params.on_divergence,
         max_tokens=params.max_tokens,
         sampling=_sampling(params.sampling),
+        stop=params.stop,
         prove=params.prove,
+        create=params.create,
         priority=params.priority,
         emit=emit,
     )

@@ -96,6 +96,7 @@ class AppendParams(Params):
     session: SessionText
     text: Text | None = None
     tokens: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=limits.MAX_ARRAY_ITEMS)] | None = None
+    create: bool = False
     priority: Priority = "normal"
 
     @model_validator(mode="after")
@@ -109,11 +110,12 @@ class GenerateParams(Params):
     """Continue the session's text; `text` is appended first, `sampling` overrides the session's for this request."""
 
     session: SessionText
-    max_tokens: MaxTokens
+    max_tokens: MaxTokens | None = None
     text: Text | None = None
     sampling: SamplingFields | None = None
     stop: Annotated[tuple[Stop, ...], Field(max_length=limits.MAX_STOPS)] = ()
     prove: bool = False
+    create: bool = False
     priority: Priority = "normal"
 
 
@@ -143,12 +145,14 @@ class ChatParams(Params):
 
     session: SessionText
     message: Text | None = None
-    max_tokens: MaxTokens
+    max_tokens: MaxTokens | None = None
     role: Role = "user"
     messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None = None
     on_divergence: OnDivergence = "refuse"
     sampling: SamplingFields | None = None
+    stop: Annotated[tuple[Stop, ...], Field(max_length=limits.MAX_STOPS)] = ()
     prove: bool = False
+    create: bool = False
     priority: Priority = "normal"
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
+from torpor.daemon.generation import DEFAULT_MAX_TOKENS
 from torpor.daemon.origin import Origin
 from torpor.daemon.recomputed import Recomputed
 from torpor.daemon.results import Look, Lossy, MaintenanceProblem, PartDiffers, Reuse
@@ -485,6 +486,10 @@ def _labelled(daemon: FakeDaemon, label: str) -> object:
     return dataclasses.replace(daemon.service.sessions["notes"].info, labels=(label,))
 
 
+class FakeOverflow(TorporError):
+    code = "context_overflow"
+
+
 def test_a_session_that_was_made_for_nothing_is_deleted_again(
     torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,47 +521,19 @@ def test_an_existing_session_keeps_its_model(torpor: Torpor, daemon: FakeDaemon)
     assert torpor("generate", "notes", "--model", "fake").status == 0
 
 
-class FakeOverflow(TorporError):
-    code = "context_overflow"
+def test_without_a_number_the_daemon_says_how_many_tokens_are_written(torpor: Torpor, daemon: FakeDaemon) -> None:
+    for command in (("generate", "notes", "x"), ("chat", "notes", "x")):
+        assert torpor(*command).status == 0
+        assert daemon.service.calls[-1][1]["max_tokens"] is None
+        assert f"Default: {DEFAULT_MAX_TOKENS}, or" in " ".join(
+            torpor(command[0], "--help").out.replace("│", "").split()
+        )
 
 
-def overflowing(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """Let the daemon refuse as the real one does when less than what is asked for fits."""
-    generate = daemon.service.generate
-
-    async def refuse(**asked: Any) -> Any:
-        if asked["max_tokens"] > room:
-            raise FakeOverflow(
-                "too long", token_count=100, wanted_tokens=7 + asked["max_tokens"], context_tokens=107 + room
-            )
-        return await generate(**asked)
-
-    monkeypatch.setattr(daemon.service, "generate", refuse)
-
-
-def test_the_default_number_of_tokens_is_what_fits(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torpor("append", "notes", "one")
-    overflowing(daemon, monkeypatch, room=3)
-    assert len(torpor("generate", "notes", "--json").document["tokens"]) == 3
-    assert "room for 3 tokens only" in torpor("generate", "notes").err
-    asked = torpor("generate", "notes", "-n", "4", "--json")
-    assert (asked.status, asked.error["error"]["code"]) == (2, "context_overflow")
-    overflowing(daemon, monkeypatch, room=0)
-    assert torpor("generate", "notes").status == 2
-
-
-def test_no_room_is_told_where_the_text_alone_does_not_fit(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refuse(**_: Any) -> Any:
-        raise FakeOverflow("too long", token_count=100, wanted_tokens=2, at_least=True, context_tokens=100)
-
-    torpor("append", "notes", "one")
-    monkeypatch.setattr(daemon.service, "generate", refuse)
-    ran = torpor("generate", "notes")
-    assert (ran.status, "room for" in ran.err) == (2, False)
+def test_chat_ends_where_the_model_writes_a_stop_text(torpor: Torpor, daemon: FakeDaemon) -> None:
+    assert torpor("chat", "notes", "x", "--stop", "END", "--stop", "\n\n").status == 0
+    assert daemon.service.calls[-1][1]["stop"] == ("END", "\n\n")
+    assert torpor("chat", "notes", "x", "--stop", "").status == 2
 
 
 @pytest.mark.parametrize("options", [(), ("--summary", "x", "--summarise", "5")])

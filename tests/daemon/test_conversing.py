@@ -573,6 +573,34 @@ async def test_a_session_goes_back_to_where_a_transcript_parts_from_it_and_reads
         assert await rig.fingerprint("a") == was
 
 
+async def test_a_chat_ends_at_a_stop_text_and_goes_on_behind_what_was_shown(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        reply_with(rig, "fine END more")
+        first = await rig.service.chat(session="a", message="and?", max_tokens=60, stop=["END"], emit=ignore)
+        assert (first.text, first.finish_reason) == ("fine ", "stop")
+        rig.network.reset()
+        reply_with(rig, "ok")
+        second = await send(rig, [user("and?"), assistant("fine"), user("then?")])
+        assert (second.text, second.rewound_to) == ("ok", None)
+        assert len(rig.script) == 0
+
+
+async def test_a_transcript_that_leaves_an_earlier_version_goes_back_in_that_one(open_rig: Any) -> None:
+    """What is looked at is what is compared, and gone back in; the newest version stays as it is."""
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        messages = await talk(rig, 2)
+        first = await rig.sleep("a")
+        await rig.service.append(session="a", text="Something else.", emit=ignore)
+        await rig.sleep("a")
+        await rig.wake("a", version=1)
+        reply_with(rig, "ok")
+        result = await send(rig, [*messages[:2], user("another question")], on_divergence="rewind")
+        assert result.rewound_to is not None
+        assert (await rig.sleep("a")).parent == first.bundle_id
+
+
 async def test_text_that_was_appended_behind_a_chat_matches_no_transcript_qc7(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")

@@ -12,6 +12,7 @@ import pytest
 from session_rig import DEADLINE_S, MODEL, SAMPLED, Rigged, Writing, ignore, tokens_of, until
 from torpor.daemon import residency
 from torpor.daemon.errors import (
+    ContextOverflow,
     EmptyContext,
     InvalidSampling,
     InvalidTokens,
@@ -22,6 +23,7 @@ from torpor.daemon.errors import (
     StopDeadline,
     UnknownModel,
 )
+from torpor.daemon.generation import DEFAULT_MAX_TOKENS
 from torpor.daemon.results import Look, Progress
 from torpor.daemon.sampling import Sampling
 from torpor.daemon.sessions import MAX_WAITING
@@ -201,6 +203,50 @@ async def test_the_sampling_of_a_request_holds_for_it_alone_and_overrides_what_i
             assert rig.live("a").sampling == own
             assert ((await rig.fingerprint("a")).random_key == before) is (name == "seeded")
             await rig.service.delete(session="a")
+
+
+@pytest.mark.parametrize(
+    ("verb", "asked"),
+    [
+        ("append", {"text": "hello"}),
+        ("generate", {"text": "hello", "max_tokens": 2}),
+        ("chat", {"message": "hello", "max_tokens": 2}),
+    ],
+)
+async def test_what_reads_makes_its_session_if_it_is_told_to(open_rig: Any, verb: str, asked: dict[str, Any]) -> None:
+    """It is gone again where nothing was read; one that is there, awake or asleep, is used as it is."""
+    async with open_rig() as rig:
+        work = getattr(rig.service, verb)
+        with pytest.raises(SessionNotFound):
+            await work(session="a", emit=ignore, **asked)
+        rig.network.reset()
+        rig.network.fail_at(1)
+        with pytest.raises(TorporError):
+            await work(session="a", create=True, emit=ignore, **asked)
+        assert await rig.service.list_sessions() == []
+        rig.network.reset()
+        first = await asyncio.gather(*(work(session="a", create=True, emit=ignore, **asked) for _ in range(3)))
+        assert (await rig.service.show(session="a")).info.token_count == max(each.token_count for each in first)
+        await rig.sleep("a")
+        again = await work(session="a", create=True, emit=ignore, **asked)
+        assert again.woken is not None
+        rig.network.reset()
+        rig.network.fail_at(1)
+        with pytest.raises(TorporError):
+            await work(session="a", create=True, emit=ignore, **asked)
+        assert rig.is_awake("a")
+
+
+async def test_without_a_number_some_tokens_are_written_as_far_as_they_fit(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        context = rig.live("a").model.context_tokens
+        assert len((await rig.service.generate(session="a", emit=ignore)).tokens) == DEFAULT_MAX_TOKENS
+        left = context - len(rig.live("a").state.tokens)
+        await rig.service.append(session="a", tokens=tokens_of(2, left - 3), emit=ignore)
+        assert len((await rig.service.generate(session="a", emit=ignore)).tokens) == 3
+        with pytest.raises(ContextOverflow):
+            await rig.service.generate(session="a", emit=ignore)
 
 
 async def test_set_changes_what_it_names_for_good(open_rig: Any) -> None:

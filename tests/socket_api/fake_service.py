@@ -160,11 +160,12 @@ class FakeService:
         session: str,
         text: str | None = None,
         tokens: Sequence[int] | None = None,
+        create: bool = False,
         priority: Priority = "normal",
         emit: Emit,
     ) -> AppendResult:
         self._record("append", session=session, text=text, tokens=tokens, **_unless_normal(priority))
-        found, woken = await self._find_awake(session, emit)
+        found, woken = await self._find_awake(session, emit, create=create)
         added = list(tokens) if tokens is not None else [len(word) for word in (text or "").split()]
         for done in range(0, len(added), 2):
             await self._step()
@@ -176,20 +177,21 @@ class FakeService:
         self,
         *,
         session: str,
-        max_tokens: int,
+        max_tokens: int | None = None,
         text: str | None = None,
         sampling: Mapping[str, float | int] | None = None,
         stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         emit: Emit,
     ) -> GenerateResult:
         asked = {"text": text, "sampling": sampling, "stop": stop, "prove": prove, **_unless_normal(priority)}
         self._record("generate", session=session, max_tokens=max_tokens, **asked)
-        found, woken = await self._find_awake(session, emit)
+        found, woken = await self._find_awake(session, emit, create=create)
         if text is not None:
             found.tokens += [len(word) for word in text.split()]
-        return await self._write(found, max_tokens, prove, emit, woken, was_read=text is not None)
+        return await self._write(found, max_tokens or 4, prove, emit, woken, was_read=text is not None)
 
     async def chat(
         self,
@@ -199,22 +201,28 @@ class FakeService:
         role: str = "user",
         messages: Sequence[Mapping[str, str]] | None = None,
         on_divergence: str = "refuse",
-        max_tokens: int,
+        max_tokens: int | None = None,
         sampling: Mapping[str, float | int] | None = None,
+        stop: Sequence[str] = (),
         prove: bool = False,
+        create: bool = False,
         priority: Priority = "normal",
         emit: Emit,
     ) -> GenerateResult:
         asked = (
-            {"message": message, "role": role}
-            if messages is None
-            else {"messages": messages, "on_divergence": on_divergence}
-        ) | _unless_normal(priority)
+            (
+                {"message": message, "role": role}
+                if messages is None
+                else {"messages": messages, "on_divergence": on_divergence}
+            )
+            | ({"stop": stop} if stop else {})
+            | _unless_normal(priority)
+        )
         self._record("chat", session=session, max_tokens=max_tokens, sampling=sampling, prove=prove, **asked)
-        found, woken = await self._find_awake(session, emit)
+        found, woken = await self._find_awake(session, emit, create=create)
         emit(Progress("prefill", 1, 1))
         found.tokens.append(len(message or ""))
-        return await self._write(found, max_tokens, prove, emit, woken, was_read=True)
+        return await self._write(found, max_tokens or 4, prove, emit, woken, was_read=True)
 
     async def set(self, *, session: str, sampling: Mapping[str, float | int], emit: Emit) -> SessionInfo:
         self._record("set", session=session, sampling=sampling)
@@ -516,7 +524,11 @@ class FakeService:
         slept = tuple(s.info.session for s in kept if s.tokens)
         return CloseReport(slept, dict(self.fail_sleep), tuple(s.info.session for s in kept if not s.tokens))
 
-    async def _find_awake(self, session: str, emit: Emit) -> tuple[FakeSession, WakeResult | None]:
+    async def _find_awake(
+        self, session: str, emit: Emit, *, create: bool = False
+    ) -> tuple[FakeSession, WakeResult | None]:
+        if create and session not in self.sessions:
+            await self.create(session=session)
         found = self._find(session)
         return found, await self._wake(found, None, emit) if found.info.state == "asleep" else None
 

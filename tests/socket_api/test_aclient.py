@@ -50,13 +50,16 @@ def test_every_verb_works(short_path: Path) -> None:
         assert (await client.chat("notes", "hello", max_tokens=1)).tokens == (4,)
         said = [{"role": "user", "content": "hi"}]
         assert [piece async for piece in client.stream_chat("notes", messages=said, max_tokens=1)] == ["t6 "]
+        assert (await client.chat("made", "hello", stop=["END"], create=True)).tokens
+        assert [piece async for piece in client.stream_generate("made", text="x", create=True)]
+        assert (await client.append("also", text="a", create=True)).tokens_added == 1
         assert (await client.set("notes", sampling=Sampling(seed=7))).sampling == Sampling(seed=7)
         assert (await client.sleep("notes")).version == 1
         assert (await client.plan_wake("notes", version=1)).way == "restore"
         assert (await client.wake("notes", version=1)).tokens_prefilled == 0
         assert (await client.list_sessions())[0].name == "notes"
         assert (await client.show("notes")).info.version == 1
-        assert (await client.status()).sessions_awake == 1
+        assert (await client.status()).sessions_awake == 3
         assert (await client.maintain("gc", dry_run=True)).dry_run
         assert (await client.mark("notes", tag="first")).tags == ("first",)
         assert (await client.import_bundle("ab" * 32)).version == 1
@@ -135,7 +138,7 @@ def test_cancelling_the_waiting_task_cancels_in_the_daemon(short_path: Path, str
         with pytest.raises(asyncio.CancelledError):
             await task
         await poll(lambda: state.service.cancelled == 1)
-        assert (await client.status()).sessions_awake == 1
+        assert (await client.status()).sessions_awake == 3
 
     play(short_path, story)
 

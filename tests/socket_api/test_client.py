@@ -136,6 +136,24 @@ def test_a_request_names_of_the_sampling_what_its_caller_gave_defaults_too(
         client.set("s", sampling=Sampling())
 
 
+def test_what_reads_makes_its_session_if_it_is_told_to(client: Client, server_thread: ServerThread) -> None:
+    for name, verb in (
+        ("a", lambda: client.append("a", text="x", create=True)),
+        ("b", lambda: client.generate("b", text="x", create=True)),
+        ("c", lambda: client.chat("c", "x", stop=["END"], create=True)),
+        ("d", lambda: list(client.stream_chat("d", "x", stop="END", create=True))),
+        ("e", lambda: list(client.stream_generate("e", text="x", create=True))),
+    ):
+        verb()
+        assert server_thread.service.calls[-1][1]["session"] == name
+        verb()
+    assert sorted(info.name for info in client.list_sessions()) == ["a", "b", "c", "d", "e"]
+    stops = [given.get("stop") for method, given in server_thread.service.calls if method == "chat"]
+    assert stops == [("END",)] * 4
+    with pytest.raises(RemoteError):
+        client.chat("nobody", "x")
+
+
 def test_results_carry_the_proof_when_asked(client: Client) -> None:
     client.create("s")
     assert client.generate("s", max_tokens=2).logits_blake3 is None
