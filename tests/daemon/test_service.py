@@ -1177,7 +1177,7 @@ async def test_who_is_held_for_long_keeps_no_other_from_its_sleep_and_who_is_hel
             if patience_s:
                 await until(lambda: rig.service._hibernation.stopping is not None)
             else:
-                await until(lambda: not rig.live("other").needs_sleep)
+                await until(lambda: not rig.live("other").dirty)
         await beginning
         assert writing.begun == order
 
