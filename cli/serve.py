@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -176,18 +176,25 @@ ScrubRateOption = Annotated[
 
 
 KvBitsOption = Annotated[
-    Literal["8", "4"] | None,
+    list[str] | None,
     typer.Option(
         "--kv-bits",
+        metavar="NAME=BITS",
         show_default=False,
-        help="Keep keys and values in so many bits: less memory and disk, and no longer the model's own numbers.",
+        help="Keep keys and values of this model in so many bits, 8 or 4: less memory and disk, and no longer the"
+        " model's own numbers. Can be repeated. BITS alone is for the only model.",
     ),
 ]
 KvGroupOption = Annotated[
-    Literal["32", "64", "128"] | None,
-    typer.Option("--kv-group", show_default=False, help="How many of these numbers share a scale; 64 unless given."),
+    list[str] | None,
+    typer.Option(
+        "--kv-group",
+        metavar="NAME=N",
+        show_default=False,
+        help="How many of these numbers share a scale: 32, 64 or 128; 64 unless given.",
+    ),
 ]
-DEFAULT_KV_GROUP = "64"
+KV_BITS, KV_GROUPS = ("8", "4"), ("32", "64", "128")
 TrustingOption = Annotated[
     bool,
     typer.Option(
@@ -376,8 +383,7 @@ def serve(
     [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --adapter qwen=~/adapters/support --fuse[/]
     """
     models, adapters = _named_folders("--model", model), _named_folders("--adapter", adapter)
-    if kv_group and not kv_bits:
-        raise InvalidUsage("--kv-group is for --kv-bits; give both, or neither.", option="--kv-group")
+    bits, groups = _named_numbers("--kv-bits", kv_bits, KV_BITS), _named_numbers("--kv-group", kv_group, KV_GROUPS)
     if fuse and not adapters:
         raise InvalidUsage("--fuse is for --adapter; without one there is nothing to fuse.", option="--fuse")
     if deterministic and batch not in (None, 1):
@@ -400,7 +406,8 @@ def serve(
         for option, value in budgets.items():
             arguments += [] if value is None else [option, str(value)]
         arguments += ["--fuse"] * fuse + ["--check-models"] * check_models
-        arguments += [] if kv_bits is None else ["--kv-bits", kv_bits, "--kv-group", kv_group or DEFAULT_KV_GROUP]
+        arguments += [part for each in kv_bits or () for part in ("--kv-bits", each)]
+        arguments += [part for each in kv_group or () for part in ("--kv-group", each)]
         arguments += [] if canary == "always" else ["--canary", canary]
         arguments += ["--trusting"] * trusting
         arguments += [] if prefix_reuse == "exact" else ["--prefix-reuse", prefix_reuse]
@@ -432,8 +439,8 @@ def serve(
             models=models,
             adapters=adapters,
             fuse=fuse,
-            kv_bits=None if kv_bits is None else int(kv_bits),
-            kv_group=int(kv_group or DEFAULT_KV_GROUP),
+            kv_bits=bits,
+            kv_group=groups,
             check_models=check_models,
             canary=canary,
             trusting=trusting,
@@ -506,6 +513,21 @@ def _named_folders(option: str, given: list[str] | None) -> dict[str, str]:
             raise InvalidUsage(f"{option} names {name!r} twice.", option=option, name=name)
         folders[name] = str(Path(path).expanduser()) if path.startswith("~") else path
     return folders
+
+
+def _named_numbers(option: str, given: list[str] | None, choices: Sequence[str]) -> dict[str, int]:
+    """Numbers by the names of models; one that stands alone has an empty name."""
+    numbers: dict[str, int] = {}
+    for text in given or []:
+        name, separator, number = text.rpartition("=")
+        if (separator and not name) or number not in choices:
+            raise InvalidUsage(
+                f"{option} takes NAME=N, where N is {' or '.join(choices)}, not {text!r}.", option=option
+            )
+        if name in numbers:
+            raise InvalidUsage(f"{option} is given twice for {name or 'the only model'}.", option=option, name=name)
+        numbers[name] = int(number)
+    return numbers
 
 
 @contextlib.contextmanager

@@ -380,13 +380,26 @@ def _probe_layout(network: Any, name: str, kv: KvChoice | None) -> CacheLayout:
         if kv is None:
             raise
         raise ModelUnavailable(
-            f"Model {name!r} cannot keep its KV in {kv.bits} bits in groups of {kv.group_size}: {_first_line(error)}. "
-            "Choose a group that divides the size of its heads, or serve it without --kv-bits.",
+            f"Model {name!r} cannot keep its KV in {kv.bits} bits in groups of {kv.group_size}: "
+            f"{_why_not_in_groups(network, kv.group_size) or _first_line(error)}, or serve it without --kv-bits.",
             model=name,
             bits=kv.bits,
             group_size=kv.group_size,
         ) from error
     return layout_of(caches, int(logits.shape[-1]))
+
+
+def _why_not_in_groups(network: Any, group_size: int) -> str | None:
+    """Which of its heads groups of that size do not divide, and which do; None if they divide all of them."""
+    caches = make_prompt_cache(network)
+    mx.eval(network(mx.array([[0]]), cache=caches))
+    chosen = [one for one in caches if quantised(one, bits=KV_BITS[0], group_size=group_size) is not one]
+    sizes = sorted({array.shape[-1] for array in arrays_of(chosen)})
+    if all(size % group_size == 0 for size in sizes):
+        return None
+    fitting = [str(each) for each in KV_GROUPS if all(size % each == 0 for size in sizes)]
+    way = f"choose groups of {' or '.join(fitting)}" if fitting else "no group does"
+    return f"they do not divide its heads, which hold {' and '.join(map(str, sizes))} numbers; {way}"
 
 
 def _context_tokens(config: dict[str, Any]) -> int:

@@ -279,7 +279,7 @@ def tokens_from_elsewhere(session: Mapping[str, Any]) -> int:
 
 def _refuse(differing: Sequence[Difference], model: str) -> NoReturn:
     told = "; ".join(f"{each.field} was {_shown(each.stored)} and is {_shown(each.live)}" for each in differing)
-    remedies = [_remedy(each) for each in differing if each.field in _PARTS and not _follows(each, differing)]
+    remedies = [_remedy(each, model) for each in differing if each.field in _PARTS and not _follows(each, differing)]
     raise IdentityMismatch(
         f"The snapshot was made under another identity than model {model!r} has now: {told}. "
         f"To wake it, {'; '.join(remedies) or 'use the model it was made with'}.",
@@ -290,8 +290,8 @@ def _refuse(differing: Sequence[Difference], model: str) -> NoReturn:
     )
 
 
-def _remedy(difference: Difference) -> str:
-    how = serving(difference.stored or PLAIN) if difference.field == "kv_format" else None
+def _remedy(difference: Difference, model: str) -> str:
+    how = serving(difference.stored or PLAIN, model) if difference.field == "kv_format" else None
     if how is not None:
         return f"stop the daemon and start it {how} (`torpor stop`, `torpor serve`)"
     return _PARTS[difference.field].remedy

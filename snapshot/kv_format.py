@@ -28,15 +28,16 @@ def kv_format_of(layout: CacheLayout) -> str:
     return "+".join(sorted({_format_of(entry) for entry in layout.entries if entry.in_use})) or PLAIN
 
 
-def serving(kv_format: str) -> str | None:
-    """How a daemon is started whose model keeps its KV so: a part of a sentence. None where no option gives that."""
+def serving(kv_format: str, model: str) -> str | None:
+    """How a daemon is started of which this model keeps its KV so: a part of a sentence. None where no option gives
+    that."""
     quantised = [part for part in kv_format.split("+") if part != PLAIN]
     if not quantised:
-        return "without --kv-bits"
+        return f"without --kv-bits for {model}"
     found = _QUANTISED.fullmatch(quantised[0])
     if len(quantised) > 1 or found is None or int(found[1]) not in KV_BITS or int(found[2]) not in KV_GROUPS:
         return None
-    return f"with --kv-bits {found[1]} --kv-group {found[2]}"
+    return f"with --kv-bits {model}={found[1]} --kv-group {model}={found[2]}"
 
 
 def _format_of(entry: CacheEntry) -> str:

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
@@ -24,7 +24,7 @@ from ..daemon.choosing import RECOMPUTE_POLICIES, RecomputePolicy
 from ..daemon.configuration import Configuration, LoadPolicy, ModelTable, read_configuration
 from ..daemon.configuring import ConfigFile, Settings
 from ..daemon.decoding import MOST_ROWS, MOST_ROWS_EVER
-from ..daemon.errors import UnknownModel
+from ..daemon.errors import InvalidConfiguration, UnknownModel
 from ..daemon.models import DEFAULT_KV_GROUP, DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, KV_BITS, KV_GROUPS, KvChoice
 from ..daemon.quantising import QUANTISE_BITS, AgePolicy
 from ..daemon.results import CloseReport
@@ -50,7 +50,8 @@ _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 class ServeOptions:
     """How to serve. No store means the default one, no models the demo model that Torpor ships. `json` prints one JSON
     object a line. `adapters` are folders by the name of their model, fused into it or not. `check_models` reads every
-    model file anew. `kv_bits` and `kv_group` quantise keys and values. `canary`: when a wake proves its state by
+    model file anew. `kv_bits` and `kv_group` quantise the keys and
+    values of models, by their names ("" for the only one). `canary`: when a wake proves its state by
     computing one token. `trusting`: wakes do not hash the KV that they read. `prefix_reuse`: what a new session takes
     over of others that begin alike. `recompute`: when a wake computes the tokens again instead. `batch`: how many
     sessions of a model may decode in one call. `max_waiting`: how many requests may wait, `admission.MAX_WAITING` if
@@ -70,8 +71,8 @@ class ServeOptions:
     models: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     fuse: bool = False
-    kv_bits: int | None = None
-    kv_group: int = DEFAULT_KV_GROUP
+    kv_bits: Mapping[str, int] = field(default_factory=dict)
+    kv_group: Mapping[str, int] = field(default_factory=dict)
     check_models: bool = False
     canary: Policy = "always"
     trusting: bool = False
@@ -178,7 +179,9 @@ def _choices_of(options: ServeOptions, config: Configuration) -> dict[str, Model
     """How each model is served. Models of the command line stand in the place of those of the file."""
     tables = {name: ModelTable(path=path) for name, path in options.models.items()} or config.models
     tables = tables or {DEMO_MODEL_NAME: ModelTable(path=str(DEMO_MODEL_FOLDER))}
-    for option, names in (("--adapter", options.adapters), ("--pin", options.pinned)):
+    bits, groups = _of_models("--kv-bits", options.kv_bits, tables), _of_models("--kv-group", options.kv_group, tables)
+    named = {"--adapter": options.adapters, "--pin": options.pinned, "--kv-bits": bits, "--kv-group": groups}
+    for option, names in named.items():
         for name in names:
             if name not in tables:
                 raise UnknownModel(
@@ -195,7 +198,7 @@ def _choices_of(options: ServeOptions, config: Configuration) -> dict[str, Model
         choices[name] = ModelChoice(
             table.path,
             _adapter_of(options, name, table),
-            _kv_of(options, table),
+            _kv_of(name, table, bits, groups),
             at_start=by_policy if table.load is None or options.load is not None else table.load == "start",
             pinned=pinned,
             ttl_s=_first(options.model_ttl, table.ttl, config.model_ttl),
@@ -209,10 +212,28 @@ def _adapter_of(options: ServeOptions, name: str, table: ModelTable) -> AdapterC
     return None if table.adapter is None else AdapterChoice(table.adapter, table.fuse)
 
 
-def _kv_of(options: ServeOptions, table: ModelTable) -> KvChoice | None:
-    if options.kv_bits is not None:
-        return KvChoice(options.kv_bits, options.kv_group)
-    return None if table.kv_bits is None else KvChoice(table.kv_bits, table.kv_group)
+def _of_models(option: str, given: Mapping[str, int], tables: Mapping[str, ModelTable]) -> dict[str, int]:
+    """Numbers by the names of models; one that is given without a name is for the only model that is served."""
+    if "" in given and len(tables) != 1:
+        raise InvalidConfiguration(
+            f"{option} {given['']} does not say for which model: {', '.join(map(repr, tables))} are served. Write "
+            f"{option} NAME={given['']} for each that it is for.",
+            option=option,
+        )
+    only = next(iter(tables))
+    return {name or only: number for name, number in given.items()}
+
+
+def _kv_of(name: str, table: ModelTable, bits: Mapping[str, int], groups: Mapping[str, int]) -> KvChoice | None:
+    """What the command line says of a model outdoes its table. A group is for what is quantised."""
+    chosen = bits.get(name, table.kv_bits)
+    if chosen is not None:
+        return KvChoice(chosen, groups.get(name, DEFAULT_KV_GROUP if name in bits else table.kv_group))
+    if name in groups:
+        raise InvalidConfiguration(
+            f"--kv-group is for --kv-bits, and {name!r} has none. Give both, or neither.", option="--kv-group"
+        )
+    return None
 
 
 def _first(*given: Value | None) -> Value | None:
@@ -247,10 +268,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         "--adapter", action="append", default=[], type=_named_folder, metavar="NAME=PATH", help="an adapter for it"
     )
     parser.add_argument("--fuse", action="store_true", help="add the adapters to the weights")
-    parser.add_argument("--kv-bits", type=int, choices=KV_BITS, help="quantise keys and values to so many bits")
-    parser.add_argument(
-        "--kv-group", type=int, choices=KV_GROUPS, default=DEFAULT_KV_GROUP, help="how many numbers share a scale"
-    )
+    for option, choices, meaning in (
+        ("--kv-bits", KV_BITS, "quantise keys and values of a model to so many bits"),
+        ("--kv-group", KV_GROUPS, "how many numbers share a scale"),
+    ):
+        parser.add_argument(
+            option, action="append", default=[], type=_named_number(choices), metavar="[NAME=]N", help=meaning
+        )
     parser.add_argument("--check-models", action="store_true", help="read every model file anew")
     parser.add_argument(
         "--trusting", action="store_true", help="take stored KV for what was written, without hashing it"
@@ -305,7 +329,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         parser.add_argument(option, type=int, metavar="BYTES", help=meaning)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parsed = parser.parse_args(arguments)
-    for option, given in (("--model", parsed.model), ("--adapter", parsed.adapter)):
+    once = (("--model", parsed.model), ("--adapter", parsed.adapter))
+    for option, given in (*once, ("--kv-bits", parsed.kv_bits), ("--kv-group", parsed.kv_group)):
         if len(dict(given)) != len(given):
             parser.error(f"{option}: each name can be given once")
     if parsed.fuse and not parsed.adapter:
@@ -315,8 +340,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
         socket=parsed.socket or default_socket_path(),
         models=dict(parsed.model),
         adapters=dict(parsed.adapter),
-        kv_bits=parsed.kv_bits,
-        kv_group=parsed.kv_group,
+        kv_bits=dict(parsed.kv_bits),
+        kv_group=dict(parsed.kv_group),
         fuse=parsed.fuse,
         check_models=parsed.check_models,
         canary=parsed.canary,
@@ -388,6 +413,19 @@ def _named_folder(text: str) -> tuple[str, str]:
     if not (name and separator and path):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH")
     return name, path
+
+
+def _named_number(choices: Sequence[int]) -> Callable[[str], tuple[str, int]]:
+    """Reads NAME=N, or N alone, of which the name is empty."""
+
+    def read(text: str) -> tuple[str, int]:
+        name, separator, number = text.rpartition("=")
+        if (separator and not name) or number not in map(str, choices):
+            told = " or ".join(map(str, choices))
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N, where N is {told}")
+        return name, int(number)
+
+    return read
 
 
 def _print(options: ServeOptions, sentence: str, document: Mapping[str, object]) -> None:

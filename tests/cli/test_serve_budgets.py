@@ -53,7 +53,7 @@ def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(
 
     monkeypatch.setattr(background, "start", start)
     given = {"model": ["m=/m"], "adapter": ["m=/a"], "fuse": True, "check_models": True}
-    given |= {"kv_bits": "8", "kv_group": "32", "canary": "changed", "trusting": True}
+    given |= {"kv_bits": ["m=8"], "kv_group": ["m=32"], "canary": "changed", "trusting": True}
     given |= {"recompute": "exact"}
     given |= {"quantise_after": 30.0, "quantise_bits": "4", "idle_sleep": 900.0}
     given |= {"config": tmp_path / "c.toml", "on_model_change": "reload"}
@@ -62,9 +62,9 @@ def test_a_daemon_in_the_background_gets_adapters_and_what_to_do_with_them(
     wanted = ["--model", "m=/m", "--adapter", "m=/a", "--fuse", "--check-models"]
     wanted += [
         "--kv-bits",
-        "8",
+        "m=8",
         "--kv-group",
-        "32",
+        "m=32",
         "--canary",
         "changed",
         "--trusting",
@@ -84,13 +84,19 @@ def test_the_daemon_in_this_process_gets_them_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torpor.socket_api.main.run", handed.append)
     assert serve.serve(store=tmp_path, model=["m=/m"], adapter=["m=~/a"], fuse=True, check_models=True) == 0
     (options,) = handed
-    assert (options.kv_bits, options.kv_group, options.canary) == (None, 64, "always")
+    assert (options.kv_bits, options.kv_group, options.canary) == ({}, {}, "always")
     assert (options.quantise_after, options.quantise_bits) == (None, 8)
     assert (options.memory_budget, options.idle_sleep, options.scrub_rate) == (None, None, 8 << 20)
     serve.serve(store=tmp_path, scrub_rate=0, max_waiting=9, recompute="fastest")
     assert (handed[0].max_waiting, handed[1].max_waiting, handed[1].scrub_rate) == (None, 9, 0)
     assert (handed[0].recompute, handed[1].recompute) == ("off", "fastest")
     assert (options.adapters, options.fuse, options.check_models) == ({"m": str(Path.home() / "a")}, True, True)
+
+
+@pytest.mark.parametrize("wrong", [("5",), ("=8",), ("m=16",), ("m=8", "m=4"), ("8", "8")])
+def test_bits_that_there_are_not_or_twice_are_wrong_usage(torpor: Torpor, wrong: tuple[str, ...]) -> None:
+    ran = torpor("serve", *(part for each in wrong for part in ("--kv-bits", each)))
+    assert (ran.status, "--kv-bits" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize(("given", "rate"), [("off", 0), ("0", 0), ("1MiB", 1 << 20)])

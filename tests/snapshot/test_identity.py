@@ -103,10 +103,10 @@ def test_another_kv_format_is_refused_unless_the_caller_converts_it_qc14() -> No
 @pytest.mark.parametrize(
     ("stored", "live", "how"),
     [
-        ("q8g64", "float", "start it with --kv-bits 8 --kv-group 64 ("),
-        ("float", "q8g64", "start it without --kv-bits ("),
-        ("q4g32", "q8g64", "start it with --kv-bits 4 --kv-group 32 ("),
-        ("float+q8g128", "float", "start it with --kv-bits 8 --kv-group 128 ("),
+        ("q8g64", "float", "start it with --kv-bits m=8 --kv-group m=64 ("),
+        ("float", "q8g64", "start it without --kv-bits for m ("),
+        ("q4g32", "q8g64", "start it with --kv-bits m=4 --kv-group m=32 ("),
+        ("float+q8g128", "float", "start it with --kv-bits m=8 --kv-group m=128 ("),
         ("q3g64", "float", "serve the model with the KV bits and group it was slept with"),
     ],
 )

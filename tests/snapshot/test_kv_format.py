@@ -50,8 +50,8 @@ def test_bits_and_group_size_of_every_cache_are_named(caches: Sequence[object], 
 @pytest.mark.parametrize("group_size", KV_GROUPS)
 def test_a_format_names_the_options_that_give_it(bits: int, group_size: int) -> None:
     cache = filled(QuantizedKVCache(group_size=group_size, bits=bits))
-    how = f"with --kv-bits {bits} --kv-group {group_size}"
-    assert serving(kv_format_of(layout_of([cache], 50))) == how
+    how = f"with --kv-bits m={bits} --kv-group m={group_size}"
+    assert serving(kv_format_of(layout_of([cache], 50)), "m") == how
 
 
 def test_a_cache_that_its_model_leaves_empty_has_no_format() -> None:

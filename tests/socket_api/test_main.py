@@ -17,6 +17,8 @@ import pytest
 from torpor.daemon.errors import UnknownModel
 from torpor.daemon.results import CloseReport
 from torpor.daemon.service import Service
+from torpor.errors import TorporError
+from torpor.snapshot.kv_format import KvChoice
 from torpor.socket_api.main import describe_stop, parse_arguments, settings_of
 
 
@@ -32,10 +34,10 @@ def test_adapters_are_named_by_their_model_and_fused_if_asked() -> None:
     assert parse_arguments([]).adapters == {}
     options = parse_arguments(["--adapter", "a=/x", "--adapter", "b=/y=z"])
     assert (dict(options.adapters), options.fuse, options.check_models) == ({"a": "/x", "b": "/y=z"}, False, False)
-    options = parse_arguments(["--kv-bits", "8", "--kv-group", "32", "--canary", "never"])
-    assert (options.kv_bits, options.kv_group, options.canary) == (8, 32, "never")
+    options = parse_arguments(["--kv-bits", "a=8", "--kv-bits", "b=4", "--kv-group", "32", "--canary", "never"])
+    assert (options.kv_bits, options.kv_group, options.canary) == ({"a": 8, "b": 4}, {"": 32}, "never")
     options = parse_arguments([])
-    assert (options.kv_bits, options.kv_group, options.canary) == (None, 64, "always")
+    assert (options.kv_bits, options.kv_group, options.canary) == ({}, {}, "always")
     assert (options.trusting, options.recompute) == (False, "off")
     assert parse_arguments(["--trusting"]).trusting
     assert parse_arguments(["--recompute", "exact"]).recompute == "exact"
@@ -53,6 +55,33 @@ def test_an_adapter_without_a_model_s_name_and_a_fuse_without_an_adapter_are_ref
         parse_arguments(wrong)
     assert refused.value.code == 2
     assert "--adapter" in capsys.readouterr().err
+
+
+def test_kv_bits_are_of_the_model_that_is_named_and_a_plain_number_of_the_only_one() -> None:
+    def kv(*arguments: str) -> dict[str, KvChoice | None]:
+        return {name: each.kv for name, each in settings_of(parse_arguments(arguments)).models.items()}
+
+    two = ("--model", "a=/a", "--model", "b=/b")
+    assert kv(*two, "--kv-bits", "b=8") == {"a": None, "b": KvChoice(8, 64)}
+    assert kv(*two, "--kv-bits", "b=8", "--kv-group", "b=32", "--kv-bits", "a=4") == {
+        "a": KvChoice(4, 64),
+        "b": KvChoice(8, 32),
+    }
+    assert kv("--model", "a=/a", "--kv-bits", "8", "--kv-group", "128") == {"a": KvChoice(8, 128)}
+    for wrong, told in (
+        (("--kv-bits", "8"), "does not say for which model: 'a', 'b' are served. Write --kv-bits NAME=8"),
+        (("--kv-bits", "a=8", "--kv-group", "b=32"), "'b' has none"),
+        (("--kv-bits", "c=8"), "--kv-bits is for 'c'"),
+    ):
+        with pytest.raises(TorporError, match=re.escape(told)):
+            kv(*two, *wrong)
+
+
+@pytest.mark.parametrize("wrong", ["5", "=8", "a=", "a=16"])
+def test_bits_that_there_are_not_are_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--kv-bits", wrong])
+    assert "is not NAME=N, where N is 8 or 4" in capsys.readouterr().err
 
 
 def test_budgets_are_bytes_and_none_is_set_by_itself() -> None:
