@@ -823,7 +823,7 @@ async def test_a_request_does_not_list_the_store_to_find_its_session(
         await rig.read("c", [1, 2])
         for listing in (Index.latest, Index.all_rows):
             monkeypatch.delattr(Index, listing.__name__)
-        for name in ("a", "b", "work/b", "torpor://default/c"):
+        for name in ("a", "work/b", "torpor://default/c"):
             await rig.write(name, 1)
             await rig.sleep(name)
             await rig.wake(name)
