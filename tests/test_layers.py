@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"memvid", "socket_api"}, {"typer", "rich", "pydantic", "platformdirs"}),
 }
 # The server half may import the daemon; everything else of the folder is the wire half and must not.
-SERVER_HALF = {"dispatch", "main", "served", "server", "serving", "wire_map"}
+SERVER_HALF = {"dispatch", "main", "served", "server", "serving", "tied", "wire_map"}
 # The one file that names mlx-lm's cache classes.
 CACHE_CLASSES = ROOT / "snapshot" / "kinds.py"
 
@@ -67,6 +68,35 @@ def test_imports_between_folders_are_relative_and_at_the_top(path: Path) -> None
         if ours:
             source = path.read_text(encoding="utf-8").splitlines()[line - 1].strip()
             assert not source.startswith(("import torpor", "from torpor")), f"{path.relative_to(ROOT)}:{line}: {name}"
+
+
+def test_no_module_of_cli_brings_the_daemon_or_mlx() -> None:
+    """Not even through the server half: `torpor serve` alone imports it, when it becomes the daemon."""
+    names = sorted(f"torpor.cli.{path.stem}" for path in (ROOT / "cli").glob("*.py") if path.stem != "__init__")
+    barred = {
+        "mlx",
+        "mlx_lm",
+        "torpor.daemon",
+        "torpor.snapshot",
+        *(f"torpor.socket_api.{name}" for name in SERVER_HALF),
+    }
+    script = f"""
+import importlib, sys
+for name in {names}:
+    importlib.import_module(name)
+print(sorted({barred} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+    becoming = {path.name for path in (ROOT / "cli").glob("*.py") if any(_of_server_half(path))}
+    assert becoming == {"serve.py"}
+
+
+def _of_server_half(path: Path) -> Iterator[str]:
+    for name, ours, _ in imports_of(path):
+        parts = name.removeprefix("torpor.").split(".")
+        if ours and parts[0] == "socket_api" and SERVER_HALF & set(parts[1:]):
+            yield name
 
 
 def test_only_one_file_names_the_cache_classes_of_mlx_lm() -> None:
