@@ -53,7 +53,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "malformed_frame", "malformed_message", "not_enough_memory", "output_failed", "peer_refused",
             "protocol_error", "remote_error", "reply_too_large", "store_closed", "store_io", "store_read_only",
             "system_error", "truncated_frame",
-            "unsafe_path", "unsafe_socket_path",
+            "too_few_descriptors", "unsafe_path", "unsafe_socket_path",
         ),
     ),
     (

@@ -2,7 +2,7 @@
 
 Owns the stream, the task that reads it, and a queue for each request in flight. Does not know the verbs (`aclient.py`).
 
-Rules: nothing is ever sent twice. The first failure of the connection ends it; later calls name that failure as cause.
+Rules: those of `link.py`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from .errors import (
     RequestTimeout,
 )
 from .inbox import Inbox
-from .link import CONNECT_TIMEOUT_S, connection_lost, require_timeout, unreachable
-from .messages import HelloReply, ServerMessage
-from .peer import peer_pid, peer_uid, require_own_peer
+from .link import connection_lost, require_timeout, unreachable
+from .messages import EventMessage, HelloReply, ServerMessage
+from .peer import peer_pid
+from .reaching import CONNECT_TIMEOUT_S, MOST_EVICTIONS, is_crowded, is_eviction, pause_s, pauses, try_to_connect
 
 _READ_BYTES = 256 * 1024
 
@@ -41,6 +42,10 @@ class AsyncLink:
         self._timeout_s = timeout_s
         self._connection = ClientConnection(client_name="torpor-python-async")
         self._inboxes: dict[int, _Awaited] = {}
+        self._unanswered: dict[int, Call[Any]] = {}
+        self._cancelled: set[int] = set()
+        self._evictions = 0  # since a request was last answered
+        self._renewing: asyncio.Task[None] | None = None
         self._failure: ApiError | None = None
         self._greeted = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
@@ -65,36 +70,21 @@ class AsyncLink:
         self._require_usable()
         if self._reading is not None:
             raise LocalProtocolError("This client has been connected already.")
+        self._loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                reader, self._writer = await _connect(self.socket_path)
-                self.peer_pid = peer_pid(self._writer.get_extra_info("socket"))
-                self._loop = asyncio.get_running_loop()
-                self._reading = asyncio.create_task(self._read(reader))
-                await self._send(self._connection.send_hello())
-                await self._greeted.wait()
-        except TimeoutError:
-            await self.close()
-            raise DaemonUnreachable(
-                f"No daemon greeted on {self.socket_path} within {CONNECT_TIMEOUT_S:g} s."
-                " Is it a Torpor daemon, and is it alive?",
-                path=str(self.socket_path),
-            ) from None
+            await self._open()
         except BaseException:
             await self.close()
             raise
-        if self._failure is not None:
-            failure = self._failure
-            await self.close()
-            raise failure
 
     async def close(self) -> None:
         """Close the connection; the daemon stops the generations that were asked for on it. Idempotent."""
         self._failure = ClientClosed("This client was closed. Make a new one.")
         self._tell_all(self._failure)
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait({self._reading})
+        for task in (self._renewing, self._reading):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         if self._writer is not None:
             self._writer.transport.abort()
             with contextlib.suppress(OSError):
@@ -105,18 +95,23 @@ class AsyncLink:
         self._require_open()
         request_id, data = self._connection.send_request(call.method, call.params)
         self._inboxes[request_id] = _Awaited()
-        self._write(data)
+        self._unanswered[request_id] = call
+        if not self._renew():
+            self._write(data)
         return request_id
 
     def cancel(self, request_id: int) -> None:
         """Ask the daemon to stop a request; its answer still comes."""
-        if self._failure is None:
+        self._cancelled.add(request_id)
+        if self._failure is None and self._renewing is None:
             self._write(self._connection.send_cancel(request_id))
 
     def abandon(self, request_id: int) -> None:
         """Forget a request; if it is still in flight, ask the daemon to stop it. What comes late is dropped."""
+        self._unanswered.pop(request_id, None)
         if self._inboxes.pop(request_id, None) is not None:
             self.cancel(request_id)
+        self._cancelled.discard(request_id)
 
     def drop(self, request_id: int) -> None:
         """As `abandon`, from a finaliser, which may run in any thread, and when the loop has gone."""
@@ -143,28 +138,96 @@ class AsyncLink:
 
     # --- the connection
 
+    async def _open(self) -> None:
+        """Connect and be greeted; again and again for a while where many do at once."""
+        path = require_path_fits(self.socket_path)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                for between_s in pauses():
+                    if await self._greeted_on(path):
+                        return
+                    await asyncio.sleep(between_s)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise DaemonUnreachable(
+                    f"No daemon greeted on {self.socket_path} within {CONNECT_TIMEOUT_S:g} s."
+                    " Is it a Torpor daemon, and is it alive? If many wait for it, try again.",
+                    path=str(self.socket_path),
+                ) from None
+            raise unreachable(path, error) from error
+
+    async def _greeted_on(self, path: str) -> bool:
+        """Whether a daemon has greeted us; False where too many want it to."""
+        connected = try_to_connect(path)
+        if connected is None:
+            return False
+        self._connection = self._connection.renewed()
+        self._failure = None
+        self._greeted.clear()
+        reader, self._writer = await asyncio.open_unix_connection(sock=connected)
+        self.peer_pid = peer_pid(connected)
+        self._reading = asyncio.create_task(self._read(reader))
+        self._write(self._connection.send_hello())
+        await self._greeted.wait()
+        failure: ApiError | None = self._failure
+        if failure is not None and not is_crowded(failure):
+            raise failure
+        return failure is None
+
+    def _renew(self) -> bool:
+        """See that another connection is made after the daemon needed the place of this one; whether one is."""
+        if self._renewing is None and is_eviction(self._failure):
+            self._renewing = asyncio.create_task(self._open_again())
+        return self._renewing is not None
+
+    async def _open_again(self) -> None:
+        self._evictions += 1
+        try:
+            if self._evictions > MOST_EVICTIONS and self._failure is not None:
+                raise self._failure
+            if self._evictions > 1:
+                await asyncio.sleep(pause_s(self._evictions - 2))
+            await self._open()
+        except ApiError as error:
+            self._failure = connection_lost(error.message)
+            self._tell_all(self._failure)
+        else:
+            for request_id, call in self._unanswered.items():
+                self._write(self._connection.send_again(request_id, call.method, call.params))
+                if request_id in self._cancelled:
+                    self._write(self._connection.send_cancel(request_id))
+        finally:
+            self._renewing = None
+
     async def _read(self, reader: asyncio.StreamReader) -> None:
+        mine = self._connection
+        failure: ApiError = connection_lost("reading it stopped")  # whatever happens, nobody waits forever
         try:
             while data := await reader.read(_READ_BYTES):
-                self._connection.feed(data)
-                while (message := self._connection.next_message()) is not None:
+                mine.feed(data)
+                while (message := mine.next_message()) is not None:
                     self._sort(message)
-            self._connection.require_clean_end()
-            self._lose(connection_lost("the daemon closed it"))
+            mine.require_clean_end()
+            failure = connection_lost("the daemon closed it")
         except OSError as error:
-            self._lose(connection_lost(str(error)))
+            failure = connection_lost(str(error))
         except ProtocolError as error:
-            self._lose(error)
+            failure = error
         finally:
-            self._lose(connection_lost("reading it stopped"))  # whatever happens, nobody waits forever
+            if mine is self._connection:  # else another one stands in its place by now
+                self._lose(failure)
 
     def _sort(self, message: ServerMessage) -> None:
         if isinstance(message, HelloReply):
             self._greeted.set()
         elif message.id is None:
             self._lose(remote_error(message.error))
-        elif message.id in self._inboxes:
-            self._inboxes[message.id].put(message)
+        else:
+            self._evictions = 0
+            if not isinstance(message, EventMessage):
+                self._unanswered.pop(message.id, None)
+            if message.id in self._inboxes:
+                self._inboxes[message.id].put(message)
 
     def _write(self, data: bytes) -> None:
         assert self._writer is not None, "only a connected client gets here"
@@ -173,6 +236,8 @@ class AsyncLink:
 
     async def flush(self) -> None:
         """Wait until the daemon has taken most of what was sent."""
+        if self._renewing is not None:
+            await asyncio.wait({self._renewing}, timeout=self._timeout_s)
         assert self._writer is not None, "only a connected client gets here"
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -180,18 +245,18 @@ class AsyncLink:
         except (OSError, TimeoutError):
             pass  # reading says why: a daemon that hangs up sends the reason first
 
-    async def _send(self, data: bytes) -> None:
-        self._write(data)
-        await self.flush()
-
     def _lose(self, failure: ApiError) -> None:
         """Give the connection up; the first reason counts."""
         if self._failure is None:
             self._failure = failure
-            self._tell_all(failure)
+            was_greeted = self._greeted.is_set()
             self._greeted.set()
             if self._writer is not None:
                 self._writer.transport.abort()
+            if not is_eviction(failure):
+                self._tell_all(failure)
+            elif was_greeted and self._unanswered:
+                self._renew()  # else with the next use
 
     def _tell_all(self, failure: ApiError) -> None:
         for inbox in self._inboxes.values():
@@ -199,13 +264,13 @@ class AsyncLink:
 
     def _require_open(self) -> None:
         self._require_usable()
-        if self._connection.hello is None:
+        if self._writer is None:
             raise LocalProtocolError("This client is not connected. Use it with: async with AsyncClient() as torpor")
 
     def _require_usable(self) -> None:
         if isinstance(self._failure, ClientClosed):
             raise self._failure
-        if self._failure is not None:
+        if self._failure is not None and not is_eviction(self._failure):
             raise ConnectionLost(
                 f"This client's connection has ended: {self._failure.message} Make a new client.",
                 cause=self._failure.code,
@@ -237,20 +302,3 @@ class _Awaited:
             self._changed.clear()
             await self._changed.wait()
         return self._inbox.take()
-
-
-async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    absolute = require_path_fits(path)
-    try:
-        reader, writer = await asyncio.open_unix_connection(absolute)
-    except OSError as error:
-        raise unreachable(absolute, error) from error
-    try:
-        require_own_peer(writer.get_extra_info("socket"), absolute, peer_uid)
-    except OSError as error:
-        writer.transport.abort()
-        raise unreachable(absolute, error) from error
-    except BaseException:
-        writer.transport.abort()
-        raise
-    return reader, writer

@@ -56,6 +56,12 @@ class ClientConnection:
         self._breach: ProtocolError | None = None
         self.hello: HelloReply | None = None
 
+    def renewed(self) -> ClientConnection:
+        """One of the same client that comes after this one; its ids go on."""
+        after = ClientConnection(client_name=self._client_name)
+        after._next_id = self._next_id
+        return after
+
     def send_hello(self) -> bytes:
         """The first bytes of the connection."""
         hello = Hello(protocol=limits.PROTOCOL_VERSION, client=self._client_name)
@@ -70,12 +76,18 @@ class ClientConnection:
         Raises:
             LocalProtocolError: the connection is dead, or the request too large; nothing has changed.
         """
-        self._require_alive()
-        request = Request(id=self._next_id, method=method, params=dict(params))
-        data = encode_frame(to_map(request), max_frame_bytes=self._max_frame_bytes)
+        request_id = self._next_id
+        data = self.send_again(request_id, method, params)
         self._next_id += 1
-        self._in_flight.add(request.id)
-        return request.id, data
+        return request_id, data
+
+    def send_again(self, request_id: int, method: str, params: Mapping[str, Any]) -> bytes:
+        """Begin a request that was sent on a connection before this one, and not begun there. As `send_request`."""
+        self._require_alive()
+        request = Request(id=request_id, method=method, params=dict(params))
+        data = encode_frame(to_map(request), max_frame_bytes=self._max_frame_bytes)
+        self._in_flight.add(request_id)
+        return data
 
     def send_cancel(self, request_id: int) -> bytes:
         """Ask that a request be stopped. Nothing to send (empty bytes) if it has been answered already."""

@@ -165,6 +165,12 @@ class UnsafeSocketPath(ApiError):
     code = "unsafe_socket_path"
 
 
+class TooFewDescriptors(ApiError):
+    """The system lets this process open too few files to serve anybody."""
+
+    code = "too_few_descriptors"
+
+
 class StopRefused(ApiError):
     """The daemon goes on although it was told to stop: sessions cannot be put to sleep, and `failed` says why."""
 

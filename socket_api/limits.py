@@ -86,8 +86,9 @@ REPLY_LIMITS = FrameLimits(MAX_REPLY_FRAME_BYTES, MAX_REPLY_VALUES)
 class ServerLimits:
     """What the server allows; a constructor argument so that tests need not wait for the real deadlines."""
 
-    max_connections: int = 64
-    """Fewer than the default limit of 256 open files on macOS. Beyond it, the one that is idle longest gives way."""
+    max_connections: int = 2048
+    """For a thousand agents, twice. Beyond it, the one that is idle longest gives way. The daemon takes fewer
+    where it may open fewer files (`descriptors.py`)."""
 
     reserved_connections: int = 8
     """Further ones, while all those work: they take `status` and `shutdown`, so that the daemon can be looked after."""
@@ -115,9 +116,9 @@ class ServerLimits:
     max_request_bytes: int = 128 * 1024 * 1024
     """Requests of all connections together."""
 
-    uncounted_frame_bytes: int = 4096
-    """A request up to this size never waits for room, so that a cancel gets through: 72 connections, 32 requests in
-    flight on each, hold 9 MiB of them."""
+    uncounted_frame_bytes: int = 1024
+    """A request up to this size never waits for room, so that a cancel gets through: 2,056 connections, 32 requests in
+    flight on each, hold 65 MiB of them."""
 
     max_waiting_event_bytes: int = 8 * 1024 * 1024
     """Events that wait for a slow client; some 100,000 tokens."""

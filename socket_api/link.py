@@ -2,7 +2,9 @@
 
 Owns the socket and an inbox for each request in flight. Does not know the verbs (`client.py`).
 
-Rules: nothing is ever sent twice. The first failure of the connection ends it; later calls name that failure as cause.
+Rules: what the daemon has begun is never sent twice. The first failure of the connection ends it, and later calls name
+that failure as cause. Only where the daemon needed its place, which it says, and then nothing unanswered was begun, is
+another one made with the next use, and what was not answered sent on that.
 """
 
 from __future__ import annotations
@@ -32,11 +34,9 @@ from .errors import (
     RequestTimeout,
 )
 from .inbox import Inbox
-from .messages import HelloReply, ServerMessage
-from .peer import peer_pid, peer_uid, require_own_peer
-
-CONNECT_TIMEOUT_S = 10.0
-"""To connect and to be greeted: a daemon that is there answers within milliseconds."""
+from .messages import EventMessage, HelloReply, ServerMessage
+from .peer import peer_pid
+from .reaching import CONNECT_TIMEOUT_S, MOST_EVICTIONS, is_crowded, is_eviction, pause_s, pauses, try_to_connect
 
 DEFAULT_TIMEOUT_S = 600.0
 """The longest silence: long work reports progress, so this is for a daemon that hangs or a long queue."""
@@ -69,17 +69,14 @@ class Link:
         self._timeout_s = timeout_s
         self._connection = ClientConnection(client_name="torpor-python")
         self._inboxes: dict[int, Inbox] = {}
+        self._unanswered: dict[int, Call[Any]] = {}
+        self._cancelled: set[int] = set()
+        self._evictions = 0  # since a request was last answered
         self._failure: ApiError | None = None
         self._users = threading.RLock()  # a signal handler may cancel while its own thread waits
         self._depth = 0
         self._dropped: deque[int] = deque()
-        self._socket = _connect(socket_path)
-        self.peer_pid = peer_pid(self._socket)
-        try:
-            self._greet()
-        except BaseException:
-            self._socket.close()
-            raise
+        self._open()
 
     @property
     def hello(self) -> HelloReply:
@@ -99,14 +96,26 @@ class Link:
             self._require_open()
             request_id, data = self._connection.send_request(call.method, call.params)
             self._inboxes[request_id] = Inbox()
-            self._send(data)
+            self._unanswered[request_id] = call
+            try:
+                self._send(data)
+            except RemoteError:
+                self._require_open()  # which sends it anew if the daemon needed this connection's place
             return request_id
 
     def cancel(self, request_id: int) -> None:
         """Ask the daemon to stop a request; its answer still comes."""
         with self._alone():
+            self._cancelled.add(request_id)
             if self._failure is None:
-                self._send(self._connection.send_cancel(request_id))
+                self._send_cancel(request_id)
+
+    def _send_cancel(self, request_id: int) -> None:
+        try:
+            self._send(self._connection.send_cancel(request_id))
+        except RemoteError as error:
+            if not is_eviction(error):  # else it is sent with its request
+                raise
 
     def abandon(self, request_id: int) -> None:
         """Forget a request; if it is still in flight, ask the daemon to stop it. What comes late is dropped."""
@@ -114,6 +123,8 @@ class Link:
             self._abandon(request_id)
 
     def _abandon(self, request_id: int) -> None:
+        self._unanswered.pop(request_id, None)
+        self._cancelled.discard(request_id)
         if self._inboxes.pop(request_id, None) is not None and self._failure is None:
             with contextlib.suppress(ApiError):  # a lost connection stops it, too
                 self._send(self._connection.send_cancel(request_id))
@@ -142,7 +153,9 @@ class Link:
             try:
                 self._read(deadline)
             except ApiError:
-                if not inbox:  # an answer may have come just before the end, as that of a shutdown does
+                if not inbox and not is_eviction(
+                    self._failure
+                ):  # an answer may have come just before the end, as that of a shutdown does
                     raise
             except TimeoutError:
                 raise RequestTimeout(
@@ -168,9 +181,48 @@ class Link:
 
     # --- the socket
 
-    def _greet(self) -> None:
-        self._send(self._connection.send_hello())
+    def _open(self) -> None:
+        """Connect and be greeted; again and again for a while where many do at once."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        between = pauses()
+        while True:
+            self._connection = self._connection.renewed()
+            self._socket = _connect(self.socket_path, deadline)
+            self._failure = None
+            try:
+                self.peer_pid = peer_pid(self._socket)
+                self._greet(deadline)
+                return
+            except BaseException as error:
+                self._socket.close()
+                if not is_crowded(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(next(between))
+
+    def _renew(self) -> None:
+        """Connect again, after the daemon needed this connection's place, and send what it has not answered."""
+        while is_eviction(self._failure):
+            self._evictions += 1
+            if self._evictions > MOST_EVICTIONS:
+                return
+            evicted = self._failure
+            if self._evictions > 1:
+                time.sleep(pause_s(self._evictions - 2))
+            try:
+                self._open()
+            except BaseException:
+                self._failure = evicted
+                raise
+            try:
+                for request_id, call in self._unanswered.items():
+                    self._send(self._connection.send_again(request_id, call.method, call.params))
+                    if request_id in self._cancelled:
+                        self._send(self._connection.send_cancel(request_id))
+            except RemoteError:
+                continue  # again, if it was evicted again
+
+    def _greet(self, deadline: float) -> None:
+        self._send(self._connection.send_hello())
         while self._connection.hello is None:
             try:
                 self._read(deadline)
@@ -209,6 +261,9 @@ class Link:
                 continue
             if message.id is None:
                 raise self._lose(remote_error(message.error))
+            self._evictions = 0
+            if not isinstance(message, EventMessage):
+                self._unanswered.pop(message.id, None)
             if message.id in self._inboxes:
                 self._inboxes[message.id].put(message)
 
@@ -241,6 +296,7 @@ class Link:
         return failure
 
     def _require_open(self) -> None:
+        self._renew()
         if self._failure is None:
             return
         if isinstance(self._failure, ClientClosed):
@@ -250,20 +306,28 @@ class Link:
         ) from self._failure
 
 
-def _connect(path: Path) -> socket.socket:
+def _connect(path: Path, deadline: float) -> socket.socket:
     absolute = require_path_fits(path)
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connected.settimeout(CONNECT_TIMEOUT_S)
-        connected.connect(absolute)
-        require_own_peer(connected, absolute, peer_uid)
-    except OSError as error:
-        connected.close()
-        raise unreachable(absolute, error) from error
-    except BaseException:
-        connected.close()
-        raise
-    return connected
+    for between_s in pauses():
+        try:
+            connected = try_to_connect(absolute)
+        except OSError as error:
+            raise unreachable(absolute, error) from error
+        if connected is not None:
+            return connected
+        if time.monotonic() > deadline:
+            break
+        time.sleep(between_s)
+    raise crowded(absolute)
+
+
+def crowded(path: str) -> DaemonUnreachable:
+    """Many connect at once, for long."""
+    return DaemonUnreachable(
+        f"A daemon listens on {path}, and for {CONNECT_TIMEOUT_S:g} s more clients have waited than it lets"
+        " wait. Try again.",
+        path=path,
+    )
 
 
 def unreachable(path: str, error: OSError) -> DaemonUnreachable:

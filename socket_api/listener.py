@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from .address import require_path_fits
 from .errors import SocketInUse, UnsafeSocketPath
 
-_BACKLOG = 128
+_BACKLOG = 4096
+"""Clients that may wait at the door; a system that lets fewer wait takes its own number."""
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.02
 _GONE = (errno.ECONNREFUSED, errno.ENOENT)

@@ -261,6 +261,8 @@ class ServedConnection:
             self._deadline = asyncio.get_running_loop().time() + self._limits.frame_timeout_s
 
     async def _handle(self, message: ServerInput) -> None:
+        if isinstance(self._farewell, ConnectionEvicted):
+            return  # so that what is not answered was not begun, and can be sent again
         if isinstance(message, AcceptedRequest):
             refusal = None if message.method.always else self._find_refusal()
             if refusal is None:

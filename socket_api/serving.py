@@ -23,8 +23,10 @@ from typing import Protocol
 
 from ..daemon.results import CloseReport
 from ..daemon.waiting import to_the_end
+from .descriptors import limits_within, raise_limit
 from .dispatch import Backend
 from .errors import StopIncomplete
+from .limits import ServerLimits
 from .listener import require_free
 from .server import ApiServer
 
@@ -61,11 +63,13 @@ def serve_until_signal(
 
     Raises:
         SocketInUse, UnsafeSocketPath, SocketPathTooLong: before anything is loaded.
+        TooFewDescriptors: fewer files may be open than a daemon needs.
         StopIncomplete: stopped, but a session could not be put to sleep.
         TorporError: what opening the service raises.
     """
     harden_process()
-    asyncio.run(_serve(open_backend, socket_path, on_ready, on_stopped, rereads=rereads))
+    limits = limits_within(raise_limit())
+    asyncio.run(_serve(open_backend, socket_path, on_ready, on_stopped, limits=limits, rereads=rereads))
 
 
 def harden_process() -> None:
@@ -81,13 +85,14 @@ async def _serve(
     on_ready: OnReady,
     on_stopped: OnStopped,
     *,
+    limits: ServerLimits | None = None,
     rereads: bool = False,
 ) -> None:
     stop, reread = asyncio.Event(), asyncio.Event()
     _on_first_signal(stop.set, reread.set if rereads else None)
     await asyncio.to_thread(require_free, socket_path)
     backend = await open_backend()
-    server = ApiServer(backend, socket_path, on_shutdown=stop.set)
+    server = ApiServer(backend, socket_path, limits=limits, on_shutdown=stop.set)
     rereading: asyncio.Task[None] | None = None
     try:
         if not stop.is_set():

@@ -218,7 +218,7 @@ def test_nobody_there_is_unreachable(short_path: Path) -> None:
 
 
 def test_a_daemon_of_another_user_is_not_talked_to(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torpor.socket_api.alink.peer_uid", lambda connected: 4_000_000)
+    monkeypatch.setattr("torpor.socket_api.reaching.peer_uid", lambda connected: 4_000_000)
 
     async def run() -> None:
         async with running(short_path) as state:

@@ -709,7 +709,7 @@ def test_a_daemon_of_another_user_is_not_talked_to(
     server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threat 39, the other way round: prompts must not go to whoever made a socket at our path."""
-    monkeypatch.setattr("torpor.socket_api.link.peer_uid", lambda connected: 4_000_000)
+    monkeypatch.setattr("torpor.socket_api.reaching.peer_uid", lambda connected: 4_000_000)
     with pytest.raises(PeerRefused):
         Client(server_thread.socket_path)
 

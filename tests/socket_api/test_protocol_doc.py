@@ -82,7 +82,7 @@ def test_the_stated_limits_are_those_of_the_code() -> None:
         f"{limits.MAX_ARRAY_ITEMS:,}",
         f"{limits.MAX_REQUEST_VALUES:,}",
         f"{limits.MAX_REPLY_VALUES:,}",
-        defaults.max_connections,
+        f"{defaults.max_connections:,}",
         defaults.max_in_flight,
         f"{defaults.hello_timeout_s:g}",
         f"{defaults.frame_timeout_s:g}",
