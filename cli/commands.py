@@ -20,6 +20,7 @@ from ..errors import TorporError
 from . import (
     analyse,
     append,
+    backup,
     chat,
     clear,
     demo,
@@ -118,6 +119,7 @@ COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("du", _LOOK, du.du),
     ("export", _LOOK, transfer.export),
     ("export-kv", _LOOK, export_kv.export_kv),
+    ("backup", _LOOK, backup.backup),
     ("import", _STORE, transfer.import_),
     ("tag", _STORE, marks.tag),
     ("untag", _STORE, marks.untag),

@@ -38,6 +38,7 @@ _DONE = {
     "import": "imported",
     "export": "exported",
     "quantise": "quantised",
+    "copy": "copied",
     KEEP: "kept",
 }
 

@@ -448,11 +448,12 @@ def corrupt_store_file(path: str, reason: str) -> CorruptStoreFile:
     )
 
 
-def create_store(root_fd: int, path: str) -> str:
-    """Make an empty folder a store, under its lock; store.json comes last, so that a crash leaves no half store."""
+def create_store(root_fd: int, path: str, store_uuid: str | None = None) -> str:
+    """Make an empty folder a store, under its lock; store.json comes last, so that a crash leaves no half store.
+    `store_uuid`: whose backup it is."""
     for name in (BUNDLES, QUARANTINE):
         durable.make_folder(root_fd, name, path, FOLDER_MODE)
-    store_uuid = str(uuid.uuid4())
+    store_uuid = store_uuid or str(uuid.uuid4())
     bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
     try:
         _write_store_file(root_fd, bundles_fd, path, StoreFile(store_uuid, marked=False), replacing=False)

@@ -125,9 +125,9 @@ class Action:
     """One step of a maintenance operation: done, or (dry run) what would be done.
 
     `kind` is one of: remove, strip, rewrite, recompress, quarantine, restore, salvage, retire, unmark, index, import,
-    export, quantise, heal, keep. `path` is the file that it changes (the index and the marks have one too); `session`
-    and `version` say whose it is, where somebody's. `size_bytes` is what the step frees, or, for one that only writes,
-    what it writes. `reason` is a sentence for people.
+    export, quantise, heal, copy, keep. `path` is the file that it changes (the index and the marks have one too);
+    `session` and `version` say whose it is, where somebody's. `size_bytes` is what the step frees, or, for one that
+    only writes, what it writes. `reason` is a sentence for people.
     """
 
     kind: str

@@ -20,7 +20,19 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from . import collecting, compaction, deletion, forgetting, marking, pruning, repair, tensor_file, transfer, usage
+from . import (
+    backup,
+    collecting,
+    compaction,
+    deletion,
+    forgetting,
+    marking,
+    pruning,
+    repair,
+    tensor_file,
+    transfer,
+    usage,
+)
 from .blocks import BlockDraft, BlockEntry
 from .budget import UNLIMITED, Beyond, Budget
 from .bundle import BundleReader
@@ -379,6 +391,25 @@ class Store:
         with self.open_session(uri, version) as reader:
             return tensor_file.export_tensors(
                 self._core, reader, target, kind=kind, labels=labels, replacing=replacing, on_progress=on_progress
+            )
+
+    def backup(self, target: str | os.PathLike[str], *, on_progress: Progress | None = None) -> MaintenanceReport:
+        """Copy what the folder `target` lacks of this store's versions, tags and pins; it is a store that can take this
+        one's place. Works in a store that was opened for reading, beside a live daemon that sleeps and compacts: each
+        version is copied whole, or told in `problems`. What was deleted here stays there.
+
+        `on_progress` is told (bytes written, bytes in all).
+
+        Raises:
+            UnsafePath, NotAStore, TargetExists: it lies in the store, holds other things, or is another store.
+            NoSpace: its disk has no room for all of it; nothing was copied.
+            StoreLocked, StoreIoError, DurabilityLost, LockLost: what was copied so far is whole; run it again.
+        """
+        self._core.require_open()
+        path = backup.claim(self._core.folder, target)
+        with Store.open(path, writable=True) as copy:
+            return backup.copy_versions(
+                self._core, copy._core, lambda row: bool(self._promised([row.bundle_id])), on_progress
             )
 
     def import_file(

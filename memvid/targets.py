@@ -64,6 +64,15 @@ def require_target(root_fd: int, target: str | os.PathLike[str], *, replacing: b
         pass
 
 
+def require_outside(root_fd: int, path: str) -> None:
+    """Refuse a folder that is the store, lies in it, or would if it were made. Raises UnsafePath, StoreIoError."""
+    above = path
+    while not os.path.isdir(above):
+        above = os.path.dirname(above)
+    with _target_folder(root_fd, above, path):
+        pass
+
+
 @contextlib.contextmanager
 def _usable_target(root_fd: int, target: str | os.PathLike[str], *, replacing: bool) -> Iterator[tuple[int, str]]:
     """The folder of a target, open, and the target's full path."""
@@ -91,7 +100,7 @@ def _target_folder(root_fd: int, folder_path: str, path: str) -> Iterator[int]:
     try:
         if _is_within(folder_fd, folder_path, root_fd):
             raise UnsafePath(
-                f"{path} lies in the store. What is in there is the store's own; export to another folder.",
+                f"{path} lies in the store. What is in there is the store's own; name another folder.",
                 path=path,
                 reason="it lies in the store",
             )

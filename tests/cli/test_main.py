@@ -28,7 +28,7 @@ NEEDING_A_DAEMON = [
 
 def test_all_commands_of_the_issue_are_there() -> None:
     of_the_issue = {"serve", "chat", "sleep", "wake", "ls", "show", "verify", "rm", "doctor", "demo"}
-    of_the_store = {"gc", "compact", "repair", "rebuild-index", "prune", "forget", "du", "export", "import"}
+    of_the_store = {"gc", "compact", "repair", "rebuild-index", "prune", "forget", "du", "export", "import", "backup"}
     of_artifacts = {"analyse", "export-kv"}
     of_versions = {"tag", "untag", "pin", "unpin"}
     of_sessions = {"append", "generate", "stop", "quantise", "fork", "fold", "events", "models", "why"}

@@ -540,3 +540,29 @@ def test_a_place_where_no_store_can_be_made_says_so(
     monkeypatch.setattr(os, "makedirs", refuse)
     ran = torpor("serve", "--store", short_path / "new")
     assert "Mount its file system for writing, or choose another place for the store (--store" in ran.err
+
+
+@pytest.mark.parametrize("beside_a_daemon", [False, True])
+def test_a_backup_copies_the_store_once_and_then_what_is_new(
+    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, short_path: Path, beside_a_daemon: bool
+) -> None:
+    daemon.service.store = str(made_store.path)
+    where = () if beside_a_daemon else ("--store", made_store.path)
+    folder = short_path / "copy"
+    ran = torpor("backup", folder, *where)
+    assert (ran.status, "done" in ran.out, "copied" in ran.out) == (0, True, True)
+    assert torpor("verify", "--deep", "--store", folder).status == 0
+    again = torpor("backup", folder, *where, "--json")
+    assert (again.status, again.document["actions"], again.document["bytes_written"]) == (0, [], 0)
+    assert "all of it is there already" in torpor("backup", folder, *where).out
+    inside = torpor("backup", made_store.path / "copy", *where, "--json")
+    assert inside.error["error"]["code"] == "unsafe_path"
+
+
+def test_a_backup_of_a_damaged_store_tells_what_is_not_in_it(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    made_store.bundles[1].write_bytes(b"nothing")
+    ran = torpor("backup", short_path / "copy", "--store", made_store.path, "--json")
+    assert (ran.status, ran.document["ok"]) == (6, False)
+    assert [problem["path"] for problem in ran.document["problems"]] == [str(made_store.bundles[1])]

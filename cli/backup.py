@@ -1,0 +1,51 @@
+"""`torpor backup`: the store as it is now, in a folder that can take its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .errors import Interrupted
+from .maintenance_report import result_of, write_report
+from .options import JsonOption, SocketOption, StoreOption
+from .output import Output
+from .store_view import choose_store, open_store
+
+FolderArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", show_default=False, help="A new or empty folder, or an earlier backup of this store."
+    ),
+]
+
+
+def backup(
+    folder: FolderArgument,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Copy what sleeps in the store, with tags and pins, into a folder that is a store itself.
+
+    Works beside a running daemon, which may sleep and compact meanwhile. What the folder has already is not copied
+    again, and what was deleted since stays there. Every byte that is copied is checked. What an awake session has read
+    since it last slept is not in it: torpor sleep first.
+
+    [bold]Examples[/]
+
+    [cyan]torpor backup /mnt/disk/torpor[/]
+    [cyan]torpor ls --store /mnt/disk/torpor[/]
+    """
+    output = Output(as_json=as_json)
+    place = choose_store(store, socket)
+    with open_store(place) as opened:
+        try:
+            with output.progress("copying", unit="bytes") as on_progress:
+                report = opened.backup(folder, on_progress=on_progress)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"Interrupted. Each version in {folder} is there whole or not at all; run it again for the rest."
+            ) from None
+    return write_report(output, "backup", result_of(report), nothing="all of it is there already")
