@@ -18,6 +18,7 @@ from typing import Final
 
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri, not_found
+from ..snapshot.memory import require_available
 from . import listing
 from .admission import apart
 from .buffers import Buffers
@@ -189,7 +190,8 @@ class Residency:
         the model may have been unloaded and loaded.
 
         Raises:
-            MemoryBudgetExceeded: there can never be so much. MemoryBusy: too many requests wait. What a wake raises.
+            MemoryBudgetExceeded: there can never be so much. MemoryBusy: too many requests wait. NotEnoughMemory: the
+            budget has it, the system has not. What a wake raises.
         """
         while True:
             live = self.awake.get(use.uri)
@@ -204,6 +206,7 @@ class Residency:
             if not await self.memory.reserve(use, growth, grows=True):
                 await to_the_end(apart(self._give_way(live)))
             elif live.model.is_loaded:
+                require_available(growth)
                 return live
 
     @asynccontextmanager

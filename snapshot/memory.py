@@ -131,6 +131,17 @@ def grant(size_bytes: int) -> Grant:
         return granted
 
 
+def require_available(size_bytes: int) -> None:
+    """Refuse what the system cannot give now, beside what MLX keeps of what was freed: it does not survive to be
+    refused. Nothing is promised to whoever asks.
+
+    Raises:
+        NotEnoughMemory: with the sizes, where the system tells them.
+    """
+    with _granting:
+        _require_available(max(0, size_bytes - mx.get_cache_memory()), _granted_bytes())
+
+
 def _require_available(size_bytes: int, promised_bytes: int) -> None:
     available = _told_available()
     if available is not None and size_bytes > available - promised_bytes:

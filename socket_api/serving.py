@@ -15,6 +15,7 @@ made for that.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import resource
 import signal
@@ -30,6 +31,7 @@ from .limits import ServerLimits
 from .listener import require_free
 from .server import ApiServer
 
+_STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """SIGHUP: the terminal that the daemon was started from is gone."""
 
@@ -73,7 +75,9 @@ def serve_until_signal(
 
 
 def harden_process() -> None:
-    """Keep what the daemon holds from other users: no core dumps, no file of ours readable by them (threat 60)."""
+    """Keep what the daemon holds from other users: no core dumps, no file of ours readable by them (threat 60). Without
+    a core dump the log has to say where the process was when the system ended it: stderr does, with every thread."""
+    faulthandler.enable(file=_STDERR)
     os.umask(0o077)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))

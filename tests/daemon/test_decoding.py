@@ -150,7 +150,8 @@ async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batchin
             await rig.sleep(name)
         for name in NAMES:
             report = await rig.wake(name)
-            assert (report.tokens_prefilled, report.canary) != (1, "not_run")
+            assert report.tokens_prefilled == 0
+            assert report.canary in ("same_bits", "within_tolerance")
             assert await rig.fingerprint(name) == before[name]
             assert UNREPEATABLE in list(rig.live(name).state.passes)
 

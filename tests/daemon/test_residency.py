@@ -20,6 +20,8 @@ from torpor.daemon.memory import DEFAULT_SHARE, default_budget
 from torpor.daemon.service import Service
 from torpor.memvid.errors import NoSpace, SessionNotFound
 from torpor.memvid.store import Store
+from torpor.snapshot import memory as system_memory
+from torpor.snapshot.errors import NotEnoughMemory
 from torpor.snapshot.memory import available_bytes
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -666,3 +668,21 @@ async def test_without_an_idle_time_nothing_sleeps_by_itself(open_rig: Any) -> N
     async with open_rig() as rig:
         assert rig.service._residency._idling is None
         assert isinstance(rig.service, Service)
+
+
+async def test_what_the_budget_has_and_the_system_has_not_is_refused_before_it_is_taken(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX does not survive an allocation that fails."""
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 50))
+        before = await rig.fingerprint("a")
+        with monkeypatch.context() as short:
+            short.setattr(system_memory, "_told_available", lambda: 10_000)
+            short.setattr(mx, "get_cache_memory", lambda: 0)
+            with pytest.raises(NotEnoughMemory) as refusal:
+                await rig.service.append(session="a", tokens=tokens_of(2, 600), emit=ignore)
+        assert refusal.value.details["available_bytes"] == 10_000
+        assert await rig.fingerprint("a") == before
+        assert (await rig.service.status()).memory.reserved_bytes == 0
+        await rig.service.append(session="a", tokens=tokens_of(2, 600), emit=ignore)

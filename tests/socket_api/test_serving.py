@@ -52,7 +52,9 @@ class Daemon:
     def __init__(self, socket: Path, fail_sleep: dict[str, str]) -> None:
         fake = Path(__file__).with_name("fake_service.py")
         command = [sys.executable, "-c", _SCRIPT, str(fake), str(socket), json.dumps(fail_sleep)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.log = socket.with_suffix(".log")
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -412,6 +414,17 @@ def test_after_sigkill_the_next_daemon_takes_the_stale_socket(daemons: list[Daem
     assert json.loads(start(daemons, socket).line())["socket"] == str(socket)
     with Client(socket) as client:
         client.status()
+
+
+def test_a_daemon_that_the_system_ends_leaves_where_it_was_in_its_log(daemons: list[Daemon], short_path: Path) -> None:
+    """As where MLX gets no memory: it writes to address 0."""
+    daemon = start(daemons, short_path / "t.sock")
+    assert daemon.line()
+    daemon.process.send_signal(signal.SIGSEGV)
+    assert daemon.process.wait(timeout=20) == -signal.SIGSEGV
+    logged = daemon.log.read_text(encoding="utf-8")
+    assert "Segmentation fault" in logged
+    assert "in _serve" in logged or "in serve_until_signal" in logged
 
 
 def test_core_dumps_are_forbidden_whatever_the_limit_was(monkeypatch: pytest.MonkeyPatch) -> None:
