@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -115,7 +116,7 @@ def read_configuration(path: Path) -> Configuration:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
-        problem = first["msg"].removeprefix("Value error, ").rstrip(".")
+        problem = _problem(first["msg"], first["loc"], is_unknown=first["type"] == "extra_forbidden")
         raise _invalid(path, f"is wrong at {field}: {problem}", field=field) from None
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8
         raise _invalid(path, f"is not TOML: {error}") from error
@@ -125,6 +126,16 @@ def read_configuration(path: Path) -> Configuration:
         for name, table in found.models.items()
     }
     return found.model_copy(update={"models": models})
+
+
+def _problem(said: str, location: tuple[int | str, ...], *, is_unknown: bool) -> str:
+    """What is wrong at a key; of one that is not known, the closest one and all that there are."""
+    if not is_unknown:
+        return said.removeprefix("Value error, ").replace("Input should be", "it must be").rstrip(".")
+    known = sorted((ModelTable if len(location) > 1 else Configuration).model_fields)
+    close = get_close_matches(str(location[-1]), known, n=1)
+    meant = f"; {close[0]} is, if that was meant" if close else ""
+    return f"this key is not known{meant}. The keys here are {', '.join(known)}"
 
 
 def _beside(folder: Path) -> Callable[[str], str]:

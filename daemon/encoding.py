@@ -129,10 +129,11 @@ class Encoder:
         size_bytes = len(text.encode("utf-8", "surrogatepass"))
         if most is not None and held + -(-size_bytes // most) > model.context_tokens:
             least = -(-size_bytes // most)
+            fold = ", or fold the session into a smaller one (torpor fold)" if held else ""
             raise ContextOverflow(
                 f"The text has {format_plural(size_bytes, 'byte')}, which are {format_plural(least, 'token')} or more, "
                 f"and the session holds {held}, but the context of model {model.name!r} ends at "
-                f"{model.context_tokens}. Give a shorter text, or fold the session into a smaller one (torpor fold).",
+                f"{model.context_tokens}. Give a shorter text{fold}.",
                 token_count=held,
                 wanted_tokens=least,
                 at_least=True,  # of the text alone; how many were to be written behind it does not matter any more

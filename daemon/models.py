@@ -7,6 +7,7 @@ a model is never run (threat 57).
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from ..snapshot.state import LiveState, token_array
 from ..snapshot.tensor_list import NotWhole, tensor_bytes
 from . import backend
 from .adapters import AdapterChoice, attach, folder_of
-from .errors import ModelUnavailable
+from .errors import InvalidConfiguration, ModelUnavailable
 from .loaded_files import LoadedFiles, stamps_of
 from .turns import Render, renderer
 
@@ -166,7 +167,9 @@ def load_model(
         AdapterUnavailable, AdapterFilesMissing, AdapterMismatch: the adapter is not there, not whole, or of another
             model.
         UnsupportedCache: it keeps its context in a kind of cache that cannot be slept.
+        InvalidConfiguration: the folder for temporary files, which MLX needs, is not there.
     """
+    _require_temporary_folder()
     folder = _folder_of(source)
     adapter_folder = folder_of(adapter, name) if adapter else None
     folders = [folder, adapter_folder] if adapter_folder else [folder]
@@ -293,6 +296,7 @@ def _is_of_this_machine(source: str) -> bool:
 
 def _folder_of(source: str) -> Path:
     path = Path(source).expanduser()
+    _require_no_gguf(path, source)
     if source and path.is_dir():
         return path.resolve()
     if source and path.exists():
@@ -321,6 +325,27 @@ def _folder_of(source: str) -> Path:
             source=source,
             reason=_first_line(error),
         ) from error
+
+
+def _require_temporary_folder() -> None:
+    """MLX asks for it by these names, in this order, and its own words for what is wrong do not name it."""
+    variable = next((name for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR") if os.environ.get(name)), None)
+    if variable is not None and not Path(os.environ[variable]).is_dir():
+        raise InvalidConfiguration(
+            f"${variable} names {os.environ[variable]!r} for temporary files, and no such folder is there. Make it, or "
+            f"name another or none, and start the daemon again.",
+            path=os.environ[variable],
+        )
+
+
+def _require_no_gguf(path: Path, source: str) -> None:
+    is_one = path.suffix.lower() == ".gguf" and path.is_file()
+    if is_one or (source and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
+        raise ModelUnavailable(
+            f"{source!r} is a model in GGUF form, which MLX-LM does not read. Name the same model in MLX or Hugging "
+            "Face form: a folder with config.json, a tokenizer and .safetensors files, or a hub name (OWNER/NAME).",
+            source=source,
+        )
 
 
 def _download(repository: str) -> Path:

@@ -333,7 +333,7 @@ def crowded(path: str) -> DaemonUnreachable:
 def unreachable(path: str, error: OSError) -> DaemonUnreachable:
     """Why a connection could not be made, and what to do."""
     absent = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
-    advice = "Start a daemon with `torpor serve`." if absent else "Check who may use the socket."
+    advice = "Start a daemon with `torpor serve --detach`." if absent else "Check who may use the socket."
     return DaemonUnreachable(f"No daemon answers on {path} ({error.strerror or error}). {advice}", path=path)
 
 

@@ -134,7 +134,7 @@ def test_wrong_usage_points_to_the_help_of_its_command(
 def test_rm_without_a_daemon_names_what_needs_none(torpor: Torpor) -> None:
     ran = torpor("rm", "notes", "--yes")
     assert ran.status == 12
-    assert "Start a daemon with `torpor serve`. Without one, `torpor forget` deletes a session" in ran.err
+    assert "Start a daemon with `torpor serve --detach`. Without one, `torpor forget` deletes a session" in ran.err
 
 
 def test_a_ctrl_c_at_a_question_is_told_on_a_line_of_its_own(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:

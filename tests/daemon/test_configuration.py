@@ -89,3 +89,20 @@ def test_a_file_that_cannot_be_read_or_is_too_long_is_refused(file: Path) -> Non
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidConfiguration, match="not TOML"):
         read_configuration(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("memory_budgets = 1", "wrong at memory_budgets: this key is not known; memory_budget is, if that was meant"),
+        ("[models.a]\npath = 'x'\nkvbits = 8", "models.a.kvbits: this key is not known; kv_bits is, if that was meant"),
+        ("zzz = 1", "zzz: this key is not known. The keys here are daily_write_budget, idle_sleep, keep_free, load"),
+    ],
+)
+def test_a_key_that_is_not_known_is_told_with_the_closest_one(file: Path, text: str, told: str) -> None:
+    file.write_text(text)
+    with pytest.raises(InvalidConfiguration) as refusal:
+        read_configuration(file)
+    assert told in refusal.value.message
+    assert "The keys here are " in refusal.value.message
+    assert "Extra inputs" not in refusal.value.message

@@ -117,6 +117,12 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(open_rig
         assert refusal.value.details["at_least"] is True
         assert refusal.value.details["context_tokens"] == CONTEXT_TOKENS
         assert await rig.fingerprint("a") == before
+        await rig.service.create(session="new")
+        with pytest.raises(ContextOverflow) as first:
+            await rig.service.append(session="new", text=text * 2, emit=ignore)
+        assert str(CONTEXT_TOKENS) in first.value.message
+        assert "fold" not in first.value.message, "there is nothing in it yet"
+        assert "fold" in refusal.value.message
 
 
 async def test_a_text_that_just_fits_is_not_refused_by_its_bytes(open_rig: Any) -> None:

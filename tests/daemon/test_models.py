@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from session_rig import ignore
 from torpor.daemon import models
-from torpor.daemon.errors import ModelUnavailable
+from torpor.daemon.errors import InvalidConfiguration, ModelUnavailable
 from torpor.daemon.models import DEFAULT_CONTEXT_TOKENS, KvChoice, LoadedModel, load_model
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
@@ -429,3 +429,19 @@ def test_a_model_that_is_a_file_is_refused_as_that(tmp_path: Path) -> None:
     (tmp_path / "README.md").touch()
     with pytest.raises(ModelUnavailable, match=r"README.md' is a file, and a model is a folder"):
         load_model("m", str(tmp_path / "README.md"), DigestCache(tmp_path / "digests.json"))
+
+
+@pytest.mark.parametrize("named", ["folder", "file"])
+def test_a_model_in_gguf_form_is_told_as_what_mlx_lm_does_not_read(tmp_path: Path, named: str) -> None:
+    (tmp_path / "model.Q4_K_M.gguf").touch()
+    source = tmp_path if named == "folder" else tmp_path / "model.Q4_K_M.gguf"
+    with pytest.raises(ModelUnavailable, match=r"in GGUF form, which MLX-LM does not read. Name the same model in MLX"):
+        load_model("m", str(source), DigestCache(tmp_path / "digests.json"))
+
+
+def test_a_temporary_folder_that_is_not_there_is_no_fault_of_the_model(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    with pytest.raises(InvalidConfiguration, match=r"\$TMPDIR names '.*none' for temporary files, and no such folder"):
+        load_model("m", str(tiny_model), DigestCache(tmp_path / "digests.json"))
