@@ -92,6 +92,10 @@ async def test_a_bundle_repointed_to_another_sessions_is_refused_gm2_gm3_threat_
         monkeypatch.setattr(Index, "find", bent)
         assert (await refused(rig, store)).code == "owner_mismatch"
         assert (await refused(rig, store, "b")).code == "owner_mismatch"
+        for order in ({}, {"at_token": 100}):
+            with pytest.raises(TorporError) as unplanned:
+                await rig.service.plan_wake(session="a", **order)
+            assert unplanned.value.code == "owner_mismatch"
 
 
 async def test_a_bundle_file_replaced_by_another_sessions_is_refused_gm2(open_rig: Any, store: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from session_rig import SAMPLED, Gate, Rigged, ignore, tokens_of
 from torpor.daemon.errors import GenerationFailed
-from torpor.daemon.reuse import PrefixReuse, read_alike
+from torpor.daemon.reuse import _MOST_SOURCES, PrefixReuse, read_alike
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.restore import Filling
 
@@ -211,6 +211,7 @@ async def test_ms5_many_borrow_at_once_while_the_source_goes_on_and_goes(open_ri
             rig.service.delete(session="source"),
         )
         assert {each.cached_tokens for each in found} <= {0, 1299}
+        assert found[0].cached_tokens == 1299, "the first, at least, found the source there"
         for number in range(8):
             got = await rig.fingerprint(f"b{number}")
             assert (got.tokens, got.kv, got.logits) == (expected.tokens, expected.kv, expected.logits)
@@ -247,6 +248,42 @@ async def test_what_is_deleted_while_its_ledger_is_learned_is_found_by_nobody(
         gate.open()
         await rig.service._reuse.learned()
         assert (len(rig.service._reuse._tree), rig.service._reuse._tree.node_count) == (0, 0)
+
+
+@pytest.mark.parametrize("slept", [False, True])
+@pytest.mark.parametrize("verb", ["delete", "forget", "clear"])
+async def test_sessions_that_are_gone_stand_before_no_source_that_is_there_gm8(
+    open_rig: Any, verb: str, slept: bool
+) -> None:
+    """As many are gone as are asked before a text is read after all; of those that end alike the latest is first."""
+    async with open_rig(prefix_reuse="exact") as rig:
+        await read(rig, "kept", TEXT)
+        gone = [f"gone-{number}" for number in range(_MOST_SOURCES)]
+        for name in gone:
+            await read(rig, name, TEXT, labels=["old"])
+            if slept:
+                await rig.sleep(name)
+        if verb == "clear":
+            await rig.service.clear(label="old")
+        for name in gone if verb != "clear" else ():
+            if verb == "delete":
+                await rig.service.delete(session=name)
+            else:
+                await rig.service.maintain(operation="forget", session=name)
+        assert (await read(rig, "new", TEXT)).cached_tokens == 1299
+
+
+async def test_what_comes_from_the_store_brings_no_record_of_the_other_session(
+    open_kind: Callable[..., Any],
+) -> None:
+    """They lie in its bundle, which may go: what is asked for at an earlier token has records of its own."""
+    async with open_kind("lfm2") as rig:
+        await read(rig, "source", TEXT)
+        await rig.sleep("source")
+        found = await read(rig, "b", [*TEXT[:1100], *tokens_of(2, 300)])
+        assert found.cached_tokens >= 256
+        positions = rig.live("b").state.checkpoints.positions
+        assert all(position > found.cached_tokens for position in positions), positions
 
 
 async def test_a_source_that_is_gone_from_the_store_is_not_asked_again(open_rig: Any) -> None:

@@ -89,6 +89,23 @@ async def test_a_salvaged_session_goes_on_and_sleeps_with_a_state_of_its_own(ope
         assert len(tokens) == 20
 
 
+@pytest.mark.parametrize("awake", [False, True])
+async def test_a_salvaged_session_is_no_source_of_a_prefix(open_rig: Any, store: Path, awake: bool) -> None:
+    """What was computed anew at its end stands in no record of calls."""
+    async with open_rig() as rig:
+        await begin(rig)
+    damage_last_block(store)
+    for policy in ("exact", "longest"):
+        async with open_rig(prefix_reuse=policy) as rig:
+            await rig.service._reuse.learned()
+            if awake:
+                await rig.wake("a")
+            await rig.service.create(session="b")
+            found = await rig.service.append(session="b", tokens=tokens_of(1, 600), emit=ignore)
+            assert found.cached_tokens == 0
+            await rig.service.delete(session="b")
+
+
 async def test_the_greedy_words_of_a_salvaged_session_are_those_of_one_that_read_as_much(
     open_rig: Any, store: Path
 ) -> None:

@@ -294,9 +294,9 @@ def test_qx3_no_buffer_of_a_prompt_has_a_fixed_size(torpor: Client) -> None:
     torpor.create("long")
     read = torpor.append("long", tokens=text)
     assert (read.tokens_added, read.prefilled_tokens, read.token_count) == (5000, 5000, 5000)
-    torpor.create("tail")
-    torpor.append("tail", tokens=text[-600:])
-    ends = [torpor.generate(name, max_tokens=1, prove=True).logits_blake3 for name in ("long", "tail")]
+    torpor.create("other")
+    torpor.append("other", tokens=[text[0] ^ 1, *text[1:]])
+    ends = [torpor.generate(name, max_tokens=1, prove=True).logits_blake3 for name in ("long", "other")]
     assert ends[0] != ends[1]
     assert torpor.sleep("long").token_count == 5001
 
@@ -671,11 +671,13 @@ def test_ms2_a_longer_text_is_taken_over_only_as_far_as_it_is_the_same(torpor: C
     text = tokens_of(202, 900)
     torpor.create("n1/source")
     torpor.append("n1/source", tokens=text)
-    for name, own in (("shorter", text[:600]), ("leaves", [*text[:300], *tokens_of(203, 300)])):
-        for namespace in ("n1", "alone"):
+    for name, same, own in (("shorter", 600, text[:600]), ("leaves", 300, [*text[:300], *tokens_of(203, 300)])):
+        alone_in = f"alone-{name}"
+        for namespace in ("n1", alone_in):
             torpor.create(f"{namespace}/{name}", sampling=SAMPLED)
-            torpor.append(f"{namespace}/{name}", tokens=own)
-        shared, alone = (torpor.generate(f"{space}/{name}", max_tokens=6, prove=True) for space in ("n1", "alone"))
+            cached = torpor.append(f"{namespace}/{name}", tokens=own).cached_tokens
+            assert cached == (0 if namespace == alone_in else same // 256 * 256)
+        shared, alone = (torpor.generate(f"{space}/{name}", max_tokens=6, prove=True) for space in ("n1", alone_in))
         assert written(shared) == written(alone)
         assert shared.token_count == 606
 
@@ -690,16 +692,19 @@ def test_ms5_many_borrow_one_prefix_while_its_source_goes(daemon: RealDaemon, to
     torpor.create("b/source", sampling=SAMPLED)
     torpor.append("b/source", tokens=text)
 
+    borrowed = []
+
     def borrow(number: int) -> tuple[Any, ...]:
         with Client(daemon.socket) as client:
             client.create(f"b/{number}", sampling=SAMPLED)
-            client.append(f"b/{number}", tokens=text)
+            borrowed.append(client.append(f"b/{number}", tokens=text).cached_tokens)
             if number == 2:
                 client.delete("b/source")
             return written(client.generate(f"b/{number}", max_tokens=5, prove=True))
 
     with ThreadPoolExecutor(4) as clients:
         assert set(clients.map(borrow, range(6))) == {alone}
+    assert borrowed[0] == 599, "the first, at least, found the source there"
 
 
 def test_ms7_a_new_version_frees_nothing_that_a_fork_refers_to(torpor: Client) -> None:
@@ -718,6 +723,7 @@ def test_ms7_a_new_version_frees_nothing_that_a_fork_refers_to(torpor: Client) -
     repeat = torpor.sleep("base")
     assert (repeat.version, repeat.bytes_written) == (newer.version, 0)
     torpor.maintain("prune", session="base", keep_last=1)
+    assert [each.version for each in torpor.show("base").versions] == [newer.version], "the older one has gone"
     torpor.maintain("compact", session="base")
     assert torpor.maintain("gc").problems == ()
     assert torpor.show("branch").info.token_count == 600
