@@ -3,7 +3,7 @@
 Owns the file and its folder. Does not accept connections.
 
 Order (each step has a test): the path fits → the folder is there (made with mode 0700), ours,
-and writable by nobody else → the folder is
+and writable by nobody else → nobody else may put another in the place of it or of a folder above it → the folder is
 locked, so that two starting daemons take turns → what stands at the path is a socket that nobody answers on, and is
 removed, or nothing → bind under a umask that leaves 0600 → listen → unlock. Listening before unlocking matters: a
 socket that is bound and does not listen yet looks like one that a dead daemon left behind.
@@ -20,6 +20,7 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from .address import require_path_fits
 from .errors import SocketInUse, UnsafeSocketPath
@@ -106,7 +107,31 @@ def _open_folder(folder: str) -> int:
             owner=status.st_uid,
             mode=f"{stat.S_IMODE(status.st_mode):04o}",
         )
+    try:
+        _require_safe_parents(folder)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _require_safe_parents(folder: str) -> None:
+    """Refuse a folder that others could move away, or one above it, to put theirs in its place: by its name, and behind
+    links. A sticky folder of root's (/tmp) is shared safely: there each moves away only its own."""
+    above = {str(parent) for path in (folder, os.path.realpath(folder)) for parent in Path(path).parents}
+    for parent in sorted(above):
+        status = os.stat(parent)
+        mode = stat.S_IMODE(status.st_mode)
+        is_shared = mode & 0o022 and not mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.geteuid()) or is_shared:
+            raise UnsafeSocketPath(
+                f"The folder {parent}, above the socket's, belongs to user {status.st_uid} and has mode {mode:04o}."
+                f" Others could put another in the place of {folder}. Choose a path below your own home with"
+                f" --socket, or take from others the right to write there: chmod go-w {parent}",
+                path=parent,
+                owner=status.st_uid,
+                mode=f"{mode:04o}",
+            )
 
 
 @contextlib.contextmanager

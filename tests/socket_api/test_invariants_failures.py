@@ -84,7 +84,7 @@ def test_qc11_a_session_that_could_not_be_made_is_not_there_and_can_be_made_agai
     with pytest.raises(RemoteError) as failure:
         torpor.create("unmade", sampling=SAMPLED)
     assert not daemon.doors.is_armed("state")
-    assert failure.value.code in ("internal_error", "not_enough_memory", "generation_failed")
+    assert failure.value.code == "internal_error"
     after = torpor.status()
     assert (after.memory, after.sessions_awake) == (before.memory, before.sessions_awake)
     assert "torpor://default/unmade" not in [info.session for info in torpor.list_sessions()]
@@ -147,7 +147,7 @@ def test_qx11_a_reset_that_fails_leaves_a_session_that_answers(daemon: RealDaemo
     daemon.doors.fail("state")
     with pytest.raises(RemoteError) as failure:
         torpor.chat(name, messages=anew, max_tokens=4, on_divergence="rewind")
-    assert failure.value.code != "transcript_diverged"
+    assert failure.value.code == "internal_error"
     assert not daemon.doors.is_armed("state")
     assert torpor.show(name).info.token_count == 60
     assert go_on_alike(torpor, name, control)

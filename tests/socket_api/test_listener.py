@@ -209,6 +209,43 @@ def test_a_folder_that_others_may_write_is_refused(path: Path, mode: int, remedy
     assert not path.exists()
 
 
+@pytest.mark.parametrize(("mode", "is_safe"), [(0o755, True), (0o1777, True), (0o775, False), (0o757, False)])
+def test_a_folder_that_others_could_rename_away_is_refused_however_far_above(
+    path: Path, mode: int, is_safe: bool
+) -> None:
+    """Threat 22. Where it is sticky, as /tmp is, each can only rename its own."""
+    shared = path.parent / "shared"
+    below = shared / "a" / "b" / "t.sock"
+    below.parent.mkdir(mode=0o700, parents=True)
+    path.parent.chmod(0o755)
+    shared.chmod(mode)
+    linked = path.parent / "linked"
+    linked.symlink_to(shared / "a", target_is_directory=True)
+    for chosen in (below, linked / "b" / "t.sock"):
+        if is_safe:
+            open_listener(chosen).remove()
+            continue
+        with pytest.raises(UnsafeSocketPath, match="chmod go-w") as refusal:
+            open_listener(chosen)
+        assert refusal.value.path == str(shared)
+        assert not chosen.exists()
+
+
+def test_a_folder_below_another_user_s_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threat 22."""
+    path.parent.mkdir(mode=0o700)
+    real = os.stat
+
+    def foreign(target: str) -> object:
+        found = list(real(target))
+        found[4] = 4_000_000 if target == str(path.parent.parent) else found[4]  # st_uid
+        return os.stat_result(found)
+
+    monkeypatch.setattr("torpor.socket_api.listener.os.stat", foreign)
+    with pytest.raises(UnsafeSocketPath, match="belongs to user 4000000"):
+        open_listener(path)
+
+
 def test_a_folder_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threat 22."""
     path.parent.mkdir(mode=0o700)
