@@ -13,7 +13,7 @@ import pytest
 from store_making import URI, bundle_path, contents, expected, raw_bytes, require_awake, sleep
 from torpor.memvid import SessionUri, Store, scanning
 from torpor.memvid.compaction_plan import CompactionPolicy
-from torpor.memvid.errors import IndexMismatch
+from torpor.memvid.errors import IndexMismatch, NoSpace
 from torpor.memvid.retention import Retention
 from torpor.memvid.unknown_needs import UNREADABLE_CODE
 
@@ -232,3 +232,36 @@ def test_a_file_that_no_row_told_of_and_that_goes_while_a_reader_looks_is_a_loss
     with Store.open(path, writable=False) as reader:
         file.unlink()
         assert [finding.code for finding in reader.verify(deep=False).findings] == ["bundle_missing"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_import_into_a_store_whose_index_file_is_behind_keeps_what_it_refers_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """A deleted version comes back while the index lives in memory, and the process is killed: its row in the file is
+    of before the delete. `is_lost`: no retired file told of it either."""
+    path, killed, exported, other = tmp_path / "store", tmp_path / "killed", tmp_path / "a.mvb", SessionUri("x", "c")
+    with Store.open(path, writable=True) as store:
+        slept = sleep(store, 600)
+        store.export_session(URI, None, exported)
+        if is_lost:
+            bundle_path(store, slept.bundle_id).unlink()
+        drop, refusals = store.index.drop, iter([NoSpace("No room.")] * 2)
+
+        def refuse(bundle_ids: Any) -> None:
+            for error in refusals:
+                raise error
+            drop(bundle_ids)
+
+        monkeypatch.setattr(store.index, "drop", refuse)
+        monkeypatch.setattr(store._core, "mend_index_file", lambda: None)
+        store.delete_session(URI)
+        assert store.index.file_is_behind
+        sleep(store, 700, uri=other)
+        assert store.import_file(exported).blocks_reused
+        shutil.copytree(path, killed)
+    with Store.open(killed, writable=True) as store:
+        assert store.opening.unreadable == ()
+        store.delete_session(other)
+        require_awake(store, 600)
+        assert store.verify(deep=True).findings == ()
