@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from . import durable
-from .errors import PUT_BACK, BundleMissing, CorruptStoreFile, NoStore, NotAStore, StoreError
+from .errors import PUT_BACK, BundleMissing, CorruptStoreFile, DurabilityLost, NoStore, NotAStore, StoreError
 from .layout import BEGINNING
 from .limits import MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES
 from .lock import LOCK_NAME
@@ -510,14 +510,29 @@ def open_or_make_root(path: str) -> int:
         ) from error
     except OSError as error:
         raise durable.write_error(error, "create", path, _ANOTHER_PLACE) from error
-    for parent in parents:
-        with contextlib.suppress(OSError):  # one that cannot be flushed (another user's) does not hold our data
-            parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(parent_fd)
-            finally:
-                os.close(parent_fd)
+    try:
+        for parent in parents:
+            _flush_parent(parent)
+    except DurabilityLost:
+        os.close(fd)
+        raise
     return fd
+
+
+def _flush_parent(path: str) -> None:
+    """Flush a folder above the store. One that may not be opened (another user's) is left out: we made no name in it.
+
+    Raises:
+        DurabilityLost: it may hold the store's name no more after a power cut.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        durable.sync_folder(fd, path)
+    finally:
+        os.close(fd)
 
 
 def open_existing_root(path: str) -> int:

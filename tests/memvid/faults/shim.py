@@ -1,8 +1,8 @@
 """The layer under the store at which faults are put in: every system call it makes by `os`, and every SQL statement.
 
 Owns the interposition and nothing of what a fault means: a handler gets each `Call` and decides. Works on every
-platform, without root, because the store does its input and output in Python; what SQLite does below a statement is
-out of reach here (`strace_kill.py` reaches it).
+platform, without root, because the store does its input and output in Python; what SQLite does below a statement
+(`vfs.…`) is reached where `vfs.py` can.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from faults import vfs
 
 READS: Final = ("close", "pread", "preadv", "read", "listdir", "stat", "fstat", "dup", "fcntl.flock")
 WRITES: Final = (
@@ -120,8 +122,10 @@ class Shim:
     _saved: list[_Saved] = field(default_factory=list)
     _connections: list[_Connection | _MemoryConnection] = field(default_factory=list)
     _busy: bool = False
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Shim:
+        self._stack.enter_context(vfs.asking(lambda name, args, run: self._ask(Call(f"vfs.{name}", args, {}, run))))
         for name in (*READS, *WRITES):
             owner, _, plain = (fcntl, *name.split(".")) if name.startswith("fcntl.") else (os, "", name)
             if hasattr(owner, plain):
@@ -156,6 +160,7 @@ class Shim:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
         while self._saved:
             saved = self._saved.pop()
             setattr(saved.owner, saved.name, saved.real)
@@ -174,10 +179,22 @@ class Shim:
         self._saved.append(_Saved(owner, name, getattr(owner, name)))
         setattr(owner, name, new)
 
+    def _open_to_faults(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        def opened() -> Any:
+            self._busy = False
+            try:
+                return run()
+            finally:
+                self._busy = True
+
+        return opened
+
     def _ask(self, call: Call) -> Any:
         if self._busy:  # what a handler does itself is no fault point
             return call.run()
         self._busy = True
+        if call.name.startswith("sql"):  # but what a statement does below is
+            call.run = self._open_to_faults(call.run)
         call.by_hand = _by_hand
         try:
             return self.handler(call)
