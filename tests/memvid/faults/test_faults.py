@@ -78,7 +78,7 @@ def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_le
     tmp_path: Path,
 ) -> None:
     found = sweep("errno", tmp_path)
-    hold(found, runs=1730)
+    hold(found, runs=1740)
     assert found["poisoned"] >= 25
 
 
@@ -179,4 +179,4 @@ def test_t3_in_full_every_flush_and_every_pair_of_steps_is_needed(tmp_path: Path
 @pytest.mark.heavy
 @pytest.mark.timeout(7200)
 def test_t4_in_full_every_error_at_every_call_once_and_for_ever(tmp_path: Path) -> None:
-    assert sweep("errno", tmp_path, "--full")["runs"] >= 5_000
+    assert sweep("errno", tmp_path, "--full")["runs"] >= 90_000
