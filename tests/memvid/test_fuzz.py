@@ -5,6 +5,7 @@ Each check of a target holds what it accepts against a second opinion; see fuzz/
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -105,6 +106,24 @@ def test_t6_every_fault_that_is_planted_to_try_the_fuzzer_fits_the_code(plant: p
     assert source.count(plant.before) == 1
     assert plant.target in NAMES
     compile(source.replace(plant.before, plant.after), plant.module, "exec")
+
+
+SOON_FOUND = (
+    "no second packing",
+    "chain is not checked",
+    "frames with gaps",
+    "bundle id is not compared",
+    "an import keeps its own name",
+    "marks in any form",
+)
+"""Plants of six targets that blind changes find within a second or two; `fuzz/plants.py` hunts all of them."""
+
+
+@pytest.mark.parametrize("name", SOON_FOUND)
+def test_t6_a_planted_fault_is_found(name: str) -> None:
+    [plant] = [plant for plant in plants.PLANTS if plant.name == name]
+    hunted = plants._hunt(plant, argparse.Namespace(seconds=60, engine="blind", known=[]))
+    assert hunted["found"], hunted
 
 
 def test_t6_the_watch_tells_a_fault_from_a_refusal() -> None:
