@@ -22,7 +22,16 @@ from typing import Any, TextIO
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +39,7 @@ from rich.text import Text
 from ..errors import TorporError
 from ..memvid.errors import PUT_BACK
 from ..memvid.folder import BUNDLES
+from ..memvid.sizes import format_bytes, format_count
 from .exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
 
@@ -93,8 +103,9 @@ class Output:
             TextColumn("[dim]{task.description}"),
             BarColumn(bar_width=28),
             TaskProgressColumn(),
-            TextColumn("[dim]{task.fields[unit]}"),
+            _Amount(),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
         )
         with Progress(*columns, console=self.stderr, transient=True) as bar:
             task = bar.add_task(what, total=None, unit=unit)
@@ -129,6 +140,17 @@ def write_failure(code: str, message: str, status: int, details: Mapping[str, An
         return
     error = {"code": code, "message": message, "details": dict(details)}
     _write_json(sys.stderr, {"schema_version": SCHEMA_VERSION, "error": error, "exit_status": status})
+
+
+class _Amount(ProgressColumn):
+    """How much is done of how much, and how much of it in a second."""
+
+    def render(self, task: Task) -> Text:
+        unit = task.fields["unit"]
+        write = format_bytes if unit == "bytes" else format_count
+        count = write(round(task.completed)) + (f" of {write(round(task.total))}" if task.total else "")
+        rate = f", {write(round(task.speed))}/s" if task.speed else ""
+        return Text(f"{count}{'' if unit == 'bytes' else f' {unit}'}{rate}", style="dim")
 
 
 class PlainTable(Table):

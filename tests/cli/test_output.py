@@ -51,6 +51,21 @@ def test_progress_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("unit", "amount"), [("tokens", "1,024 of 4,096 tokens"), ("bytes", "1.00 KiB of 4.00 KiB"), ("", "1,024 of 4,096")]
+)
+def test_progress_tells_how_much_of_how_much_and_how_long_it_will_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, unit: str, amount: str
+) -> None:
+    pretend_terminal(monkeypatch, 200)
+    with Output(as_json=False).progress("reading", unit=unit) as report:
+        report(1024, 4096)
+    shown = unstyled(capsys.readouterr().err)
+    assert amount in shown
+    assert "25%" in shown
+    assert "0:00:00 -:--:--" in shown, "how long it has taken, and how long it will, as far as that is known"
+
+
 def test_remarks_are_silent_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=True).remark("hello")
     assert capsys.readouterr() == ("", "")
