@@ -33,7 +33,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..errors import TorporError
@@ -103,7 +103,7 @@ class Output:
             TextColumn("[dim]{task.description}"),
             BarColumn(bar_width=28),
             TaskProgressColumn(),
-            _Amount(),
+            _Amount(Column(no_wrap=True)),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
@@ -150,7 +150,7 @@ class _Amount(ProgressColumn):
         write = format_bytes if unit == "bytes" else format_count
         count = write(round(task.completed)) + (f" of {write(round(task.total))}" if task.total else "")
         rate = f", {write(round(task.speed))}/s" if task.speed else ""
-        return Text(f"{count}{'' if unit == 'bytes' else f' {unit}'}{rate}", style="dim")
+        return Text(f"{count}{'' if unit == 'bytes' else f' {unit}'.rstrip()}{rate}", style="dim")
 
 
 class PlainTable(Table):

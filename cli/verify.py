@@ -49,7 +49,7 @@ def verify(
     output = Output(as_json=as_json)
     path = choose_store(store, socket)
     started = time.perf_counter()
-    with open_store(path) as opened, output.progress("verifying") as on_progress:
+    with open_store(path) as opened, output.progress("verifying", unit="bytes") as on_progress:
         uri = load_uri(opened, session) if session is not None else None
         report = opened.verify(uri, deep=deep, on_progress=on_progress)
         findings = explain_findings(opened, report.findings)
