@@ -26,6 +26,7 @@ from . import (
     demo,
     doctor,
     du,
+    ensure,
     events,
     export_kv,
     fold,
@@ -93,6 +94,7 @@ _SYSTEM = "Daemon and machine"
 COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("demo", _SYSTEM, demo.demo),
     ("serve", _SYSTEM, serve.serve),
+    ("ensure", _SYSTEM, ensure.ensure),
     ("stop", _SYSTEM, stop.stop),
     ("events", _SYSTEM, events.events),
     ("stats", _SYSTEM, stats.stats),

@@ -382,7 +382,7 @@ def serve(
     [cyan]torpor serve --model small=~/models/small --model large=~/models/large --pin small --memory-budget 12GiB[/]
     [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --adapter qwen=~/adapters/support --fuse[/]
     """
-    models, adapters = _named_folders("--model", model), _named_folders("--adapter", adapter)
+    models, adapters = named_folders("--model", model), named_folders("--adapter", adapter)
     bits, groups = _named_numbers("--kv-bits", kv_bits, KV_BITS), _named_numbers("--kv-group", kv_group, KV_GROUPS)
     if fuse and not adapters:
         raise InvalidUsage("--fuse is for --adapter; without one there is nothing to fuse.", option="--fuse")
@@ -503,7 +503,7 @@ def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_jso
     return OK.number
 
 
-def _named_folders(option: str, given: list[str] | None) -> dict[str, str]:
+def named_folders(option: str, given: list[str] | None) -> dict[str, str]:
     folders: dict[str, str] = {}
     for text in given or []:
         name, separator, path = text.partition("=")

@@ -9,6 +9,7 @@ cancelled in the daemon. An instance belongs to the event loop on which it was c
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from .address import default_socket_path
 from .alink import AsyncLink
 from .calls import Call, R, committed_of, remote_error
 from .client import OnEvent
+from .ensuring import ensure_daemon
 from .errors import ApiError, LocalProtocolError
 from .link import DEFAULT_TIMEOUT_S
 from .messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
@@ -44,6 +46,20 @@ class AsyncClient:
         self.socket_path = Path(default_socket_path() if socket_path is None else socket_path)
         self.namespace = namespace
         self._link = AsyncLink(self.socket_path, timeout_s=timeout_s)
+
+    @classmethod
+    async def ensure(
+        cls,
+        socket_path: str | os.PathLike[str] | None = None,
+        *,
+        store: str | os.PathLike[str] | None = None,
+        config: str | os.PathLike[str] | None = None,
+        namespace: str | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> Self:
+        """As `Client.ensure`: connected, to a daemon that was started if none answered."""
+        socket = await asyncio.to_thread(ensure_daemon, socket_path, store=store, config=config)
+        return await cls(socket, namespace=namespace, timeout_s=timeout_s).connect()
 
     # --- verbs
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 from . import calls, results
 from .address import default_socket_path
 from .calls import Call, R, committed_of, remote_error
+from .ensuring import ensure_daemon
 from .errors import ApiError, LocalProtocolError
 from .link import DEFAULT_TIMEOUT_S, Link
 from .messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
@@ -53,6 +54,25 @@ class Client:
         self.socket_path = Path(default_socket_path() if socket_path is None else socket_path)
         self.namespace = namespace
         self._link = Link(self.socket_path, timeout_s=timeout_s)
+
+    @classmethod
+    def ensure(
+        cls,
+        socket_path: str | os.PathLike[str] | None = None,
+        *,
+        store: str | os.PathLike[str] | None = None,
+        config: str | os.PathLike[str] | None = None,
+        namespace: str | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> Self:
+        """Connect to the daemon on that socket; where none answers, start one in the background first, as `torpor
+        ensure` does. store, config: for one that is started.
+
+        Raises:
+            DaemonNotStarted: why it could not be. Nothing is left running.
+        """
+        socket = ensure_daemon(socket_path, store=store, config=config)
+        return cls(socket, namespace=namespace, timeout_s=timeout_s)
 
     # --- verbs
 

@@ -192,6 +192,12 @@ class DaemonUnreachable(ApiError):
     code = "daemon_unreachable"
 
 
+class DaemonNotStarted(ApiError):
+    """No daemon answers, and `torpor ensure` could not start one."""
+
+    code = "daemon_not_started"
+
+
 class ConnectionLost(DaemonUnreachable):
     """The connection ended while it was needed. Whether the request in flight was carried out is unknown."""
 

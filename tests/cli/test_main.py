@@ -32,7 +32,7 @@ def test_all_commands_of_the_issue_are_there() -> None:
     of_artifacts = {"analyse", "export-kv"}
     of_versions = {"tag", "untag", "pin", "unpin"}
     of_sessions = {"append", "generate", "stop", "quantise", "fork", "fold", "events", "models", "why"}
-    of_sessions |= {"stats", "warm", "clear", "set"}
+    of_sessions |= {"stats", "warm", "clear", "set", "ensure"}
     assert set(NAMES) == of_the_issue | of_the_store | of_versions | of_artifacts | of_sessions
 
 
