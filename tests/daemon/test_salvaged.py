@@ -309,6 +309,7 @@ async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_ve
         await rig.service.append(session="a", tokens=tokens_of(2, 300), emit=ignore)
         await rig.sleep("a")
         await rig.wake("a", 1)
+        rig.live("a").dirty = True  # as if it had been changed: it goes on from there
         lost = (await rig.sleep("a")).bundle_id
         await rig.wake("a")
         (store / "bundles" / lost[:2] / f"{lost}.mvb").unlink()
