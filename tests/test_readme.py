@@ -52,6 +52,7 @@ def run(script: str, interpreter: list[str], environment: dict[str, str]) -> sub
     )
 
 
+@pytest.mark.timeout(600)
 def test_the_shell_block_runs_as_it_stands_and_again(home: dict[str, str]) -> None:
     for _ in range(2):
         done = run(block("shell"), ["bash", "-e", "-o", "pipefail"], home)
@@ -60,6 +61,7 @@ def test_the_shell_block_runs_as_it_stands_and_again(home: dict[str, str]) -> No
         assert "asleep" in done.stdout
 
 
+@pytest.mark.timeout(600)
 def test_the_python_block_runs_as_it_stands_and_again_and_starts_the_daemon(home: dict[str, str]) -> None:
     for _ in range(2):
         done = run(block("python"), [sys.executable, "-"], home)
