@@ -3,8 +3,10 @@
 A derived SQLite table. Owns the schema, and what makes an index missing, foreign or damaged. Nothing here is truth:
 every row can be made again from a bundle, and a wake compares the row with the bundle before it believes either.
 
-How it works: a store that may write keeps STORE/index.sqlite in WAL mode. A store that may only read copies what file
-and log hold into memory, so it writes nothing, not even the -wal and -shm files that a reader would leave.
+How it works: a store that may write keeps STORE/index.sqlite in WAL mode, and nobody else opens it by SQLite. SQLite is
+told so, and keeps its map of the log in its own memory. Else that would be a -shm file, which is mapped into memory: a
+full disk has no room for it, and a page of it for which there is no block ends the process (SIGBUS). A store
+that may only read copies what file and log hold into memory, so it writes nothing, not even a -wal file.
 synchronous=NORMAL is enough: a row lost in a power cut is found missing at the next open and made from its bundle.
 What must not be lost or come back (`drop`, `begin_rewrite`) is brought into the file itself and flushed.
 
@@ -51,7 +53,7 @@ from .bundle import BundleFile
 from .durable import TempFile, rename, sync_folder, write_error
 from .errors import CorruptBundle, IndexFailed, LimitExceeded, NoSpace, StoreError, StoreIoError
 from .folder import BUNDLES
-from .index_image import WAL_SUFFIX, IndexImage, read_image
+from .index_image import JOURNAL_MODES, WAL_SUFFIX, WITH_LOG, IndexImage, read_image
 from .index_seals import (
     ALL_SEALS_KEY,
     FILE_KEY,
@@ -461,19 +463,22 @@ class Index:
             with _new_file(self._root_fd, store_path) as temp:
                 with _translated(self.path):
                     self._connection.execute("VACUUM INTO ?", (temp.path,))  # which is not said to flush
+                _begin_log(temp)
                 temp.sync()
                 self.file_is_behind = True  # until it is certain what is there
                 _put_in_place(temp, self._root_fd, store_path)
             with _translated(self.path):
                 connection = _connect(self.path)
-                try:
+            try:
+                with _translated(self.path):
                     _configure(connection)
-                except BaseException:
-                    connection.close()
-                    raise
+                    connection.execute(_META, ("seals",)).fetchone()  # not before it is asked does SQLite open its log
+                sums = PageSums.taken(self._root_fd, store_path, INDEX_FILE)
+            except BaseException:
+                connection.close()
+                raise
             self._connection.close()
-            self._connection, self.file_is_behind = connection, False
-            self._sums = PageSums.taken(self._root_fd, store_path, INDEX_FILE)
+            self._connection, self._sums, self.file_is_behind = connection, sums, False
 
     @property
     def has_file(self) -> bool:
@@ -1143,7 +1148,9 @@ def _counted_too_far(path: str) -> LimitExceeded:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before its log is looked at: so there is no -shm file
+    return connection
 
 
 def _configure(connection: sqlite3.Connection) -> None:
@@ -1189,6 +1196,14 @@ def _new_file(root_fd: int, store_path: str) -> Iterator[TempFile]:
             yield temp
     finally:
         os.close(fd)
+
+
+def _begin_log(temp: TempFile) -> None:
+    """Say in an index's first page that it has a log. SQLite would do so once the file is in its place, and write a
+    journal of it first, for which a full disk has no room."""
+    first = bytearray(os.pread(temp.fd, PAGE_BYTES, 0))
+    first[JOURNAL_MODES] = WITH_LOG
+    temp.rewrite_start(bytes(first))
 
 
 def _put_in_place(temp: TempFile, root_fd: int, store_path: str) -> None:

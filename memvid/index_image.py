@@ -30,8 +30,12 @@ WAL_HEADER: Final = struct.Struct(">IIIIQII")
 WAL_FRAME: Final = struct.Struct(">IIQII")
 """Page number, the file's pages if the frame ends a commit (else 0), both salts, both checksums."""
 
+JOURNAL_MODES: Final = slice(18, 20)
+"""Where the file's first page says how changes of it are kept."""
+WITH_LOG: Final = b"\2\2"
+"""In a log, which a copy has none of."""
+
 _WAL_MAGIC: Final = 0x377F0682  # the last bit says that checksums are of big-endian words
-_JOURNAL_MODES: Final = slice(18, 20)  # in the file's first page; 2 means a log, which a copy has none of
 _MASK: Final = 0xFFFFFFFF
 _SUMMED_OF_HEADER: Final = range(WAL_HEADER.size // 8 - 1)
 _STEPS_WITHOUT_CARRY: Final = 16  # a step takes less than 1.4 bits, and 32 are free
@@ -84,8 +88,8 @@ def _with_log(file_data: bytes, log: bytes, path: str, page_bytes: int, max_byte
         for page, at in pages.items():
             if page <= count:
                 data[(page - 1) * page_bytes : page * page_bytes] = log[at : at + page_bytes]
-    if data[_JOURNAL_MODES] == b"\2\2":
-        data[_JOURNAL_MODES] = b"\1\1"
+    if data[JOURNAL_MODES] == WITH_LOG:
+        data[JOURNAL_MODES] = b"\1\1"
     return data
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -284,11 +283,11 @@ def test_a_damaged_version_number_is_damage_and_no_later_version(wake_twice: tup
 
 def edit_index(store: Store, statement: str, *values: object) -> None:
     """Change a row behind the store's back, every seal made right again, as a hand that knows the index would."""
-    with contextlib.closing(sqlite3.connect(Path(store.path) / "index.sqlite", isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        assert connection.execute(statement, values).rowcount == 1
-        make_seals_right(connection)
-        connection.execute("COMMIT")
+    connection = store.index._connection  # nobody else can open the file
+    connection.execute("BEGIN IMMEDIATE")
+    assert connection.execute(statement, values).rowcount == 1
+    make_seals_right(connection)
+    connection.execute("COMMIT")
     (Path(store.path) / SUMS_FILE).unlink(missing_ok=True)
 
 

@@ -187,9 +187,9 @@ def test_a_store_opens_on_a_full_disk_and_can_delete(
     assert not list(store_path.rglob("*.mv?"))
 
 
-def test_a_row_damaged_while_the_store_is_open_is_a_typed_error(store: Store, store_path: Path) -> None:
+def test_a_row_damaged_while_the_store_is_open_is_a_typed_error(store: Store) -> None:
     sleep(store, 300)
-    break_row(store_path / "index.sqlite")
+    store.index._connection.execute("UPDATE bundles SET labels = 7, namespace = '../..'")
     with pytest.raises(StoreIoError, match="makes it anew"):
         list(store.iter_sessions())
 
@@ -350,10 +350,8 @@ def test_a_rewrite_of_a_retired_file_is_counted_and_marks_nothing(store: Store, 
 
 def test_a_rewrite_does_not_begin_while_the_index_cannot_be_brought_up_to_date(store: Store, store_path: Path) -> None:
     fork, _ = a_fork(store)
-    store.index._connection.execute("PRAGMA busy_timeout = 0")
-    with contextlib.closing(sqlite3.connect(store_path / "index.sqlite", isolation_level=None)) as other:
-        other.execute("BEGIN")
-        other.execute("SELECT count(*) FROM bundles").fetchone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.index, "_checkpoint", lambda: False)
         with pytest.raises(StoreIoError, match="another program"):
             store.index.begin_rewrite(fork, [NEEDED])
     assert not list(store_path.glob("rewrites.*"))

@@ -341,8 +341,8 @@ def test_a_page_that_goes_bad_while_others_are_written_is_not_taken_for_good(sto
         sleep(store, 20, seed=number)
     store.close()
     with Store.open(store_path, writable=True) as again:
-        with contextlib.closing(sqlite3.connect(store_path / INDEX)) as connection:
-            (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'by_status'").fetchone()
+        found = again.index._connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'by_status'")
+        (page,) = found.fetchone()
         with open(store_path / INDEX, "r+b") as file:
             file.seek(page * PAGE_BYTES - 1000)
             byte = file.read(1)
