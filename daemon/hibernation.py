@@ -31,6 +31,7 @@ from ..memvid.errors import (
     StoreError,
 )
 from ..memvid.salvaged import Salvaged, salvaged_from, salvaged_of
+from ..memvid.scrub_mark import read_ns
 from ..memvid.store import Receipt, Store
 from ..memvid.unread import UNREAD, unread_of
 from ..memvid.uri import SessionUri
@@ -311,7 +312,8 @@ class Hibernation:
             report(done, total)
             self._require_time(terms)
 
-        return await self.on_writer(
+        doubted = () if terms.last or self.stopping else await self.on_writer(partial(self._doubted, session, snapshot))
+        receipt = await self.on_writer(
             partial(
                 self._store.write_bundle,
                 uri=session.uri,
@@ -323,8 +325,16 @@ class Hibernation:
                 token_count=snapshot.token_count,
                 on_progress=on_progress,
                 beyond=None if terms.last is None else "budgets",
+                doubted=doubted,
             )
         )
+        unread = {entry.id for entry in snapshot.reused} - {entry.id for entry in doubted}
+        session.last_read.keep(receipt.entries, unread)
+        return receipt
+
+    def _doubted(self, session: Session, snapshot: Cut) -> tuple[BlockEntry, ...]:
+        scrubbed_s = read_ns(self._store.load_scrub_mark(), session.uri) / 1e9
+        return session.last_read.doubted(snapshot.reused, scrubbed_s)
 
     def _require_time(self, terms: _Terms) -> None:
         if terms.may_wait and self.stopping is not None:
@@ -435,9 +445,12 @@ class Hibernation:
         plan, brought = prospect.plan, None
         if prospect.choice.way == "recompute" and order.may_recompute:
             brought = await self._recompute(reader, plan, model)
+        is_restored = brought is None
         brought = brought or await self._restore(reader, prospect, model, begun, emit)
         session = Session.woken(uri, model, brought.state, durable_of(reader, plan.read_bytes), kept)
         session.came_from(kept, brought.unchanged_tokens)
+        if is_restored and brought.verified:
+            session.last_read.note(plan.spans)
         session.loss = _loss_of(session, plan)
         session.unchanged_tokens = brought.unchanged_tokens
         session.recomputed = brought.recomputed or session.recomputed

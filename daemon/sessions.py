@@ -34,6 +34,7 @@ from .errors import SessionBusy
 from .models import LoadedModel
 from .origin import FOLDED_FROM, FORKED_FROM, Origin
 from .recomputed import RECOMPUTED, Recomputed
+from .rereading import LastRead
 from .sampling import Sampling
 from .transcripts import MAX_SYSTEM_CHARS, TEXT_MAP, TextMap, own_system_of
 from .unread import Unread
@@ -107,6 +108,7 @@ class Session:
     forked_from: where it began; None for a session that was not forked. folded_from: what it began with a summary of;
         None where it did not.
     unread: what follows in its ledger and has to be read before it is anybody's; None where nothing does.
+    last_read: when the blocks of its last snapshot were last found good.
     held_bytes: memory that its state took when a request last let go of it, and last_used: when that was, by the
         monotonic clock. Meanwhile the engine changes it.
     """
@@ -136,6 +138,7 @@ class Session:
     recomputed: Recomputed | None = None
     folded_from: Origin | None = None
     unread: Unread | None = None
+    last_read: LastRead = field(default_factory=LastRead, compare=False)
     held_bytes: int = field(default=0, compare=False)
     last_used: float = field(default_factory=time.monotonic, compare=False)
 

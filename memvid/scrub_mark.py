@@ -42,6 +42,11 @@ def place_of(uri: SessionUri) -> bytes:
     return blake3(str(uri).encode()).digest()
 
 
+def read_ns(mark: ScrubMark, uri: SessionUri) -> int:
+    """Since when, at least, a session has been read in the round that is under way; 0 if it has not."""
+    return mark.begun_ns if place_of(uri) <= mark.after else 0
+
+
 def left_of(sessions: Iterable[SessionUri], after: bytes) -> list[SessionUri]:
     """The sessions that a round still has to read, in order."""
     return sorted((uri for uri in sessions if place_of(uri) > after), key=place_of)

@@ -24,7 +24,7 @@ from typing import Any, Final
 from .. import __version__
 from .blocks import BlockDraft, BlockEntry, require_chain
 from .budget import Beyond, Meter
-from .bundle import BundleFile, FilePool, FrameFile
+from .bundle import FilePool, FrameFile
 from .clock import now_ns
 from .codecs import RAW, Codec
 from .core import StoreCore
@@ -62,7 +62,8 @@ before the commit. What is beyond fails its sleep then, which has lost nothing: 
 
 @dataclass(frozen=True, slots=True)
 class SleepRequest:
-    """What is to be made durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed."""
+    """What is to be made durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed. The
+    `doubted` ones of the reused are read before they are referred to."""
 
     uri: SessionUri
     identity: Identity
@@ -75,6 +76,7 @@ class SleepRequest:
     on_progress: Progress | None
     environment: Mapping[str, str]
     beyond: Beyond | None = None
+    doubted: Sequence[BlockEntry] = ()
 
 
 def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
@@ -88,6 +90,8 @@ def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
         holdings = Holdings(core, pin)
         stack.callback(holdings.close)
         places = _places_of_reused(core, pin, holdings, request)
+        for entry in request.doubted:
+            holdings.require_sound(places[entry.id], entry.id)
         room = stack.enter_context(core.metering(beyond=request.beyond))
         room(0)  # where nothing may be written any more, not even a temporary file is made
         with core.poisoning():
@@ -352,6 +356,11 @@ class Holdings:
                     return holder
         return None
 
+    def require_sound(self, holder: bytes, block_id: bytes) -> None:
+        """Read all of a block that a wake would read. Raises Corruption; BlockMissing where the system refuses to."""
+        with _missing_if_refused(holder), self._pool.holding(holder) as file:
+            file.check_payloads(block_id)
+
 
 def _places_of_reused(
     core: StoreCore, pin: Callable[[bytes], None], holdings: Holdings, request: SleepRequest
@@ -367,7 +376,9 @@ def _places_of_reused(
     if request.parent is None:
         raise InvalidDraft("reused blocks must come from the parent bundle, and none is named.", field="parent")
     pin(request.parent)
-    with contextlib.closing(_open_parent(core, request.parent)) as parent:
+    with _missing_if_refused(request.parent):
+        opened = core.open_bundle(request.parent)
+    with contextlib.closing(opened) as parent:
         manifest = parent.manifest
         if manifest is None:
             raise BundleMissing(
@@ -389,11 +400,12 @@ def _places_of_reused(
     return {block_id: _holder_now(holdings, block_id, place, request.parent) for block_id, place in places.items()}
 
 
-def _open_parent(core: StoreCore, bundle_id: bytes) -> BundleFile:
-    """Open what is only referred to. That the system refuses to must not keep from its sleep a state that does not need
-    it: whoever has all blocks writes them."""
+@contextlib.contextmanager
+def _missing_if_refused(bundle_id: bytes) -> Iterator[None]:
+    """For what is only referred to. That the system refuses to read it must not keep from its sleep a state that does
+    not need it: whoever has all blocks writes them."""
     try:
-        return core.open_bundle(bundle_id)
+        yield
     except Corruption:
         raise
     except StoreError as error:

@@ -170,18 +170,21 @@ class Store:
         codec: Codec = RAW,
         on_progress: Progress | None = None,
         beyond: Beyond | None = None,
+        doubted: Sequence[BlockEntry] = (),
     ) -> Receipt:
         """Make a session's state durable as its next version, then return the receipt.
 
         `reused` come first in the chain and name the bundles that hold them; `blocks` continue it. The drafts' buffers
         are borrowed until this returns. `on_progress` is told (tokens written, tokens to write). `beyond` is for
         what is lost otherwise: a state may go beyond the store's and the day's budget, and a ledger of a few kilobytes
-        into what the disk must keep free.
+        into what the disk must keep free. `doubted` are those of the reused blocks that are read before they are
+        referred to.
 
         Raises:
             InvalidDraft, LimitExceeded: what was handed in; nothing was written.
             BlockMissing, BundleMissing: a block that was reused, or found in the store, was deleted under it or cannot
                 be read; nothing was written, and with all blocks handed in anew it can be tried again.
+            Corruption: so it can where a doubted block is damaged.
             NoSpace, BudgetExceeded, StoreIoError, ReadBackFailed: the store is as it was before.
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
@@ -200,6 +203,7 @@ class Store:
                 on_progress=on_progress,
                 environment=environment(),
                 beyond=beyond,
+                doubted=doubted,
             ),
         )
 
