@@ -80,8 +80,12 @@ def age(path: Path) -> None:
 
 def break_row(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE bundles SET labels = 7, namespace = '../..'")
+        break_rows_in(connection)
         connection.commit()
+
+
+def break_rows_in(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE bundles SET labels = 7, namespace = '../..'")
 
 
 @pytest.mark.parametrize("damage", [lose, empty, scribble, cut, blot, blot_a_side_table, make_foreign, age, break_row])
@@ -189,7 +193,7 @@ def test_a_store_opens_on_a_full_disk_and_can_delete(
 
 def test_a_row_damaged_while_the_store_is_open_is_a_typed_error(store: Store) -> None:
     sleep(store, 300)
-    store.index._connection.execute("UPDATE bundles SET labels = 7, namespace = '../..'")
+    break_rows_in(store.index._connection)
     with pytest.raises(StoreIoError, match="makes it anew"):
         list(store.iter_sessions())
 
@@ -579,7 +583,7 @@ def test_bytes_written_are_counted_by_day_and_kept(store: Store, store_path: Pat
 def test_a_rebuild_of_an_open_store_leaves_what_the_bundles_say(store: Store, store_path: Path) -> None:
     fork, first = a_fork(store)
     rows = list(store.iter_sessions())
-    break_row(store_path / "index.sqlite")
+    break_rows_in(store.index._connection)
     actions, problems = reindexing.plan_rebuild(store._core.folder, store.index)
     assert [(action.kind, action.path) for action in actions] == [
         ("index", str(the_file(store_path, one))) for one in sorted([fork, first])
@@ -604,8 +608,7 @@ def test_threat_26_an_index_lost_while_the_store_is_open_is_made_anew_on_request
     store: Store, store_path: Path, damage: Callable[[Path], None]
 ) -> None:
     sleep(store, 300)
-    for suffix in ("-wal", "-shm"):
-        (store_path / f"index.sqlite{suffix}").unlink()
+    (store_path / "index.sqlite-wal").unlink()
     damage(store_path / "index.sqlite")
     reindexing.rebuild(store._core.folder, store.index)
     require_awake(store, 300)
