@@ -586,7 +586,8 @@ def test_gm7_a_cancel_stops_what_writes_and_what_waits_for_its_turn(
 def test_gm7_what_a_cancelled_request_says_of_the_session_is_so_wherever_the_cancel_falls(
     daemon: RealDaemon, torpor: Client, method: str
 ) -> None:
-    """QX16. Cancelled before it begins, in its reading, its writing, or after it: what was answered can be added up."""
+    """QX16. What was answered can be added up. That a cancel falls before the work, in its reading, its writing, and
+    behind it is seen to in tests/daemon/test_generation.py."""
     rng, name, held = random.Random(16), f"adds-up-{method}", 30
     torpor.create(name)
     torpor.append(name, tokens=tokens_of(16, held))
@@ -596,7 +597,6 @@ def test_gm7_what_a_cancelled_request_says_of_the_session_is_so_wherever_the_can
         "generate": {"text": "short enough", "max_tokens": 3},
         "chat": {"message": "short enough", "max_tokens": 3},
     }[method]
-    ended: set[str] = set()
     for _ in range(40):
         asked = Asked(link, method, {"session": name, **params})
         for _ in range(rng.choice((0, 1, 2, 4, 8, 16, 32, 64))):
@@ -604,16 +604,13 @@ def test_gm7_what_a_cancelled_request_says_of_the_session_is_so_wherever_the_can
         asked.cancel()
         answer = asked.answer()
         if isinstance(answer, ResultMessage):
-            ended.add("done")
             held = answer.result["token_count"]
         else:
             assert isinstance(answer, ErrorMessage)
             assert answer.error.code == "cancelled"
-            ended.add("midway" if "was_read" in answer.error.details else "undone")
             held = answer.error.details.get("token_count", held)
         assert torpor.show(name).info.token_count == held
     link.close()
-    assert len(ended) >= 2, "the cancels fell in one place only"
 
 
 def test_gm8_what_is_forgotten_is_found_no_more_and_the_others_are(torpor: Client) -> None:
