@@ -979,7 +979,7 @@ class Service:
 
         Raises:
             SessionExists: a session of that name is awake.
-            NameTaken: `session` is another session, which has nothing to do with it.
+            NameTaken: another session has that name, which has nothing to do with it.
             Corruption, and what else the store refuses; the store is then as it was.
         """
         started = time.monotonic()

@@ -428,12 +428,12 @@ class Store:
 
         It keeps its bundle id where its session has no such version yet. The same bundle again is the version that is
         there: nothing is written (`bytes_written` 0). Where the number is another bundle's, or with `as_uri`, it
-        becomes the session's next version, and the imported bundle its parent. With `only_kin` that may not put it
-        before a session that has nothing to do with it.
+        becomes the session's next version, and the imported bundle its parent. With `only_kin` it comes to no
+        session that has nothing to do with it, not even to one of its own name.
 
         Raises:
-            NameTaken: with `only_kin`, `as_uri` is another session than that of the file, and its newest version does
-                not belong to what the file's version was made from.
+            NameTaken: with `only_kin`, the session has another history: its newest version and that of the file do not
+                come from the same one, nor does one of both go on from all tokens of the other.
             StoreIoError: it cannot be read, or is no file.
             Corruption, LimitExceeded, UnsupportedFormat: it is no bundle, damaged, not whole, or of a later version.
             NoSpace, BudgetExceeded, ReadBackFailed: the store is as it was before.

@@ -35,7 +35,6 @@ from .errors import (
     CorruptBundle,
     Corruption,
     IndexMismatch,
-    NameTaken,
     ReadBackFailed,
     StoreBusy,
     StoreIoError,
@@ -45,6 +44,7 @@ from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .foreign import open_exported, require_whole
 from .incoming import open_waiting, remove_taken
 from .index import LIVE, IndexedBundle, row_of
+from .kinship import require_kin
 from .limits import MAX_IMPORTED_VERSION
 from .manifest import Manifest, bundle_id_of
 from .records import ExportReport, IndexRow, Receipt
@@ -154,47 +154,21 @@ def _import(
     core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_progress: Progress | None, *, only_kin: bool
 ) -> Receipt:
     manifest = require_whole(file, on_progress)
+    uri = as_uri or manifest.uri
     with core.importing:  # the same bundle twice at once is once
         if as_uri is None:
             present = core.index.find(manifest.uri, manifest.version)
             if present is not None and present.bundle_id == file.bundle_id:
                 return _receipt_of_present(core, present)
             _require_unknown(core, file.bundle_id)
-            with core.this_version(manifest.uri, manifest.version, file.bundle_id) as is_free:
+        earlier = _earlier_import(core, file.bundle_id, manifest, uri)
+        if earlier is None and only_kin:
+            require_kin(core, file, manifest, uri)
+        if as_uri is None:
+            with core.this_version(uri, manifest.version, file.bundle_id) as is_free:
                 if is_free and manifest.version <= MAX_IMPORTED_VERSION:
                     return _import_as_it_is(core, file, manifest)
-        uri = as_uri or manifest.uri
-        earlier = _earlier_import(core, file.bundle_id, manifest, uri)
-        if earlier is None and only_kin and uri != manifest.uri:
-            _require_kin(core, file.bundle_id, manifest, uri)
         return earlier or _import_as_next(core, file, manifest, uri)
-
-
-def _require_kin(core: StoreCore, bundle_id: bytes, imported: Manifest, uri: SessionUri) -> None:
-    """Refuse to put a version before another session's newest: it has to come from that one, or from what that one was
-    made from, as far as the store knows."""
-    newest = core.index.find(uri) or _newest_unlisted(core, uri)
-    if newest is None:
-        return
-    line, parent = {bundle_id}, imported.parent
-    while parent is not None and parent not in line:
-        line.add(parent)
-        stored = core.index.stored(parent)
-        parent = stored.row.parent if stored is not None and stored.row is not None else None
-    if line.isdisjoint({newest.bundle_id, newest.parent}):
-        raise NameTaken(
-            f"{uri} is another session, and would wake as {imported.uri} from then on. Import under a name that is "
-            f"free, or remove that session first (`torpor rm {uri}`).",
-            session=str(uri),
-            imported=str(imported.uri),
-        )
-
-
-def _newest_unlisted(core: StoreCore, uri: SessionUri) -> IndexRow | None:
-    """The newest version of a session that has none but such as are set aside, missed or unreadable: they may be back
-    any day."""
-    stored = map(core.index.stored, reversed(core.index.bundles_of(uri)))
-    return next((one.row for one in stored if one is not None and one.row is not None), None)
 
 
 def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor
+from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
 from torpor.memvid.durable import TempFile
 from torpor.memvid.store import Store
 
@@ -227,6 +227,22 @@ def test_an_import_under_the_name_of_another_session_is_refused_and_leaves_that_
     again = torpor("import", file, "--as", "copy", "--store", made_store.path)
     assert (again.status, "is there already as version 1" in again.out) == (0, True)
     assert torpor("import", file, "--as", "agent", "--store", made_store.path).status == 0, "its own name"
+
+
+def test_an_import_of_another_stores_session_of_the_same_name_is_refused_with_what_takes_it(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    making = load_module("memvid/store_making.py")
+    file = short_path / "theirs.mvb"
+    with Store.open(short_path / "theirs", writable=True) as theirs:
+        first = making.sleep(theirs, 600, seed=3)
+        making.sleep(theirs, 700, before=making.sleep(theirs, 650, before=first, seed=3), seed=3)
+        theirs.export_session(making.URI, 3, file)
+    before = torpor("show", "agent", "--store", made_store.path, "--json").document
+    refused = torpor("import", file, "--store", made_store.path)
+    assert (refused.status, "(`--as NAME`)" in refused.err) == (2, True)
+    assert torpor("show", "agent", "--store", made_store.path, "--json").document == before
+    assert torpor("import", file, "--as", "theirs", "--store", made_store.path).status == 0
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ from torpor.memvid.folder import StoreFolder
 from torpor.memvid.incoming import hand_over
 from torpor.memvid.index import Index
 from torpor.memvid.limits import MAX_IMPORTED_VERSION, MAX_VERSION
+from torpor.memvid.retention import Retention
 from torpor.memvid.rewriting import Contents, prepared
 
 THIRD_URI = SessionUri("default", "third")
@@ -597,6 +598,67 @@ def test_an_import_that_became_a_next_version_is_not_done_twice(
     assert (tree(Path(other.path)), rows(other)) == (before, known)
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_another_stores_session_of_the_same_name_is_refused_whatever_its_number(
+    store: Store, other: Store, target: Path, version: int
+) -> None:
+    """Else a bare name wakes another one's session, and `prune --keep-last 1` removes one's own."""
+    sleep(other, 400, seed=1, before=sleep(other, 300, seed=1))
+    slept = None
+    for number in range(version):
+        slept = sleep(store, 600 + number, seed=2, before=slept)
+    exported(store, target)
+    before = rows(other)
+    with pytest.raises(NameTaken, match=r"is another session here: .*`--as NAME`"):
+        other.import_file(target, only_kin=True)
+    assert rows(other) == before
+    require_awake(other, 400, seed=1)
+    assert other.import_file(target, as_uri=OTHER_URI, only_kin=True).version == 1
+
+
+@pytest.mark.parametrize("theirs", [300, 512, 600, 900])
+def test_what_only_begins_as_ones_own_session_is_not_taken_for_it(
+    store: Store, other: Store, target: Path, theirs: int
+) -> None:
+    """Two agents of one name, forked from the same system text."""
+    base = sleep(store, 256, uri=OTHER_URI)
+    sleep(other, 600, before=other.import_file(exported(store, target, OTHER_URI)), seed=1)
+    sleep(store, theirs, before=base, seed=2)
+    with pytest.raises(NameTaken):
+        other.import_file(exported(store, target.with_name("theirs")), only_kin=True)
+
+
+def test_a_session_that_went_on_elsewhere_comes_back(store: Store, other: Store, target: Path) -> None:
+    """What was between was never here: its tokens tell that it is the same."""
+    first = sleep(store, 300)
+    other.import_file(exported(store, target), only_kin=True)
+    last = sleep(store, 900, before=sleep(store, 600, before=first))
+    came = other.import_file(exported(store, target.with_name("last")), only_kin=True)
+    assert (came.version, came.bundle_id) == (3, last.bundle_id)
+
+
+@pytest.mark.parametrize(("kept", "seeds"), [(2, (0, 1, 2)), (1, (0, 0, 0))])
+def test_an_earlier_version_of_ones_own_comes_back(
+    store: Store, target: Path, kept: int, seeds: tuple[int, int, int]
+) -> None:
+    """Found among what the newest was made from, with other tokens too; or, with those gone, by its tokens."""
+    first = sleep(store, 200, seed=seeds[0])
+    exported(store, target)
+    newest = sleep(store, 700, before=sleep(store, 300, before=first, seed=seeds[1]), seed=seeds[2])
+    store.prune(Retention(keep_last=kept))
+    assert len(store.versions(URI)) == kept
+    assert store.import_file(target, only_kin=True).bundle_id == first.bundle_id
+    assert store.versions(URI)[-1].bundle_id == newest.bundle_id
+
+
+def test_a_newest_version_that_cannot_be_read_makes_no_kin(store: Store, other: Store, target: Path) -> None:
+    ours = sleep(other, 300)
+    sleep(store, 600)
+    making.bundle_path(other, ours.bundle_id).unlink()
+    with pytest.raises(NameTaken):
+        other.import_file(exported(store, target), only_kin=True)
+
+
 @pytest.mark.parametrize("how", ["file", "incoming"])
 def test_only_kin_takes_the_place_of_another_sessions_newest_version(
     store: Store, other: Store, target: Path, how: str
@@ -613,7 +675,7 @@ def test_only_kin_takes_the_place_of_another_sessions_newest_version(
             return other.import_file(file, as_uri=OTHER_URI, only_kin=True)
         return other.adopt_incoming(hand_over(other.path, str(file)), as_uri=OTHER_URI, only_kin=True)
 
-    with pytest.raises(NameTaken, match=f"a name that is free, .*`torpor rm {OTHER_URI}`") as refused:
+    with pytest.raises(NameTaken, match=f"a name that is free .`--as NAME`., .*`torpor rm {OTHER_URI}`") as refused:
         taken(target)
     assert refused.value.details == {"session": str(OTHER_URI), "imported": str(URI)}
     if how == "file":
