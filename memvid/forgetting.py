@@ -7,10 +7,11 @@ Order: retire the versions, oldest first → drop their rows → marks → remov
 `incoming` and quarantine → strip the files that others need → write the index anew → look again.
 A crash leaves the session there, or deleted with bytes of it remaining; forgetting it again finishes.
 
-Why that is a proof: afterwards no file's manifest names the session, and every frame in the store is one that some
-remaining version needs and names in its own manifest: it is that session's byte as well. Whatever else lies in the
-store's folder was looked into, or stands in the report. Because it asks for any frame
-that nobody needs, and not for those of this session, it needs no memory of a forget that was cut off.
+Why that is a proof: afterwards no file's manifest is the session's, those of other sessions that name it as what they
+were made from stand in the report (a manifest's digest is its bundle's id, so it cannot be changed), and every frame in
+the store is one that some remaining version needs and names in its own manifest: it is that session's byte as well.
+Whatever else lies in the store's folder was looked into, or stands in the report. Because it asks for any frame that
+nobody needs, and not for those of this session, it needs no memory of a forget that was cut off.
 
 Rules:
 - A frame goes only once a look at every user of its file, with no one changed since, says that nobody needs it.
@@ -86,10 +87,12 @@ class Step:
 
 @dataclass(slots=True)
 class Look:
-    """The store looked over once: what is to be done, what it shares with others, and what is wrong."""
+    """The store looked over once: what is to be done, what it shares with others, which versions of others name it, and
+    what is wrong."""
 
     steps: list[Step] = field(default_factory=list)
     shared: dict[SessionUri, set[bytes]] = field(default_factory=dict)
+    naming: list[Action] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
 
@@ -114,7 +117,8 @@ def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: boo
         run.erase_index()
     run.find_newcomers(look)
     report = run.report(look)
-    if not (bundle_ids or blocks or report.problems or any(action.session == uri for action in report.actions)):
+    found = bundle_ids or blocks or look.naming or report.problems
+    if not (found or any(action.session == uri for action in report.actions)):
         unknown = not_found(uri, core.index.uris())
         raise SessionNotFound(f"{unknown.message} Nothing of it is in the store.", **unknown.details)
     return report
@@ -143,7 +147,10 @@ def _look(
     def on_file(file: BundleFile, manifest: Manifest) -> None:
         if manifest.uri == uri:
             look.problems.append(_newcomer(uri, file.path))
-        elif blocks and (common := blocks.intersection(entry.id for entry in manifest.blocks)):
+            return
+        if manifest.tells_of(uri):
+            look.naming.append(_naming(uri, file.path, manifest))
+        if blocks and (common := blocks.intersection(entry.id for entry in manifest.blocks)):
             look.shared.setdefault(manifest.uri, set()).update(common)
 
     needs = read_needs(core, on_file, but_for)
@@ -201,7 +208,7 @@ def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: boo
     if retired and not needed:
         reason = "nobody needs a block of it"
         return Step("remove", file.bundle_id, file.path, session, version, file.file_bytes, 0, reason)
-    if idle or (retired and named):
+    if idle or (retired and manifest is not None and (named or manifest.tells_of(uri))):
         after = _bytes_after(file, _contents(file, needed, live=manifest is not None and not retired))
         reason = f"{len(file.frames) - len(idle)} of its {len(file.frames)} blocks are needed; they alone stay"
         return Step("strip", file.bundle_id, file.path, session, version, file.file_bytes - after, after, reason)
@@ -515,6 +522,7 @@ class _Forget:
             reason = f"{len(common)} blocks are this session's too, and stay"
             path = f"{self._core.path}/{BUNDLES}"
             self.actions.append(Action("keep", path, other, None, 0, reason))
+        self.actions += look.naming
         problems = (*self._problems, *look.problems)
         return MaintenanceReport("forget", self._dry_run, tuple(self.actions), self._freed, self._written, problems)
 
@@ -534,6 +542,11 @@ def _needed_by_aside(path: str, code: str) -> Finding:
         "repair` bring that version back, or `torpor gc --quarantine` give it up. Forget again."
     )
     return Finding(path, code, message)
+
+
+def _naming(uri: SessionUri, path: str, manifest: Manifest) -> Action:
+    reason = f"it names {uri} as its origin, which is part of its id; forget this one too if the name must go"
+    return Action("keep", path, manifest.uri, manifest.version, 0, reason)
 
 
 def _newcomer(uri: SessionUri, path: str) -> Finding:

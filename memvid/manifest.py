@@ -75,6 +75,19 @@ class Manifest:
         """Labels by which something made of this version is found: the session's, the model's name, the version."""
         return tuple(dict.fromkeys(label for label in (*self.labels, self.model, f"v{self.version}") if label))
 
+    def tells_of(self, uri: SessionUri) -> bool:
+        """Whether another session's URI is one of the texts of the session map, as that of a fork's origin is."""
+        values: list[Any] = [self.session]
+        while values:
+            value = values.pop()
+            if value == str(uri):
+                return True
+            if isinstance(value, Mapping):
+                values += value.values()
+            elif isinstance(value, list | tuple):
+                values += value
+        return False
+
     def encode(self) -> bytes:
         """The canonical bytes. Raises InvalidDraft or LimitExceeded for what may not be written."""
         require_session_map(self.session)

@@ -144,6 +144,8 @@ def _verdict(fd: int, path: str, uri: SessionUri) -> tuple[bool, str]:
                 return False, "it holds blocks and does not say whose they are"
             if file.manifest.uri == uri:
                 return True, ""
+            if file.manifest.tells_of(uri):
+                return False, f"it is a version of {file.manifest.uri}, and names it as its origin"
             own = {entry.id for entry in file.manifest.blocks}
             return False, "" if own.issuperset(file.frames) else "it holds blocks of other sessions than its own"
     except StoreError as error:

@@ -131,6 +131,60 @@ def test_of_a_forgotten_session_nothing_is_left(store: Store, store_path: Path) 
         assert [row.uri for row in again.iter_sessions()] == [OTHER_URI]
 
 
+def fork_that_tells(store: Store, uri: SessionUri, before: Receipt) -> Receipt:
+    """A session that says what it was forked from, as the daemon's do."""
+    origin = {"session": str(SECRET), "version": before.version, "bundle_id": before.bundle_id.hex(), "tokens": 512}
+    return store.write_bundle(
+        uri=uri,
+        identity=IDENTITY,
+        parent=before.bundle_id,
+        reused=[entry for entry in before.entries if entry.kind == "span" and entry.token_count == 256],
+        blocks=drafts(768, first=512, seed=9)[:1],
+        session={"model": "demo", "forked_from": origin},
+        token_count=768,
+    )
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_fork_that_names_the_forgotten_session_is_told_with_its_file(
+    store: Store, store_path: Path, dry_run: bool
+) -> None:
+    """Its manifest is what its id is the digest of: the name stays there, and nowhere else."""
+    fork = fork_that_tells(store, OTHER_URI, sleep_secret(store, 700))
+    sleep(store, 300, uri=THIRD, seed=1)
+    report = store.forget(SECRET, dry_run=dry_run)
+    file = bundle_path(store, fork.bundle_id)
+    told = [action for action in report.actions if action.kind == "keep" and str(SECRET) in action.reason]
+    assert [(one.path, one.session, one.version) for one in told] == [(str(file), OTHER_URI, 1)]
+    assert report.ok
+    if not dry_run:
+        assert {hit.split(":")[0] for hit in found_in(store_path, *traces(from_token=512))} == {
+            str(file.relative_to(store_path))
+        }
+        again = store.forget(SECRET)
+        assert [action.path for action in again.actions] == [str(file)], "nor is it said that nothing is left"
+        assert store.forget(OTHER_URI).ok
+        assert found_in(store_path, *traces()) == [], "then it has gone too"
+
+
+def test_a_deleted_fork_that_others_need_keeps_no_name(store: Store, store_path: Path) -> None:
+    slept = fork_that_tells(store, OTHER_URI, sleep_secret(store, 700))
+    fork(store, 900, slept, THIRD)
+    store.delete_session(OTHER_URI)
+    assert len([*store_path.rglob("*.mvr")]) == 1, "each block of it is needed: nothing else changes its file"
+    assert store.forget(SECRET).ok
+    assert found_in(store_path, *traces(from_token=512)) == []
+
+
+def test_a_fork_in_quarantine_that_names_the_forgotten_session_is_a_problem(store: Store, store_path: Path) -> None:
+    slept = fork_that_tells(store, OTHER_URI, sleep_secret(store, 700))
+    file = bundle_path(store, slept.bundle_id)
+    (store_path / "quarantine").mkdir(mode=0o700, exist_ok=True)
+    (store_path / "quarantine" / f"{file.name}.1").write_bytes(file.read_bytes())
+    report = store.forget(SECRET)
+    assert [problem.path for problem in report.problems] == [str(store_path / "quarantine" / f"{file.name}.1")]
+
+
 def test_the_index_keeps_no_name_among_many(store: Store, store_path: Path) -> None:
     """Rows are moved about between pages as others come; neither the file nor its -wal may keep a copy."""
     for number in range(40):

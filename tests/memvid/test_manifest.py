@@ -13,6 +13,7 @@ from store_making import IDENTITY, URI
 from torpor.memvid import BlockEntry, Manifest
 from torpor.memvid.errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
 from torpor.memvid.manifest import LINE_BYTES, bundle_id_of, decode_manifest
+from torpor.memvid.uri import SessionUri
 
 ENTRIES = (
     BlockEntry(b"a" * 32, None, "span", 0, 256, 10),
@@ -100,6 +101,14 @@ def test_keys_in_another_order_are_refused_though_they_say_the_same() -> None:
 def test_a_manifest_that_no_reader_would_take_is_not_written(change: dict[str, object], kind: type[StoreError]) -> None:
     with pytest.raises(kind):
         dataclasses.replace(MANIFEST, **change).encode()  # type: ignore[arg-type]
+
+
+def test_a_manifest_tells_of_another_session_where_one_of_its_texts_is_its_whole_uri() -> None:
+    origin = SessionUri("default", "origin")
+    for session in ({"forked_from": {"session": str(origin)}}, {"any": [{"deep": [str(origin)]}]}):
+        assert dataclasses.replace(MANIFEST, session=session).tells_of(origin)
+    for text in (f"{origin}s", f"said of {origin}", origin.name):
+        assert not dataclasses.replace(MANIFEST, session={"forked_from": {"session": text}}).tells_of(origin)
 
 
 def test_where_blocks_lie_is_no_part_of_the_manifest() -> None:
