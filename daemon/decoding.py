@@ -402,7 +402,9 @@ class Decoder:
             return
         joining: _Joining = {id(batch): (batch, []) for batch in running}
         for state in states:
-            place = self._place_in(joining, state) or self._place_given_up(joining, state, yielding)
+            place = self._place_in(joining, state)
+            if place is None:
+                place = self._place_given_up(joining, state, yielding)
             if place is not None:
                 place.append(state)
             else:

@@ -290,6 +290,29 @@ async def test_a_session_that_is_much_longer_than_the_others_is_not_batched_with
         assert max(rig.network.rows) == 2
 
 
+@pytest.mark.parametrize(("late", "joins"), [(1000, False), (130, True)])
+async def test_who_comes_late_joins_a_running_batch_only_where_that_wastes_no_more_than_a_quarter(
+    open_batching: Any, late: int, joins: bool
+) -> None:
+    prompts = {name: tokens_of(1, count) for name, count in (("a", 100), ("b", 110), ("c", late))}
+    async with open_batching() as rig:
+        for name, prompt in prompts.items():
+            await rig.read(name, prompt)
+        await together(rig, dict.fromkeys("ab", 2))  # and the model has been tried
+        rig.network.reset()
+        gate = rig.network.hold_at(1)
+        running = [asyncio.ensure_future(writing(rig, name, 60)) for name in "ab"]
+        await gate.reached()
+        late_one = asyncio.ensure_future(writing(rig, "c", 20))
+        await until(lambda: rig.service._engine._inbox.qsize() > 0)
+        gate.open()
+        await asyncio.gather(late_one, *running)
+        assert 2 in rig.network.rows
+        assert rig.network.rows.count(3) in (range(18, 21) if joins else [0])
+        for name, prompt in prompts.items():
+            await assert_like_alone(rig, name, prompt)
+
+
 async def test_a_long_text_does_not_stop_a_stream(open_batching: Any) -> None:
     """Reading and writing share the engine by time: between two chunks of the text, others write."""
     async with open_batching() as rig:
