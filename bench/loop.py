@@ -5,8 +5,11 @@ streams from the demo model; a stranger in another process asks one thing over a
 two pieces of the stream, p50, p99 and the longest, with nothing beside it and beside each request; and how long the
 request took. `clear` clears away a label of 60 sessions each time.
 
-Then texts of 6,000 tokens are read beside the stream, one and three at a time: the gaps, and how many tokens a second
-the reads have, beside what one has alone.
+Then texts of 6,000 tokens are read beside the stream, one and three at a time, until the last of them is read: the
+gaps, and how many tokens a second the reads have, beside what one has alone.
+
+Each of these phases lasts so many seconds or gaps, whichever come first; one that sees too few by then goes on, but to
+its limit at most. What fails in a phase is noted, the others follow, and the benchmark then ends with 1.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import parser_for, plotted, save
 from scale import make_store
+from torpor.errors import TorporError
 from torpor.socket_api import Client
 
 SESSIONS, QUICK_SESSIONS = 10_000, 100
@@ -37,7 +42,11 @@ SECONDS, QUICK_SECONDS = 15.0, 1.0
 READ_TOKENS, QUICK_READ_TOKENS = 6_000, 600
 CLEARED = 60
 STREAM_TOKENS = 1_000
-LEAST_GAPS = 20
+LEAST_GAPS, MOST_GAPS = 20, 10_000
+LIMIT_S, QUICK_LIMIT_S = 120.0, 15.0
+"""Of a phase, behind which only what it has asked for is waited for."""
+ANSWER_S = 120.0
+"""For how long anything may keep a phase waiting."""
 _TORPOR = str(Path(sys.executable).with_name("torpor"))
 ASKED = ("list", "stats", "status", "events", "clear")
 _SPAWN = multiprocessing.get_context("spawn")
@@ -47,14 +56,15 @@ _numbers = count()
 
 @dataclass
 class Beside:
-    """What was seen while something went on. gaps, asked: seconds."""
+    """What was seen while something went on. gaps, asked: seconds. failed: what ended it before its time."""
 
     gaps: list[float] = field(default_factory=list)
     asked: list[float] = field(default_factory=list)
     tokens_read: int = 0
     seconds: float = 0.0
+    failed: str | None = None
 
-    def figures(self) -> dict[str, float | int]:
+    def figures(self) -> dict[str, Any]:
         ordered = sorted(self.gaps) or [0.0]
         return {
             "gaps": len(self.gaps),
@@ -63,7 +73,8 @@ class Beside:
             "most_s": ordered[-1],
             "asked": len(self.asked),
             "answer_s": statistics.median(self.asked) if self.asked else 0.0,
-            "read_tokens_a_second": self.tokens_read / self.seconds,
+            "read_tokens_a_second": self.tokens_read / self.seconds if self.seconds else 0.0,
+            "failed": self.failed,
         }
 
 
@@ -85,18 +96,24 @@ class Daemon:
             yield
             with Client(self.socket) as client:
                 client.shutdown()
-            process.wait(120)
+            process.wait(ANSWER_S)
         finally:
             process.kill()
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
 
-    def stream_for(self, seconds: float, found: Beside) -> None:
+    def stream(self, found: Beside, is_over: Callable[[], bool], limit_s: float) -> None:
         """Stream from new sessions, one after the other, and note the gaps behind each one's first piece."""
         begun = time.perf_counter()
-        with Client(self.socket) as client:
-            while time.perf_counter() - begun < seconds or len(found.gaps) < LEAST_GAPS:
+
+        def is_enough() -> bool:
+            if len(found.gaps) >= MOST_GAPS or time.perf_counter() - begun >= limit_s:
+                return True
+            return len(found.gaps) >= LEAST_GAPS and is_over()
+
+        with Client(self.socket, timeout_s=ANSWER_S) as client:
+            while not is_enough():
                 name = f"stream-{next(_numbers)}"
                 client.create(name)
                 with client.stream_generate(name, text=_WORDS, max_tokens=STREAM_TOKENS) as stream:
@@ -106,23 +123,35 @@ class Daemon:
                         if last is not None:
                             found.gaps.append(now - last)
                         last = now
-                        if now - begun >= seconds and len(found.gaps) >= LEAST_GAPS:
+                        if is_enough():
                             break
                 client.delete(name)
         found.seconds = time.perf_counter() - begun
 
 
+def _after(seconds: float) -> Callable[[], bool]:
+    """Whether so long has passed from now on."""
+    until = time.perf_counter() + seconds
+    return lambda: time.perf_counter() >= until
+
+
 def _ask_over_and_over(socket: Path, what: str, ready: Any, stop: Any, told: Any) -> None:
-    """A process of its own: what it takes to read the answers must not delay the stream's reader."""
-    with Client(socket) as client:
-        asks = asks_of(client)[what]
-        taken = []
+    """A process of its own: what it takes to read the answers must not delay the stream's reader. It tells how long
+    each answer took, and what failed."""
+    taken: list[float] = []
+    try:
+        with Client(socket, timeout_s=ANSWER_S) as client:
+            asks = asks_of(client)[what]
+            ready.set()
+            while not (taken and stop.is_set()):
+                begun = time.perf_counter()
+                asks()
+                taken.append(time.perf_counter() - begun)
+    except (TorporError, OSError) as error:
         ready.set()
-        while not stop.is_set():
-            begun = time.perf_counter()
-            asks()
-            taken.append(time.perf_counter() - begun)
-    told.send(taken)
+        told.send((taken, str(error)))
+    else:
+        told.send((taken, None))
 
 
 def asks_of(client: Client) -> dict[str, Callable[[], object]]:
@@ -149,53 +178,65 @@ def asks_of(client: Client) -> dict[str, Callable[[], object]]:
 class Bench:
     """Everything beside a stream, one after the other."""
 
-    def __init__(self, daemon: Daemon, seconds: float, read_tokens: int) -> None:
-        self._daemon, self._seconds, self._read_tokens = daemon, seconds, read_tokens
+    def __init__(self, daemon: Daemon, seconds: float, limit_s: float, read_tokens: int) -> None:
+        self._daemon, self._seconds, self._limit_s, self._read_tokens = daemon, seconds, limit_s, read_tokens
 
-    def run(self) -> dict[str, dict[str, float | int]]:
+    def run(self) -> dict[str, dict[str, Any]]:
         """The figures by what went on."""
-        found = {"nothing": Beside()}
-        self._daemon.stream_for(self._seconds, found["nothing"])
-        for what in ASKED:
-            found[what] = self._beside_asking(what)
-        found["one read alone"] = self._reading(1, streams=False)
-        for reads in (1, 3):
-            found[f"{reads} long reads"] = self._reading(reads, streams=True)
-        return {what: each.figures() for what, each in found.items()}
+        print(f"{'beside':>16} {'p50':>8} {'p99':>8} {'most':>8} {'answer':>9}  ms   tokens read a second")
+        phases: dict[str, Callable[[Beside], None]] = {"nothing": self._beside_nothing}
+        phases |= {what: partial(self._beside_asking, what) for what in ASKED}
+        phases["one read alone"] = partial(self._reading, 1, streams=False)
+        phases |= {f"{reads} long reads": partial(self._reading, reads, streams=True) for reads in (1, 3)}
+        figures = {}
+        for what, phase in phases.items():
+            found = Beside()
+            try:
+                phase(found)
+            except (TorporError, OSError, EOFError, TimeoutError) as error:
+                found.failed = f"{type(error).__name__}: {error}"
+            figures[what] = found.figures()
+            print(_line(what, figures[what]), flush=True)
+        return figures
 
-    def _beside_asking(self, what: str) -> Beside:
-        found, (mine, others) = Beside(), _SPAWN.Pipe()
+    def _beside_nothing(self, found: Beside) -> None:
+        self._daemon.stream(found, _after(self._seconds), self._limit_s)
+
+    def _beside_asking(self, what: str, found: Beside) -> None:
+        mine, others = _SPAWN.Pipe()
         ready, stop = _SPAWN.Event(), _SPAWN.Event()
-        asking = _SPAWN.Process(target=_ask_over_and_over, args=(self._daemon.socket, what, ready, stop, others))
+        told = (self._daemon.socket, what, ready, stop, others)
+        asking = _SPAWN.Process(target=_ask_over_and_over, args=told, daemon=True)
         asking.start()
         others.close()  # so that its end is seen, whatever ends it
         try:
-            assert ready.wait(60)
-            self._daemon.stream_for(self._seconds, found)
+            if not ready.wait(ANSWER_S):
+                raise TimeoutError("the process that asks did not start")
+            self._daemon.stream(found, _after(self._seconds), self._limit_s)
             stop.set()
-            found.asked = mine.recv()
+            if not mine.poll(ANSWER_S):
+                raise TimeoutError("the last answer did not come")
+            found.asked, found.failed = mine.recv()
         finally:
-            asking.terminate()
+            asking.kill()
             asking.join()
-        return found
 
-    def _reading(self, reads: int, *, streams: bool) -> Beside:
-        """Long reads over and over, as many at a time."""
-        found, until = Beside(), time.perf_counter() + self._seconds
-        with ThreadPoolExecutor(reads + 1) as pool:
-            work = [pool.submit(self._read_until, until) for _ in range(reads)]
+    def _reading(self, reads: int, found: Beside, *, streams: bool) -> None:
+        """Long reads over and over, as many at a time; the stream lasts as long as they do."""
+        is_over = _after(self._seconds)
+        with ThreadPoolExecutor(reads) as pool:
+            work = [pool.submit(self._read_until, is_over) for _ in range(reads)]
             if streams:
-                self._daemon.stream_for(self._seconds, found)
+                self._daemon.stream(found, lambda: all(each.done() for each in work), self._limit_s)
             taken = [each.result() for each in work]
         found.asked = [seconds for each in taken for seconds in each]
         found.tokens_read = self._read_tokens * len(found.asked)
         found.seconds = max(sum(each) for each in taken)
-        return found
 
-    def _read_until(self, until: float) -> list[float]:
-        taken = []
-        with Client(self._daemon.socket) as client:
-            while time.perf_counter() < until:
+    def _read_until(self, is_over: Callable[[], bool]) -> list[float]:
+        taken: list[float] = []
+        with Client(self._daemon.socket, timeout_s=ANSWER_S) as client:
+            while not (taken and is_over()):
                 name, begun = f"read-{next(_numbers)}", time.perf_counter()
                 client.create(name)
                 client.append(name, tokens=[32 + at % 90 for at in range(self._read_tokens)])
@@ -204,8 +245,15 @@ class Bench:
         return taken
 
 
+def _line(what: str, each: dict[str, Any]) -> str:
+    """A row of the table."""
+    gaps = " ".join(f"{1000 * each[name]:>8.1f}" for name in ("p50_s", "p99_s", "most_s"))
+    failed = f"  failed: {each['failed']}" if each["failed"] else ""
+    return f"{what:>16} {gaps} {1000 * each['answer_s']:>9.1f} {each['read_tokens_a_second']:>10,.0f}{failed}"
+
+
 def report(figures: dict[str, Any], out: Path) -> None:
-    """JSON, plot, and a table for a person."""
+    """JSON and plot."""
     document = save("loop", figures, out)
     beside = figures["beside"]
     streamed = {what: each for what, each in beside.items() if each["gaps"]}
@@ -215,13 +263,9 @@ def report(figures: dict[str, Any], out: Path) -> None:
         axes.set_xticks(range(len(streamed)), list(streamed), rotation=30, fontsize=7)
         axes.set(ylabel="ms between two pieces", yscale="log")
         axes.legend(fontsize=7)
-    print(f"{'beside':>16} {'p50':>8} {'p99':>8} {'most':>8} {'answer':>9}  ms   tokens read a second")
-    for what, each in beside.items():
-        gaps = " ".join(f"{1000 * each[name]:>8.1f}" for name in ("p50_s", "p99_s", "most_s"))
-        print(f"{what:>16} {gaps} {1000 * each['answer_s']:>9.1f} {each['read_tokens_a_second']:>10,.0f}")
 
 
-def main() -> None:
+def main() -> int:
     """Measure and report."""
     parser = parser_for(__doc__, 1)
     parser.add_argument("--sessions", type=int, help=f"{SESSIONS:,} unless told")
@@ -230,16 +274,18 @@ def main() -> None:
     options = parser.parse_args()
     sessions = options.sessions or (QUICK_SESSIONS if options.quick else SESSIONS)
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
+    limit_s = QUICK_LIMIT_S if options.quick else LIMIT_S
     with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=options.folder) as folder:
         store = options.store or Path(folder) / "store"
         if not store.exists():
             make_store(store, sessions, versions=1)
         daemon = Daemon(store, Path(folder) / "torpor.sock")
         with daemon.running():
-            beside = Bench(daemon, seconds, QUICK_READ_TOKENS if options.quick else READ_TOKENS).run()
-    report({"sessions": sessions, "beside": beside}, options.out)
+            beside = Bench(daemon, seconds, limit_s, QUICK_READ_TOKENS if options.quick else READ_TOKENS).run()
+            report({"sessions": sessions, "beside": beside}, options.out)
     print(f"figures and plot in {options.out}")
+    return 1 if any(each["failed"] for each in beside.values()) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
