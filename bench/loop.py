@@ -3,7 +3,8 @@
 The store has 10,000 sessions, small real bundles of random bytes that nobody wakes, made without flushes. One agent
 streams from the demo model; a stranger in another process asks one thing over and over. Figures: the gaps between
 two pieces of the stream, p50, p99 and the longest, with nothing beside it and beside each request; and how long the
-request took. `clear` clears away a label of 60 sessions each time.
+request took. `clear` clears away a label of 60 sessions each time. `large` asks a session to read a million tokens, the
+most that a frame holds, and is refused once they have been checked.
 
 Then texts of 6,000 tokens are read beside the stream, one and three at a time, until the last of them is read: the
 gaps, and how many tokens a second the reads have, beside what one has alone.
@@ -35,20 +36,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 from figures import parser_for, plotted, save
 from scale import make_store
 from torpor.errors import TorporError
-from torpor.socket_api import Client
+from torpor.socket_api import Client, RemoteError
 
 SESSIONS, QUICK_SESSIONS = 10_000, 100
 SECONDS, QUICK_SECONDS = 15.0, 1.0
 READ_TOKENS, QUICK_READ_TOKENS = 6_000, 600
 CLEARED = 60
 STREAM_TOKENS = 1_000
+LARGE_TOKENS = 1_000_000
 LEAST_GAPS, MOST_GAPS = 20, 10_000
 LIMIT_S, QUICK_LIMIT_S = 120.0, 15.0
 """Of a phase, behind which only what it has asked for is waited for."""
 ANSWER_S = 120.0
 """For how long anything may keep a phase waiting."""
 _TORPOR = str(Path(sys.executable).with_name("torpor"))
-ASKED = ("list", "stats", "status", "events", "clear")
+ASKED = ("list", "stats", "status", "events", "clear", "large")
 _SPAWN = multiprocessing.get_context("spawn")
 _WORDS = "an agent that has slept for an hour goes on at the next token with nothing read again "
 _numbers = count()
@@ -166,12 +168,22 @@ def asks_of(client: Client) -> dict[str, Callable[[], object]]:
         with client.events():
             pass
 
+    large = [32 + at % 90 for at in range(LARGE_TOKENS)]
+
+    def read_large() -> None:
+        try:
+            client.append("large", tokens=large, create=True)
+        except RemoteError as refused:
+            if refused.code != "context_overflow":
+                raise
+
     return {
         "list": client.list_sessions,
         "stats": client.stats,
         "status": client.status,
         "events": events,
         "clear": clear,
+        "large": read_large,
     }
 
 

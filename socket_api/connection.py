@@ -26,7 +26,7 @@ from .errors import (
     TooManyRequests,
     UnknownMethod,
 )
-from .framing import Frame, FrameDecoder, Pieces, encode_frame, encode_in_pieces
+from .framing import Frame, FrameDecoder, Pieces, encode_frame, encode_in_pieces, whole
 from .messages import (
     Cancel,
     ErrorMessage,
@@ -185,6 +185,11 @@ class ServerConnection:
         """Size of the frame that comes next, as soon as its prefix is there; else 0."""
         return self._decoder.next_frame_bytes
 
+    @property
+    def is_large_frame_whole(self) -> bool:
+        """Whether the frame that comes next is there, and is one that is decoded and checked in pieces."""
+        return self._decoder.is_frame_whole and self.next_frame_bytes > limits.MAX_FRAME_BYTES_AT_ONCE
+
     def feed(self, data: bytes) -> None:
         """Take bytes that arrived."""
         self._decoder.feed(data)
@@ -195,8 +200,15 @@ class ServerConnection:
         Raises:
             ProtocolError: the client broke the protocol; the connection is dead.
         """
-        frame = self._decoder.next_frame()
-        return None if frame is None else self._accept(frame)
+        return whole(self.next_message_in_pieces())
+
+    def next_message_in_pieces(self) -> Pieces[ServerInput | None]:
+        """As `next_message`. What is larger than `limits.MAX_FRAME_BYTES_AT_ONCE` is decoded and checked in pieces."""
+        if not self.is_large_frame_whole:
+            frame = self._decoder.next_frame()
+        else:
+            frame = yield from self._decoder.next_frame_in_pieces()
+        return None if frame is None else (yield from self._accept(frame))
 
     def require_clean_end(self) -> None:
         """Check that the client's stream did not end inside a frame. Raises TruncatedFrame."""
@@ -247,7 +259,7 @@ class ServerConnection:
         """The last frame of a connection: why it ends."""
         return _error_frame(None, error)
 
-    def _accept(self, frame: Frame) -> ServerInput:
+    def _accept(self, frame: Frame) -> Pieces[ServerInput]:
         message = load_client_message(frame)
         if isinstance(message, Hello):
             if self.greeted:
@@ -259,11 +271,11 @@ class ServerConnection:
         if isinstance(message, Cancel):
             return message
         try:
-            return self._begin(message)
+            return (yield from self._begin(message))
         except ApiError as error:
             return RefusedRequest(message.id, error)
 
-    def _begin(self, request: Request) -> AcceptedRequest:
+    def _begin(self, request: Request) -> Pieces[AcceptedRequest]:
         if request.id in self._in_flight:
             raise DuplicateId(f"Request id {request.id} is in flight already. Count ids up.", id=request.id)
         if len(self._in_flight) >= self._max_in_flight:
@@ -277,7 +289,7 @@ class ServerConnection:
                 f"There is no method {request.method[:64]!r}. This daemon has: {', '.join(METHODS)}.",
                 method=request.method[:64],
             )
-        params = method.load_params(request.params)
+        params = yield from method.load_params_in_pieces(request.params)
         self._in_flight.add(request.id)
         return AcceptedRequest(request.id, method, params)
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import msgpack
 
 from .errors import FrameTooLarge, LocalProtocolError, MalformedFrame, TruncatedFrame
 from .limits import MAX_ARRAY_ITEMS, FrameLimits
-from .shape import require_bounded
+from .shape import require_bounded, require_bounded_in_pieces
 
 PREFIX_BYTES = 4
 
@@ -28,10 +29,21 @@ Pieces = Generator[None, None, Result]
 
 _ITEMS_AT_ONCE: Final = 128
 _PLAIN_ITEMS_AT_ONCE: Final = 4096
-"""How many items of an array are packed in one piece of the work: about a millisecond. Plain ones are no maps."""
+"""How many items of an array are packed, or built, in one piece of the work: about a millisecond. Plain ones are no
+maps."""
 
 _LEVELS_TAKEN_APART: Final = 2
-"""A message, and the result in it."""
+"""A message, and the parameters or the result in it."""
+
+
+def whole(pieces: Pieces[Result]) -> Result:
+    """All pieces of some work, one behind the other."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def encode_frame(message: Frame, *, max_frame_bytes: int) -> bytes:
@@ -114,6 +126,11 @@ class FrameDecoder:
         size = int.from_bytes(self._buffer[:PREFIX_BYTES], "little")
         return PREFIX_BYTES + size if size <= self._limits.max_frame_bytes else 0
 
+    @property
+    def is_frame_whole(self) -> bool:
+        """Whether all of the next frame is there."""
+        return 0 < self.next_frame_bytes <= len(self._buffer)
+
     def feed(self, data: bytes) -> None:
         """Take bytes; they are copied. Does nothing after an error."""
         if not self._dead:
@@ -125,14 +142,15 @@ class FrameDecoder:
         Raises:
             FrameTooLarge, MalformedFrame: the stream is broken; so does every later call.
         """
-        if self._dead:
-            raise MalformedFrame("This stream was given up after a broken frame. Open a new connection.")
-        try:
-            return self._cut()
-        except (FrameTooLarge, MalformedFrame):
-            self._dead = True
-            self._buffer = bytearray()
-            raise
+        with self._dead_if_broken():
+            payload = self._cut()
+            return None if payload is None else _decode(payload, self._limits.max_values)
+
+    def next_frame_in_pieces(self) -> Pieces[Frame | None]:
+        """As `next_frame`, for a frame that may be large: yields behind each piece of the work."""
+        with self._dead_if_broken():
+            payload = self._cut()
+            return None if payload is None else (yield from _decode_in_pieces(payload, self._limits.max_values))
 
     def require_empty(self) -> None:
         """Check, at the end of the stream, that it did not end inside a frame.
@@ -146,7 +164,18 @@ class FrameDecoder:
                 received_bytes=len(self._buffer),
             )
 
-    def _cut(self) -> Frame | None:
+    @contextlib.contextmanager
+    def _dead_if_broken(self) -> Iterator[None]:
+        if self._dead:
+            raise MalformedFrame("This stream was given up after a broken frame. Open a new connection.")
+        try:
+            yield
+        except (FrameTooLarge, MalformedFrame):
+            self._dead = True
+            self._buffer = bytearray()
+            raise
+
+    def _cut(self) -> bytes | None:
         if len(self._buffer) < PREFIX_BYTES:
             return None
         size = int.from_bytes(self._buffer[:PREFIX_BYTES], "little")
@@ -162,23 +191,55 @@ class FrameDecoder:
             return None
         payload = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
         del self._buffer[:end]
-        return _decode(payload, self._limits.max_values)
+        return payload
 
 
 def _decode(payload: bytes, max_values: int) -> Frame:
     require_bounded(payload, max_values=max_values)
+    with _readable():
+        message = msgpack.unpackb(payload, **_READING)
+    return _require_map(message)
+
+
+def _decode_in_pieces(payload: bytes, max_values: int) -> Pieces[Frame]:
+    yield from require_bounded_in_pieces(payload, max_values=max_values)
+    with _readable():
+        unpacker = msgpack.Unpacker(max_buffer_size=len(payload), **_READING)
+        unpacker.feed(payload)
+        message = yield from _unpacked(payload, unpacker, _LEVELS_TAKEN_APART)
+    return _require_map(message)
+
+
+def _unpacked(payload: bytes, unpacker: msgpack.Unpacker, levels: int) -> Pieces[Any]:
+    """The value that comes next. levels: how far maps are taken apart, so that long arrays in them are built in pieces.
+    What the lengths say has been checked."""
+    tag = payload[unpacker.tell()]
+    if levels and (0x80 <= tag <= 0x8F or tag in (0xDE, 0xDF)):
+        pairs = []
+        for _ in range(unpacker.read_map_header()):
+            key = unpacker.unpack()
+            pairs.append((key, (yield from _unpacked(payload, unpacker, levels - 1))))
+        return _require_plain_map(pairs)
+    if tag not in (0xDC, 0xDD):
+        return unpacker.unpack()
+    items: list[Any] = []
+    count = unpacker.read_array_header()
+    while len(items) < count:
+        at_once = _ITEMS_AT_ONCE if not items or isinstance(items[-1], dict) else _PLAIN_ITEMS_AT_ONCE
+        items += islice(unpacker, min(at_once, count - len(items)))
+        yield
+    return tuple(items)
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
     try:
-        message = msgpack.unpackb(
-            payload,
-            raw=False,
-            use_list=False,
-            strict_map_key=True,
-            object_pairs_hook=_require_plain_map,
-            max_array_len=MAX_ARRAY_ITEMS,
-            max_map_len=MAX_ARRAY_ITEMS,
-        )
+        yield
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedFrame(f"A frame's bytes are not msgpack as this protocol uses it: {error}.") from error
+
+
+def _require_map(message: Any) -> Frame:
     if not isinstance(message, dict):
         raise MalformedFrame("A frame holds something other than a map. Send one msgpack map for each frame.")
     return message
@@ -192,3 +253,13 @@ def _require_plain_map(pairs: list[tuple[Any, Any]]) -> Frame:
     if not all(isinstance(key, str) for key in result):
         raise ValueError("a map has a key that is not text")
     return result
+
+
+_READING: Final[dict[str, Any]] = {
+    "raw": False,
+    "use_list": False,
+    "strict_map_key": True,
+    "object_pairs_hook": _require_plain_map,
+    "max_array_len": MAX_ARRAY_ITEMS,
+    "max_map_len": MAX_ARRAY_ITEMS,
+}

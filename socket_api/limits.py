@@ -17,6 +17,10 @@ MAX_REQUEST_FRAME_BYTES = 16 * 1024 * 1024
 MAX_REPLY_FRAME_BYTES = 64 * 1024 * 1024
 """Server to client: about 850,000 generated tokens with one logits digest each."""
 
+MAX_FRAME_BYTES_AT_ONCE = 16 * 1024
+"""A larger request is decoded and checked in pieces, so that no stream waits for it: one of this size takes some
+milliseconds at most."""
+
 MAX_DEPTH = 16
 """Levels of maps and arrays in a frame. The deepest message has six; the rest is room for error details."""
 

@@ -6,16 +6,19 @@ strict: no unknown field, no conversion, no NaN, every length bounded (threat 48
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from . import limits, results
 from .errors import InvalidRequest
+from .framing import Pieces, whole
 from .results import MinP, RepetitionPenalty, Seed, Temperature, TokenId, TopK, TopP
+
+_Checked = TypeVar("_Checked")
 
 SessionText = Annotated[str, Field(min_length=1, max_length=limits.MAX_SESSION_CHARS)]
 ModelName = Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_CHARS)]
@@ -49,10 +52,13 @@ OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 
 
+_STRICT: Final = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
 class Params(BaseModel):
     """Base of everything that a client asks."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = _STRICT
 
 
 class SamplingFields(Params):
@@ -339,6 +345,27 @@ _ALL_OPTIONS = frozenset().union(*OPERATION_OPTIONS.values())
 
 
 @dataclass(frozen=True, slots=True)
+class _LongList:
+    """A parameter of so many items that they are checked in pieces. at_once: about a millisecond's; most: in all."""
+
+    of_items: TypeAdapter[tuple[Any, ...]]
+    at_once: int
+    most: int
+
+    def takes(self, value: object) -> bool:
+        """Whether a value is checked in pieces; what is too long is not, so that it is refused for that."""
+        return isinstance(value, tuple) and self.at_once < len(value) <= self.most
+
+
+_LONG_LISTS: Mapping[str, _LongList] = MappingProxyType(
+    {
+        "tokens": _LongList(TypeAdapter(tuple[TokenId, ...], config=_STRICT), 4096, limits.MAX_ARRAY_ITEMS),
+        "messages": _LongList(TypeAdapter(tuple[Message, ...]), 128, limits.MAX_MESSAGES),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """One line of the table.
 
@@ -366,10 +393,39 @@ class Method:
         Raises:
             InvalidRequest: with `field`, the first field at fault.
         """
+        return whole(self.load_params_in_pieces(raw))
+
+    def load_params_in_pieces(self, raw: Mapping[str, Any]) -> Pieces[Params]:
+        """As `load_params`, for what may be large: yields behind each piece of a long list. Of that a piece is checked
+        like a list of its own, and one of its items stands for it where the parameters are checked together."""
+        found: dict[str, tuple[Any, ...]] = {}
+        for name in self.params.model_fields.keys() & _LONG_LISTS.keys():
+            if (long := _LONG_LISTS[name]).takes(raw.get(name)):
+                found[name] = yield from self._checked(name, long, raw[name])
+        short = {name: value[-1:] if name in found else value for name, value in raw.items()}
+        return self._validated(self.params.model_validate, short).model_copy(update=found)
+
+    def _checked(self, name: str, long: _LongList, items: Sequence[Any]) -> Pieces[tuple[Any, ...]]:
+        found: list[Any] = []
+        for start in range(0, len(items), long.at_once):
+            piece = items[start : start + long.at_once]
+            found += self._validated(long.of_items.validate_python, piece, within=(name, start))
+            yield
+        return tuple(found)
+
+    def _validated(
+        self, check: Callable[[Any], _Checked], raw: Any, *, within: tuple[str, int] | None = None
+    ) -> _Checked:
+        """within: the list that this is a piece of, and where it begins there."""
         try:
-            return self.params.model_validate(raw)
+            return check(raw)
         except ValidationError as error:
-            raise invalid_request(self.name, error) from None  # the cause would carry the client's text into logs
+            first: dict[str, Any] = {**error.errors(include_url=False, include_input=False)[0]}
+            if within is not None:
+                name, start = within
+                at, *rest = first["loc"]
+                first["loc"] = name, start + at, *rest
+            raise _invalid_request(self.name, first) from None  # the cause would carry the client's text into logs
 
 
 _TABLE = (
@@ -403,9 +459,8 @@ _TABLE = (
 METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _TABLE})
 
 
-def invalid_request(method: str, error: ValidationError) -> InvalidRequest:
+def _invalid_request(method: str, first: Mapping[str, Any]) -> InvalidRequest:
     """Say which field of a method's parameters is at fault, without repeating what the client sent (threat 60)."""
-    first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])[:256]
     problem = _problem(first).rstrip(".")
     field = place or "params"
@@ -413,7 +468,6 @@ def invalid_request(method: str, error: ValidationError) -> InvalidRequest:
         f"{method}: {place}: {problem}." if place else f"{method}: {problem}.",
         method=method,
         field=field,
-        problems=error.error_count(),
     )
 
 

@@ -64,11 +64,13 @@ class ServedConnection:
         *,
         shut_down: ShutDown,
         budget: RequestBudget,
+        checking: asyncio.Lock,
         server_name: str,
         limits: ServerLimits,
         reserved: bool = False,
     ) -> None:
-        """`budget` is that of all connections; `reserved`: see `ServerLimits.reserved_connections`."""
+        """`budget` is that of all connections, `checking` is held by the one of them that checks a large frame;
+        `reserved`: see `ServerLimits.reserved_connections`."""
         self.reserved = reserved
         self._backend = backend
         self._shut_down = shut_down
@@ -82,6 +84,7 @@ class ServedConnection:
         self._answers: set[asyncio.Task[None]] = set()
         self._own_budget = RequestBudget(limits.max_connection_request_bytes, largest_bytes=0)
         self._budget = budget
+        self._checking = checking
         self._held: _Frame = Held(), Held()  # for the frame that is being read
         self._pace = 0.0, 0  # when that frame was last fast enough, and how much of it had come then
         self._quiet = False
@@ -166,7 +169,7 @@ class ServedConnection:
                 while True:
                     if not await self._make_room():
                         return
-                    if (message := self._connection.next_message()) is None:
+                    if (message := await self._next_message()) is None:
                         break
                     taken = True
                     await self._handle(message)
@@ -177,6 +180,16 @@ class ServedConnection:
             self._outbox.put_reply(self._connection.send_fatal(error))
         except OSError:
             pass  # reset by the client: an end like any other
+
+    async def _next_message(self) -> ServerInput | None:
+        """What the client asks next. A large frame is decoded and checked in pieces, so that no stream waits for it,
+        and one of all connections at a time, which bounds the memory that this takes (threat 44)."""
+        if not self._connection.is_large_frame_whole:
+            return self._connection.next_message()
+        async with self._checking:
+            message = await in_pieces(self._connection.next_message_in_pieces())
+        self._pace = asyncio.get_running_loop().time(), 0  # that was not the client's time
+        return message
 
     async def _make_room(self) -> bool:
         """Take what has come of the next frame from the budgets. Waits, if need be, and nothing more is read

@@ -57,6 +57,7 @@ class ApiServer:
         self._served: set[ServedConnection] = set()
         self._stopping = False
         self._budget = RequestBudget(self._limits.max_request_bytes, largest_bytes=MAX_REQUEST_FRAME_BYTES)
+        self._checking = asyncio.Lock()
         self._evicted: set[ServedConnection] = set()
         self._full: Listener | None = None
         self._on_shutdown = on_shutdown
@@ -194,6 +195,7 @@ class ApiServer:
             writer,
             shut_down=self._shut_down,
             budget=self._budget,
+            checking=self._checking,
             reserved=reserved,
             server_name=f"torpor {__version__}",
             limits=self._limits,

@@ -13,11 +13,17 @@ lists) are stepped over 256 at a time by one regular expression, so a list of a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Final
 
 from .errors import MalformedFrame
 from .limits import MAX_ARRAY_ITEMS, MAX_DEPTH
 
 _RUN = 256
+_STEPS_AT_ONCE: Final = 2048
+"""How many values are walked over in one piece of the work: about a millisecond. A run takes as long as 16 of them."""
+
+_STEPS_OF_A_RUN: Final = 16
 _INTEGER_RUN = re.compile(rb"(?:[\x00-\x7f]|\xcc.|\xcd.{2}|\xce.{4}){%d}" % _RUN, re.DOTALL)
 
 # First byte -> bytes of the whole value, for values whose size the first byte alone tells.
@@ -37,12 +43,22 @@ def require_bounded(payload: bytes, *, max_values: int) -> None:
     Raises:
         MalformedFrame: with `offset`, the byte where the walk stopped.
     """
+    for _ in require_bounded_in_pieces(payload, max_values=max_values):
+        pass
+
+
+def require_bounded_in_pieces(payload: bytes, *, max_values: int) -> Iterator[None]:
+    """As `require_bounded`; yields behind each piece of the work."""
     position = values = integers = next_run_at = 0
+    pause_at = _STEPS_AT_ONCE
     awaited = [1]  # children still to come, for each open level
     while awaited:
         if awaited[-1] == 0:
             awaited.pop()
             continue
+        if values + integers // _RUN * _STEPS_OF_A_RUN >= pause_at:
+            pause_at += _STEPS_AT_ONCE
+            yield
         if awaited[-1] >= _RUN and values >= next_run_at:
             if run := _INTEGER_RUN.match(payload, position):
                 position = run.end()

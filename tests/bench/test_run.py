@@ -104,7 +104,7 @@ def test_a_start_is_measured_to_its_first_woken_token(tmp_path: Path) -> None:
 
 def test_a_stream_is_measured_beside_requests_for_all_sessions_and_beside_long_reads(tmp_path: Path) -> None:
     found = run("loop", "--seconds", "0.5", out=tmp_path / "out")["beside"]
-    assert found.keys() >= {"nothing", "list", "stats", "status", "clear", "1 long reads", "3 long reads"}
+    assert found.keys() >= {"nothing", "list", "stats", "status", "clear", "large", "1 long reads", "3 long reads"}
     assert all(each["gaps"] > 0 for what, each in found.items() if what != "one read alone")
     assert all(each["asked"] > 0 for what, each in found.items() if what != "nothing")
 

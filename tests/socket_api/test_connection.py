@@ -18,18 +18,8 @@ from torpor.socket_api.errors import (
     ProtocolError,
     UnsupportedProtocol,
 )
-from torpor.socket_api.framing import Pieces, encode_frame
+from torpor.socket_api.framing import encode_frame, whole
 from torpor.socket_api.messages import Cancel, ErrorMessage, EventMessage, Hello, HelloReply, ResultMessage
-
-
-def whole(pieces: Pieces[bytes]) -> bytes:
-    """What comes of all of them."""
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            data: bytes = end.value
-            return data
 
 
 class Pair:
@@ -209,7 +199,6 @@ SAID, ANSWERED = {"role": "user", "content": "x"}, {"role": "assistant", "conten
         ("generate", {"session": "s", "max_tokens": 0}, "max_tokens"),
         ("generate", {"session": "s", "max_tokens": True}, "max_tokens"),
         ("generate", {"session": "s", "max_tokens": 2.0}, "max_tokens"),
-        ("generate", {"session": "s"}, "max_tokens"),
         ("generate", {"max_tokens": 1}, "session"),
         ("generate", GENERATE | {"stop": ["x"] * 17}, "stop"),
         ("generate", GENERATE | {"stop": [""]}, "stop.0"),
@@ -357,3 +346,53 @@ def test_a_frame_above_the_limit_of_its_direction_is_refused_by_either_side() ->
         pair.to_server((16 * 2**20 + 1).to_bytes(4, "little"))
     with pytest.raises(FrameTooLarge):
         pair.to_client((64 * 2**20 + 1).to_bytes(4, "little"))
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "at_least"),
+    [
+        ("append", {"session": "s", "tokens": [70_000] * 100_000}, 2 * 100_000 // 4096),
+        ("chat", {"session": "s", "messages": [{"role": "user", "content": "hello"}] * 4096}, 2 * 4096 // 128),
+        ("append", {"session": "s", "tokens": [1] * 4096}, 0),
+    ],
+    ids=["tokens", "messages", "small"],
+)
+def test_a_large_request_is_decoded_and_checked_in_pieces(method: str, params: dict[str, Any], at_least: int) -> None:
+    pair = Pair()
+    pair.server.feed(pair.client.send_request(method, params)[1])
+    pieces, count = pair.server.next_message_in_pieces(), 0
+    try:
+        while True:
+            next(pieces)
+            count += 1
+    except StopIteration as end:
+        accepted = end.value
+    assert isinstance(accepted, AcceptedRequest)
+    for name in ("tokens", "messages"):
+        if name in params:
+            found = accepted.params.model_dump()[name]
+            assert list(found) == params[name]
+    assert (count > at_least) if at_least else (count == 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "field"),
+    [
+        ("append", {"session": "s", "tokens": [1] * 99_999 + [-1]}, "tokens.99999"),
+        ("append", {"session": "s", "tokens": [1] * 50_000 + ["x"] + [1] * 50_000}, "tokens.50000"),
+        ("append", {"session": "s", "tokens": [-1] * 100_000}, "tokens.0"),
+        ("append", {"session": "s", "tokens": [1] * 50_000, "text": "and text"}, "params"),
+        ("append", {"tokens": [1] * 50_000}, "session"),
+        ("chat", {"session": "s", "messages": [{"role": "user", "content": "x"}] * 999 + [{}]}, "messages.999.role"),
+        ("chat", {"session": "s", "messages": [{"role": "assistant", "content": "x"}] * 9999}, "params"),
+        ("chat", {"session": "s", "messages": [{"role": "user", "content": "x"}] * 16_385}, "messages"),
+        ("status", {"tokens": [1] * 50_000}, "tokens"),
+    ],
+)
+def test_what_is_wrong_with_a_large_request_is_told_with_its_place(
+    method: str, params: dict[str, Any], field: str
+) -> None:
+    pair = Pair()
+    refused = pair.to_server(pair.client.send_request(method, params)[1])
+    assert isinstance(refused, RefusedRequest)
+    assert refused.error.details["field"] == field

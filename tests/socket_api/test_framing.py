@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torpor.socket_api.errors import FrameTooLarge, LocalProtocolError, MalformedFrame, TruncatedFrame
-from torpor.socket_api.framing import FrameDecoder, encode_frame
+from torpor.socket_api.framing import FrameDecoder, encode_frame, whole
 from torpor.socket_api.limits import REQUEST_LIMITS, FrameLimits
 
 SMALL = FrameLimits(max_frame_bytes=1024, max_values=200)
@@ -149,3 +149,48 @@ def test_a_hostile_frame_of_full_size_stays_within_its_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3 * len(payload)
+
+
+nested = st.recursive(
+    st.none()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=3)
+    | st.binary(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=20)
+        | st.lists(inner, min_size=1, max_size=1).map(lambda one: one * 300)
+        | st.dictionaries(st.text(max_size=2) | st.integers(0, 1), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(nested | st.dictionaries(st.text(max_size=2), nested, max_size=3), st.booleans(), st.data())
+def test_what_is_read_in_pieces_is_the_same_frame_or_the_same_refusal(
+    message: object, damaged: bool, data: st.DataObject
+) -> None:
+    payload = bytearray(msgpack.packb(message))
+    if damaged:
+        payload[data.draw(st.integers(0, len(payload) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+
+    def read(in_pieces: bool) -> tuple[object, bool]:
+        decoder = FrameDecoder(FrameLimits(max_frame_bytes=2**20, max_values=5000))
+        decoder.feed(frame_of(bytes(payload)))
+        found: object
+        try:
+            found = whole(decoder.next_frame_in_pieces()) if in_pieces else decoder.next_frame()
+        except MalformedFrame:
+            found = MalformedFrame
+        return repr(found), decoder.waiting_bytes == 0
+
+    assert read(in_pieces=True) == read(in_pieces=False)
+
+
+def test_a_map_that_repeats_a_key_is_refused_in_pieces_too() -> None:
+    decoder = FrameDecoder(SMALL)
+    decoder.feed(frame_of(b"\x82\xa1a\x01\xa1a\x02"))
+    with pytest.raises(MalformedFrame, match="repeats a key"):
+        whole(decoder.next_frame_in_pieces())
+    with pytest.raises(MalformedFrame, match="given up"):
+        whole(decoder.next_frame_in_pieces())

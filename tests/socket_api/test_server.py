@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from torpor.errors import TorporError
-from torpor.socket_api.framing import FrameDecoder, encode_frame
+from torpor.socket_api import served
+from torpor.socket_api.framing import FrameDecoder, Pieces, encode_frame
 from torpor.socket_api.limits import REPLY_LIMITS, ServerLimits
 from torpor.socket_api.server import ApiServer
 
@@ -919,5 +920,48 @@ def test_stop_is_not_held_up_by_a_client_that_does_not_read(short_path: Path) ->
         async with asyncio.timeout(5):
             await state.server.stop()
         deaf.close()
+
+    play(short_path, story)
+
+
+def test_a_large_request_is_checked_in_pieces_one_at_a_time_and_in_its_order(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threat 44. While one is checked others are served, another large one waits, and what its client asked behind it
+    begins behind it."""
+    pieces_of: list[int] = []
+
+    async def counted(pieces: Pieces[Any]) -> Any:
+        def counting() -> Pieces[Any]:
+            at = len(pieces_of)
+            pieces_of.append(0)
+            while True:
+                try:
+                    next(pieces)
+                except StopIteration as end:
+                    return end.value
+                pieces_of[at] += 1
+                yield
+
+        return await behind(counting())
+
+    behind = served.in_pieces
+    monkeypatch.setattr(served, "in_pieces", counted)
+
+    async def story(state: Running) -> None:
+        client = await state.connect()
+        client.ask(1, "create", session="s")
+        await client.answer(1)
+        async with state.server._checking:
+            pieces_of.clear()
+            client.ask(2, "append", session="s", tokens=[70_000] * 100_000)
+            client.ask(3, "show", session="s")
+            await poll(lambda: state.server._budget.used_bytes > 100_000)
+            await state.assert_serves_others()
+            assert max(pieces_of, default=0) == 0
+            state.service.calls.clear()
+        assert (await client.answer(3))["type"] == "result"
+        assert [name for name, _ in state.service.calls] == ["append", "show"]
+        assert max(pieces_of) > 2 * 100_000 // 4096
 
     play(short_path, story)
