@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..errors import TorporError
@@ -143,6 +143,9 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 class _Commands(TyperGroup):
     """The commands as one; it hands each the shared options that stand before it, as if they stood behind it."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_without_values(super().get_params(ctx))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         return name, command, [*self._given_before(ctx), *rest]
@@ -154,6 +157,20 @@ class _Commands(TyperGroup):
             if option.name in _SHARED and value:
                 given += [option.opts[0]] if value is True else [option.opts[0], str(value)]
         return given
+
+
+class _Command(TyperCommand):
+    """One command, whose help shows no value behind a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_without_values(super().get_params(ctx))
+
+
+def _flags_without_values(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
 
 
 def build_app() -> typer.Typer:
@@ -168,7 +185,8 @@ def build_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
     for name, panel, function in COMMANDS:
-        app.command(name, help=_flowing(function.__doc__ or ""), rich_help_panel=panel)(_interruptible(function))
+        put = app.command(name, cls=_Command, help=_flowing(function.__doc__ or ""), rich_help_panel=panel)
+        put(_interruptible(function))
     return app
 
 

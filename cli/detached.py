@@ -1,5 +1,6 @@
 """What `torpor serve --detach` starts: `torpor serve --json` whose words go to the log, and at first to its starter.
 
+Each line of the log begins with the time: its own, as records of `logging` have it, or that of its writing.
 `python -m torpor.cli.detached PIPE LOG ARGUMENT...`: until it is ready, everything that is said is repeated into the
 pipe, which only the starter reads; so two starts at once never take each other's words for their own. Owns the log's
 size: a log that has grown is set aside once the start has succeeded.
@@ -10,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
+import time
 from pathlib import Path
 from typing import TextIO
 
@@ -18,6 +21,8 @@ from .background import open_log
 from .errors import DaemonStartFailed
 
 MAX_LOG_BYTES = 1 << 20  # of the log; past it, it becomes LOG.1 when a daemon starts
+
+_UNTIMED = re.compile(r"^(?!\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?=[\s\S])", re.MULTILINE)  # where such a line begins
 
 
 class Announcer:
@@ -44,7 +49,7 @@ class Announcer:
 
 
 class Repeated:
-    """A text stream whose words an announcer repeats."""
+    """A text stream whose words an announcer repeats, and whose lines get the time."""
 
     def __init__(self, stream: TextIO, announcer: Announcer) -> None:
         self._stream = stream
@@ -52,14 +57,15 @@ class Repeated:
         self._line = ""
 
     def write(self, text: str) -> int:
-        """Write, and repeat whole lines."""
-        written = self._stream.write(text)
+        """Write with times, and repeat whole lines without."""
+        begun, end, rest = text.partition("\n") if self._line else ("", "", text)
+        self._stream.write(begun + end + _UNTIMED.sub(_now(), rest))
         self._line += text
         whole, end, self._line = self._line.rpartition("\n")
         if end:
             self._stream.flush()
             self._announcer.repeat(whole + end)
-        return written
+        return len(text)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
@@ -74,6 +80,12 @@ def set_aside(log: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _now() -> str:
+    """The time as records of `logging` have it."""
+    now_s = time.time()
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now_s))},{int(now_s % 1 * 1000):03d} "
 
 
 def _says_ready(text: str) -> bool:

@@ -26,11 +26,16 @@ NamespaceArgument = Annotated[
         help="Only the sessions of this namespace.",
     ),
 ]
-LEGENDS = {
-    "dirty": "* changed since it last slept",
-    "salvaged": "~ the beginning of a damaged version, which a repair saved: torpor show says how much",
-    "file_missing": "! its newest version has no file: put what is awake to sleep, and it has one; of others torpor"
-    " verify says what to do",
+MARKS = {  # by the field of a session: the mark behind its state, its style, and what it means
+    "dirty": ("*", "default", "changed since it last slept"),
+    "salvaged": ("~", "yellow", "the beginning of a damaged version, which a repair saved: torpor show says how much"),
+    "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
+    "look": ("<", "cyan", "awake before its end, to look at: its newest version stays until it reads or writes"),
+    "file_missing": (
+        "!",
+        "red",
+        "its newest version has no file: put what is awake to sleep, and it has one; of others ask torpor verify",
+    ),
 }
 STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
 
@@ -105,9 +110,7 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
         row = [
             plain(f"{info['namespace']}/{info['name']}"),
             f"[{style}]{plain(info['state'])}[/]"
-            + ("*" if info["dirty"] else "")
-            + ("[yellow]~[/]" if info["salvaged"] else "")
-            + ("[red]![/]" if info["file_missing"] else ""),
+            + "".join(f"[{style}]{mark}[/]" for fact, (mark, style, _) in MARKS.items() if info[fact]),
             format_count(info["token_count"]),
             str(info["version"] or "–"),
             format_bytes(info["stored_bytes"]) if info["stored_bytes"] else "–",
@@ -123,4 +126,4 @@ def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
 
 def legends_of(sessions: list[dict[str, Any]]) -> list[str]:
     """What the marks mean that stand behind the states of these sessions."""
-    return [legend for fact, legend in LEGENDS.items() if any(info[fact] for info in sessions)]
+    return [f"{mark} {meaning}" for fact, (mark, _, meaning) in MARKS.items() if any(info[fact] for info in sessions)]

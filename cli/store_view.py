@@ -19,8 +19,10 @@ from ..memvid.errors import PUT_BACK, BundleMissing, CorruptMarks, MarksLost, St
 from ..memvid.folder import StoreFolder, load_store_uuid, open_existing_root
 from ..memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
 from ..memvid.location import default_store_path
+from ..memvid.lossy import Lossy
 from ..memvid.manifest import Manifest
 from ..memvid.marks import MARKS_FILE, Marks, SessionMarks
+from ..memvid.salvaged import Salvaged
 from ..memvid.store import IndexRow, Store
 from ..memvid.uri import SessionUri
 from ..memvid.versions import lineage_of
@@ -89,7 +91,7 @@ def load_detail(store: Store, session: str) -> Detail:
         lineage=list(lineage_of(versions, row)),
         identity=dict(manifest.identity.parts),
         backend=_backend_of(manifest),
-        lossy=_lossy_of(manifest),
+        lossy=_map_of(row.lossy),
         forked_from=_origin_of(manifest, "forked_from"),
         folded_from=_origin_of(manifest, "folded_from"),
         environment=dict(manifest.environment),
@@ -106,14 +108,6 @@ def _backend_of(manifest: Manifest) -> dict[str, str]:
         for name, value in told.items()
         if isinstance(name, str) and isinstance(value, str) and max(len(name), len(value)) <= MAX_ENVIRONMENT_CHARS
     }
-
-
-def _lossy_of(manifest: Manifest) -> dict[str, int] | None:
-    """What a session has lost, as its map says; whatever else stands there, others wrote."""
-    told = manifest.session.get("lossy")
-    if not isinstance(told, dict) or told.keys() != {"bits", "tokens"}:
-        return None
-    return dict(told) if all(type(value) is int and value > 0 for value in told.values()) else None
 
 
 def _origin_of(manifest: Manifest, name: str) -> dict[str, Any] | None:
@@ -242,9 +236,15 @@ def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) 
         "labels": list(row.labels),
         "slept_ns": row.created_ns,
         "sampling": None,
-        "salvaged": asdict(row.salvaged) if row.salvaged else None,
+        "salvaged": _map_of(row.salvaged),
         "unread_tokens": row.unread_tokens,
+        "lossy": _map_of(row.lossy),
+        "look": None,
     }
+
+
+def _map_of(told: Lossy | Salvaged | None) -> dict[str, Any] | None:
+    return None if told is None else asdict(told)
 
 
 def _version_of_row(row: IndexRow, marks: SessionMarks) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class TranscriptDiverged(DaemonError):
 
 
 class InvalidFold(DaemonError):
-    """A session cannot be folded so: there is no summary, or two ways to one."""
+    """A session cannot be folded so: there is no summary, or two ways to one, or the new one would not be smaller."""
 
     code = "invalid_fold"
 

@@ -15,6 +15,7 @@ from typing import Final
 from ..errors import TorporError
 from ..memvid.identity import Identity
 from ..memvid.manifest import require_session_map
+from ..memvid.sizes import format_count, format_plural
 from ..memvid.store import Receipt, Store
 from ..memvid.uri import SessionUri
 from ..snapshot.state import LiveState
@@ -30,7 +31,7 @@ from .generation import WriteOrder, require_room
 from .hibernation import Hibernation, WakeOrder
 from .models import LoadedModel
 from .origin import Origin
-from .residency import Residency
+from .residency import Residency, require_read
 from .results import Emit, FoldResult
 from .sampler import initial_key
 from .sampling import Sampling
@@ -150,9 +151,11 @@ class Folds:
     async def _end(self, source: SessionUri, order: FoldOrder, emit: Emit) -> tuple[_Source, Fold, str]:
         """Make the full session durable and let its memory go; what stays known of it, and what the new one reads."""
         async with self._residency.woken(source, emit) as (use, live):
+            require_read(live)
+            old = Exhausted.of(live)
+            least = await self._smaller(live, old, order.summary or "", order.tail)
             await to_the_end(self._residency.keep_changed(live, emit, "fold"))
             row = self._residency.require_row(source)
-            old = Exhausted.of(live)
             full = _Source(
                 uri=source,
                 identity=live.model.identity,
@@ -165,11 +168,32 @@ class Folds:
                 parent=Durable(row.version, row.bundle_id, None, 0, 0, ()),
             )
             try:
-                summary = order.summary or await self._summary(use, live, old, order, emit)
-                model = self._residency.awake[source].model
-                return full, await folded(self._encoder, model, old, summary, order.tail), summary
+                if order.summary:
+                    return full, least, order.summary
+                summary = await self._summary(use, live, old, order, emit)
+                return full, await self._smaller(self._residency.awake[source], old, summary, order.tail), summary
             finally:
                 self._residency.drop(source)
+
+    async def _smaller(self, live: Session, old: Exhausted, summary: str, tail: int) -> Fold:
+        """What the new session reads, with this summary; the least of it, with none.
+
+        Raises:
+            InvalidFold: it is no smaller than the session is. And what `folded` raises.
+        """
+        fold = await folded(self._encoder, live.model, old, summary, tail)
+        if len(fold.ids) < len(old.tokens):
+            return fold
+        count = f"{'' if summary else 'at least '}{format_plural(len(fold.ids), 'token')}"
+        raise InvalidFold(
+            f"The fold would have {count}, {format_count(fold.tail_tokens)} of them in its tail. It would not be "
+            f"smaller than {live.uri}, which has {format_count(len(old.tokens))}, so it was not made. "
+            "Ask for a shorter tail or summary, or go on in the session.",
+            session=str(live.uri),
+            token_count=len(old.tokens),
+            folded_tokens=len(fold.ids),
+            tail_tokens=fold.tail_tokens,
+        )
 
     async def _begin(self, use: Use, full: _Source, fold: Fold, emit: Emit) -> tuple[Receipt, int]:
         """A session that has read what a fold begins with, awake and durable; and how much of that need not be read."""

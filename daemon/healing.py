@@ -33,6 +33,7 @@ from ..errors import TorporError
 from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
 from ..memvid.errors import Corruption, ReadBackFailed, SessionNotFound, StoreError, UnsafePath, UnsupportedFormat
+from ..memvid.lossy import LOSSY
 from ..memvid.salvaged import salvaged_of
 from ..memvid.sizes import format_plural
 from ..memvid.store import IndexRow, Receipt, Store
@@ -62,7 +63,7 @@ from .recomputed import Recomputed
 from .recomputing import read_again
 from .residency import Residency
 from .sampler import initial_key
-from .sessions import LOSSY, Durable, Session, sampling_of
+from .sessions import Durable, Session, sampling_of
 from .unread import unread_in
 from .waiting import to_the_end
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from ..memvid.bundle import BundleReader
 from ..memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
+from ..memvid.lossy import LOSSY, Lossy
 from ..memvid.marks import SessionMarks
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri
@@ -23,7 +24,6 @@ from .origin import FOLDED_FROM, FORKED_FROM, Origin
 from .results import (
     ForkResult,
     Look,
-    Lossy,
     ModelInfo,
     PartDiffers,
     SessionDetail,
@@ -33,7 +33,7 @@ from .results import (
     WakeResult,
 )
 from .sampling import Sampling
-from .sessions import LOSSY, Durable, Session
+from .sessions import Durable, Session
 from .shelf import Place
 from .unread import unread_in
 
@@ -94,6 +94,8 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
         slept_ns=newest.created_ns if newest else None,
         sampling=live.sampling,
         salvaged=live.salvaged,
+        lossy=_lossy(live.loss),
+        look=look_of(live, newest),
     )
 
 
@@ -117,6 +119,7 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         sampling=sampling,
         salvaged=row.salvaged,
         unread_tokens=row.unread_tokens,
+        lossy=row.lossy,
     )
 
 

@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from ..errors import TorporError
 from ..memvid.bundle import BundleReader
+from ..memvid.lossy import LOSSY
 from ..memvid.manifest import Manifest
 from ..memvid.salvaged import salvaged_from
 from ..memvid.uri import SessionUri
@@ -35,7 +36,6 @@ from .generation import replay
 from .models import LoadedModel
 from .rates import Measured
 from .recomputed import Recomputed
-from .sessions import LOSSY
 from .unread import unread_in
 
 _LOG = logging.getLogger(__name__)

@@ -71,6 +71,14 @@ class Keeping:
         return CloseReport(tuple(self.slept), dict(self.failed), tuple(self.empty), dict(self.ledgers))
 
 
+def require_read(live: Session) -> None:
+    """Raises EmptyContext: the session has read nothing."""
+    if not live.state.tokens:
+        raise EmptyContext(
+            f"{live.uri} has read nothing, so there is nothing to keep; append to it first.", session=str(live.uri)
+        )
+
+
 class Residency:
     """The sessions that are awake, and the turns of all; the models that they are on.
 
@@ -577,10 +585,7 @@ class Residency:
         Raises:
             EmptyContext, and what `Hibernation.sleep` raises.
         """
-        if not live.state.tokens:
-            raise EmptyContext(
-                f"{live.uri} has read nothing, so there is nothing to keep; append to it first.", session=str(live.uri)
-            )
+        require_read(live)
         return await self._hibernation.sleep(live, emit, cause=cause, last=last)
 
     async def keep_all(self, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..memvid.lossy import Lossy
 from ..memvid.salvaged import Salvaged
 from .choosing import RecomputePolicy, WakeWay
 from .origin import Origin
@@ -50,6 +51,17 @@ Emit = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Where a session was woken before its end: at `version`, at its token `token_count`. The newest version, with
+    `newest_tokens`, stays the newest until something is read or written; then history branches here."""
+
+    version: int
+    token_count: int
+    newest_version: int
+    newest_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """A session as a listing shows it.
 
@@ -58,6 +70,8 @@ class SessionInfo:
     sampling: None for a session that sleeps and whose bundle was not read for it.
     salvaged: None unless a repair saved its beginning out of a damaged version. unread_tokens: how many of its tokens
         have no state in its last version, and are computed again at the next use.
+    lossy: None for a session that is exact. look: None unless it is awake before its end, with nothing read or written
+        there.
     """
 
     session: str
@@ -76,6 +90,8 @@ class SessionInfo:
     sampling: Sampling | None
     salvaged: Salvaged | None = None
     unread_tokens: int = 0
+    lossy: Lossy | None = None
+    look: Look | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +107,6 @@ class VersionInfo:
     created_ns: int
     tags: tuple[str, ...] = ()
     pinned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Lossy:
-    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and what
-    was read behind them was computed from those."""
-
-    bits: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +195,6 @@ class PartDiffers:
     field: str
     stored: str | None
     live: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Where a session was woken before its end: at `version`, at its token `token_count`. The newest version, with
-    `newest_tokens`, stays the newest until something is read or written; then history branches here."""
-
-    version: int
-    token_count: int
-    newest_version: int
-    newest_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

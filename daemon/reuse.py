@@ -21,6 +21,7 @@ from typing import Final, Literal
 from ..errors import TorporError
 from ..memvid.blocks import BLOCK_TOKENS
 from ..memvid.bundle import BundleReader
+from ..memvid.lossy import LOSSY
 from ..memvid.salvaged import SALVAGED
 from ..memvid.store import Store
 from ..memvid.uri import SessionUri
@@ -39,7 +40,7 @@ from .hits import Hits
 from .models import LoadedModel
 from .prefixes import PrefixTree, tokens_in_common
 from .results import Emit
-from .sessions import LOSSY, Session
+from .sessions import Session
 from .waiting import to_the_end
 
 ReusePolicy = Literal["exact", "longest", "off"]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..memvid.blocks import BlockEntry
 from ..memvid.clock import now_ns
+from ..memvid.lossy import LOSSY
 from ..memvid.records import Receipt
 from ..memvid.salvaged import SALVAGED, Salvaged
 from ..memvid.unread import UNREAD
@@ -44,7 +45,6 @@ MAX_WAITING = 16
 # The last time, in nanoseconds of the Unix clock, that 64 bits hold: in the year 2262.
 MAX_TIME_NS = 2**63 - 1
 # Under which the session map tells a loss.
-LOSSY = "lossy"
 # Under which it tells that a chat has begun.
 OPENED = "chat_opened"
 

@@ -67,6 +67,7 @@ from .index_seals import (
     with_seals,
 )
 from .limits import MAX_INDEX_BYTES, MAX_NAME_CHARS, MAX_VERSION
+from .lossy import Lossy, lossy_of
 from .manifest import Manifest
 from .page_sums import PAGE_BYTES, PageSums
 from .paths import Stamp, io_error, list_names, open_folder, require_own_regular, stamp_of, stat_name
@@ -77,7 +78,7 @@ from .uri import SessionUri
 
 INDEX_FILE: Final = "index.sqlite"
 INDEX_FILES: Final = (INDEX_FILE, INDEX_FILE + WAL_SUFFIX, f"{INDEX_FILE}-shm")
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
 """A bundle whose file cannot be read, and that no row told of before. Whose version it is stands in its row where its
@@ -119,7 +120,8 @@ CREATE TABLE bundles (
     number INTEGER PRIMARY KEY, status TEXT NOT NULL, unsettled INTEGER NOT NULL, namespace TEXT, name TEXT,
     version INTEGER, bundle_id BLOB NOT NULL UNIQUE, parent BLOB, identity_digest BLOB, token_count INTEGER,
     bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER, model TEXT, labels TEXT,
-    salvaged_tokens INTEGER, salvaged_of INTEGER, unread_tokens INTEGER, stamp BLOB, storage BLOB NOT NULL,
+    salvaged_tokens INTEGER, salvaged_of INTEGER, unread_tokens INTEGER, lossy_bits INTEGER, lossy_tokens INTEGER,
+    stamp BLOB, storage BLOB NOT NULL,
     seal BLOB NOT NULL
 );
 CREATE UNIQUE INDEX one_live_version ON bundles (namespace, name, version) WHERE status = '{LIVE}';
@@ -134,12 +136,12 @@ CREATE TABLE written (day INTEGER PRIMARY KEY, size_bytes INTEGER NOT NULL);
 """
 _COLUMNS: Final = (
     "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
-    "created_ns, model, labels, salvaged_tokens, salvaged_of, unread_tokens"
+    "created_ns, model, labels, salvaged_tokens, salvaged_of, unread_tokens, lossy_bits, lossy_tokens"
 )
 _SEALED: Final = f"status, unsettled, {_COLUMNS}, stamp, storage"
 _READ: Final = f"{_SEALED}, seal"
 _INTEGERS: Final = ("version", "token_count", "bundle_bytes", "logical_bytes", "created_ns", "unread_tokens")
-_INTEGERS_OR_NOTHING: Final = ("salvaged_tokens", "salvaged_of")
+_INTEGERS_OR_NOTHING: Final = ("salvaged_tokens", "salvaged_of", "lossy_bits", "lossy_tokens")
 _NO_ID: Final = "typeof({0}) <> 'blob' OR length({0}) <> 32"
 _NO_NAME: Final = (
     f"typeof({{0}}) <> 'text' OR length({{0}}) NOT BETWEEN 1 AND {MAX_NAME_CHARS} "
@@ -229,6 +231,7 @@ def row_of(manifest: Manifest, bundle_id: bytes, bundle_bytes: int) -> IndexRow:
         labels=manifest.labels,
         salvaged=salvaged_of(manifest),
         unread_tokens=unread_of(manifest),
+        lossy=lossy_of(manifest),
     )
 
 
@@ -645,12 +648,13 @@ class Index:
 
     def _insert(self, bundle: IndexedBundle) -> None:
         row = bundle.row
-        facts: tuple[Any, ...] = (None,) * 14
+        facts: tuple[Any, ...] = (None,) * 16
         if row is not None:
             facts = (
                 row.uri.namespace, row.uri.name, row.version, row.parent, row.identity_digest, row.token_count,
                 row.bundle_bytes, row.logical_bytes, row.created_ns, row.model, json.dumps(row.labels),
                 *((row.salvaged.tokens, row.salvaged.of) if row.salvaged else (None, None)), row.unread_tokens,
+                *((row.lossy.bits, row.lossy.tokens) if row.lossy else (None, None)),
             )  # fmt: skip
         refs, keys = sorted(set(bundle.refs)), sorted({_block_key(block) for block in bundle.blocks})
         sealed = (
@@ -1099,7 +1103,7 @@ def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
     """A row that was read, as a value. Written out, for a listing does it for every session."""
     _require_seal(columns, path)
     namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[2:12]
-    model, labels, saved, saved_of, unread = columns[12:-3]
+    model, labels, saved, saved_of, unread, bits, lossy_tokens = columns[12:-3]
     try:
         numbers = (version, tokens, file_bytes, raw_bytes, created, unread)
         if not all(type(number) is int for number in numbers):
@@ -1110,16 +1114,17 @@ def _row(columns: tuple[Any, ...], path: str) -> IndexRow:
             raise TypeError("the parent's id has the wrong form")
         if not (type(model) is type(labels) is str):
             raise TypeError("a text is none")
-        if not (type(saved) in (int, NoneType) and type(saved_of) in (int, NoneType)):
+        if not all(type(number) in (int, NoneType) for number in (saved, saved_of, bits, lossy_tokens)):
             raise TypeError("a number is none")
         names = () if labels == "[]" else _labels(labels)
         uri = SessionUri(namespace, name)
         salvaged = None if saved is None else Salvaged(saved, saved_of)
+        lossy = None if bits is None or lossy_tokens is None else Lossy(bits, lossy_tokens)
     except (StoreError, TypeError, ValueError, RecursionError) as error:
         raise _failed(path, f"it holds a row that is not valid: {error}") from error
     return IndexRow(
         uri, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created, model, names, salvaged,
-        unread,
+        unread, lossy,
     )  # fmt: skip
 
 

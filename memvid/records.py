@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .blocks import BlockEntry
+from .lossy import Lossy
 from .salvaged import Salvaged
 from .uri import SessionUri
 
@@ -13,7 +14,7 @@ from .uri import SessionUri
 class IndexRow:
     """One version of one session, as the index tells it. `bundle_bytes` is its file, `logical_bytes` its raw state;
     `salvaged` is None unless a repair has saved its beginning from another. `unread_tokens`: how many of its ledger
-    follow its state, and have none."""
+    follow its state, and have none. `lossy` is None for one that is exact."""
 
     uri: SessionUri
     version: int
@@ -28,6 +29,7 @@ class IndexRow:
     labels: tuple[str, ...]
     salvaged: Salvaged | None = None
     unread_tokens: int = 0
+    lossy: Lossy | None = None
 
     @property
     def ledger_tokens(self) -> int:

@@ -197,10 +197,29 @@ class Salvaged(Reply):
     of: Count | None
 
 
+class Lossy(Reply):
+    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and what
+    was read behind them was computed from those."""
+
+    bits: Count
+    tokens: Count
+
+
+class Look(Reply):
+    """Where a session is awake before its end: at `version`, with `token_count` tokens. The newest version, with
+    `newest_tokens`, stays the newest until something is read or written; then history branches here."""
+
+    version: Count
+    token_count: Count
+    newest_version: Count
+    newest_tokens: Count
+
+
 class SessionInfo(Reply):
     """A session as a listing shows it; `session` is its URI, `stored_bytes` the sum over all its bundles. `salvaged` is
     None unless a repair saved its beginning out of a damaged version. `unread_tokens` of its tokens have no state in
-    its last version, and are computed again at the next use."""
+    its last version, and are computed again at the next use. `lossy`: None for one that is exact. `look`: None unless
+    it is awake before its end, with nothing read or written there."""
 
     session: str
     namespace: str
@@ -218,6 +237,8 @@ class SessionInfo(Reply):
     sampling: Sampling | None
     salvaged: Salvaged | None = None
     unread_tokens: Count = 0
+    lossy: Lossy | None = None
+    look: Look | None = None
 
 
 class VersionInfo(Reply):
@@ -232,14 +253,6 @@ class VersionInfo(Reply):
     created_ns: int
     tags: tuple[str, ...] = ()
     pinned: bool = False
-
-
-class Lossy(Reply):
-    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and what
-    was read behind them was computed from those."""
-
-    bits: Count
-    tokens: Count
 
 
 class Origin(Reply):
@@ -335,16 +348,6 @@ class PartDiffers(Reply):
     field: str
     stored: str | None
     live: str | None
-
-
-class Look(Reply):
-    """Where a session is awake before its end: at `version`, with `token_count` tokens. The newest version, with
-    `newest_tokens`, stays the newest until something is read or written; then history branches here."""
-
-    version: Count
-    token_count: Count
-    newest_version: Count
-    newest_tokens: Count
 
 
 class WakeResult(Reply):

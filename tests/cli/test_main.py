@@ -45,6 +45,13 @@ def test_help_of_each_command_teaches_by_example_and_offers_json(torpor: Torpor,
     assert "--json" in ran.out
 
 
+@pytest.mark.parametrize("name", [*NAMES, None])
+def test_help_shows_no_value_behind_a_flag(torpor: Torpor, name: str | None) -> None:
+    ran = torpor(*([name] if name else []), "--help")
+    assert re.search(r"--help +Show this message", ran.out)
+    assert "<bool>" not in ran.out
+
+
 def test_help_lists_commands_and_exit_statuses(torpor: Torpor) -> None:
     ran = torpor("--help")
     assert ran.status == 0

@@ -46,6 +46,8 @@ def info(**changes: Any) -> dict[str, Any]:
         "file_missing": True,
         "salvaged": {"tokens": 1, "of": 3},
         "unread_tokens": 2,
+        "lossy": {"bits": 8, "tokens": 3},
+        "look": {"version": 1, "token_count": 3, "newest_version": 2, "newest_tokens": 9},
         "labels": ["one"],
         "slept_ns": 1,
         "sampling": {"temperature": 0.5},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor
-from torpor.cli import background
+from torpor.cli import background, detached
 from torpor.cli.errors import DaemonStartFailed
 
 TORPOR = [sys.executable, "-m", "torpor.cli.main"]
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
 
 
 def run(*arguments: str | bytes, **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -214,6 +216,25 @@ def test_a_refused_start_leaves_the_log_and_a_start_that_won_sets_a_long_one_asi
         os.kill(document["pid"], signal.SIGTERM)
         background.wait_until_gone(document["pid"], time.monotonic() + 30, 30)
     assert b"stopped" in log.read_bytes()
+    lines = log.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if not re.match(TIME, line)] == [], "each line has its time"
+
+
+def test_each_line_of_the_log_has_its_time_once_and_the_starter_reads_them_without(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    with (tmp_path / "log").open("w+", encoding="utf-8") as log:
+        stream = detached.Repeated(log, detached.Announcer(write_end, tmp_path / "log"))
+        said = ["Traceback\n  here\n\nthere", " goes on\nnext", "\n", "2026-11-23 02:11:00,123 ERROR x\n", "end\n"]
+        for text in said:
+            assert stream.write(text) == len(text)
+        lines = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
+    os.close(write_end)
+    with open(read_end, encoding="utf-8") as pipe:
+        assert pipe.read() == "".join(said)
+    assert [re.sub(TIME, "", line, count=1) for line in lines] == [
+        *("Traceback", "  here", "", "there goes on", "next", "ERROR x", "end")
+    ]
+    assert [len(re.findall(TIME, line)) for line in lines] == [1] * 7
 
 
 def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_to(

@@ -322,6 +322,29 @@ def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, 
     assert "saved by a repair: the first 1,024 tokens; which file" in torpor("wake", "a").err
 
 
+@pytest.mark.parametrize(
+    ("fact", "mark", "told", "legend"),
+    [
+        ("lossy", "≈", Lossy(8, 512), "≈ keys and values were kept in few bits: torpor show says of how many tokens\n"),
+        ("look", "<", Look(1, 3, 2, 9), "< awake before its end, to look at: its newest version stays until it reads"),
+    ],
+)
+def test_ls_marks_a_session_that_is_lossy_or_only_looked_at(
+    torpor: Torpor, daemon: FakeDaemon, fact: str, mark: str, told: Lossy | Look, legend: str
+) -> None:
+    for name in ("a", "b"):
+        torpor("append", name, "one")
+        torpor("sleep", name)
+    assert legend not in torpor("ls").err
+    fake = daemon.service.sessions["a"]
+    fake.info = dataclasses.replace(fake.info, **{fact: told})
+    listed = torpor("ls")
+    assert [line.split()[0] for line in listed.out.splitlines() if f"{mark}\t" in line] == ["default/a"]
+    assert legend in listed.err
+    sessions = torpor("ls", "--json").document["sessions"]
+    assert [info[fact] for info in sessions] == [dataclasses.asdict(told), None]
+
+
 @pytest.mark.parametrize("command", ["append", "chat", "generate"])
 def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
     torpor: Torpor, daemon: FakeDaemon, command: str

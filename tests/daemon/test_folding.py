@@ -39,7 +39,7 @@ async def test_a_fold_is_the_conversation_that_its_template_gives(open_rig: Any,
     """System text, summary, and as many of the last turns as fit into the tail; the next turn follows as in any."""
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a", labels=["x"])
-        messages = await talk(rig, 4, opening=[SYSTEM])
+        messages = await talk(rig, 5, opening=[SYSTEM])
         old = ledger(rig)
         ends = [turn.end for turn in rig.live("a").text_map.turns if turn.role == "assistant"]
         tail = len(old) - ends[-1 - turns]
@@ -78,9 +78,9 @@ async def test_the_full_session_sleeps_as_it_was_and_the_new_one_names_it(open_r
 async def test_a_fold_takes_transcripts_of_what_it_is(open_rig: Any, own_system: bool) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a", system=SYSTEM["content"] if own_system else None)
-        messages = await talk(rig, 3, opening=[] if own_system else [SYSTEM])
+        messages = await talk(rig, 4, opening=[] if own_system else [SYSTEM])
         ends = [turn.end for turn in rig.live("a").text_map.turns if turn.role == "assistant"]
-        await fold(rig, tail=len(ledger(rig)) - ends[0])
+        await fold(rig, tail=len(ledger(rig)) - ends[1])
         reply_with(rig, "ok")
         said = [*(HEAD[1:] if own_system else HEAD), *messages[-4:], user("next")]
         result = await send(rig, said, "b")
@@ -110,7 +110,7 @@ async def test_the_turns_of_a_transcript_that_came_in_one_request_are_whole_in_t
         await rig.service.create(session="a")
         if rewound:
             await talk(rig, 1, opening=opening)
-        said = [message for at in range(3) for message in (user(f"question {at}"), assistant(f" noted {at}"))]
+        said = [message for at in range(4) for message in (user(f"question {at}"), assistant(f" noted {at}"))]
         reply_with(rig, "ok")
         await send(rig, [*opening, *said, user("And now?")], on_divergence="rewind" if rewound else "refuse")
         kept = [*said[len(said) - 2 * (turns - 1) :], user("And now?"), assistant("ok")]
@@ -126,25 +126,25 @@ async def test_the_turns_of_a_transcript_that_came_in_one_request_are_whole_in_t
 
 @pytest.mark.parametrize("opening", [[SYSTEM], []])
 @pytest.mark.parametrize("own_system", [True, False])
-async def test_a_tail_as_long_as_the_session_has_the_first_turn_too(
+async def test_a_tail_as_long_as_the_session_has_the_first_turn_too_and_so_is_not_smaller(
     open_rig: Any, own_system: bool, opening: list[Any]
 ) -> None:
     async with open_rig(endless=False) as rig:
         own = own_system and bool(opening)
         await rig.service.create(session="a", system=SYSTEM["content"] if own else None)
         messages = await talk(rig, 2, opening=[] if own else opening)
-        said = messages[-4:]
-        await fold(rig, tail=999_999)
-        head = HEAD if opening else HEAD[1:]
-        assert ledger(rig, "b") == cold(rig, [*head, *said])
-        assert rig.live("b").text_map.end == len(ledger(rig, "b"))
-        for name, question in (("b", "next"), ("b", "and then?")):
-            reply_with(rig, "ok")
-            said = [*said, user(question)]
-            result = await send(rig, [*(head[1:] if own else head), *said], name)
-            said = [*said, assistant("ok")]
-            assert (result.rewound_to, result.prefilled_tokens < 40) == (None, True)
-        assert ledger(rig, "b") == cold(rig, [*head, *said])
+        was, calls = await rig.fingerprint("a"), len(rig.network.calls)
+        wanted = cold(rig, [*(HEAD if opening else HEAD[1:]), *messages[-4:]])
+        for order in ({}, {"summarise": 40}):
+            with pytest.raises(InvalidFold) as refusal:
+                await fold(rig, tail=999_999, **order)
+            told, least = refusal.value.details, "summarise" in order
+            assert told["token_count"] == len(was.tokens)
+            assert told["folded_tokens"] == len(wanted) - least * len(SUMMARY)
+            assert ("at least" in refusal.value.message) == least
+            assert f"{told['folded_tokens']} tokens, {told['tail_tokens']} of them" in refusal.value.message
+        assert (len(rig.network.calls), rig.is_awake("a"), rig.live("a").dirty) == (calls, True, True)
+        await require_as_before(rig, was)
 
 
 async def test_the_end_of_each_message_is_told_apart_from_control_tokens_that_words_spell(open_rig: Any) -> None:
@@ -230,9 +230,9 @@ async def test_an_answer_that_was_cut_short_is_closed_in_the_fold_as_it_was(open
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")
         reply_with(rig, "never stops")
-        await send(rig, [user("hi")], max_tokens=5)
+        await send(rig, [user("hi " * 50)], max_tokens=5)
         reply_with(rig, "ok")
-        await send(rig, [user("hi"), assistant("never"), user("so?")])
+        await send(rig, [user("hi " * 50), assistant("never"), user("so?")])
         first = rig.live("a").text_map.turns[1].end
         await fold(rig, tail=len(ledger(rig)) - first)
         assert ledger(rig, "b") == cold(rig, [*HEAD[1:], user("so?"), assistant("ok")])
@@ -282,11 +282,45 @@ async def test_a_fold_without_a_place_or_a_source_is_refused(open_rig: Any) -> N
 async def test_a_summary_that_is_none_makes_no_session(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")
-        await talk(rig, 1)
+        await talk(rig, 3)
         was = await rig.fingerprint("a")
         reply_with(rig, "<think>hm")
         with pytest.raises(InvalidFold, match="no summary"):
             await fold(rig, summarise=20)
+        await require_as_before(rig, was)
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+async def test_a_fold_is_smaller_than_its_session_or_refused_before_anything_is_read(
+    open_rig: Any, is_chat: bool
+) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        if is_chat:
+            await talk(rig, 3)
+        else:
+            await rig.service.append(session="a", tokens=tokens_of(1, 100), emit=ignore)
+        was, calls = await rig.fingerprint("a"), len(rig.network.calls)
+        with pytest.raises(InvalidFold) as refusal:
+            await fold(rig, summary="x" * 500)
+        room = 500 - refusal.value.details["folded_tokens"] + len(was.tokens)
+        with pytest.raises(InvalidFold, match=f"would have {len(was.tokens)} tokens.*which has {len(was.tokens)},"):
+            await fold(rig, summary="x" * room)
+        assert (len(rig.network.calls), rig.is_awake("a"), rig.live("a").dirty) == (calls, True, True)
+        await require_as_before(rig, was)
+        assert (await fold(rig, summary="x" * (room - 1))).token_count == len(was.tokens) - 1
+
+
+async def test_a_summary_that_the_model_writes_too_long_makes_no_session(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        await talk(rig, 3)
+        was = await rig.fingerprint("a")
+        reply_with(rig, "x" * 200)
+        with pytest.raises(InvalidFold, match="not be smaller") as refusal:
+            await fold(rig, summarise=300)
+        told = refusal.value.details
+        assert (told["token_count"], told["folded_tokens"] > 200) == (len(was.tokens), True)
         await require_as_before(rig, was)
 
 
@@ -344,7 +378,7 @@ async def test_a_fold_that_does_not_come_to_its_end_leaves_no_session_and_the_ol
 ) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")
-        await talk(rig, 3)
+        await talk(rig, 3, opening=[user("x" * 400), assistant("ok")])
         was = await rig.fingerprint("a")
         reply_with(rig, SUMMARY)
         order = {"summarise": 40} if at == "summary" else {"summary": SUMMARY * 20}

@@ -27,12 +27,12 @@ async def test_a_session_in_memory_is_shown_with_its_size_and_whether_it_has_cha
         assert (info.version, info.bundle_id, info.stored_bytes) == (None, None, 0)
         assert info.resident_bytes == 256 * 3 * 2 * 2 * 16 * 4 + 259 * 4
         assert (info.labels, info.sampling) == (("x",), SAMPLED)
-        receipt = await rig.sleep("a")
-        await rig.wake("a")
+        receipt = await rig.sleep("work/a")
+        await rig.wake("work/a")
         (info,) = await rig.service.list_sessions()
         assert (info.dirty, info.version, info.bundle_id) == (False, 1, receipt.bundle_id)
         assert info.stored_bytes == receipt.bytes_written
-        await rig.write("a", 1)
+        await rig.write("work/a", 1)
         assert (await rig.service.list_sessions())[0].dirty
 
 

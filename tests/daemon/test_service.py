@@ -643,9 +643,12 @@ async def test_a_generation_from_an_earlier_version_says_that_history_branches_t
             await rig.wake("a", version=1)
             forked = await rig.service.fork(session="a", name=verb, emit=ignore)
             assert (forked.token_count, rig.live("a").is_mere_look) == (30, True), "what is looked at is forked"
+            looks = {info.name: info.look for info in await rig.service.list_sessions()}
+            assert (looks.pop("a").token_count, set(looks.values())) == (30, {None})
             written = await getattr(rig.service, verb)(session="a", max_tokens=2, emit=ignore, **asked)
             assert written.branched is not None
             assert (written.branched.version, written.branched.token_count) == (1, 30)
+            assert (await rig.service.list_sessions())[0].look is None
             again = await rig.service.generate(session="a", max_tokens=2, emit=ignore)
             assert again.branched is None
             await rig.sleep("a")
