@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from torpor.daemon import results as daemon
 from torpor.daemon.events import EVENTS, Event
 from torpor.socket_api import errors, limits, messages, results
 from torpor.socket_api.limits import ServerLimits
-from torpor.socket_api.methods import METHODS
+from torpor.socket_api.methods import METHODS, Message, SamplingFields
 
 TEXT = Path(__file__).parents[2].joinpath("docs", "protocol.md").read_text()
 
@@ -45,6 +45,53 @@ def test_every_event_is_listed_with_its_facts_and_no_others(event: type[Event]) 
     (facts,) = [row[2] for row in rows if row[1].strip() == f"`{event.name}`"]
     expected = {field.name for field in dataclasses.fields(event)} - {"session"}
     assert set(re.findall(r"`(\w+)`", facts)) == expected
+
+
+def told_behind(words: str) -> set[str]:
+    """The names in the rest of the sentence that begins so."""
+    rest = section("### What holds for every parameter").split(words, 1)[1]
+    return set(re.findall(r"`(\w+)`", rest.split(". ", 1)[0]))
+
+
+def takes(model: type[BaseModel], name: str, value: object) -> bool:
+    """Whether a parameter takes a value, whatever else is missing or does not go with it."""
+    try:
+        model.model_validate({name: value})
+    except ValidationError as error:
+        return not any(each["loc"][:1] == (name,) for each in error.errors())
+    return True
+
+
+PARAMETERS = [
+    (model, name, field)
+    for model in [*{method.params for method in METHODS.values()}, SamplingFields, Message]
+    for name, field in model.model_fields.items()
+]
+
+
+def test_the_parameters_that_are_optional_and_not_null_are_listed() -> None:
+    refuse = {
+        (model, name) for model, name, field in PARAMETERS if not field.is_required() and not takes(model, name, None)
+    }
+    told = told_behind("These may only be left out: ")
+    assert told == {name for _, name in refuse}
+    assert {model for model, name in refuse if name == "labels"} == {METHODS["create"].params}
+    assert not any(takes(model, name, None) for model, name, field in PARAMETERS if field.is_required())
+
+
+def test_the_parameters_that_may_be_empty_are_listed() -> None:
+    assert {name for model, name, _ in PARAMETERS if takes(model, name, "")} == {"content"}
+    assert told_behind("The empty text is refused, ") == {"content"}
+    empty = {name for model, name, _ in PARAMETERS if takes(model, name, ())}
+    assert told_behind("So is an empty list, ") == empty
+
+
+def test_the_parameters_that_may_have_a_fraction_are_listed() -> None:
+    fractions = {name for model, name, _ in PARAMETERS if takes(model, name, 0.5)}
+    assert told_behind("These may have a fraction") - {"sampling"} == fractions
+    assert all(takes(model, name, 1) for model, name, _ in PARAMETERS if name in fractions)
+    assert not any(takes(model, name, 2.0) for model, name, _ in PARAMETERS if name not in fractions)
+    assert not any(takes(model, name, True) for model, name, _ in PARAMETERS if name in fractions)
 
 
 def test_every_error_code_is_listed() -> None:
