@@ -56,7 +56,7 @@ MUTANTS: Final = (
     Mutant("a wake gives the version before the newest", "store.py", "        row = self.find_session(uri, version)\n        if row is None:\n            raise self._not_found(uri, version)\n        try:\n", "        row = self.find_session(uri, version)\n        if row is None:\n            raise self._not_found(uri, version)\n        row = (self.versions(uri)[-2:] if version is None else [row])[0]\n        try:\n"),
     Mutant("a delete renames no file", "folder.py", "            durable.rename(folder_fd, name + LIVE_SUFFIX, name + RETIRED_SUFFIX, path)\n", ""),
     Mutant("an index made anew takes deleted versions in", "reindexing.py", "    kept = _taken_over(folder, index, files, scan)\n    bundles", "    scan.bundles += [indexed(file) for file in (BundleFile(*folder.open_bundle(one), one) for one in files.keys() - live_of(files)) if file.manifest]\n    kept = _taken_over(folder, index, files, scan)\n    bundles"),
-    Mutant("a forget strips nothing", "forgetting.py", "    if idle or (retired and named):", "    if False:"),
+    Mutant("a forget strips nothing", "forgetting.py", "    if idle or (retired and manifest is not None and (named or manifest.tells_of(uri))):", "    if False:"),
     Mutant("a forget keeps a manifest that names the session", "forgetting.py", "with_manifest=live,", "with_manifest=True,"),
     Mutant("a delete leaves the marks", "deletion.py", "        if marks.session(uri):\n", "        if False:\n"),
     Mutant("a prune begins with the newest version", "pruning.py", "return [one for row in rows for one in", "return [one for row in rows[::-1] for one in"),

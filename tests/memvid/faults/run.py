@@ -103,7 +103,7 @@ def run_errno(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     limits = range(0, 45_000, 512 if full else 8192)
     for number, scenario in enumerate(scenarios):
         folder = base / str(number)
-        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=1 if full else 73, first=number))
+        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=1 if full else 149, first=number))
         jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", limits))
         if scenario.name in _DELETES:
             jobs.append(partial(errnos.deletes_when_full, scenario, folder / "full"))

@@ -27,7 +27,10 @@ from torpor.memvid import durable
 RUN = Path(__file__).with_name("run.py")
 needs_strace = pytest.mark.skipif(bool(strace_kill.unavailable()), reason=strace_kill.unavailable())
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks without exec, which macOS does not like")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="forks without exec, which macOS does not like"),
+    pytest.mark.timeout(1800),  # thousands of short processes: on a machine with other work each waits for its turn
+]
 
 
 def sweep(name: str, folder: Path, *options: str) -> dict[str, Any]:
@@ -52,11 +55,12 @@ def hold(found: dict[str, Any], **expected: int) -> None:
 
 def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     found = sweep("kill", tmp_path)
-    hold(found, points=440, second_points=188)
+    hold(found, points=531)
+    assert found["second_points"] >= 170
 
 
 def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -> None:
-    hold(sweep("power", tmp_path), states=2096)
+    hold(sweep("power", tmp_path), states=2686)
 
 
 def test_t3_a_store_that_leaves_out_or_swaps_a_flush_is_caught(tmp_path: Path) -> None:
@@ -78,14 +82,12 @@ def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_le
     tmp_path: Path,
 ) -> None:
     found = sweep("errno", tmp_path)
-    hold(found, runs=1740)
-    assert found["poisoned"] >= 25
+    hold(found, runs=934)
+    assert found["poisoned"] >= 12
 
 
 def test_no_removal_loses_what_woke_beside_an_index_of_another_moment(tmp_path: Path) -> None:
-    found = sweep("moments", tmp_path)
-    assert found["mixed"] >= 150
-    assert found["awake"] >= found["mixed"]
+    hold(sweep("moments", tmp_path), mixed=151, awake=368)
 
 
 def test_no_copy_of_a_live_store_opens_and_then_loses_by_a_removal(tmp_path: Path) -> None:
@@ -153,20 +155,25 @@ def test_t4_the_system_s_errors_reach_the_calls_of_sqlite(tmp_path: Path, name: 
 @pytest.mark.timeout(3600)
 def test_t1_threats_27_28_in_full_every_call_and_a_second_kill_in_the_recovery(tmp_path: Path) -> None:
     found = sweep("kill", tmp_path, "--full")
-    hold(found, points=4934, second_points=16_744)
+    hold(found, points=5888)
+    assert found["second_points"] >= 16_000
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
 @needs_strace
 def test_t1_in_full_every_real_system_call_of_the_store_and_of_sqlite(tmp_path: Path) -> None:
-    hold(sweep("strace", tmp_path, "--full"), points=2102)
+    found = sweep("strace", tmp_path, "--full")
+    hold(found)
+    assert found["points"] >= 1_800
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(7200)
 def test_t2_in_full_a_hundred_thousand_disks_after_a_power_cut(tmp_path: Path) -> None:
-    hold(sweep("power", tmp_path, "--full"), states=209_974)
+    found = sweep("power", tmp_path, "--full")
+    hold(found)
+    assert found["states"] >= 200_000
 
 
 @pytest.mark.heavy
