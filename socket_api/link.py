@@ -98,10 +98,17 @@ class Link:
             self._inboxes[request_id] = Inbox()
             self._unanswered[request_id] = call
             try:
-                self._send(data)
-            except RemoteError:
-                self._require_open()  # which sends it anew if the daemon needed this connection's place
+                self._send_or_renew(data)
+            except BaseException:
+                self._abandon(request_id)  # its caller gets no id to give it up by, so no renewal may send it
+                raise
             return request_id
+
+    def _send_or_renew(self, data: bytes) -> None:
+        try:
+            self._send(data)
+        except RemoteError:
+            self._require_open()  # which sends it anew if the daemon needed this connection's place
 
     def cancel(self, request_id: int) -> None:
         """Ask the daemon to stop a request; its answer still comes."""

@@ -20,7 +20,6 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from .address import require_path_fits
 from .errors import SocketInUse, UnsafeSocketPath
@@ -29,6 +28,7 @@ _BACKLOG = 4096
 """Clients that may wait at the door; a system that lets fewer wait takes its own number."""
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.02
+_MOST_LINKS = 40  # as Linux
 _GONE = (errno.ECONNREFUSED, errno.ENOENT)
 
 
@@ -116,22 +116,41 @@ def _open_folder(folder: str) -> int:
 
 
 def _require_safe_parents(folder: str) -> None:
-    """Refuse a folder that others could move away, or one above it, to put theirs in its place: by its name, and behind
-    links. A sticky folder of root's (/tmp) is shared safely: there each moves away only its own."""
-    above = {str(parent) for path in (folder, os.path.realpath(folder)) for parent in Path(path).parents}
-    for parent in sorted(above):
-        status = os.stat(parent)
+    """Refuse a folder that others could move away, or a folder or link on the way to it, to put theirs in its place.
+    A sticky folder of root's (/tmp) is shared safely: there each moves away only its own."""
+    for step in sorted(_way_to(folder)):
+        status = os.lstat(step)
         mode = stat.S_IMODE(status.st_mode)
-        is_shared = mode & 0o022 and not mode & stat.S_ISVTX
+        is_shared = stat.S_ISDIR(status.st_mode) and mode & 0o022 and not mode & stat.S_ISVTX
         if status.st_uid not in (0, os.geteuid()) or is_shared:
             raise UnsafeSocketPath(
-                f"The folder {parent}, above the socket's, belongs to user {status.st_uid} and has mode {mode:04o}."
+                f"{step}, on the way to the socket, belongs to user {status.st_uid} and has mode {mode:04o}."
                 f" Others could put another in the place of {folder}. Choose a path below your own home with"
-                f" --socket, or take from others the right to write there: chmod go-w {parent}",
-                path=parent,
+                f" --socket, or take from others the right to write there: chmod go-w {step}",
+                path=step,
                 owner=status.st_uid,
                 mode=f"{mode:04o}",
             )
+
+
+def _way_to(folder: str) -> set[str]:
+    """What the kernel goes through to an absolute path: each folder above it, and each link with all on its way."""
+    way, at, left, links = set(), "/", folder.split("/")[::-1], 0
+    while left:
+        way.add(at)
+        part = left.pop()
+        step = os.path.dirname(at) if part == ".." else os.path.join(at, part) if part not in ("", ".") else at
+        if not os.path.islink(step):
+            at = step
+            continue
+        way.add(step)
+        links += 1
+        if links > _MOST_LINKS:
+            raise UnsafeSocketPath(f"{folder} leads through too many links. Name a folder of your own.", path=folder)
+        target = os.readlink(step)
+        left += target.split("/")[::-1]
+        at = "/" if target.startswith("/") else at
+    return way
 
 
 @contextlib.contextmanager

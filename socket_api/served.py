@@ -86,7 +86,7 @@ class ServedConnection:
         self._budget = budget
         self._checking = checking
         self._held: _Frame = Held(), Held()  # for the frame that is being read
-        self._pace = 0.0, 0  # when that frame was last fast enough, and how much of it had come then
+        self._pace = 0.0, 0  # how long that frame has been waited for since it was fast enough; what had come then
         self._quiet = False
         self._gave_way: set[int] = set()
         self._stopping = asyncio.Event()
@@ -197,8 +197,6 @@ class ServedConnection:
         size_bytes = self._connection.next_frame_bytes
         if size_bytes <= self._limits.uncounted_frame_bytes:
             return True
-        loop = asyncio.get_running_loop()
-        begun, (since, before) = loop.time(), self._pace
         taking = asyncio.create_task(self._take(size_bytes, min(size_bytes, self._connection.waiting_bytes)))
         try:
             while not (await asyncio.wait({taking}, timeout=_LOOK_S))[0]:
@@ -209,7 +207,6 @@ class ServedConnection:
         finally:
             taking.cancel()
             await asyncio.wait({taking})
-        self._pace = since + loop.time() - begun, before  # that was not the client's time
         return True
 
     async def _take(self, size_bytes: int, come_bytes: int) -> None:
@@ -226,26 +223,29 @@ class ServedConnection:
     async def _read(self) -> bytes:
         holds_room = self._held[1].size_bytes > 0
         if not holds_room:
-            self._pace = asyncio.get_running_loop().time(), 0
-        data = None
+            self._pace = 0.0, 0
+        clock, data = asyncio.get_running_loop().time, None
         while data is None:
+            begun = clock()
             data = await self._read_for(_LOOK_S if holds_room else None)
             if holds_room:
-                self._require_pace()
+                # Longer than a look was our own standstill, in which the client may have sent.
+                self._require_pace(min(clock() - begun, _LOOK_S), self._connection.waiting_bytes + len(data or b""))
         return data
 
-    def _require_pace(self) -> None:
+    def _require_pace(self, waited_s: float, come_bytes: int) -> None:
         """While others wait for room, a frame that holds some has to come as from a client that goes on sending."""
-        now, (since, before) = asyncio.get_running_loop().time(), self._pace
-        come = self._connection.waiting_bytes
-        if come - before >= self._limits.min_frame_bytes or not self._budget.is_short:
-            self._pace = now, come
-        elif now - since >= self._limits.slow_frame_s:
+        waited_s += self._pace[0]
+        if come_bytes - self._pace[1] >= self._limits.min_frame_bytes or not self._budget.is_short:
+            self._pace = 0.0, come_bytes
+        elif waited_s >= self._limits.slow_frame_s:
             raise FrameTimeout(
                 f"A frame came slower than {self._limits.min_frame_bytes} bytes in {self._limits.slow_frame_s:g} s,"
                 " while others waited for room.",
                 limit_s=self._limits.slow_frame_s,
             )
+        else:
+            self._pace = waited_s, self._pace[1]
 
     async def _read_for(self, look_s: float | None) -> bytes | None:
         """What comes next; None where nothing has come for so long and its deadline has not passed."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from torpor.socket_api import AsyncClient, Client
 from torpor.socket_api.descriptors import BESIDE_CONNECTIONS, FEWEST, limits_within, raise_limit
-from torpor.socket_api.errors import ApiError, TooFewDescriptors
+from torpor.socket_api.errors import ApiError, DaemonUnreachable, TooFewDescriptors
 from torpor.socket_api.framing import FrameDecoder
 from torpor.socket_api.limits import REQUEST_LIMITS, ServerLimits
 from torpor.socket_api.reaching import MOST_EVICTIONS
@@ -165,6 +165,34 @@ def test_a_client_that_is_evicted_over_and_over_gives_up(short_path: Path, kind:
         last.connect(str(short_path / "e.sock"))
         last.sendall(frame({"type": "hello"}) + frame({"type": "request", "id": 0}))
         daemon.end()
+
+
+def test_a_request_that_failed_with_the_renewal_is_never_sent_later(short_path: Path) -> None:
+    """Its caller was told that it failed, and may have asked again: a text must not be read twice."""
+    path = short_path / "e.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        with ThreadPoolExecutor(1) as greeting:
+            greeted = greeting.submit(greet, listener)
+            client = Client(path)
+            with greeted.result() as connected:
+                connected.sendall(frame(EVICTION))
+    path.unlink()
+    with client:
+        with pytest.raises(DaemonUnreachable):
+            client.list_sessions()
+        daemon = Evicting(path, 0)
+        assert client.list_sessions() == ()
+        daemon.end()
+    assert [each["id"] for each in daemon.taken] == [2]
+
+
+def greet(listener: socket.socket) -> socket.socket:
+    connected, _ = listener.accept()
+    connected.recv(65536)
+    connected.sendall(frame(HELLO))
+    return connected
 
 
 def ask(path: Path, kind: str) -> object:

@@ -231,17 +231,33 @@ def test_a_folder_that_others_could_rename_away_is_refused_however_far_above(
         assert not chosen.exists()
 
 
+def test_a_link_that_others_could_replace_is_refused_wherever_it_stands_on_the_way(path: Path) -> None:
+    """Threat 22. Neither the name nor where it ends lies in the folder that is shared."""
+    path.parent.mkdir(mode=0o755)
+    shared, real = path.parent / "shared", path.parent / "real"
+    for folder in (shared, real):
+        folder.mkdir(mode=0o700)
+    (shared / "inner").symlink_to("../real")
+    (path.parent / "outer").symlink_to("shared/inner")
+    chosen = path.parent / "outer" / "run" / "t.sock"
+    open_listener(chosen).remove()
+    shared.chmod(0o777)
+    with pytest.raises(UnsafeSocketPath, match="on the way to the socket") as refusal:
+        open_listener(chosen)
+    assert refusal.value.path == str(shared)
+
+
 def test_a_folder_below_another_user_s_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threat 22."""
     path.parent.mkdir(mode=0o700)
-    real = os.stat
+    real = os.lstat
 
-    def foreign(target: str) -> object:
-        found = list(real(target))
+    def foreign(target: str, **options: int) -> object:
+        found = list(real(target, **options))
         found[4] = 4_000_000 if target == str(path.parent.parent) else found[4]  # st_uid
         return os.stat_result(found)
 
-    monkeypatch.setattr("torpor.socket_api.listener.os.stat", foreign)
+    monkeypatch.setattr("torpor.socket_api.listener.os.lstat", foreign)
     with pytest.raises(UnsafeSocketPath, match="belongs to user 4000000"):
         open_listener(path)
 
@@ -260,10 +276,9 @@ def test_a_socket_of_another_user_is_not_removed(path: Path, monkeypatch: pytest
         dead.bind(str(path))
     real = os.lstat
 
-    def foreign(target: str) -> object:
-        found = real(target)
-        fields = list(found)
-        fields[4] += 1  # st_uid
+    def foreign(target: str, **options: int) -> object:
+        fields = list(real(target, **options))
+        fields[4] += target == str(path)  # st_uid
         return os.stat_result(fields)
 
     monkeypatch.setattr("torpor.socket_api.listener.os.lstat", foreign)

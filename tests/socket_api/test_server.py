@@ -410,6 +410,33 @@ def test_who_sends_slowly_while_others_wait_for_the_room_that_it_holds_is_droppe
     play(short_path, story, within_s=1000, limits=limits)
 
 
+def test_a_daemon_that_stood_still_drops_nobody_for_it(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threats 41 and 44. What was sent meanwhile waits in the socket, and was not slow."""
+
+    async def story(state: Running) -> None:
+        sender, other = await state.connect(), await state.connect()
+        whole = encode_frame(
+            {"type": "request", "id": 1, "method": "create", "params": {"session": "s", "system": "x" * 15_000_000}},
+            max_frame_bytes=BIG,
+        )
+        sender.writer.write(whole[:-200_000])
+        await poll(lambda: state.server._budget.used_bytes == len(whole) - 200_000)
+        other.ask(1, "create", session="t")
+        await other.answer(1)
+        other.ask(2, "append", session="t", text="x" * 10_000_000)
+        await poll(lambda: state.server._budget.is_short)
+        loop, passed_s = asyncio.get_running_loop(), 0.0
+        clock = loop.time
+        monkeypatch.setattr(loop, "time", lambda: clock() + passed_s)
+        passed_s = 100
+        sender.writer.write(whole[-200_000:])
+        assert (await sender.answer(1))["id"] == 1
+        assert (await other.answer(2))["type"] == "result"
+
+    limits = replace(QUICK, frame_timeout_s=1000, max_request_bytes=24_000_000)
+    play(short_path, story, within_s=1000, limits=limits)
+
+
 def test_halves_of_frames_never_keep_each_other_from_becoming_whole(short_path: Path) -> None:
     """Threat 44: more is sent at once than there is room for, and all of it is served, within the bound."""
 
