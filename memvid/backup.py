@@ -9,8 +9,8 @@ was cut off goes on where it was.
 
 Rules:
 - Nothing in the store is written, and nobody waits.
-- What was deleted in the store stays in the backup. Only what there is of a session that was begun anew since goes
-  from there: else the backup would wake the former one.
+- Nothing goes from the backup, with its marks: what was deleted in the store stays there. A session of which it has
+  versions that would stand in the place of those that are to come, or before them, is told and left as it is.
 - What cannot be read is told, and the rest is copied. A version of the backup is never replaced by a damaged one.
 """
 
@@ -18,14 +18,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from . import deletion, targets, twins
+from . import targets, twins
 from .budget import free_bytes_of
 from .bundle import BundleReader
 from .core import StoreCore
-from .errors import BlockMissing, BundleMissing, CorruptBundle, NoSpace, StoreError, StoreIoError, TargetExists
+from .errors import (
+    BlockMissing,
+    BundleMissing,
+    CorruptBundle,
+    NameTaken,
+    NoSpace,
+    StoreError,
+    StoreIoError,
+    TargetExists,
+)
 from .folder import StoreFolder, create_store, has_store_file, load_store_uuid, open_or_make_root, require_creatable
 from .index import LIVE, IndexedBundle, row_of
 from .lock import StoreLock
@@ -79,10 +88,11 @@ def copy_versions(
     rows = sorted(core.index.all_rows(), key=lambda row: (row.created_ns, row.uri, row.version))
     present = into.index.rows_of(row.bundle_id for row in rows)
     missing = [row for row in rows if row.bundle_id not in present]
+    others = _others(core, into, missing)
+    missing = [row for row in missing if row.uri not in others]
+    problems = list(others.values())
     total = _require_room(core, into, missing)
     actions: list[Action] = []
-    problems: list[Finding] = []
-    freed = _end_superseded(core, into, missing)
     written = 0
     for row in missing:
         path = into.folder.bundle_path(row.bundle_id)
@@ -100,7 +110,7 @@ def copy_versions(
             on_progress(min(written, total), total)
     with contextlib.suppress(BundleMissing):
         written += _copy_marks(core, into, problems)
-    return MaintenanceReport("backup", False, tuple(actions), freed, written, tuple(problems))
+    return MaintenanceReport("backup", False, tuple(actions), 0, written, tuple(problems))
 
 
 def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> int:
@@ -127,29 +137,34 @@ def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow])
     return total
 
 
-def _end_superseded(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> int:
-    """Take away what the backup has of sessions that were begun anew since; the bytes that this frees."""
-    gone = [one for uri in sorted({row.uri for row in missing}) for one in _superseded(core, into, uri)]
-    if not gone:
-        return 0
-    with into.committing():
-        retirement = deletion.retire(into.folder, into.index, into.pins, gone)
-        removed = deletion.remove_unneeded(into.folder, into.index, into.pins)
-    return retirement.freed + sum(removed.values())
+def _others(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> dict[SessionUri, Finding]:
+    """The sessions that cannot be copied, with the reason: beside what the backup has of that name alone, nothing
+    could tell which of both it is."""
+    of_session: dict[SessionUri, list[IndexRow]] = {}
+    for row in missing:
+        of_session.setdefault(row.uri, []).append(row)
+    return {uri: _refusal(into, uri) for uri, rows in of_session.items() if _has_another(core, into, uri, rows)}
 
 
-def _superseded(core: StoreCore, into: StoreCore, uri: SessionUri) -> list[bytes]:
-    """The versions that only the backup knows of, where the session was begun anew: a number is another bundle's now,
-    or the newest version has a lower number than one that is older."""
-    ours = {row.version: row for row in core.index.versions(uri)}
-    former = [row for row in into.index.versions(uri) if not core.index.knows(row.bundle_id)]
-    if not ours or not former:
-        return []
-    newest = ours[max(ours)]
-    is_anew = former[-1].version > newest.version and former[-1].created_ns < newest.created_ns
-    if is_anew or any(row.version in ours for row in former):
-        return [row.bundle_id for row in former]
-    return []
+def _has_another(core: StoreCore, into: StoreCore, uri: SessionUri, missing: Sequence[IndexRow]) -> bool:
+    """Whether only the backup knows of a version with one of these numbers, or of a newest one with a higher number
+    than the store's, which is older all the same."""
+    numbered = (one for row in missing for one in into.index.bundles_numbered(uri, row.version))
+    if any(not core.index.knows(bundle_id) for bundle_id in numbered):
+        return True
+    ours, theirs = core.index.find(uri), into.index.find(uri)
+    if ours is None or theirs is None or core.index.knows(theirs.bundle_id):
+        return False
+    return theirs.version > ours.version and theirs.created_ns < ours.created_ns
+
+
+def _refusal(into: StoreCore, uri: SessionUri) -> Finding:
+    message = (
+        f"Nothing new of {uri} was copied: the backup has another session of that name, or versions in which it went "
+        f"on in another way. Back up to another folder, or remove that session from this one (`torpor rm {uri} "
+        f"--store {into.path}`) and run the backup again."
+    )
+    return Finding(into.path, NameTaken.code, message)
 
 
 def _copy(core: StoreCore, into: StoreCore, row: IndexRow, is_there: Callable[[IndexRow], bool]) -> int:
@@ -199,13 +214,15 @@ def _write(into: StoreCore, reader: BundleReader) -> int:
 
 
 def _copy_marks(core: StoreCore, into: StoreCore, problems: list[Finding]) -> int:
-    """Tags and pins, of the versions that the backup has; the bytes that this wrote."""
+    """Tags and pins, of the versions that the backup has, beside those of what it alone has; the bytes that this
+    wrote."""
     try:
         marks = Marks.load(core.folder)
+        present = Marks.load(into.folder)
+        ours = marks.without_bundles(marks.bundle_ids - into.index.rows_of(marks.bundle_ids).keys())
+        wanted = present.without_bundles(filter(core.index.knows, present.bundle_ids)).with_those_of(ours)
     except StoreError as error:
         problems.append(Finding(str(error.details.get("path", core.path)), error.code, error.message))
         return 0
-    known: Collection[bytes] = into.index.rows_of(marks.bundle_ids)
-    wanted = marks.without_bundles(marks.bundle_ids - set(known))
     with into.committing():
-        return 0 if wanted == Marks.load(into.folder) else wanted.save(into.folder)
+        return 0 if wanted == present else wanted.save(into.folder)

@@ -168,7 +168,7 @@ class NotTensors(StoreError):
 
 
 class NameTaken(StoreError):
-    """A session was to be imported under a name that another one has, which has nothing to do with it."""
+    """A session was to be imported or backed up under a name that another one has, which has nothing to do with it."""
 
     code: ClassVar[str] = "name_taken"
 

@@ -219,6 +219,14 @@ class Marks:
         gone = frozenset(bundle_ids)
         return Marks(self.store_uuid, {uri: _left(marks, gone) for uri, marks in self.sessions.items()})
 
+    def with_those_of(self, later: Marks) -> Marks:
+        """These marks and those of another value; a tag that both have names what it names there. Raises LimitExceeded:
+        together they are too many."""
+        return Marks(
+            self.store_uuid,
+            {uri: _joined(self.session(uri), later.session(uri)) for uri in {**self.sessions, **later.sessions}},
+        )
+
     def _with(self, uri: SessionUri, marks: SessionMarks) -> Marks:
         return Marks(self.store_uuid, {**self.sessions, uri: marks})
 
@@ -226,6 +234,10 @@ class Marks:
 def _left(marks: SessionMarks, gone: frozenset[bytes]) -> SessionMarks:
     tags = {tag: named for tag, named in marks.tags.items() if named not in gone}
     return _marked(tags, marks.pins - gone, marks.numbers)
+
+
+def _joined(marks: SessionMarks, later: SessionMarks) -> SessionMarks:
+    return _marked({**marks.tags, **later.tags}, marks.pins | later.pins, {**marks.numbers, **later.numbers})
 
 
 def _marked(tags: Mapping[str, bytes], pins: frozenset[bytes], numbers: Mapping[bytes, int]) -> SessionMarks:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
+from store_making import HEIR_URI, OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
 from torpor.memvid import SessionUri, Store, backup
 from torpor.memvid.compaction_plan import CompactionPolicy
 from torpor.memvid.errors import NoSpace, NotAStore, StoreLocked, TargetExists, UnsafePath
@@ -121,37 +122,79 @@ def test_a_backup_that_is_cut_off_is_a_whole_store_and_goes_on(source: Path, tmp
     require_whole(tmp_path / "copy")
 
 
-def test_what_was_deleted_stays_in_the_backup_and_what_was_begun_anew_takes_its_place(
-    source: Path, tmp_path: Path
+def begin_anew(store: Store, path: Path) -> None:
+    """The session is removed by mistake, and something short is begun under its name."""
+    store.delete_session(URI)
+    store.delete_session(OTHER_URI)
+    sleep(store, 40, seed=7)
+
+
+def prune_and_begin_anew(store: Store, path: Path) -> None:
+    """The backup has a later number alone, so that no number is taken."""
+    store.delete_session(URI)
+    with Store.open(path.with_name("copy"), writable=True) as copy:
+        copy.untag(URI, "kept")
+        copy.unpin(URI, 3)
+        copy.prune(Retention(keep_last=1))
+    sleep(store, 40, seed=7)
+
+
+@pytest.mark.parametrize("change", [begin_anew, prune_and_begin_anew])
+def test_a_backup_takes_nothing_away_for_a_session_that_was_begun_anew_and_copies_the_others(
+    source: Path, tmp_path: Path, change: Callable[[Store, Path], None]
 ) -> None:
     copy = tmp_path / "copy"
     back_up(source, copy)
     with Store.open(source, writable=True) as store:
+        change(store, source)
+        sleep(store, 70, uri=HEIR_URI)
+    with Store.open(copy, writable=False) as store:
+        before, marks = store.versions(URI), store.marks(URI)
+    for _ in range(2):
+        report = back_up(source, copy)
+        (problem,) = report.problems
+        assert (problem.path, problem.code, report.bytes_freed) == (str(copy), "name_taken", 0)
+        assert f"`torpor rm {URI} --store {copy}`" in problem.message
+    with Store.open(copy, writable=True) as store:
+        assert (store.versions(URI), store.marks(URI)) == (before, marks)
+        require_awake(store, 1200)
+        require_awake(store, 800, uri=OTHER_URI, seed=3)
+        require_awake(store, 70, uri=HEIR_URI)
+        assert store.verify(deep=True).findings == ()
         store.delete_session(URI)
-        store.delete_session(OTHER_URI)
-        sleep(store, 40, seed=7)
-    report = back_up(source, copy)
-    assert [(action.kind, action.version) for action in report.actions] == [("copy", 1)]
+    assert back_up(source, copy).problems == ()
     with Store.open(copy, writable=True) as store:
         assert [row.token_count for row in store.versions(URI)] == [40]
-        require_awake(store, 800, uri=OTHER_URI, seed=3)
         assert store.verify(deep=True).findings == ()
 
 
-def test_a_session_begun_anew_of_which_the_backup_has_only_later_numbers_takes_their_place(
-    source: Path, tmp_path: Path
-) -> None:
-    with Store.open(source, writable=True) as store:
-        store.untag(URI, "kept")
-        store.unpin(URI, 3)
-        store.prune(Retention(keep_last=1))
+def test_a_backup_keeps_what_a_store_that_was_rolled_back_has_no_more(source: Path, tmp_path: Path) -> None:
+    copy, old = tmp_path / "copy", tmp_path / "old"
+    shutil.copytree(source, old)
+    for path, counts in ((source, (1500, 1800)), (old, (1510,))):
+        for count in counts:
+            with Store.open(path, writable=True) as store, store.open_session(URI) as newest:
+                sleep(store, count, before=newest)
+    back_up(source, copy)
+    assert [problem.code for problem in back_up(old, copy).problems] == ["name_taken"]
+    require_whole(copy, (*COUNTS, 1500, 1800))
+    with Store.open(copy, writable=True) as store:
+        store.delete_session(URI)
+    assert back_up(old, copy).problems == ()
+    require_whole(copy, (*COUNTS, 1510))
+
+
+def test_what_was_deleted_stays_in_the_backup_with_its_marks(source: Path, tmp_path: Path) -> None:
     back_up(source, tmp_path / "copy")
     with Store.open(source, writable=True) as store:
         store.delete_session(URI)
-        sleep(store, 40, seed=7)
-    back_up(source, tmp_path / "copy")
-    with Store.open(tmp_path / "copy", writable=True) as store:
-        assert [row.version for row in store.versions(URI)] == [1]
+        store.tag(OTHER_URI, 1, "first")
+    for _ in range(2):
+        assert back_up(source, tmp_path / "copy").problems == ()
+    require_whole(tmp_path / "copy")
+    with Store.open(tmp_path / "copy", writable=False) as store:
+        assert (set(store.marks(URI).tags), len(store.marks(URI).pins)) == ({"kept"}, 1)
+        assert set(store.marks(OTHER_URI).tags) == {"first"}
 
 
 def test_a_version_that_repair_has_set_aside_stays_in_the_backup(source: Path, tmp_path: Path) -> None:

@@ -142,6 +142,12 @@ def test_versions_that_are_gone_leave_no_marks() -> None:
     assert some_marks().without_bundles([A, B]) == Marks(UUID)
 
 
+def test_marks_of_two_are_all_there_and_a_tag_that_both_have_is_the_latters() -> None:
+    later = Marks(UUID).tag(SCOUT, C, 3, "v1.0").tag(WRITER, C, 3, "draft")
+    joined = some_marks().with_those_of(later)
+    assert joined == some_marks().tag(SCOUT, C, 3, "v1.0", move=True).tag(WRITER, C, 3, "draft")
+
+
 def test_marks_of_versions_that_are_not_there_are_told() -> None:
     marks = some_marks().tag(WRITER, C, 3, "draft")
     assert marks.dangling({A, B, C}) == []
