@@ -159,7 +159,7 @@ nested = st.recursive(
     | st.binary(max_size=3),
     lambda inner: (
         st.lists(inner, max_size=20)
-        | st.lists(inner, min_size=1, max_size=1).map(lambda one: one * 300)
+        | st.integers(0, 9).map(lambda each: [each] * 300)
         | st.dictionaries(st.text(max_size=2) | st.integers(0, 1), inner, max_size=3)
     ),
     max_leaves=8,
