@@ -406,10 +406,10 @@ async def test_show_says_it_awake_and_asleep(open_kind: Any) -> None:
         await quantise(rig)
         shown = await rig.service.show(session="s")
         assert shown.lossy == Lossy(8, 512)
+        assert [info.lossy for info in await rig.service.list_sessions()] == [Lossy(8, 512)], "as the index has it"
         assert shown.layers[0] == "kv/1 k, v 2xnx32 float32 in 8 bits, groups of 32"
         await rig.wake("s")
         assert (await rig.service.show(session="s")).lossy == Lossy(8, 512)
-        assert (await rig.service.list_sessions())[0].lossy == Lossy(8, 512), "as the index has it"
         assert (await rig.wake("s")).lossy == Lossy(8, 512), "also of a session that is awake already"
 
 
