@@ -643,6 +643,4 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(daemon: FakeDaemon, to
         done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     finally:
         os.close(write_end)
-    assert "Traceback" not in done.stderr
-    assert "BrokenPipe" not in done.stderr
-    assert (done.returncode, "error" in done.stderr) == (0, False)
+    assert (done.returncode, done.stderr) == (0, "")
