@@ -21,7 +21,7 @@ from .bus import Bus
 from .claims import Use
 from .encoding import Encoder, Place
 from .engine import Engine
-from .errors import InvalidTranscript, TranscriptDiverged
+from .errors import InvalidTranscript, TemplateUnusable, TranscriptDiverged
 from .events import SessionRewound
 from .hibernation import WakeOrder
 from .models import LoadedModel
@@ -80,7 +80,15 @@ class Conversing:
         held, opens = len(live.state.tokens), not live.state.tokens or live.has_system_to_say
         messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
         place = Place(held, None if opens else live.state.tokens[-1], live.turn_open)
-        ids = await self._encoder.messages(live.model, messages, place)
+        try:
+            ids = await self._encoder.messages(live.model, messages, place)
+        except TemplateUnusable as error:
+            if live.has_system_to_say and message["role"] == "system":
+                raise TemplateUnusable(
+                    f"{error.message} {live.uri} has a system text of its own, which comes first, and not every "
+                    "template takes two. Send a message of the user first, or create a session with both texts in one."
+                ) from error
+            raise
         text_map = live.text_map.answered(held).extended(messages, start=held, end=held + len(ids))
         return NewTurn(held, ids, text_map)
 

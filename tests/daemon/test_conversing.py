@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from session_rig import END, Rigged, ignore, listening, until
 from torpor.daemon import generation
-from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTranscript, TranscriptDiverged
+from torpor.daemon.errors import (
+    ContextOverflow,
+    GenerationFailed,
+    InvalidTranscript,
+    TemplateUnusable,
+    TranscriptDiverged,
+)
 from torpor.daemon.sessions import Durable, Session
 from torpor.daemon.transcripts import TEXT_MAP, TextMap, message_of
 
@@ -311,6 +317,24 @@ async def test_the_sessions_own_system_text_opens_a_chat_whose_first_message_is_
         reply_with(rig, "ok")
         await send(rig, [SYSTEM, *said])
         assert ledger(rig) == cold(rig, [SYSTEM, *said, assistant("ok")])
+
+
+async def test_a_template_that_takes_one_system_text_refuses_a_second_and_it_is_said_whose_the_first_is(
+    open_rig: Any, own_tiny_model: Path
+) -> None:
+    strict = "{% for m in messages[1:] %}{% if m.role == 'system' %}{{ raise_exception('One only') }}{% endif %}"
+    async with open_rig(with_template(own_tiny_model, f"{strict}{{% endfor %}}{KEEPING}"), endless=False) as rig:
+        await rig.service.create(session="a", system=SYSTEM["content"])
+        with pytest.raises(TemplateUnusable, match=r"One only.*default/a has a system text of its own") as refusal:
+            await rig.service.chat(session="a", message="It is Monday.", role="system", max_tokens=3, emit=ignore)
+        assert "Send a message of the user first" in str(refusal.value)
+        assert ledger(rig) == []
+        reply_with(rig, "ok")
+        await rig.service.chat(session="a", message="one", max_tokens=3, emit=ignore)
+        assert ledger(rig) == cold(rig, [SYSTEM, user("one"), assistant("ok")])
+        with pytest.raises(TemplateUnusable) as refusal:
+            await rig.service.chat(session="a", message="It is Monday.", role="system", max_tokens=3, emit=ignore)
+        assert "of its own" not in str(refusal.value)
 
 
 async def test_a_session_that_slept_before_sessions_kept_their_system_text_has_it_still(open_rig: Any) -> None:
