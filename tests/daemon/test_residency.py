@@ -246,6 +246,46 @@ async def test_a_look_at_an_earlier_token_is_not_evicted_for_it_would_be_lost(op
             await rig.service.append(session="c", tokens=tokens_of(3, 400), emit=ignore)
 
 
+async def test_who_wants_memory_beside_a_look_that_somebody_goes_on_from_waits_for_that(
+    open_rig: Any, weights: int
+) -> None:
+    async with open_rig(memory_budget=weights + most(450) + HELD // 2) as rig:
+        await rig.read("a", tokens_of(1, 50))
+        await rig.sleep("a")
+        await rig.wake("a", at_token=20)
+        await rig.service.create(session="b")
+        rig.network.reset()
+        gate = rig.network.hold_at(1)
+        going_on = asyncio.ensure_future(rig.service.append(session="a", tokens=tokens_of(2, 9), emit=ignore))
+        await gate.reached()
+        other = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 449), emit=ignore))
+        await until(lambda: rig.service._residency.memory.info().waiting == 1 or other.done())
+        gate.open()
+        assert (await going_on).token_count == 29
+        assert (await other).token_count == 449
+        assert not rig.is_awake("a")
+
+
+async def test_who_goes_on_from_a_look_in_the_background_stands_back_behind_nobody_who_waits_for_its_memory(
+    open_rig: Any, weights: int
+) -> None:
+    async with open_rig(memory_budget=weights + 1300 * ROW) as rig:
+        await rig.read("a", tokens_of(1, 50))
+        await rig.sleep("a")
+        await rig.wake("a", at_token=20)
+        for name in ("b", "c"):
+            await rig.service.create(session=name)
+        rig.network.reset()
+        gate = rig.network.hold_at(1)
+        tasks = []
+        for name, count, priority in (("c", 449, "normal"), ("a", 400, "background"), ("b", 900, "normal")):
+            asked = rig.service.append(session=name, tokens=tokens_of(3, count), priority=priority, emit=ignore)
+            tasks.append(asyncio.ensure_future(asked))
+            await until(lambda: gate.is_reached and rig.service._residency.memory.info().waiting == len(tasks) - 1)
+        gate.open()
+        assert [(await each).token_count for each in tasks] == [449, 420, 900]
+
+
 async def test_the_buffers_that_mlx_keeps_are_given_back(open_rig: Any, weights: int) -> None:
     limit = mx.set_cache_limit(1 << 30)
     try:
