@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -37,6 +37,7 @@ from figures import parser_for, plotted, save
 from scale import make_store
 from torpor.errors import TorporError
 from torpor.socket_api import Client, RemoteError
+from torpor.socket_api.results import ProgressEvent
 
 SESSIONS, QUICK_SESSIONS = 10_000, 100
 SECONDS, QUICK_SECONDS = 15.0, 1.0
@@ -45,8 +46,8 @@ CLEARED = 60
 STREAM_TOKENS = 1_000
 LARGE_TOKENS = 1_000_000
 LEAST_GAPS, MOST_GAPS = 20, 10_000
-LIMIT_S, QUICK_LIMIT_S = 120.0, 15.0
-"""Of a phase, behind which only what it has asked for is waited for."""
+LIMIT_S, QUICK_LIMIT_S = 60.0, 15.0
+"""Of a phase. A stream that has a gap and reads end then, in the middle; another request's answer is waited for."""
 ANSWER_S = 120.0
 """For how long anything may keep a phase waiting."""
 _TORPOR = str(Path(sys.executable).with_name("torpor"))
@@ -110,7 +111,8 @@ class Daemon:
         begun = time.perf_counter()
 
         def is_enough() -> bool:
-            if len(found.gaps) >= MOST_GAPS or time.perf_counter() - begun >= limit_s:
+            is_late = found.gaps and time.perf_counter() - begun >= limit_s
+            if len(found.gaps) >= MOST_GAPS or is_late:
                 return True
             return len(found.gaps) >= LEAST_GAPS and is_over()
 
@@ -235,26 +237,42 @@ class Bench:
 
     def _reading(self, reads: int, found: Beside, *, streams: bool) -> None:
         """Long reads over and over, as many at a time; the stream lasts as long as they do."""
-        is_over = _after(self._seconds)
+        is_over, is_late = _after(self._seconds), _after(self._limit_s)
         with ThreadPoolExecutor(reads) as pool:
-            work = [pool.submit(self._read_until, is_over) for _ in range(reads)]
+            work = [pool.submit(self._read_until, is_over, is_late) for _ in range(reads)]
             if streams:
                 self._daemon.stream(found, lambda: all(each.done() for each in work), self._limit_s)
-            taken = [each.result() for each in work]
-        found.asked = [seconds for each in taken for seconds in each]
-        found.tokens_read = self._read_tokens * len(found.asked)
-        found.seconds = max(sum(each) for each in taken)
+            read = [each.result() for each in work]
+        found.asked = [seconds for taken, _ in read for seconds in taken]
+        found.tokens_read = sum(tokens for _, tokens in read)
+        found.seconds = max(sum(taken) for taken, _ in read)
 
-    def _read_until(self, is_over: Callable[[], bool]) -> list[float]:
+    def _read_until(self, is_over: Callable[[], bool], is_late: Callable[[], bool]) -> tuple[list[float], int]:
+        """How long each read took, and the tokens of all; of one that is late, up to where it was."""
         taken: list[float] = []
+        tokens = 0
         with Client(self._daemon.socket, timeout_s=ANSWER_S) as client:
             while not (taken and is_over()):
-                name, begun = f"read-{next(_numbers)}", time.perf_counter()
+                name, begun, done = f"read-{next(_numbers)}", time.perf_counter(), 0
+
+                def note(event: object) -> None:
+                    nonlocal done
+                    done = event.done if isinstance(event, ProgressEvent) else done
+                    if is_late():
+                        raise _TooLateError
+
                 client.create(name)
-                client.append(name, tokens=[32 + at % 90 for at in range(self._read_tokens)])
+                with suppress(_TooLateError):
+                    client.append(name, tokens=[32 + at % 90 for at in range(self._read_tokens)], on_event=note)
+                    done = self._read_tokens
                 taken.append(time.perf_counter() - begun)
+                tokens += done
                 client.delete(name)
-        return taken
+        return taken, tokens
+
+
+class _TooLateError(Exception):
+    """A read went on for longer than its phase."""
 
 
 def _line(what: str, each: dict[str, Any]) -> str:

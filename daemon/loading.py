@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from ..errors import TorporError
 from ..snapshot.digests import DigestCache
+from ..snapshot.memory import require_available
 from .aside import Aside
 from .bus import Bus
 from .claims import Claim
@@ -55,13 +56,18 @@ class Loader:
         """The model, ready to compute.
 
         Raises:
-            What `models.load_model` raises; ModelUnavailable for whatever else went wrong.
+            What `models.load_model` raises; NotEnoughMemory before it is read: the system has less than it will take;
+            ModelUnavailable for whatever else went wrong.
         """
-        return await self._run(name, partial(load_model, name, choice.source, self.digests, choice.adapter, choice.kv))
+        return await self._run(name, partial(self._load, name, choice))
 
     def close(self) -> None:
         """End the threads."""
         self._aside.close()
+
+    def _load(self, name: str, choice: ModelChoice) -> LoadedModel:
+        require_available(estimate_bytes(name, choice.source, choice.adapter), f"Model {name!r}")
+        return load_model(name, choice.source, self.digests, choice.adapter, choice.kv)
 
     async def _run(self, name: str, work: Callable[[], Result]) -> Result:
         return await self._aside.run(work, partial(_told, name))

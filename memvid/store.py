@@ -246,7 +246,7 @@ class Store:
         self._core.require_open()
         return self._core.open_reader(bundle_id)
 
-    def resolve(self, text: str, also: Iterable[SessionUri] = ()) -> SessionUri:
+    def resolve(self, text: str, also: Collection[SessionUri] = ()) -> SessionUri:
         """The session that `text` (a URI, NAMESPACE/NAME, or a bare NAME of the default namespace) means, if it is
         one of the store's or of `also`.
 
@@ -254,11 +254,11 @@ class Store:
             InvalidUri. SessionNotFound: with those that come close, of any namespace.
         """
         self._core.require_open()
-        wanted, others = parse_reference(text), set(also)
-        if wanted in others or self.index.find(wanted) is not None:
+        wanted = parse_reference(text)
+        if wanted in also or self.index.find(wanted) is not None:
             return wanted
         self._require_none_waiting(wanted)
-        raise not_found(wanted, others.union(self.index.near(wanted.name)))
+        raise not_found(wanted, {*also, *self.index.near(wanted.name)})
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
         self._core.require_open()

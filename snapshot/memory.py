@@ -131,23 +131,23 @@ def grant(size_bytes: int) -> Grant:
         return granted
 
 
-def require_available(size_bytes: int) -> None:
+def require_available(size_bytes: int, what: str = "The state") -> None:
     """Refuse what the system cannot give now, beside what MLX keeps of what was freed: it does not survive to be
-    refused. Nothing is promised to whoever asks.
+    refused. Nothing is promised to whoever asks. what: is to take it, for the message.
 
     Raises:
         NotEnoughMemory: with the sizes, where the system tells them.
     """
     with _granting:
-        _require_available(max(0, size_bytes - mx.get_cache_memory()), _granted_bytes())
+        _require_available(max(0, size_bytes - mx.get_cache_memory()), _granted_bytes(), what)
 
 
-def _require_available(size_bytes: int, promised_bytes: int) -> None:
+def _require_available(size_bytes: int, promised_bytes: int, what: str = "The state") -> None:
     available = _told_available()
     if available is not None and size_bytes > available - promised_bytes:
         promised = f", {format_bytes(promised_bytes)} of it for states that are just being read" * bool(promised_bytes)
         raise NotEnoughMemory(
-            f"The state needs {format_bytes(size_bytes)} of memory and {format_bytes(available)} are available"
+            f"{what} needs {format_bytes(size_bytes)} of memory and {format_bytes(available)} are available"
             f"{promised}. Put other sessions to sleep{', or try again in a moment' * bool(promised_bytes)}.",
             size_bytes=size_bytes,
             available_bytes=available,

@@ -30,7 +30,8 @@ from torpor.daemon.errors import (
 from torpor.daemon.models import KvChoice, LoadedModel, estimate_bytes
 from torpor.daemon.service import Service
 from torpor.daemon.shelf import ModelChoice
-from torpor.snapshot.errors import IdentityMismatch, ModelFilesMissing
+from torpor.snapshot import memory as system_memory
+from torpor.snapshot.errors import IdentityMismatch, ModelFilesMissing, NotEnoughMemory
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -406,6 +407,26 @@ async def test_a_model_larger_than_the_budget_is_refused_before_it_is_loaded(ope
         with pytest.raises(MemoryBudgetExceeded):
             await rig.service.load_model(model="two")
         assert (await rig.service.status()).models[1].loads == 0
+
+
+async def test_a_model_that_the_budget_has_room_for_and_the_system_has_not_is_refused_before_it_is_read(
+    opened: Opened, weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX does not survive an allocation that fails."""
+    async with opened(memory_budget=3 * weights) as rig:
+        with monkeypatch.context() as short:
+            short.setattr(system_memory, "_told_available", lambda: weights - 1)
+            short.setattr(mx, "get_cache_memory", lambda: 0)
+            short.setattr(loading, "load_model", lambda *_: pytest.fail("it was read"))
+            with pytest.raises(
+                NotEnoughMemory, match=r"^Model 'one' needs .* are available\. Put other sessions"
+            ) as refusal:
+                await rig.service.create(session="a", model="one")
+        assert refusal.value.details["available_bytes"] == weights - 1
+        assert loaded(rig) == []
+        assert (await rig.service.status()).memory.reserved_bytes == 0
+        await rig.service.create(session="a", model="one")
+        assert loaded(rig) == ["one"]
 
 
 async def test_a_model_whose_files_grew_while_it_was_not_loaded_is_refused_by_what_they_say_now(
