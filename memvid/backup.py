@@ -4,8 +4,8 @@ Owns where a backup may lie, which versions are copied into it, and in what step
 
 How it works: a version never changes, only the files in which its blocks lie. So no file is copied as it is, which a
 compaction would have to stand still for: each version that the backup lacks is written there as a sleep would write it,
-with the blocks that no file of the backup holds, and read back. Each is there whole or not at all, and a backup that
-was cut off goes on where it was.
+with the blocks of which the backup has no sound copy, and read back. Each is there whole or not at all, and a backup
+that was cut off goes on where it was.
 
 Rules:
 - Nothing in the store is written, and nobody waits.
@@ -93,11 +93,12 @@ def copy_versions(
     problems = list(others.values())
     total = _require_room(core, into, missing)
     actions: list[Action] = []
+    sound: dict[bytes, bytes] = {}
     written = 0
     for row in missing:
         path = into.folder.bundle_path(row.bundle_id)
         try:
-            size_bytes = _copy(core, into, row, is_there)
+            size_bytes = _copy(core, into, row, sound, is_there)
         except (StoreIoError, NoSpace):
             raise
         except StoreError as error:
@@ -167,8 +168,11 @@ def _refusal(into: StoreCore, uri: SessionUri) -> Finding:
     return Finding(into.path, NameTaken.code, message)
 
 
-def _copy(core: StoreCore, into: StoreCore, row: IndexRow, is_there: Callable[[IndexRow], bool]) -> int:
-    """Write one version into the backup; the bytes of its file, 0 where it was deleted meanwhile."""
+def _copy(
+    core: StoreCore, into: StoreCore, row: IndexRow, sound: dict[bytes, bytes], is_there: Callable[[IndexRow], bool]
+) -> int:
+    """Write one version into the backup; the bytes of its file, 0 where it was deleted meanwhile. sound: which files of
+    the backup hold which blocks, of those that were read in this run; it gets what is read or written here."""
     if into.index.knows(row.bundle_id) and row.bundle_id not in {*into.index.missed(), *into.index.given_up()}:
         path = into.folder.bundle_path(row.bundle_id)
         raise CorruptBundle(
@@ -179,7 +183,7 @@ def _copy(core: StoreCore, into: StoreCore, row: IndexRow, is_there: Callable[[I
     for last in (*[False] * (_TRIES - 1), True):
         try:
             with contextlib.closing(core.open_reader(row.bundle_id)) as reader:
-                return _write(into, reader)
+                return _write(into, reader, sound)
         except (BundleMissing, BlockMissing):
             if not is_there(row):
                 return 0
@@ -188,7 +192,7 @@ def _copy(core: StoreCore, into: StoreCore, row: IndexRow, is_there: Callable[[I
     raise AssertionError("the loop returns or raises")
 
 
-def _write(into: StoreCore, reader: BundleReader) -> int:
+def _write(into: StoreCore, reader: BundleReader, sound: dict[bytes, bytes]) -> int:
     manifest = reader.manifest
     with contextlib.ExitStack() as stack:
         pin = stack.enter_context(into.pinning())
@@ -198,9 +202,9 @@ def _write(into: StoreCore, reader: BundleReader) -> int:
         writer = BundleWriter(temp)
         places: dict[bytes, bytes] = {}
         for entry in reader.entries:
-            holder = holdings.find(entry.id)
+            holder = sound.get(entry.id) or holdings.find_sound(entry.id)
             if holder is not None:
-                places[entry.id] = holder
+                sound[entry.id] = places[entry.id] = holder
                 continue
             with reader.holding(entry) as file:
                 file.check_block(entry.id)
@@ -210,6 +214,7 @@ def _write(into: StoreCore, reader: BundleReader) -> int:
         publish(into, temp, IndexedBundle(reader.bundle_id, LIVE, row, directory.holders, tuple(writer.frames)))
         with into.committing():
             twins.remove_redundant(into.folder, [reader.bundle_id])
+        sound.update(dict.fromkeys(writer.frames, reader.bundle_id))
         return temp.size_bytes
 
 

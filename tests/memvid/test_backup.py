@@ -13,6 +13,7 @@ from torpor.memvid.compaction_plan import CompactionPolicy
 from torpor.memvid.errors import NoSpace, NotAStore, StoreLocked, TargetExists, UnsafePath
 from torpor.memvid.records import MaintenanceReport
 from torpor.memvid.retention import Retention
+from torpor.memvid.sleeping import Holdings
 
 FEW_FILES = CompactionPolicy(max_holders=1, min_dead_ratio=0.0)
 COUNTS = (300, 600, 900, 1200)
@@ -226,6 +227,41 @@ def test_a_version_that_is_damaged_since_stays_sound_in_the_backup(source: Path,
         file.write_bytes(bytes(100))
     back_up(source, tmp_path / "copy")
     require_whole(tmp_path / "copy")
+
+
+def test_a_backup_builds_no_version_on_blocks_of_its_own_that_have_rotted(source: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    back_up(source, copy)
+    with Store.open(copy, writable=True) as store, store.open_session(URI, 1) as oldest:
+        spoil(store, oldest, 0)
+    with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
+        sleep(store, 1500, before=newest)
+    assert back_up(source, copy).problems == ()
+    with Store.open(copy, writable=True) as store:
+        require_awake(store, 1500)
+        assert {finding.code for finding in store.verify(deep=True).findings} == {"corrupt_block"}
+        assert store.repair().problems == ()
+    require_whole(copy, (*COUNTS, 1500))
+
+
+def test_a_backup_reads_each_block_that_it_has_once_however_many_versions_refer_to_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_up(source, tmp_path / "copy")
+    for count in (1500, 1800, 2100):
+        with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
+            sleep(store, count, before=newest)
+    looked_for: list[bytes] = []
+    find_sound = Holdings.find_sound
+
+    def counting(self: Holdings, block_id: bytes) -> bytes | None:
+        looked_for.append(block_id)
+        return find_sound(self, block_id)
+
+    monkeypatch.setattr(Holdings, "find_sound", counting)
+    back_up(source, tmp_path / "copy")
+    assert looked_for
+    assert len(looked_for) == len(set(looked_for))
 
 
 def test_a_folder_that_is_no_place_for_a_backup_is_refused_and_left_as_it_is(source: Path, tmp_path: Path) -> None:
