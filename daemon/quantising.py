@@ -152,7 +152,7 @@ def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int, states: 
     is, and its raw bytes afterwards."""
     full = [span for span in spans if span.token_count == BLOCK_TOKENS]
     if not full:
-        return Plan(row, left="it has no full block")
+        return Plan(row, left=f"it has no full block: only whole ones, of {BLOCK_TOKENS} tokens, are quantised")
     first = next((at for at, span in enumerate(full) if not span.is_done), len(full))
     before, after = sum(span.raw_bytes for span in full[first:]), packed_bytes * (len(full) - first)
     if first == len(full):
@@ -231,11 +231,12 @@ class Quantising:
 
 
 def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:
-    """What is said of a version that has a mark."""
+    """What is said of a version that has a mark, with the command that takes the mark away."""
+    name = f"{row.uri.namespace}/{row.uri.name}"
     if row.bundle_id in marks.pins:
-        return f"version {row.version} is pinned"
+        return f"version {row.version} is pinned: `torpor unpin {name}@{row.version}`, then quantise again"
     tag = next((tag for tag, named in sorted(marks.tags.items()) if named == row.bundle_id), None)
-    return None if tag is None else f"version {row.version} is tagged {tag}"
+    return tag and f"version {row.version} is tagged {tag}: `torpor untag {name} {tag}`, then quantise again"
 
 
 def _spans(reader: BundleReader, layout: CacheLayout, bits: int) -> list[Span]:

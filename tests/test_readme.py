@@ -62,6 +62,14 @@ def test_the_shell_block_runs_as_it_stands_and_again(home: dict[str, str]) -> No
 
 
 @pytest.mark.timeout(600)
+def test_the_lines_that_look_after_a_store_run_and_quantise_something(home: dict[str, str]) -> None:
+    script = block("upkeep").replace("/mnt/disk", home["HOME"])
+    done = run(script.replace(" book.", f" {home['HOME']}/book."), ["bash", "-e", "-o", "pipefail"], home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^quantised\b.*default/book@2", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.timeout(600)
 def test_the_python_block_runs_as_it_stands_and_again_and_starts_the_daemon(home: dict[str, str]) -> None:
     for _ in range(2):
         done = run(block("python"), [sys.executable, "-"], home)

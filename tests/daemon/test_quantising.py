@@ -292,9 +292,8 @@ async def test_a_version_that_is_marked_is_not_followed_by_a_lossy_one(open_kind
         await asleep(rig)
         await rig.service.mark(session="s", **mark)
         [action] = (await quantise(rig)).actions
-        assert (action.kind, action.reason) == (
-            "keep", "version 1 is tagged keep" if "tag" in mark else "version 1 is pinned",
-        )  # fmt: skip
+        why = "tagged keep: `torpor untag default/s keep`" if "tag" in mark else "pinned: `torpor unpin default/s@1`"
+        assert (action.kind, action.reason) == ("keep", f"version 1 is {why}, then quantise again")
         assert versions(rig) == [1]
 
 
@@ -308,7 +307,7 @@ async def test_what_cannot_be_quantised_is_left_and_told_why(open_rig: Any, open
         assert action.reason == "its model is not served here"
         await asleep(rig, "short", 255)
         [action] = (await quantise(rig, "short")).actions
-        assert action.reason == "it has no full block"
+        assert action.reason == "it has no full block: only whole ones, of 256 tokens, are quantised"
         with pytest.raises(SessionNotFound):
             await quantise(rig, "nobody")
 
@@ -489,7 +488,7 @@ def test_a_plan_begins_at_the_first_full_block_that_is_not_done() -> None:
     assert plan_spans(row, [done, new, done, new, last], 40) == Plan(row, None, 256, 1024, 128 + 40 + 128, 120, 60)
     assert plan_spans(row, [new], 40) == Plan(row, None, 0, 256, 128, 40)
     assert plan_spans(row, [done, last], 40).left == "its full blocks are kept in as few bits already"
-    assert plan_spans(row, [last], 40).left == "it has no full block"
+    assert plan_spans(row, [last], 40).left == "it has no full block: only whole ones, of 256 tokens, are quantised"
 
 
 async def test_a_policy_of_age_takes_what_is_old_by_the_clock(open_kind: Any) -> None:
