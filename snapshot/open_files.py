@@ -1,17 +1,19 @@
-"""Keeps the limit of open files as the process has it.
-
-As `mlx_lm` is imported, it sets that to 2,048 of 4,096: where fewer are allowed the import fails, and where more are,
-they are gone for good. The daemon sees to that limit itself.
-"""
+"""Keeps the limit of open files as the process has it."""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import resource
+from collections.abc import Iterator
 
 
-def import_mlx_lm() -> None:
-    """Import `mlx_lm`, with nothing done to the limit of open files."""
+@contextlib.contextmanager
+def limit_kept() -> Iterator[None]:
+    """Meanwhile nothing changes the limit of open files.
+
+    As `mlx_lm` is imported, it sets that to 2,048 of 4,096: where fewer are allowed the import fails, and where more
+    are, they are gone for good. The daemon sees to that limit itself.
+    """
     set_limit = resource.setrlimit
 
     def set_others(which: int, limits: tuple[int, int], /) -> None:
@@ -20,6 +22,6 @@ def import_mlx_lm() -> None:
 
     resource.setrlimit = set_others
     try:
-        importlib.import_module("mlx_lm")
+        yield
     finally:
         resource.setrlimit = set_limit
