@@ -35,6 +35,7 @@ def examine() -> dict[str, Any]:
     device, rates = _measure()
     gflops = statistics.median(rates)
     on_linux_cpu = sys.platform == "linux" and "cpu" in device
+    library = blas.library_in_use() if on_linux_cpu else None
     fast = gflops >= FAST_GFLOPS
     return {
         "torpor": __version__,
@@ -45,14 +46,14 @@ def examine() -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "device": device,
         "blas": {
-            "library": blas.library_in_use() if on_linux_cpu else None,
+            "library": library,
             "reason": choice.reason,
             "fast": fast,
             "gflops": round(gflops, 1),
             "gflops_lowest": round(min(rates), 1),
             "gflops_highest": round(max(rates), 1),
             "product": f"{PRODUCT_SIZE}x{PRODUCT_SIZE}x{PRODUCT_SIZE} float32",
-            "advice": None if fast or not on_linux_cpu else _advice(),
+            "advice": None if fast or not on_linux_cpu else _advice(library),
         },
     }
 
@@ -77,7 +78,12 @@ def _measure() -> tuple[str, list[float]]:
     return str(mx.default_device()), rates
 
 
-def _advice() -> str:
+def _advice(library: str | None) -> str:
+    if library is not None:
+        return (
+            f"{library} is loaded in the place of MLX's reference BLAS, and is slow just now. Is the machine busy?"
+            " Ask again when it is not."
+        )
     manager = next((name for name in blas.HOW_TO_GET_IT if shutil.which(name)), None)
     command = blas.HOW_TO_GET_IT[manager] if manager else "install OpenBLAS with your package manager"
     return f"MLX runs on its slow reference BLAS. Get the fast one: {command}. Then start torpor again."

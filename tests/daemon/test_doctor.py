@@ -12,8 +12,11 @@ from torpor.daemon import doctor
 from torpor.snapshot import blas
 
 
-def examined(monkeypatch: pytest.MonkeyPatch, device: str, rates: list[float], managers: list[str]) -> dict[str, Any]:
+def examined(
+    monkeypatch: pytest.MonkeyPatch, device: str, rates: list[float], managers: list[str], library: str | None = None
+) -> dict[str, Any]:
     monkeypatch.setattr(doctor, "_measure", lambda: (device, rates))
+    monkeypatch.setattr(doctor.blas, "library_in_use", lambda: library)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}" if name in managers else None)
     monkeypatch.setattr(doctor.sys, "platform", "linux")
     facts: dict[str, Any] = doctor.examine()["blas"]
@@ -36,6 +39,13 @@ def test_a_slow_library_is_told_with_the_command_that_gets_the_fast_one(monkeypa
     facts = examined(monkeypatch, "Device(cpu, 0)", [1.9, 2.0, 2.1], ["dnf"])
     assert (facts["fast"], facts["gflops"]) == (False, 2.0)
     assert blas.HOW_TO_GET_IT["dnf"] in facts["advice"]
+
+
+def test_a_fast_library_that_is_slow_just_now_is_not_to_be_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = examined(monkeypatch, "Device(cpu, 0)", [9.0], ["apt-get"], "/usr/lib/libopenblas.so.0")
+    assert (facts["fast"], facts["library"]) == (False, "/usr/lib/libopenblas.so.0")
+    assert "is slow just now. Is the machine busy?" in facts["advice"]
+    assert "apt-get" not in facts["advice"]
 
 
 def test_without_a_known_package_manager_the_advice_is_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
