@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from ..memvid.store import Store
 from ..memvid.uri import SessionUri
 from . import listing
-from .pieces import SESSIONS_AT_ONCE, Pieces
+from .pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from .results import SessionInfo
 from .sessions import Session
 
@@ -59,9 +59,8 @@ class Roll:
 
     def count_asleep(self) -> Pieces[int]:
         """How many sessions are on disk alone."""
-        stored = self._store.count_sessions()
-        for looked_at, uri in enumerate(list(self._awake), 1):
-            stored -= self._store.find_session(uri) is not None
-            if not looked_at % SESSIONS_AT_ONCE:
-                yield
-        return stored
+        asleep = 0
+        for page in self._store.iter_uris(NAMES_AT_ONCE):
+            asleep += sum(uri not in self._awake for uri in page)
+            yield
+        return asleep

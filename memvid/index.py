@@ -845,11 +845,22 @@ class Index:
         return list(self.iter_latest())
 
     def uris(self) -> list[SessionUri]:
-        """All sessions, in order: for suggestions. Much less work than their rows."""
-        found = self._select(
-            f"SELECT DISTINCT namespace, name FROM bundles WHERE status = '{LIVE}' ORDER BY namespace, name", ()
-        )
-        return [SessionUri(namespace, name) for namespace, name in found]
+        """All sessions, in order: for suggestions."""
+        return [uri for page in self.iter_uris(_PAGE_ROWS) for uri in page]
+
+    def iter_uris(self, page_rows: int) -> Iterator[list[SessionUri]]:
+        """All sessions, in order, in pages: as `iter_listed`, and much less work than their rows."""
+        after = ("", "")
+        while True:
+            found = self._select(
+                f"SELECT DISTINCT namespace, name FROM bundles WHERE status = '{LIVE}' AND (namespace, name) > (?, ?) "
+                "ORDER BY namespace, name LIMIT ?",
+                (*after, page_rows),
+            )
+            yield [SessionUri(namespace, name) for namespace, name in found]
+            if len(found) < page_rows:
+                return
+            after = found[-1]
 
     def near(self, name: str) -> list[SessionUri]:
         """Sessions whose names stand beside this one in the order of names, some hundred: for suggestions."""

@@ -285,9 +285,10 @@ class Store:
         self._core.require_open()
         yield from self.index.iter_listed(namespace, page_rows)
 
-    def count_sessions(self) -> int:
+    def iter_uris(self, page_rows: int) -> Iterator[list[SessionUri]]:
+        """All sessions, in order, in pages, each fetched when it is asked for; nothing but their names is read."""
         self._core.require_open()
-        return self.index.count_sessions()
+        yield from self.index.iter_uris(page_rows)
 
     def load_scrub_mark(self) -> ScrubMark:
         """How far the last scrub has come."""

@@ -104,6 +104,24 @@ async def test_what_happens_between_two_pieces_is_seen_or_not_and_hides_no_other
         assert [info.name for info in within] == ["d", "j"]
 
 
+async def test_a_count_of_the_sessions_asleep_takes_none_away_for_what_happens_between_two_pieces(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roll, "NAMES_AT_ONCE", AT_ONCE)
+    async with open_rig() as rig:
+        await fill(rig)
+        pieces = rig.service._roll.count_asleep()
+        next(pieces)  # a and b
+        for name in ("c", "lab/d", "lab/e"):
+            await rig.service.delete(session=name)
+        for name in ("h", "i", "lab/j"):
+            await rig.sleep(name)  # for the first time
+        assert _rest_of(pieces) == 5
+        for name in ("a", "b", "h"):
+            await rig.wake(name)
+        assert (await rig.service.status()).sessions_asleep == 2
+
+
 def _rest_of(pieces: Pieces[Any]) -> Any:
     while True:
         try:
