@@ -152,6 +152,8 @@ class Conversing:
                 kept = await to_the_end(self._residency.put_away(live, emit, "rewind"))
                 back = await self._begin_anew(live, model)
         else:
+            if live.is_mere_look:
+                self._residency.row_of_awake(live)  # else there is nothing to go back in
             kept = await to_the_end(self._residency.put_away(live, emit, "rewind"))
             await self._residency.bring_back(use, WakeOrder(kept.version, turn.at), emit)
             back = self._residency.awake[live.uri]

@@ -154,8 +154,7 @@ class Folds:
             require_read(live)
             old = Exhausted.of(live)
             least = await self._smaller(live, old, order.summary or "", order.tail)
-            await to_the_end(self._residency.keep_changed(live, emit, "fold"))
-            row = self._residency.require_row(source)
+            row = await to_the_end(self._residency.keep_changed(live, emit, "fold"))
             full = _Source(
                 uri=source,
                 identity=live.model.identity,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from ..memvid.errors import SessionNotFound
 from ..memvid.store import IndexRow, Receipt, Store
 from ..memvid.uri import SessionUri, not_found
 from ..snapshot.memory import require_available
@@ -573,10 +574,34 @@ class Residency:
         await self._buffers.close()
         self.awake.clear()
 
-    async def keep_changed(self, live: Session, emit: Emit, cause: SleepCause) -> None:
-        """As `keep`, if its newest version is not what it would be."""
+    async def keep_changed(self, live: Session, emit: Emit, cause: SleepCause) -> IndexRow:
+        """As `keep`, if its newest version is not what it would be; the version that it stands in then.
+
+        Raises:
+            What `keep` and `row_of_awake` raise.
+        """
         if not await self._is_durable(live):
             await self.keep(live, emit, cause)
+        return self.row_of_awake(live)
+
+    def row_of_awake(self, live: Session) -> IndexRow:
+        """The version that an awake session is durable as, which of a look is not the newest.
+
+        Raises:
+            SessionNotFound: it is a look, and that version is not stored any more.
+        """
+        durable, rows = live.durable, self._store.versions(live.uri)
+        assert durable is not None, "it has slept"
+        row = next((row for row in rows if row.bundle_id == durable.bundle_id), None)
+        if row is None:
+            raise SessionNotFound(
+                f"{live.uri} is awake for a look at version {durable.version}, which is not stored any more. Append to "
+                "it and put it to sleep to keep what is in memory; or put it to sleep as it is, and the newest version "
+                "is what you find.",
+                session=str(live.uri),
+                version=durable.version,
+            )
+        return row
 
     async def keep(self, live: Session, emit: Emit, cause: SleepCause, *, last: LastSleep | None = None) -> Receipt:
         """Make a session durable; it stays in memory. The caller holds its turn. cause, last: as of

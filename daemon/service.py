@@ -1062,8 +1062,7 @@ class Service:
         """Which version is to be forked: what an awake session has not slept is put to sleep for it."""
         live = await self._residency.live(source) if row is None else None
         if live is not None:
-            await self._residency.keep_changed(live, emit, "fork")
-            row = self._residency.row_of(source, live.durable.version if live.durable else None)
+            row = await self._residency.keep_changed(live, emit, "fork")
             if at_token is None and live.is_cut_short:
                 at_token = len(live.state.tokens)
         return ForkOrder(row or self._residency.require_row(source), uri, at_token, labels)

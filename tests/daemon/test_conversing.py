@@ -22,6 +22,7 @@ from torpor.daemon.errors import (
 )
 from torpor.daemon.sessions import Durable, Session
 from torpor.daemon.transcripts import TEXT_MAP, TextMap, message_of
+from torpor.memvid.errors import SessionNotFound
 
 SYSTEM = message_of("system", "Be brief.")
 # Opens the assistant's turn with a scaffold that no earlier turn is rendered with, and drops what those thought.
@@ -623,6 +624,21 @@ async def test_a_transcript_that_leaves_an_earlier_version_goes_back_in_that_one
         result = await send(rig, [*messages[:2], user("another question")], on_divergence="rewind")
         assert result.rewound_to is not None
         assert (await rig.sleep("a")).parent == first.bundle_id
+
+
+async def test_a_look_whose_version_was_pruned_is_not_gone_back_in(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        messages = await talk(rig, 2)
+        await rig.sleep("a")
+        await rig.service.append(session="a", text="Something else.", emit=ignore)
+        await rig.sleep("a")
+        await rig.wake("a", version=1)
+        held = ledger(rig)
+        await rig.service.maintain(operation="prune", session="a", keep_last=1)
+        with pytest.raises(SessionNotFound, match="a look at version 1, which is not stored any more"):
+            await send(rig, [*messages[:2], user("another question")], on_divergence="rewind")
+        assert ledger(rig) == held
 
 
 async def test_text_that_was_appended_behind_a_chat_matches_no_transcript_qc7(open_rig: Any) -> None:

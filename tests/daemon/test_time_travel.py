@@ -15,7 +15,7 @@ from torpor.daemon.errors import GenerationFailed, SessionAwake
 from torpor.daemon.results import Look
 from torpor.errors import TorporError
 from torpor.memvid import Store
-from torpor.memvid.errors import StoreIoError
+from torpor.memvid.errors import SessionNotFound, StoreIoError
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import NoSuchPosition
@@ -32,6 +32,15 @@ async def read_turns(rig: Rigged, name: str, turns: list[int]) -> None:
     for count in turns:
         await rig.service.append(session=name, tokens=TOKENS[start : start + count], emit=ignore)
         start += count
+
+
+async def look_at_the_first_of_two_versions(rig: Rigged, at: int | None) -> None:
+    """Of 300 tokens, and of 350."""
+    await read_turns(rig, "s", [300])
+    await rig.sleep("s")
+    await rig.service.append(session="s", tokens=TOKENS[300:350], emit=ignore)
+    await rig.sleep("s")
+    await rig.wake("s", 1, at_token=at)
 
 
 async def control_at(rig: Rigged, name: str, turns: list[int], more: int) -> tuple[Any, Any]:
@@ -226,6 +235,51 @@ async def test_an_earlier_version_is_looked_at_until_something_is_read_from_whic
         report = await rig.wake("s")
         assert (report.version, report.token_count, report.look) == (3, held + 2, None)
         assert await rig.fingerprint("s") == went_on
+
+
+@pytest.mark.parametrize("at", [None, 280])
+async def test_what_begins_with_a_look_refuses_one_whose_version_was_pruned(open_kind: Any, at: int | None) -> None:
+    """Nothing begins with another version than the one that is looked at; what is in memory can still be kept."""
+    async with open_kind("qwen3") as rig:
+        await look_at_the_first_of_two_versions(rig, at)
+        woken = await rig.fingerprint("s")
+        await rig.service.maintain(operation="prune", session="s", keep_last=1)
+        with pytest.raises(SessionNotFound, match="a look at version 1, which is not stored any more"):
+            await rig.service.fork(session="s", name="f", emit=ignore)
+        with pytest.raises(SessionNotFound, match="a look at version 1"):
+            await rig.service.fold(session="s", name="f", summary="A tale.", emit=ignore)
+        assert [each.name for each in await rig.service.list_sessions()] == ["s"]
+        assert await rig.fingerprint("s") == woken, "it is looked at still"
+        await rig.service.append(session="s", tokens=[7], emit=ignore)
+        await rig.service.fork(session="s", name="f", emit=ignore)
+        assert (await rig.wake("f")).token_count == len(woken.tokens) + 1
+
+
+@pytest.mark.parametrize("at", [None, 280])
+async def test_a_look_whose_version_was_pruned_is_dropped_by_a_sleep_and_by_a_stop(
+    open_kind: Any, open_rig: Any, at: int | None
+) -> None:
+    async with open_kind("qwen3") as rig:
+        await look_at_the_first_of_two_versions(rig, at)
+        await rig.service.maintain(operation="prune", session="s", keep_last=1)
+        dropped = await rig.sleep("s")
+        assert (dropped.version, dropped.token_count, dropped.looked_at) == (2, 350, at or 300)
+        await rig.wake("s")
+        await rig.service.append(session="s", tokens=[7], emit=ignore)
+        await rig.sleep("s")
+        await rig.wake("s", 2, at_token=at)
+        await rig.service.maintain(operation="prune", session="s", keep_last=1)
+        assert (await rig.service.close()).slept == ()
+    async with open_kind("qwen3") as rig:
+        assert (await rig.wake("s")).token_count == 351
+
+
+async def test_a_fold_of_a_look_names_the_version_that_is_looked_at(open_kind: Any) -> None:
+    async with open_kind("qwen3") as rig:
+        await look_at_the_first_of_two_versions(rig, None)
+        made = await rig.service.fold(session="s", name="f", summary="A tale.", emit=ignore)
+        assert (made.folded_from.version, made.folded_from.tokens) == (1, 300)
+        assert (await rig.service.show(session="s")).info.token_count == 350
 
 
 async def test_the_newest_version_named_by_its_number_is_only_looked_at(open_kind: Any) -> None:
