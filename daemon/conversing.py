@@ -167,7 +167,7 @@ class Conversing:
             live,
             model=model,
             state=state,
-            opened=False,
+            opened_at=None,
             turn_open=False,
             unchanged_tokens=0,
             saved_from=None,

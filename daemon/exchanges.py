@@ -68,7 +68,7 @@ class Exchanges:
         A cancellation that comes when all are read changes nothing here: they are in the ledger to stay.
         """
         loop = asyncio.get_running_loop()
-        before = live.state
+        before, begins = live.state, len(live.state.tokens)
         adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit) if not before.tokens else None
         if adopted is not None:
             live.state = adopted.state
@@ -89,7 +89,7 @@ class Exchanges:
                 live.turn_open, live.dirty = turn_open, True
                 live.text_map = live.text_map if text_map is None else text_map
                 if turn_open:
-                    live.open_chat()
+                    live.open_chat(begins)
                 self._reuse.note(live)
             else:
                 live.state = before
@@ -97,11 +97,11 @@ class Exchanges:
 
     async def read_turn(self, live: Session, turn: NewTurn, emit: Emit) -> int:
         """Read a turn of a chat, and know its messages; how many of its tokens need not be read."""
-        cached = 0
+        cached, begins = 0, len(live.state.tokens)
         if turn.ids or not turn.at:
             cached = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map)
         live.turn_open, live.text_map = True, turn.text_map
-        live.open_chat()
+        live.open_chat(begins)
         return cached
 
     async def write(

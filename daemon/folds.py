@@ -90,7 +90,7 @@ class _Source:
             self.sampling,
             self.labels,
             system=self.system,
-            opened=self.opened,
+            opened_at=0 if self.opened else None,
             durable=self.parent,
             folded_from=self.origin,
         )
@@ -162,7 +162,7 @@ class Folds:
                 sampling=live.sampling,
                 labels=live.labels if order.labels is None else order.labels,
                 system=live.system,
-                opened=live.opened,
+                opened=live.opened_at is not None,
                 origin=Origin.of(row, len(old.tokens)),
                 parent=Durable(row.version, row.bundle_id, None, 0, 0, ()),
             )

@@ -14,12 +14,12 @@ from typing import Any
 
 from ..memvid.clock import now_ns
 from ..memvid.store import IndexRow, Receipt, Store
-from ..memvid.unread import UNREAD
 from ..memvid.uri import SessionUri
 from .hibernation import Hibernation, WakeOrder
 from .models import LoadedModel
 from .origin import FORKED_FROM, Origin
 from .results import Emit
+from .unread import without_unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,6 @@ class Forking:
 
 def _map_of_fork(kept: Mapping[str, Any], order: ForkOrder) -> dict[str, Any]:
     if order.at_token is not None:
-        kept = {name: value for name, value in kept.items() if name != UNREAD}
+        kept = without_unread(kept)
     labels = kept.get("labels") if order.labels is None else list(order.labels)
     return {**kept, "labels": labels, "created_ns": now_ns(), FORKED_FROM: order.origin.to_map()}

@@ -57,6 +57,7 @@ from .results import Emit, Progress, Stage
 from .sampler import initial_key
 from .sessions import Durable, Session, sampling_of
 from .telling import tell_sleep, tell_wake
+from .unread import without_unread
 from .way import Way
 
 # Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
@@ -438,9 +439,9 @@ class Hibernation:
 
     async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: Emit) -> Woken:
         begun, uri = time.monotonic(), reader.manifest.uri
-        kept = reader.manifest.session
         if is_ledger_alone(reader, order):
             return await self._begin_kept(reader, model)
+        kept = reader.manifest.session if order.at_token is None else without_unread(reader.manifest.session)
         prospect = await self._look(reader, order, model)
         plan, brought = prospect.plan, None
         if prospect.choice.way == "recompute" and order.may_recompute:

@@ -349,8 +349,6 @@ class Residency:
         newest = self.require_row(use.uri)
         woken = await self._hibernation.wake(use.uri, order, model, emit)
         woken.session.rewound = order.version not in (None, newest.version)
-        if order.at_token is not None:
-            woken.session.unread = None
         self.admit(woken.session)
         use.woken = listing.wake_result(
             woken.session,

@@ -44,9 +44,8 @@ from .unread import Unread
 MAX_WAITING = 16
 # The last time, in nanoseconds of the Unix clock, that 64 bits hold: in the year 2262.
 MAX_TIME_NS = 2**63 - 1
-# Under which the session map tells a loss.
-# Under which it tells that a chat has begun.
-OPENED = "chat_opened"
+# Under which the session map tells where a chat has begun.
+OPENED = "chat_opened_at"
 
 Kind = TypeVar("Kind")
 
@@ -90,8 +89,8 @@ class Session:
     """A session with its state in memory.
 
     unchanged_tokens: leading tokens whose KV is still what the durable snapshot holds.
-    system: the text that opens its chat, unless a transcript brings one; None if there is none. opened: whether a chat
-        has begun, behind which it is not said any more.
+    system: the text that opens its chat, unless a transcript brings one; None if there is none. opened_at: the token
+        at which a chat has begun, behind which it is not said any more; None where none has.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
     text_map: the messages that were committed, as far as a chat alone has made the ledger.
     dirty: whether anything has changed since the durable snapshot.
@@ -119,7 +118,7 @@ class Session:
     sampling: Sampling
     labels: tuple[str, ...] = ()
     system: str | None = None
-    opened: bool = False
+    opened_at: int | None = None
     turn_open: bool = False
     text_map: TextMap = field(default_factory=TextMap)
     created_ns: int = field(default_factory=now_ns)
@@ -145,11 +144,12 @@ class Session:
     @property
     def has_system_to_say(self) -> bool:
         """Whether the next message comes behind its system text."""
-        return bool(self.system) and not self.opened
+        return bool(self.system) and self.opened_at is None
 
-    def open_chat(self) -> None:
-        """A chat has begun. Its system text stays known, unless it is too long for that."""
-        self.opened = True
+    def open_chat(self, at: int) -> None:
+        """A chat goes on at a token, or begins there. Its system text stays known, unless it is too long for that."""
+        if self.opened_at is None:
+            self.opened_at = at
         if len(self.system or "") > MAX_SYSTEM_CHARS:
             self.system = None
 
@@ -233,7 +233,7 @@ class Session:
             "labels": list(self.labels),
             "sampling": self.sampling.to_map(),
             "system": self.system,
-            OPENED: self.opened,
+            OPENED: self.opened_at,
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
             **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
@@ -257,6 +257,8 @@ class Session:
             InvalidSampling: its sampling parameters are out of range.
         """
         try:
+            unread = _unread_behind(len(state.tokens), kept)
+            end = len(state.tokens) + (len(unread.tokens) if unread else 0)
             text_map = TextMap.from_map(kept.get(TEXT_MAP)).cut(len(state.tokens))
             # Before sessions kept it, a text that had been said was in the text map alone.
             system = kept["system"] if OPENED in kept else kept["system"] or own_system_of(kept.get(TEXT_MAP))
@@ -267,7 +269,7 @@ class Session:
                 sampling=sampling_of(kept),
                 labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
                 system=None if system is None else _typed({"system": system}, "system", str),
-                opened=_typed(kept, OPENED, bool) if OPENED in kept else kept["system"] is None,
+                opened_at=_opened_before(end, kept),
                 # Wherever a chat's reading or writing ended, it is the assistant's turn.
                 turn_open=_typed(kept, "turn_open", bool) or text_map.end == len(state.tokens),
                 text_map=text_map,
@@ -279,7 +281,7 @@ class Session:
                 forked_from=Origin.from_map(kept.get(FORKED_FROM)),
                 recomputed=Recomputed.from_map(kept.get(RECOMPUTED)),
                 folded_from=Origin.from_map(kept.get(FOLDED_FROM)),
-                unread=_unread_behind(len(state.tokens), kept),
+                unread=unread,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedSnapshot(
@@ -292,6 +294,16 @@ def _unread_behind(count: int, kept: Mapping[str, Any]) -> Unread | None:
     nor at an earlier token."""
     unread = Unread.from_map(kept.get(UNREAD))
     return unread if unread is not None and unread.start == count else None
+
+
+def _opened_before(end: int, kept: Mapping[str, Any]) -> int | None:
+    """Where a chat has begun, unless the ledger ends before it. Older snapshots have a system text until it is said."""
+    if OPENED not in kept:
+        return 0 if kept["system"] is None else None
+    at = None if kept[OPENED] is None else _typed(kept, OPENED, int)
+    if at is not None and at < 0:
+        raise ValueError(f"a chat has begun at token {at}")
+    return at if at is not None and at < end else None
 
 
 def sampling_of(kept: Mapping[str, Any]) -> Sampling:

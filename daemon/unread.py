@@ -48,6 +48,11 @@ def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
         ) from error
 
 
+def without_unread(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A session map that has no end of a ledger: of a session at an earlier token."""
+    return {name: value for name, value in kept.items() if name != UNREAD}
+
+
 @dataclass(frozen=True, slots=True)
 class Unread:
     """start: how many tokens stand before it; it is of no ledger of another length. tokens: uint32, behind those, maybe

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import END, Rigged, ignore, listening, until
+from session_rig import END, Rigged, ignore, listening, tokens_of, until
 from torpor.daemon import generation
 from torpor.daemon.errors import (
     ContextOverflow,
@@ -338,15 +338,37 @@ async def test_a_template_that_takes_one_system_text_refuses_a_second_and_it_is_
         assert "of its own" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("way", ["wake", "fork"])
+async def test_the_sessions_own_system_text_is_said_again_where_a_cut_took_it_away(open_rig: Any, way: str) -> None:
+    """Raw text stands before the chat, so no text map tells where that begins."""
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a", system=SYSTEM["content"])
+        await rig.service.append(session="a", tokens=tokens_of(1, 300), emit=ignore)
+        await tell(rig, "question", max_tokens=3)
+        await rig.sleep("a")
+        for at, is_said in ((299, True), (300, True), (301, False)):
+            name = "a" if way == "wake" else f"f{at}"
+            if way == "wake":
+                await rig.wake("a", 1, at_token=at)
+            else:
+                await rig.service.fork(session="a@1", name=name, at_token=at, emit=ignore)
+            for message in ("other", "next"):
+                await tell(rig, message, name, max_tokens=3)
+                await rig.sleep(name)
+                await rig.wake(name)
+            assert rig.model.decode(ledger(rig, name)[at:]).count(SYSTEM["content"]) == is_said
+            await rig.sleep(name)
+
+
 async def test_a_session_that_slept_before_sessions_kept_their_system_text_has_it_still(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a", system=SYSTEM["content"])
         await talk(rig, 1)
         live, kept = rig.live("a"), rig.live("a").to_map()
-        del kept["chat_opened"]
+        del kept["chat_opened_at"]
         older = {**kept, "system": None, TEXT_MAP: {**kept[TEXT_MAP], "own_system": True}}
         woken = Session.woken(live.uri, live.model, live.state, Durable(1, b"", None, 0, 0, ()), older)
-        assert (woken.system, woken.opened) == (SYSTEM["content"], True)
+        assert (woken.system, woken.opened_at) == (SYSTEM["content"], 0)
         transcripts = {**older, TEXT_MAP: {**older[TEXT_MAP], "own_system": False}}
         assert Session.woken(live.uri, live.model, live.state, woken.durable, transcripts).system is None
 

@@ -501,6 +501,23 @@ async def test_a_session_that_is_asked_for_at_the_end_of_its_state_stays_there(o
         await rig.sleep("a")
 
 
+@pytest.mark.parametrize("at", [None, 300])
+async def test_a_system_text_that_was_said_in_a_ledger_is_said_again_only_where_that_is_cut_off(
+    open_rig: Any, at: int | None
+) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.service.create(session="s", system="Be brief.")
+        await rig.service.append(session="s", tokens=tokens_of(1, 300), emit=ignore)
+        await rig.sleep("s")
+        await rig.service.chat(session="s", message="hello", max_tokens=3, emit=ignore)
+        await rig.service.close()
+    async with open_rig() as rig:
+        await rig.wake("s", at_token=at)
+        await rig.service.chat(session="s", message="other", max_tokens=3, emit=ignore)
+        behind = rig.model.decode(rig.live("s").state.tokens[300:])
+        assert (behind.count("Be brief."), "hello" in behind) == (1, at is None)
+
+
 async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
