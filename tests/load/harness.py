@@ -121,6 +121,7 @@ class Report:
     slept_by_pressure: int = 0
     most_awake: int = 0
     seconds: float = 0.0
+    down_s: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -196,9 +197,11 @@ class Load:
     def _kill_at_times(self) -> None:
         while self.plan.kill_s is not None and not self._done.wait(self.plan.kill_s):
             self._up.clear()
+            begun = time.monotonic()
             self.daemon.kill()
             self.daemon.start()
             self.report.kills += 1
+            self.report.down_s += time.monotonic() - begun
             self._up.set()
 
     def _watch(self) -> None:

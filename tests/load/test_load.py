@@ -17,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # the harness is a script, too
 
 from harness import Plan, Report, run
 
+BESIDE_BUDGET_BYTES = 256 * 2**20
+"""What the process may take beside the budget and its start: what a model call works with and its buffers, which that
+does not count, and what the allocator keeps. docs/reliability.md has 172 MiB for the whole load; half as much more."""
 SHARE = Plan(sessions=14, tokens=300, turns=70, clients=4, held=4, kill_s=2.5)
 TWO_MODELS = {"models": ("one", "other"), "both_fit": False}
 
@@ -28,7 +31,11 @@ def assert_held(plan: Plan, report: Report) -> None:
     assert report.slept_by_pressure > 0, "they did not all fit"
     assert 0 < report.most_held_bytes <= report.budget_bytes
     assert report.most_awake < plan.sessions
-    assert plan.kill_s is None or report.kills >= 1
+    if report.first_resident_bytes:  # the system tells
+        grown = report.most_resident_bytes - report.first_resident_bytes
+        assert grown <= report.budget_bytes + BESIDE_BUDGET_BYTES
+    if plan.kill_s is not None:
+        assert report.kills >= max(1, int((report.seconds - report.down_s) / plan.kill_s) - 1), "one each kill_s"
 
 
 def test_many_sessions_in_little_memory_say_what_each_says_alone_whenever_the_daemon_dies() -> None:
