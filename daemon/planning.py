@@ -10,6 +10,7 @@ from typing import Final
 
 from ..memvid.blocks import BlockEntry
 from ..memvid.bundle import BundleReader
+from ..memvid.records import IndexRow
 from ..memvid.sizes import format_plural
 from ..memvid.uri import SessionUri
 from ..snapshot.identity import require_nothing_differs
@@ -48,7 +49,7 @@ class Planning:
         """
         live = self._residency.awake.get(uri)
         if live is not None and not await self._hibernation.is_superseded(live):
-            require_as_ordered(live, order)
+            require_as_ordered(live, order, self._residency.find_row(uri, order.version))
             return self._of_awake(live)
         row = self._residency.row_of(uri, order.version)
         place = self._shelf.place(row.model)
@@ -136,17 +137,18 @@ class Planning:
         )
 
 
-def require_as_ordered(live: Session, order: WakeOrder) -> None:
+def require_as_ordered(live: Session, order: WakeOrder, stored: IndexRow | None) -> None:
     """Refuse to wake a session at another version or position than the one at which it is awake; at a position that
     there would not be if it slept; and, if the order is strict, where something else had computed it.
+
+    stored: the version that the order names, the newest where it names none; None where the index has none.
 
     Raises:
         SessionAwake, NoSuchPosition, IdentityMismatch
     """
     version, held = live.durable.version if live.durable else None, len(live.state.tokens)
-    slept = live.durable.token_count if live.durable and not (live.dirty and order.version is None) else held
-    told = (version,) if live.is_mere_look and live.rewound else (None, version)  # how many the newest has, it has not
-    if order.at_token is not None and order.at_token > slept and order.version in told:
+    slept = held if stored is None or (live.dirty and order.version is None) else stored.ledger_tokens
+    if order.at_token is not None and order.at_token > slept:
         raise no_such_position(slept, order.at_token)
     changed = live.dirty or (live.is_cut_short and order.at_token is None)
     other_version = order.version is not None and (order.version != version or changed)

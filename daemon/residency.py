@@ -345,6 +345,10 @@ class Residency:
             return newest
         return next((row for row in self._store.versions(uri) if row.version == version), newest)
 
+    def find_row(self, uri: SessionUri, version: int | None) -> IndexRow | None:
+        """As `row_of`; None for a session that has no version."""
+        return None if self._store.find_session(uri) is None else self.row_of(uri, version)
+
     async def _wake(self, use: Use, order: WakeOrder, model: LoadedModel, emit: Emit, started: float) -> WakeResult:
         newest = self.require_row(use.uri)
         woken = await self._hibernation.wake(use.uri, order, model, emit)

@@ -683,7 +683,7 @@ class Service:
             live = await self._residency.live(use.uri)
             if live is None:
                 return await self._wake(use, order, emit, started)
-            require_as_ordered(live, order)
+            require_as_ordered(live, order, self._residency.find_row(use.uri, version))
             newest = self._store.find_session(use.uri)
             return listing.wake_result(
                 live, newest, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True

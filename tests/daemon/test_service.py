@@ -31,6 +31,7 @@ from torpor.errors import TorporError
 from torpor.memvid.errors import IndexFailed, InvalidUri, NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.index import Index
 from torpor.memvid.store import Store
+from torpor.snapshot.errors import NoSuchPosition
 
 
 async def held(rig: Rigged, name: str, count: int = 3) -> tuple[asyncio.Task[Any], Any]:
@@ -625,6 +626,8 @@ async def test_an_earlier_version_that_was_woken_and_not_used_leaves_the_newest_
         assert woken.look == (await rig.wake("a", version=1)).look == Look(1, 300, 2, 303)
         with pytest.raises(SessionAwake, match="with 300 tokens; put it to sleep"):
             await rig.wake("a", at_token=302)
+        with pytest.raises(NoSuchPosition, match="from 1 to 303"):
+            await rig.wake("a", at_token=100_000)
         receipt = await rig.sleep("a")
         assert (receipt.bundle_id, receipt.version, receipt.looked_at) == (second.bundle_id, 2, 300)
         await rig.wake("a", version=1)
