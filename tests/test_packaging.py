@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torpor
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("memvid", "snapshot", "daemon", "socket_api", "cli")
@@ -33,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_puts_nothing_but_torpor_at_the_top_level(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         top = {name.split("/")[0] for name in archive.namelist()}
-    assert top == {"torpor", "torpor-0.1.0.dist-info"}
+    assert top == {"torpor", f"torpor-{torpor.__version__}.dist-info"}
 
 
 def test_the_wheel_holds_every_module_and_the_demo_model_qc4(wheel: Path) -> None:
@@ -45,7 +46,9 @@ def test_the_wheel_holds_every_module_and_the_demo_model_qc4(wheel: Path) -> Non
     } | {"torpor/__init__.py", "torpor/errors.py", "torpor/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("torpor/")}
-    assert packed == expected
+        assert packed == expected
+        for name in packed:
+            assert archive.read(name) == (ROOT / name.removeprefix("torpor/")).read_bytes(), name
     assert "torpor/daemon/demo_model/model.safetensors" in packed
 
 

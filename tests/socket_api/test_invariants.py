@@ -16,6 +16,7 @@ from torpor.cli.commands import run
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.socket_api import AsyncClient, Client, RemoteError
+from torpor.socket_api.calls import remote_error
 from torpor.socket_api.errors import LocalProtocolError
 from torpor.socket_api.limits import MAX_MESSAGES, MAX_REQUEST_FRAME_BYTES
 from torpor.socket_api.link import Link
@@ -266,6 +267,8 @@ def test_qc17_each_failure_arrives_as_itself(link: Link, torpor: Client) -> None
         answer = Asked(link, method, params).answer()
         assert isinstance(answer, ErrorMessage), code
         assert answer.error.code == code
+        raised = remote_error(answer.error)
+        assert (raised.code, raised.message, raised.details) == (code, answer.error.message, answer.error.details)
     assert refused(lambda: torpor.sleep("nobody")).code == "session_not_found"
 
 
