@@ -237,13 +237,14 @@ class Memory:
         for use in tuple(self._waiting):
             self._end(use, error())
 
-    def could_not_sleep(self, uri: SessionUri, error: Exception) -> None:
-        """A session that was to make room is still in memory; the first that waits looks for others."""
+    def could_not_sleep(self, uri: SessionUri, error: Exception, use: Claim | None = None) -> None:
+        """A session that was to make room is still in memory; the first that waits looks for others. use: the claim
+        whose own session it is, if it was to make room for that one too, which does not wait at the moment."""
         why = sentence_of(error)
         _LOG.warning("%s could not be put to sleep to make room: %s", uri, why)
         self._bus.publish(EvictionRefused(uri, code_of(error)))
-        if self._waiting:
-            self._waiting[0].unslept[uri] = why
+        for claim in (*self._waiting[:1], *([] if use is None else [use])):
+            claim.unslept[uri] = why
 
     def look_again(self) -> None:
         """See to the first that waits. To be called whenever memory or a turn has become free."""

@@ -239,7 +239,7 @@ class Residency:
         while not await self.memory.reserve(claim, wanted):
             live = None if claim.uri is None else self.awake.get(claim.uri)
             if live is not None:
-                await to_the_end(apart(self._give_way(live)))
+                await to_the_end(apart(self._give_way(live, claim)))
 
     async def _begin_anew(self, use: Use, live: Session) -> None:
         """Give a session that has read nothing its model back, which was unloaded meanwhile."""
@@ -395,13 +395,14 @@ class Residency:
             return True
         return False
 
-    async def _give_way(self, live: Session) -> None:
-        """Put the session of a request that waits for memory to sleep, in its turn."""
+    async def _give_way(self, live: Session, use: Claim | None = None) -> None:
+        """Put the session of a request that waits for memory to sleep, in its turn. use: that request, if it wants the
+        memory for something else."""
         try:
             if await self._make_room(live.uri):
                 self.memory.slept_by_pressure += 1
-        except Exception as error:  # noqa: BLE001 - it stays awake, and the first that waits is told why
-            self.memory.could_not_sleep(live.uri, error)
+        except Exception as error:  # noqa: BLE001 - it stays awake, and those that want its memory are told why
+            self.memory.could_not_sleep(live.uri, error, use)
 
     async def _idled(self, uri: SessionUri) -> None:
         """Put a session to sleep that nobody has used for long, unless somebody does now, or the daemon stops: that has

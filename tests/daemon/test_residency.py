@@ -18,7 +18,7 @@ from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, MemoryB
 from torpor.daemon.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.memory import DEFAULT_SHARE, default_budget
 from torpor.daemon.service import Service
-from torpor.memvid.errors import NoSpace, SessionNotFound
+from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.store import Store
 from torpor.snapshot import memory as system_memory
 from torpor.snapshot.errors import NotEnoughMemory
@@ -532,6 +532,38 @@ async def test_a_fork_at_an_earlier_token_has_its_source_make_room_if_nothing_el
         await rig.read("a", tokens_of(1, 300))
         assert (await rig.service.fork(session="a", name="c", at_token=20, emit=ignore)).token_count == 20
         assert not rig.is_awake("a")
+        await all_is_free(rig)
+
+
+async def test_a_fork_whose_source_cannot_sleep_to_make_room_is_refused_with_the_reason(
+    open_rig: Any, weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is the only one that could make room; it is asked once, and not for ever."""
+    async with open_rig(memory_budget=weights + most(600) + HELD) as rig:
+        await rig.read("a", tokens_of(1, 500))
+        await rig.sleep("a")
+        await rig.wake("a")
+        tried, order_of_fork = [], rig.service._order_of_fork
+
+        async def unreadable(live: Any) -> bool:
+            tried.append(live.uri.name)
+            raise StoreIoError("The disk is gone.", path="x")
+
+        async def then_the_disk_goes(*args: Any) -> Any:
+            order = await order_of_fork(*args)
+            monkeypatch.setattr(rig.service._hibernation, "is_kept", unreadable)
+            return order
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.service, "_order_of_fork", then_the_disk_goes)
+            forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", at_token=400, emit=ignore))
+            await until(lambda: forking.done() or len(tried) > 1)
+        monkeypatch.undo()
+        with pytest.raises(MemoryBudgetExceeded) as refusal:
+            await forking
+        assert (tried, list(refusal.value.unslept)) == (["a"], ["torpor://default/a"])
+        assert "The disk is gone." in refusal.value.message
+        assert (await rig.service.fork(session="a", name="c", at_token=400, emit=ignore)).token_count == 400
         await all_is_free(rig)
 
 
