@@ -183,7 +183,7 @@ TAMPERING = [
     (
         "INSERT INTO bundles SELECT 99, status, unsettled, namespace, name, 7, randomblob(32), parent, "
         "identity_digest, token_count, bundle_bytes, logical_bytes, created_ns, model, labels, salvaged_tokens, "
-        "salvaged_of, unread_tokens, stamp, storage, seal "
+        "salvaged_of, unread_tokens, lossy_bits, lossy_tokens, stamp, storage, seal "
         "FROM bundles WHERE number = 2"
     ),
     "DELETE FROM refs",
