@@ -505,9 +505,7 @@ def open_or_make_root(path: str) -> int:
             os.makedirs(path, FOLDER_MODE, exist_ok=True)
         fd = open_root(path, STORE_FILE)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotAStore(
-            f"{path} cannot be a store: there is a file, not a folder, at it or above it.", path=path
-        ) from error
+        raise NotAStore(_no_folder(path, error), path=path) from error
     except OSError as error:
         raise durable.write_error(error, "create", path, _ANOTHER_PLACE) from error
     try:
@@ -517,6 +515,13 @@ def open_or_make_root(path: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _no_folder(path: str, error: OSError) -> str:
+    """Why a folder could not be made: a file is in its way, or what the system says."""
+    if isinstance(error, NotADirectoryError):
+        return f"{path} cannot be a store: there is a file, not a folder, at it or above it."
+    return f"{path} cannot be a store: it cannot be made there ({error.strerror}). Choose another folder."
 
 
 def _flush_parent(path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -425,6 +426,17 @@ def test_a_file_where_a_store_should_be_made_is_said_to_be_one_and_kept(tmp_path
     with pytest.raises(NotAStore, match="there is a file, not a folder"):
         Store.open(file / below, writable=True)
     assert file.read_text() == "mine"
+
+
+def test_where_no_folder_can_be_made_the_system_says_why(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As below /proc, where the system says so of what no file is in the way of."""
+
+    def refuse(path: str, *_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr(os, "makedirs", refuse)
+    with pytest.raises(NotAStore, match=r"cannot be made there \(No such file or directory\)\. Choose another folder"):
+        Store.open(store_path, writable=True)
 
 
 def test_a_store_and_its_files_are_private(store: Store) -> None:
