@@ -73,7 +73,7 @@ crash, a reboot.
 [bold]First steps[/]
 
 [cyan]torpor demo[/]                  see it happen: sleep, kill -9, wake, compare
-[cyan]torpor serve --detach[/]        start the daemon
+[cyan]torpor ensure[/]                start a daemon, if none runs
 [cyan]torpor chat helper[/]           talk with a session
 [cyan]torpor sleep helper[/]          put it on disk
 [cyan]torpor ls[/]                    see what there is

@@ -16,6 +16,7 @@ from ..errors import TorporError
 from ..memvid.location import default_store_path
 from ..memvid.sizes import format_bytes, format_count, format_plural
 from ..socket_api.address import default_socket_path
+from ..socket_api.link import start_command
 from .background import default_log_path
 from .daemon_link import connect, nobody_is_there
 from .errors import DoctorFailed
@@ -185,7 +186,7 @@ def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
     if daemon["problem"]:
         return f"[yellow]{plain(daemon['problem'])}[/]"
     if not daemon["answers"]:
-        return f"none on {plain(daemon['socket'])}; start one with [cyan]torpor serve[/]"
+        return f"none on {plain(daemon['socket'])}; start one with [cyan]{plain(start_command(daemon['socket']))}[/]"
     models = ", ".join(model["name"] for model in daemon["models"])
     return (
         f"[green]answers[/] on {plain(daemon['socket'])}"

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import shlex
 import socket
 import threading
 import time
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .address import require_path_fits
+from .address import default_socket_path, require_path_fits
 from .calls import Call, remote_error
 from .connection import ClientConnection
 from .errors import (
@@ -340,8 +342,15 @@ def crowded(path: str) -> DaemonUnreachable:
 def unreachable(path: str, error: OSError) -> DaemonUnreachable:
     """Why a connection could not be made, and what to do."""
     absent = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
-    advice = "Start a daemon with `torpor serve --detach`." if absent else "Check who may use the socket."
+    advice = f"Start a daemon with `{start_command(path)}`." if absent else "Check who may use the socket."
     return DaemonUnreachable(f"No daemon answers on {path} ({error.strerror or error}). {advice}", path=path)
+
+
+def start_command(path: str | os.PathLike[str]) -> str:
+    """The command that starts a daemon there; it names the socket unless that is where a daemon is by default."""
+    absolute = os.path.abspath(path)
+    is_default = absolute == os.path.abspath(default_socket_path())
+    return "torpor ensure" if is_default else f"torpor ensure --socket {shlex.quote(absolute)}"
 
 
 def connection_lost(reason: str) -> ConnectionLost:

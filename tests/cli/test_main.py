@@ -141,7 +141,7 @@ def test_wrong_usage_points_to_the_help_of_its_command(
 def test_rm_without_a_daemon_names_what_needs_none(torpor: Torpor) -> None:
     ran = torpor("rm", "notes", "--yes")
     assert ran.status == 12
-    assert "Start a daemon with `torpor serve --detach`. Without one, `torpor forget` deletes a session" in ran.err
+    assert "Start a daemon with `torpor ensure`. Without one, `torpor forget` deletes a session" in ran.err
 
 
 def test_a_ctrl_c_at_a_question_is_told_on_a_line_of_its_own(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_an_unreachable_daemon_is_status_12_with_a_hint(torpor: Torpor, argument
     ran = torpor(*arguments)
     assert ran.status == 12
     assert "daemon_unreachable" in ran.err
-    assert "torpor serve" in ran.err
+    assert "torpor ensure" in ran.err
     assert ran.out == ""
 
 

@@ -211,7 +211,7 @@ async def _create_and_hang(client: AsyncClient, state: Running) -> None:
 
 def test_nobody_there_is_unreachable(short_path: Path) -> None:
     async def run() -> None:
-        with pytest.raises(DaemonUnreachable, match="torpor serve"):
+        with pytest.raises(DaemonUnreachable, match="torpor ensure"):
             await AsyncClient(short_path / "none").connect()
 
     asyncio.run(run())

@@ -695,9 +695,18 @@ class Box:
 
 
 def test_nobody_there_is_unreachable_and_says_what_to_start(short_path: Path) -> None:
-    with pytest.raises(DaemonUnreachable, match="torpor serve") as caught:
+    with pytest.raises(DaemonUnreachable) as caught:
         Client(short_path / "none.sock")
     assert caught.value.path == str(short_path / "none.sock")
+    assert f"Start a daemon with `torpor ensure --socket {short_path / 'none.sock'}`." in caught.value.message
+
+
+def test_where_a_daemon_is_by_default_it_is_started_without_a_path(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_SOCKET", str(short_path / "none.sock"))
+    with pytest.raises(DaemonUnreachable, match=r"Start a daemon with `torpor ensure`\."):
+        Client()
 
 
 def test_a_path_too_long_is_refused_before_connecting() -> None:
