@@ -34,8 +34,10 @@ def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> Gen
         try:
             return stream.result
         except LocalProtocolError as error:
+            look = error.details.get("branched")
+            branches = f" History branches here: version {look['newest_version']} stays as it is." if look else ""
             raise Interrupted(
-                "Stopped. The session is at its last committed token, and can go on.", **error.details
+                f"Stopped. The session is at its last committed token, and can go on.{branches}", **error.details
             ) from None
 
 

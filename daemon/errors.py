@@ -181,7 +181,7 @@ class ServiceClosed(DaemonError):
 
 
 class SessionAwake(DaemonError):
-    """An earlier version was asked for while the session is awake with another."""
+    """An earlier version was asked for while the session is awake with another, or what it is awake for forbids it."""
 
     code = "session_awake"
 

@@ -24,7 +24,7 @@ from .models import LoadedModel
 from .rates import Measured
 from .reasons import Reasons
 from .residency import Residency
-from .results import Emit, GenerateResult, Progress, Token, WakeResult
+from .results import Emit, GenerateResult, Look, Progress, Token, WakeResult
 from .reuse import PrefixReuse
 from .sampler import initial_key
 from .sessions import Session
@@ -113,8 +113,10 @@ class Exchanges:
         read: tuple[int, int],
         started: float,
         woken: WakeResult | None,
+        look: Look | None = None,
     ) -> GenerateResult:
-        """Go on writing. read: how many tokens the request had to read, and how many of them another session had.
+        """Go on writing. read: how many tokens the request had to read, and how many of them another session had. look:
+        what the session was before the request, if only that.
 
         Raises:
             GenerationFailed; what was committed before stays. LeftMidway: it was cancelled, and not all was undone.
@@ -154,6 +156,7 @@ class Exchanges:
                     tokens=tuple(written.tokens),
                     text=written.text,
                     token_count=len(live.state.tokens),
+                    branched=look,
                 ) from None
             raise
         finally:
@@ -174,6 +177,7 @@ class Exchanges:
             logits_blake3=tuple(written.proofs) if order.prove else None,
             final_logits_blake3=final,
             woken=woken,
+            branched=look if live.dirty else None,
         )
 
     async def _run(self, steps: AnySteps[None], is_done: Callable[[], bool], *, writes: bool = False) -> None:

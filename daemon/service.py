@@ -550,10 +550,10 @@ class Service:
             live = await self._exchanges.room_for(use, live, len(ids) + count, emit)
             cached = await self._exchanges.read(live, ids, emit, turn_open=False) if ids else 0
             order = WriteOrder(count, drawing, tuple(stop), prove, alone=prove, seeded=_names_seed(sampling))
-            result = await self._exchanges.write(
-                live, order, emit, read=(len(ids), cached), started=started, woken=use.woken
+            read = (len(ids), cached)
+            return await self._exchanges.write(
+                live, order, emit, read=read, started=started, woken=use.woken, look=look
             )
-            return replace(result, branched=look if live.dirty else None)
 
     @told
     @queued
@@ -615,7 +615,9 @@ class Service:
                     count, drawing, tuple(stop), prove, keep_end=True, alone=prove, seeded=_names_seed(sampling)
                 )
                 read = (len(turn.ids), cached)
-                result = await self._exchanges.write(live, order, emit, read=read, started=started, woken=use.woken)
+                result = await self._exchanges.write(
+                    live, order, emit, read=read, started=started, woken=use.woken, look=look
+                )
             except BaseException:
                 if before is not None:
                     self._conversing.leave_asleep(before)
@@ -623,7 +625,7 @@ class Service:
             if rewinds:
                 prefilled = result.prefilled_tokens + computed
                 result = replace(result, rewound_to=turn.at, prefilled_tokens=prefilled)
-            return replace(result, branched=look if live.dirty else None)
+            return result
 
     @told
     @queued
@@ -632,9 +634,17 @@ class Service:
         begins its random numbers anew. One that sleeps is woken, and its next sleep keeps the change.
 
         Raises:
-            InvalidSampling, and what a wake raises.
+            InvalidSampling, and what a wake raises. SessionAwake: it is only looked at.
         """
         async with self._residency.woken(self._resolve(session), emit) as (_, live):
+            if (look := self._look(live)) is not None:
+                raise SessionAwake(
+                    f"{live.uri} is awake for a look at version {look.version}, token {look.token_count}, which a look "
+                    "leaves as it is. Put it to sleep and set again, for the session as its newest version has it; or "
+                    "fork it, and set the fork.",
+                    session=str(live.uri),
+                    version=look.version,
+                )
             await self._exchanges.change_sampling(live, sampling)
             stored_bytes = sum(row.bundle_bytes for row in self._store.versions(live.uri))
             return listing.info_of_awake(live, self._store.find_session(live.uri), stored_bytes)

@@ -10,19 +10,25 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+from .results import Look
+
 Result = TypeVar("Result")
 
 
 class LeftMidway(asyncio.CancelledError):
     """The cancellation of a request of which a part was done and stays. was_read: whether the session has read what the
-    request had for it; tokens, text: what was written; token_count: what the session holds now."""
+    request had for it; tokens, text: what was written; token_count: what the session holds now; branched: the look that
+    it ended."""
 
-    def __init__(self, *, was_read: bool, tokens: tuple[int, ...], text: str, token_count: int) -> None:
+    def __init__(
+        self, *, was_read: bool, tokens: tuple[int, ...], text: str, token_count: int, branched: Look | None = None
+    ) -> None:
         super().__init__()
         self.was_read = was_read
         self.tokens = tokens
         self.text = text
         self.token_count = token_count
+        self.branched = branched
 
 
 def require_wanted() -> None:

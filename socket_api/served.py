@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from dataclasses import asdict
 
 from ..daemon.events import Notice
 from ..daemon.pieces import Pieces, in_pieces
@@ -455,8 +456,15 @@ def _left_of(request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) ->
     except LeftMidway as left:
         read = "What it was given was read. " if left.was_read else ""
         written = f"Of the answer {len(left.tokens)} tokens stay." if left.tokens else "No answer began."
-        facts = {"was_read": left.was_read, "tokens": left.tokens, "text": left.text, "token_count": left.token_count}
-        return f"{read}{written} The session holds {left.token_count} tokens now.", facts
+        branches = f" History branches here: version {left.branched.newest_version} stays." if left.branched else ""
+        facts = {
+            "was_read": left.was_read,
+            "tokens": left.tokens,
+            "text": left.text,
+            "token_count": left.token_count,
+            **({"branched": asdict(left.branched)} if left.branched else {}),
+        }
+        return f"{read}{written} The session holds {left.token_count} tokens now.{branches}", facts
     except asyncio.CancelledError:
         return request.method.leaves or "", {}
     raise AssertionError("asked only of what was cancelled")

@@ -17,7 +17,7 @@ from torpor.daemon import generation
 from torpor.daemon.decoding import decode_alone
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.daemon.generation import WriteOrder, Written, read, write
-from torpor.daemon.results import Progress, Token
+from torpor.daemon.results import Look, Progress, Token
 from torpor.daemon.sampling import Sampling
 from torpor.daemon.waiting import LeftMidway
 from torpor.snapshot.caches import length
@@ -283,6 +283,18 @@ async def test_a_generation_given_up_in_the_middle_names_the_tokens_that_stay_qx
         assert isinstance(left, LeftMidway)
         assert (left.was_read, left.token_count) == (False, 310)
         assert list(left.tokens) == list(rig.live("a").state.tokens[306:])
+
+
+async def test_a_generation_from_a_look_that_is_given_up_midway_says_that_history_branches(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await two_alike(rig)
+        await rig.sleep("a")
+        await rig.wake("a", at_token=300)
+        for branched in (Look(1, 300, 1, 306), None):  # it is said once
+            rig.network.reset()
+            left = await cancelled_inside(rig, lambda: rig.write("a", 50), 4)
+            assert isinstance(left, LeftMidway)
+            assert left.branched == branched
 
 
 async def test_a_generation_given_up_in_its_last_token_is_answered_as_done_qx16(open_rig: Any) -> None:

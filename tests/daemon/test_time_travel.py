@@ -274,6 +274,22 @@ async def test_a_look_whose_version_was_pruned_is_dropped_by_a_sleep_and_by_a_st
         assert (await rig.wake("s")).token_count == 351
 
 
+@pytest.mark.parametrize(("version", "at"), [(1, None), (None, 280)])
+async def test_a_look_takes_no_settings_for_those_would_make_a_version(
+    open_kind: Any, version: int | None, at: int | None
+) -> None:
+    async with open_kind("qwen3") as rig:
+        await look_at_the_first_of_two_versions(rig, None)
+        await rig.sleep("s")
+        await rig.wake("s", version, at_token=at)
+        with pytest.raises(SessionAwake, match=r"a look at version \d, token \d+.* or fork it"):
+            await rig.service.set(session="s", sampling={"temperature": 0.5}, emit=ignore)
+        assert not rig.live("s").dirty
+        assert (await rig.sleep("s")).version == 2
+        await rig.service.set(session="s", sampling={"temperature": 0.5}, emit=ignore)
+        assert (await rig.sleep("s")).version == 3
+
+
 async def test_a_fold_of_a_look_names_the_version_that_is_looked_at(open_kind: Any) -> None:
     async with open_kind("qwen3") as rig:
         await look_at_the_first_of_two_versions(rig, None)

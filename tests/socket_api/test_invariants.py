@@ -585,6 +585,21 @@ def test_gm7_a_cancel_stops_what_writes_and_what_waits_for_its_turn(
     assert torpor.show("line").info.token_count == 30 + len(tokens) < 1000
 
 
+def test_a_generation_from_a_look_that_is_cancelled_tells_that_history_branches(link: Link, torpor: Client) -> None:
+    torpor.create("looked")
+    torpor.append("looked", tokens=tokens_of(77, 30))
+    torpor.sleep("looked")
+    torpor.wake("looked", at_token=20)
+    writing = Asked(link, "generate", {"session": "looked", "max_tokens": 4000})
+    writing.event()
+    writing.cancel()
+    stopped = writing.answer()
+    assert isinstance(stopped, ErrorMessage)
+    look = {"version": 1, "token_count": 20, "newest_version": 1, "newest_tokens": 30}
+    assert stopped.error.details["branched"] == look
+    assert "History branches here: version 1 stays." in stopped.error.message
+
+
 @pytest.mark.parametrize("method", ["append", "generate", "chat"])
 def test_gm7_what_a_cancelled_request_says_of_the_session_is_so_wherever_the_cancel_falls(
     daemon: RealDaemon, torpor: Client, method: str
