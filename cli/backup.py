@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from ..memvid.sizes import format_plural
+from .daemon_link import find_daemon
 from .errors import Interrupted
 from .maintenance_report import result_of, write_report
 from .options import JsonOption, SocketOption, StoreOption
-from .output import Output
+from .output import Output, plain
 from .store_view import choose_store, open_store
 
 FolderArgument = Annotated[
@@ -40,6 +42,7 @@ def backup(
     """
     output = Output(as_json=as_json)
     place = choose_store(store, socket)
+    unslept = _find_unslept(socket) if store is None else []
     with open_store(place) as opened:
         try:
             with output.progress("copying", unit="bytes") as on_progress:
@@ -48,4 +51,19 @@ def backup(
             raise Interrupted(
                 f"Interrupted. Each version in {folder} is there whole or not at all; run it again for the rest."
             ) from None
-    return write_report(output, "backup", result_of(report), nothing="all of it is there already")
+    status = write_report(output, "backup", result_of(report), nothing="all of it is there already")
+    if unslept:
+        output.remark(
+            f"[yellow]not in it[/]  what {format_plural(len(unslept), 'awake session')} read and wrote since the last"
+            f" sleep. Put these to sleep, then run it again: [cyan]torpor sleep {plain(' '.join(unslept))}[/]"
+        )
+    return status
+
+
+def _find_unslept(socket: Path | None) -> list[str]:
+    """The sessions of the daemon that answers, if one does, of which its memory has more than the store."""
+    daemon = find_daemon(socket)
+    if daemon is None:
+        return []
+    with daemon:
+        return [f"{info.namespace}/{info.name}" for info in daemon.list_sessions() if info.dirty and info.token_count]

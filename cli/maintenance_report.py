@@ -149,9 +149,11 @@ def _sums(report: MaintenanceResult, nothing: str) -> str:
 
 def _figures(freed: int, written: int) -> str:
     """What left the disk and what came, and, where both did, what that is together."""
-    figures = f"{format_bytes(freed)} freed, {format_bytes(written)} written"
+    figures = ", ".join(
+        f"{format_bytes(size)} {what}" for size, what in ((freed, "freed"), (written, "written")) if size
+    )
     if not (freed and written):
-        return figures
+        return figures or "no bytes freed or written"
     net = freed - written
     return f"{figures}: {format_bytes(abs(net))} {'less' if net >= 0 else 'more'} on disk"
 

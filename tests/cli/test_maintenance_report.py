@@ -36,7 +36,7 @@ def test_a_plan_says_what_would_be_done_and_a_report_what_was(capsys: pytest.Cap
     rewrite = Action("rewrite", BUNDLE, URI, 2, 3 << 20, "half of it is needed")
     index = Action("index", "/store/index.sqlite", None, None, 0, "it is derived")
     _, plan = told(capsys, report(rewrite, index, dry_run=True))
-    assert "rewrite " in plan
+    assert "\nrewrite\t" in plan
     assert (
         "nothing done yet  would be 3.00 MiB freed, 1.00 MiB written: 2.00 MiB less on disk; 1 rewrite, 1 index" in plan
     )

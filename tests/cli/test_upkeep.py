@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -573,6 +574,23 @@ def test_a_backup_copies_the_store_once_and_then_what_is_new(
     assert "all of it is there already" in torpor("backup", folder, *where).out
     inside = torpor("backup", made_store.path / "copy", *where, "--json")
     assert inside.error["error"]["code"] == "unsafe_path"
+
+
+def test_a_backup_names_the_awake_sessions_of_which_it_has_not_all(
+    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, short_path: Path
+) -> None:
+    daemon.service.store = str(made_store.path)
+    for name, text in {"slept": "some text", "one": "some text", "two": "some text", "empty": ""}.items():
+        daemon.do(lambda name=name: daemon.service.create(session=name))
+        found = daemon.service.sessions[name]
+        found.info = dataclasses.replace(found.info, token_count=len(text))
+    assert torpor("sleep", "slept").status == 0
+    ran = torpor("backup", short_path / "copy")
+    assert (ran.status, "freed" in ran.out) == (0, False)
+    assert "not in it  what 2 awake sessions read and wrote" in ran.err
+    assert ran.err.endswith("torpor sleep default/one default/two\n")
+    assert torpor("sleep", "one", "two").status == 0
+    assert torpor("backup", short_path / "copy").err == ""
 
 
 def test_a_backup_of_a_damaged_store_tells_what_is_not_in_it(
