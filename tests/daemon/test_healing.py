@@ -192,11 +192,11 @@ def refuse_reads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The system refuses the next reads of a block's payloads."""
     check, refused = FrameFile.check_payloads, []
 
-    def checked(file: FrameFile, *args: Any) -> Any:
+    def checked(file: FrameFile, *args: Any, **options: Any) -> Any:
         if len(refused) < count:
             refused.append(1)
             raise StoreIoError("Cannot read.", path=file.path, action="read", errno=errno.EIO)
-        return check(file, *args)
+        return check(file, *args, **options)
 
     monkeypatch.setattr(FrameFile, "check_payloads", checked)
 

@@ -527,9 +527,9 @@ async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger
         memory = rig.service._residency.memory
         reserve, calls = memory.reserve, []
 
-        async def once(claim: Any, wanted: int) -> bool:
+        async def once(claim: Any, wanted: int, **options: Any) -> bool:
             calls.append(wanted)
-            return len(calls) > 1 and await reserve(claim, wanted)
+            return len(calls) > 1 and await reserve(claim, wanted, **options)
 
         monkeypatch.setattr(memory, "reserve", once)
         await rig.service.append(session="a", tokens=[7, 8], emit=ignore)
@@ -591,7 +591,7 @@ async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig:
         await rig.sleep("a")
         await rig.wake("a")
         live = rig.live("a")
-        await rig.service._exchanges._settle_sampling(live, replace(live.sampling, seed=77))
+        await rig.service._exchanges.change_sampling(live, {"seed": 77})
         had = await rig.fingerprint("a")
         assert list((await rig.service.close()).ledgers) == [uri("a")]
     async with open_rig() as rig:
