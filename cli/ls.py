@@ -15,6 +15,7 @@ from .options import JsonOption, SocketOption, StoreOption, enter_namespace
 from .output import Output, plain, render_problem, rows_table
 from .store_view import describe_holder, find_holder, find_marks_problem, find_missing_files, list_store, open_store
 
+MIDDLE_COLUMNS = 80  # from this terminal width on, memory, version and model are shown too
 WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
 
 NamespaceArgument = Annotated[
@@ -74,7 +75,7 @@ def ls(
     if holder is not None:
         output.remark(f"[yellow]no daemon answers, but {plain(describe_holder(holder, Path(place)))}[/]")
     if sessions:
-        output.show(render_sessions(sessions, wide=output.stdout.width >= WIDE_COLUMNS))
+        output.show(render_sessions(sessions, width=output.stdout.width))
         for legend in legends_of(sessions):
             output.remark(f"[dim]{legend}[/]")
     elif namespace is not None:
@@ -97,30 +98,31 @@ def _load_sessions(
         return "store", str(path), list_store(opened, namespace)
 
 
-def render_sessions(sessions: list[dict[str, Any]], *, wide: bool) -> Any:
-    """Draw the listing; the narrow one fits 80 columns."""
-    names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL"]
-    if wide:
+def render_sessions(sessions: list[dict[str, Any]], *, width: int) -> Any:
+    """Draw the listing for a terminal of so many columns: the fewer, the less of each session."""
+    names = ["SESSION", "STATE", "TOKENS", "STORED"]
+    if width >= MIDDLE_COLUMNS:
+        names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL"]
+    if width >= WIDE_COLUMNS:
         names += ["SLEPT AS", "LAST SLEEP", "LABELS"]
-    table = rows_table(
-        *names, right=("TOKENS", "VERSION", "STORED", "RESIDENT"), whole=("SESSION", "STATE", "LAST SLEEP")
-    )
+    figures = ("TOKENS", "VERSION", "STORED", "RESIDENT")
+    table = rows_table(*names, right=figures, whole=("STATE", *figures, "LAST SLEEP"))
     for info in sessions:
         style = STATE_STYLES.get(info["state"], "default")
-        row = [
-            plain(f"{info['namespace']}/{info['name']}"),
-            f"[{style}]{plain(info['state'])}[/]"
+        cells = {
+            "SESSION": plain(f"{info['namespace']}/{info['name']}"),
+            "STATE": f"[{style}]{plain(info['state'])}[/]"
             + "".join(f"[{style}]{mark}[/]" for fact, (mark, style, _) in MARKS.items() if info[fact]),
-            format_count(info["token_count"]),
-            str(info["version"] or "–"),
-            format_bytes(info["stored_bytes"]) if info["stored_bytes"] else "–",
-            format_bytes(info["resident_bytes"]) if info["resident_bytes"] else "–",
-            plain(info["model"]),
-        ]
-        if wide:
-            labels = plain(" ".join(info["labels"])) or "–"
-            row += [plain(format_id(info["bundle_id"])), format_time(info["slept_ns"]), labels]
-        table.add_row(*row)
+            "TOKENS": format_count(info["token_count"]),
+            "VERSION": str(info["version"] or "–"),
+            "STORED": format_bytes(info["stored_bytes"]) if info["stored_bytes"] else "–",
+            "RESIDENT": format_bytes(info["resident_bytes"]) if info["resident_bytes"] else "–",
+            "MODEL": plain(info["model"]),
+            "SLEPT AS": plain(format_id(info["bundle_id"])),
+            "LAST SLEEP": format_time(info["slept_ns"]),
+            "LABELS": plain(" ".join(info["labels"])) or "–",
+        }
+        table.add_row(*(cells[name] for name in names))
     return table
 
 

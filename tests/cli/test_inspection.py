@@ -148,6 +148,19 @@ def test_a_narrow_terminal_breaks_no_word_of_show(
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("columns", [50, 80, 110])
+def test_a_terminal_of_few_columns_breaks_no_figure_and_no_header_of_ls(
+    torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    pretend_terminal(monkeypatch, columns)
+    header, *rows = unstyled(torpor("ls", "--store", made_store.path).out).splitlines()
+    names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL", "SLEPT AS", "LAST SLEEP"]
+    names = ["SESSION", "STATE", "TOKENS", "STORED"] if columns == 50 else names[: 7 if columns == 80 else 9]
+    assert re.split(" {2,}", header.strip())[: len(names)] == names
+    assert any(re.search(r"default/agent +stored +[\d, ]+ [\d.]+ KiB", row) for row in rows)
+    assert max(map(len, (header, *rows))) <= columns
+
+
 def test_a_full_uri_suggests_close_names_and_not_every_one(torpor: Torpor, made_store: MadeStore) -> None:
     """What all URIs begin with is no likeness."""
     refused = torpor("show", "torpor://default/twin", "--store", made_store.path, "--json")

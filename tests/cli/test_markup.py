@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 from torpor.cli.doctor import render_doctor
-from torpor.cli.ls import render_sessions
+from torpor.cli.ls import WIDE_COLUMNS, render_sessions
 from torpor.cli.maintenance_report import render_actions
 from torpor.cli.output import plain
 from torpor.cli.show import render_detail
@@ -95,7 +95,7 @@ def shown(hostile: str) -> str:
 @pytest.mark.parametrize("field", ["namespace", "name", "state", "model", "bundle_id", "labels"])
 def test_no_field_of_ls_is_markup(field: str, hostile: str) -> None:
     value: Any = [hostile] if field == "labels" else hostile
-    assert shown(hostile)[:12] in drawn(render_sessions([info(**{field: value})], wide=True))
+    assert shown(hostile)[:12] in drawn(render_sessions([info(**{field: value})], width=WIDE_COLUMNS))
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
