@@ -355,13 +355,14 @@ async def test_a_prune_leaves_the_newest_and_what_is_marked(open_rig: Any) -> No
         assert await rig.fingerprint("a") == before
 
 
-async def test_a_session_awake_at_a_version_that_is_pruned_loses_nothing(open_rig: Any) -> None:
+async def test_a_session_that_went_on_from_a_version_that_is_pruned_loses_nothing(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
         await rig.sleep("a")
         await rig.write("a", 2)
         await rig.sleep("a")
         await rig.wake("a", 1)
+        await rig.write("a", 1)
         before = await rig.fingerprint("a")
         await rig.service.maintain(operation="prune", keep_last=1)
         assert (await rig.sleep("a")).version == 3

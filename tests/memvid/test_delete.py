@@ -1081,5 +1081,7 @@ def test_a_full_disk_does_not_empty_the_file_of_another_session(store: Store) ->
     path = store.path
     store.close()
     with Store.open(path, writable=True) as again:
-        again.repair()
+        (problem,) = again.repair().problems
+        assert (problem.code, "repaired again" in problem.message) == ("version_lost", True)
+        assert again.repair().problems == ()
         require_awake(again, 400, uri=OTHER_URI, seed=2)
