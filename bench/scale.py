@@ -115,13 +115,13 @@ def make_index_anew(path: Path, sessions: int) -> dict[str, float]:
 
 
 def look_up(path: Path, sessions: int) -> dict[str, float]:
-    """Listing, and looking up one of them: by its URI, by its bare name, all its versions; one that is not there."""
+    """Listing, and looking up one of them: by its URI, by the name that a person types, all its versions."""
     source = random.Random(1)
     uris = [session_uri(source.randrange(sessions)) for _ in range(_LOOKUPS)]
     with Store.open(path, writable=True) as store:
         found = {"list all sessions": _timed(lambda: len(list(store.iter_sessions())) == sessions)}
         found["find one by its URI"] = _each(lambda uri: store.find_session(uri) is not None, uris)
-        found["find one by its name"] = _each(lambda uri: store.resolve(uri.name) == uri, uris)
+        found["find one by its name"] = _each(lambda uri: store.resolve(f"{uri.namespace}/{uri.name}") == uri, uris)
         found["its versions"] = _each(lambda uri: len(store.versions(uri)) == VERSIONS, uris)
         found["open one to be woken"] = _each(lambda uri: _opens(store, uri), uris)
         found["count all (statistics)"] = _timed(lambda: store.statistics().sessions == sessions)
