@@ -32,7 +32,7 @@ BUSY = ExitStatus(8, "busy", "it is in use or at its limit; try again later")
 NO_SPACE = ExitStatus(9, "no space", "no room on the disk, in memory or in the budget; the store is as it was")
 NO_STORE = ExitStatus(10, "no store", "there is no store at that path")
 LOCKED = ExitStatus(11, "locked", "another daemon owns the store or the socket")
-UNREACHABLE = ExitStatus(12, "unreachable", "no daemon answers on the socket")
+UNREACHABLE = ExitStatus(12, "unreachable", "no daemon answers on the socket, or none could be started")
 INTERRUPTED = ExitStatus(130, "interrupted", "Ctrl-C; the session is at its last committed token")
 
 STATUSES: tuple[ExitStatus, ...] = (
@@ -107,7 +107,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (NO_SPACE, ("budget_exceeded", "memory_budget_exceeded", "no_space")),
     (NO_STORE, ("no_store", "not_a_store")),
     (LOCKED, ("socket_in_use", "store_locked")),
-    (UNREACHABLE, ("connection_lost", "daemon_unreachable")),
+    (UNREACHABLE, ("connection_lost", "daemon_not_started", "daemon_unreachable")),
     (INTERRUPTED, ("cancelled",)),
 )  # fmt: skip
 

@@ -110,7 +110,7 @@ def test_quantise_needs_to_know_whom_and_in_how_many_bits(
 def test_quantising_needs_a_daemon(torpor: Torpor) -> None:
     ran = torpor("quantise", "notes")
     assert ran.status == 12
-    assert "torpor serve" in ran.err
+    assert "torpor ensure" in ran.err
 
 
 def test_versions_are_tagged_and_pinned(torpor: Torpor, slept: FakeDaemon) -> None:

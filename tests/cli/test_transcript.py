@@ -307,5 +307,5 @@ def test_doctor_reads_model_files_again_and_ends_with_6_if_one_changed_unseen(
 def test_doctor_without_daemon_or_store_says_so(torpor: Torpor) -> None:
     ran = torpor("doctor")
     assert ran.status == 0
-    assert "torpor serve" in ran.out
+    assert "torpor ensure" in ran.out
     assert "no_store" in ran.out

@@ -371,7 +371,7 @@ async def test_every_way_in_checks_the_room_before_it_computes_qx15(
         before = await rig.fingerprint("a")
         rig.network.reset()
         with pytest.raises(ContextOverflow):
-            await getattr(rig.service, verb)(session="a", sampling=Sampling(seed=5), emit=ignore, **options)
+            await getattr(rig.service, verb)(session="a", sampling={"seed": 5}, emit=ignore, **options)
         assert rig.network.calls == []
         assert await rig.fingerprint("a") == before
         assert rig.live("a").sampling == SAMPLED, "a refusal changes nothing, the sampling included"

@@ -32,6 +32,7 @@ ROOM: Final = (LONGEST + STEP - 1) * ROW + LOGITS
 
 REFUSED_RIGHTLY: Final = (
     errors.EmptyContext,
+    errors.InvalidFold,
     errors.ModelInUse,
     NoSuchPosition,
     SessionNotFound,
