@@ -218,12 +218,12 @@ def test_a_session_is_found_by_what_a_person_types(store: Store) -> None:
     for text in ("work/awake", "torpor://work/awake"):
         assert store.resolve(text, also=[awake]) == awake
     assert store.resolve("agent", also=[URI]) == URI
-    assert store.resolve("agent", also=iter([SessionUri("work", "agent")])) == URI
+    assert store.resolve("agent", also=[SessionUri("work", "agent")]) == URI
     with pytest.raises(SessionNotFound) as elsewhere:
-        store.resolve("awake", also=iter([awake]))
+        store.resolve("awake", also=[awake])
     assert elsewhere.value.suggestions == ["torpor://work/awake"]
     with pytest.raises(SessionNotFound) as missing:
-        store.resolve("awakee", also=iter([awake]))
+        store.resolve("awakee", also=[awake])
     assert missing.value.suggestions == ["torpor://work/awake"]
     with pytest.raises(SessionNotFound) as missing:
         store.resolve("work/agent")
