@@ -408,11 +408,11 @@ async def test_an_earlier_version_that_is_awake_does_not_stand_for_the_newest(op
         await rig.wake("a", 1)
         damage(store, "a", span=3)
         await mend(rig)
-        assert len(rig.live("a").state.tokens) == 300
+        assert len(rig.live("a").state.tokens) == 300, "still at what was looked at"
         await rig.sleep("a")
-        assert (await rig.wake("a")).token_count == 300, "which was woken last"
-        await rig.sleep("a")
-        assert (await rig.wake("a", 3)).token_count == 1300
+        woken = await rig.wake("a")
+        assert (woken.version, woken.token_count, woken.salvaged) == (3, 1300, None), "healed, not what was looked at"
+        assert woken.recomputed is not None
         assert await rig.fingerprint("a") == before
 
 
@@ -569,7 +569,12 @@ async def test_a_repair_that_somebody_asks_for_heals_before_it_gives_anything_up
         await rig.service.fork(session="a", name="b", emit=ignore)
         await asyncio.to_thread(damage, store, "a", span=1)
         dry = await rig.service.maintain(operation="repair", dry_run=True)
-        assert any(action.kind == "salvage" for action in dry.actions), "a repair alone would cut it"
+        assert not [action for action in dry.actions if action.kind == "salvage"]
+        healing = {action.session: action.reason for action in dry.actions if action.kind == "heal"}
+        assert set(healing) == {"torpor://default/a", "torpor://default/b"}
+        for reason in healing.values():
+            assert "Only if that fails: " in reason
+        assert any("salvage" in reason for reason in healing.values()), "a repair alone would cut it"
         await rig.service.maintain(operation="repair")
         for name in "ab":
             woken = await rig.wake(name)
