@@ -189,7 +189,7 @@ class ServedConnection:
             return self._connection.next_message()
         async with self._checking:
             message = await in_pieces(self._connection.next_message_in_pieces())
-        self._pace = asyncio.get_running_loop().time(), 0  # that was not the client's time
+        self._pace = 0.0, 0  # that was not the client's time
         return message
 
     async def _make_room(self) -> bool:
