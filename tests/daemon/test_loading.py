@@ -150,17 +150,19 @@ async def test_who_has_waited_for_a_load_is_at_work_as_soon_as_that_ends(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, weights: int
 ) -> None:
     """The request for the other model waits for this one to be free: it is not told that it could never be."""
-    may_go_on = threading.Event()
+    may_go_on, begun = threading.Event(), threading.Event()
 
     def held(name: str, *args: Any) -> LoadedModel:
-        assert name == "one" or may_go_on.wait(30)
+        if name == "two":
+            begun.set()
+            assert may_go_on.wait(30)
         return load(name, *args)
 
     load = loading.load_model
     monkeypatch.setattr(loading, "load_model", held)
     async with opened(memory_budget=weights + ROOM) as rig:
         ordered = asyncio.ensure_future(rig.service.load_model(model="two"))
-        await until(lambda: (place := rig.service._shelf.places["two"]).loading is not None and bool(place.holders))
+        await until(begun.is_set)  # it has its memory: else the other could be before it
         joined = asyncio.ensure_future(rig.service.create(session="a", model="two"))
         await until(lambda: len(rig.service._shelf.places["two"].holders) == 2)
         other = asyncio.ensure_future(rig.service.create(session="b", model="one"))
