@@ -52,21 +52,21 @@ class Loader:
         """
         return await self._run(name, partial(estimate_bytes, name, choice.source, choice.adapter))
 
-    async def load(self, name: str, choice: ModelChoice) -> LoadedModel:
-        """The model, ready to compute.
+    async def load(self, name: str, choice: ModelChoice, expected: int) -> LoadedModel:
+        """The model, ready to compute. expected: bytes of memory that it will take.
 
         Raises:
             What `models.load_model` raises; NotEnoughMemory before it is read: the system has less than it will take;
             ModelUnavailable for whatever else went wrong.
         """
-        return await self._run(name, partial(self._load, name, choice))
+        return await self._run(name, partial(self._load, name, choice, expected))
 
     def close(self) -> None:
         """End the threads."""
         self._aside.close()
 
-    def _load(self, name: str, choice: ModelChoice) -> LoadedModel:
-        require_available(estimate_bytes(name, choice.source, choice.adapter), f"Model {name!r}")
+    def _load(self, name: str, choice: ModelChoice, expected: int) -> LoadedModel:
+        require_available(expected, f"Model {name!r}")
         return load_model(name, choice.source, self.digests, choice.adapter, choice.kv)
 
     async def _run(self, name: str, work: Callable[[], Result]) -> Result:
@@ -180,7 +180,7 @@ class Loading:
         uncounted."""
         with self._shelf.coming(place) as choice:
             with tell_load(self._bus, place.name, reserved) as tell_end:
-                model = await self._loader.load(place.name, choice)
+                model = await self._loader.load(place.name, choice, reserved)
                 tell_end(model.weights_bytes)
             taken = model.weights_bytes
             missing = max(0, taken - reserved)
@@ -217,11 +217,11 @@ async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) ->
         if not choice.at_start:
             await asyncio.to_thread(look_at, place.name, choice.source, choice.adapter)
             continue
+        expected = await loader.estimate(place.name, choice)
         if memory_budget is not None:
-            expected = await loader.estimate(place.name, choice)
             require_models_fit(shelf.weights_bytes() + expected, memory_budget)
         with shelf.coming(place):
-            shelf.put(place, await loader.load(place.name, choice))
+            shelf.put(place, await loader.load(place.name, choice, expected))
 
 
 def _told(name: str, error: BaseException) -> TorporError:
