@@ -123,7 +123,7 @@ def test_any_session_survives(
         raw = memoryview(raw_bytes(spec.size_bytes, number))
         raws.append(bytes(raw))
         slots.append(SlotDraft(spec, [raw[at : at + cuts] for at in range(0, len(raw), cuts)]))
-    blocks.append(BlockDraft("state", tokens, b"", slots))
+    blocks[-1] = BlockDraft("state", tokens, b"", slots)  # one state record at a position, no more
     with Store.open(tmp_path_factory.mktemp("any") / "store", writable=True) as store:
         write(store, blocks, tokens, codec=codec)
         with store.open_session(URI) as reader:
