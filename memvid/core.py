@@ -244,7 +244,11 @@ class StoreCore:
 
     def in_place(self, bundle: IndexedBundle) -> IndexedBundle:
         """A bundle as the index is told of it, once its file has its name: with what tells that from another one."""
-        return dataclasses.replace(bundle, stamp=self.folder.stamp_of(bundle.bundle_id, LIVE_SUFFIX))
+        try:
+            stamp = self.folder.stamp_of(bundle.bundle_id, LIVE_SUFFIX)
+        except StoreIoError:  # the file has its name: a row without a stamp makes the next open read it
+            stamp = None
+        return dataclasses.replace(bundle, stamp=stamp)
 
     def open_frames(self, bundle_id: bytes) -> FrameFile:
         """Open a bundle for the frames that its file, or its files, hold. Raises as `open_bundle`."""

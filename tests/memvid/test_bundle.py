@@ -309,8 +309,8 @@ def test_threat_7_gm2_a_row_repointed_to_another_session_s_bundle_is_refused(twi
     with pytest.raises(OwnerMismatch) as refusal:
         store.open_session(URI)
     assert (refusal.value.expected, refusal.value.found) == (str(URI), str(OTHER_URI))
-    assert {finding.code for finding in store.verify(deep=False).findings} == {"owner_mismatch"}
-    assert {finding.code for finding in store.verify(URI, deep=False).findings} == {"owner_mismatch"}
+    assert {finding.code for finding in store.verify(deep=False).findings} == {"owner_mismatch", "index_mismatch"}
+    assert {finding.code for finding in store.verify(URI, deep=False).findings} == {"owner_mismatch", "index_mismatch"}
     repoint(store, others, mine)
     require_awake(store, 300, seed=1)
     require_awake(store, 300, uri=OTHER_URI, seed=2)

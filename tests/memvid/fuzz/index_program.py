@@ -24,7 +24,8 @@ RESEAL, SUMS = 12, 13
 LIKELY: Final = ("status", "namespace", "name", "version", "token_count", "unsettled")
 SEALED: Final = (
     "status, unsettled, namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, "
-    "logical_bytes, created_ns, model, labels, salvaged_tokens, salvaged_of, unread_tokens, stamp"
+    "logical_bytes, created_ns, model, labels, salvaged_tokens, salvaged_of, unread_tokens, lossy_bits, "
+    "lossy_tokens, stamp"
 )
 SCHEMA_CHANGES: Final = (
     "DROP INDEX one_live_version",
