@@ -395,8 +395,9 @@ def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(
             newest = sleep(store, tokens, seed=number)
     path = bundle_path(store, newest.bundle_id)
     spoil(path, how)
+    planned = store.prune(rule, dry_run=True)
     with Store.open(store_path, writable=False) as reader:
-        planned = reader.prune(rule, dry_run=True)
+        opened_since = reader.prune(rule, dry_run=True)
     report = store.prune(rule)
     assert versions(store) == [2, 3]
     assert [(one.kind, one.version) for one in report.actions if one.session == URI] == [("remove", 1)]
@@ -404,6 +405,9 @@ def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(
     assert "cannot be woken" in report.problems[0].message
     assert [one.version for one in planned.actions] == [one.version for one in report.actions]
     assert planned.problems == report.problems
+    assert opened_since.problems[0] == report.problems[0]
+    says_no_file_goes = ["no file is removed" in problem.message for problem in opened_since.problems]
+    assert says_no_file_goes == ([False] if how == "missing" else [False, True])  # a damaged file may need others
     with store.open_session(URI, 2) as second:
         assert contents(second) == expected(200, seed=1)
 

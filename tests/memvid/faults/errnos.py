@@ -32,7 +32,7 @@ from faults.worlds import Allowed, Broken, Tape, Version, World, check, require_
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import DurabilityLost, LockLost, StoreError
 
-_GROWS: Final = frozenset({"write", "writev", "pwrite", "mkdir", "vfs.write", "vfs.shm"})
+_GROWS: Final = frozenset({"write", "writev", "pwrite", "mkdir", "vfs.write"})
 _FLUSHES: Final = frozenset({"fsync", "fdatasync"})
 _NAMES: Final = frozenset({"rename", "replace", "link", "unlink", "rmdir"})
 _READS: Final = frozenset({"read", "pread", "preadv", "listdir", "stat", "fstat", "dup"})

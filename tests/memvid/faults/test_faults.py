@@ -131,12 +131,12 @@ def test_t4_a_flush_whose_failure_is_swallowed_is_seen(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        *((name, "sleep_new") for name in ("open", "read", "write", "fsync", "truncate", "shm")),
+        *((name, "sleep_new") for name in ("open", "read", "write", "fsync", "truncate")),
         ("unlink", "create"),
     ],
 )
 def test_t4_the_system_s_errors_reach_the_calls_of_sqlite(tmp_path: Path, name: str, where: str) -> None:
-    """Those of its files, its log and its shared memory, each refused for itself; the store is whole after each."""
+    """Those of its files and its log, each refused for itself; the store is whole after each."""
     scenario, original, work = SCENARIOS[where], tmp_path / "original" / "store", tmp_path / "work" / "store"
     world = prepare(scenario, original)
     refused = errnos.Fault("EIO", errno.EIO, lambda call: call.name == f"vfs.{name}")

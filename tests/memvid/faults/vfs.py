@@ -30,7 +30,6 @@ _CODES: Final = {
     "truncate": _IOERR | 6 << 8,
     "unlink": _IOERR | 10 << 8,
     "access": _IOERR | 13 << 8,
-    "shm": _IOERR | 19 << 8,
     "open": _CANTOPEN,
 }
 """What the VFS of Unix answers where the system refuses such a call."""
@@ -42,7 +41,6 @@ _Accessed: Final = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_void_p)
 _Moved: Final = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_int64)
 _Cut: Final = CFUNCTYPE(c_int, c_void_p, c_int64)
 _Synced: Final = CFUNCTYPE(c_int, c_void_p, c_int)
-_Mapped: Final = CFUNCTYPE(c_int, c_void_p, c_int, c_int, c_int, c_void_p)
 
 
 class _Vfs(Structure):
@@ -64,9 +62,7 @@ class _Methods(Structure):
         ("xWrite", _Moved),
         ("xTruncate", _Cut),
         ("xSync", _Synced),
-        ("other", c_void_p * 7),
-        ("xShmMap", _Mapped),
-        ("rest", c_void_p * 5),
+        ("rest", c_void_p * 13),
     )
 
 
@@ -175,6 +171,4 @@ def _methods(address: int) -> _Methods:
     copy.xRead, copy.xWrite = moved("read", real.xRead), moved("write", real.xWrite)
     copy.xTruncate = _Cut(lambda file, size: _asked("truncate", (size,), lambda: real.xTruncate(file, size)))
     copy.xSync = _Synced(lambda file, flags: _asked("fsync", (flags,), lambda: real.xSync(file, flags)))
-    if real.iVersion > 1:
-        copy.xShmMap = _Mapped(lambda file, *how: _asked("shm", how[:3], lambda: real.xShmMap(file, *how)))
     return copy
