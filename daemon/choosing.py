@@ -12,14 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
 
 from ..memvid.sizes import format_plural
 from .rates import Rates
-
-RecomputePolicy = Literal["off", "exact", "fastest"]
-RECOMPUTE_POLICIES: Final[tuple[RecomputePolicy, ...]] = ("off", "exact", "fastest")
-WakeWay = Literal["restore", "recompute"]
+from .recomputed import RecomputePolicy, WakeWay
 
 
 @dataclass(frozen=True, slots=True)

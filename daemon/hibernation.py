@@ -43,7 +43,7 @@ from ..snapshot.lossy import Loss, worst
 from ..snapshot.state import LiveState, token_array
 from . import canary
 from .bus import Bus
-from .choosing import Choice, RecomputePolicy
+from .choosing import Choice
 from .compactor import Compactor
 from .engine import Engine, Steps
 from .errors import ServiceClosed, StopDeadline
@@ -51,7 +51,7 @@ from .events import SleepCause, WakeCause, WakeEnded, WakeVerified
 from .generation import find_logits, replay
 from .models import LoadedModel
 from .rates import Measured, Rates
-from .recomputed import Recomputed
+from .recomputed import Recomputed, RecomputePolicy
 from .recomputing import Recomputing
 from .results import Emit, Progress, Stage
 from .sampler import initial_key

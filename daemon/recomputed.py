@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 from ..memvid.limits import MAX_TOKENS, MAX_VERSION
+
+RecomputePolicy = Literal["off", "exact", "fastest"]
+RECOMPUTE_POLICIES: Final[tuple[RecomputePolicy, ...]] = ("off", "exact", "fastest")
+WakeWay = Literal["restore", "recompute"]
 
 RECOMPUTED = "recomputed"
 """Under which the session map tells it, in the version that was made so and in all that go on from it."""

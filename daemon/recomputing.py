@@ -30,12 +30,12 @@ from ..snapshot.passes import UNREPEATABLE
 from ..snapshot.proof import Sameness, compare
 from ..snapshot.restore import WakePlan, read_checkpoint
 from ..snapshot.state import LiveState, token_array
-from .choosing import Calls, Choice, RecomputePolicy, Work, choose, unrepeatable_calls
+from .choosing import Calls, Choice, Work, choose, unrepeatable_calls
 from .engine import Engine, Steps
 from .generation import replay
 from .models import LoadedModel
 from .rates import Measured
-from .recomputed import Recomputed
+from .recomputed import Recomputed, RecomputePolicy
 from .unread import unread_in
 
 _LOG = logging.getLogger(__name__)

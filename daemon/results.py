@@ -11,9 +11,8 @@ from typing import Literal
 
 from ..memvid.lossy import Lossy
 from ..memvid.salvaged import Salvaged
-from .choosing import RecomputePolicy, WakeWay
 from .origin import Origin
-from .recomputed import Recomputed
+from .recomputed import Recomputed, RecomputePolicy, WakeWay
 from .sampling import Sampling
 from .why import Cause
 

@@ -36,7 +36,6 @@ from .admission import MAX_WAITING, Priority, Queue, queued
 from .analyst import Analyst
 from .buffers import Buffers
 from .bus import Bus, Subscription, Wanted
-from .choosing import RecomputePolicy
 from .claims import Use
 from .configuring import ConfigFile, Configuring, Settings
 from .conversing import Conversing, require_transcript
@@ -79,6 +78,7 @@ from .planning import Planning, require_as_ordered
 from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
 from .rates import Measured
 from .reasons import Reasons
+from .recomputed import RecomputePolicy
 from .recomputing import Recomputing
 from .residency import Keeping, Residency
 from .results import (

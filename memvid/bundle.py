@@ -36,9 +36,9 @@ from .errors import (
     StoreClosed,
     Truncated,
 )
-from .folder import LIVE_SUFFIX
 from .layout import (
     HEADER_BYTES,
+    LIVE_SUFFIX,
     TRAILER_BYTES,
     FrameHead,
     StoredSlot,

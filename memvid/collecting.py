@@ -27,9 +27,9 @@ from typing import Final
 from . import deletion, durable, quarantine
 from .core import StoreCore
 from .errors import CorruptMarks, CorruptStoreFile, MarksLost, StoreError, UnsafePath, UnsupportedFormat
-from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
-from .incoming import INCOMING
+from .folder import BUNDLES, INCOMING, QUARANTINE
 from .last_copies import find_last_copies
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .marks import MARKS_FILE, Marks
 from .paths import list_names, open_folder, stat_name
 from .records import Action, Finding, IndexRow, MaintenanceReport

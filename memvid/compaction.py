@@ -37,7 +37,7 @@ from .errors import (
     StoreClosed,
     StoreError,
 )
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .paths import Stamp
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .rewriting import Contents, prepared

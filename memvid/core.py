@@ -37,8 +37,9 @@ from .errors import (
     StoreIoError,
     UnsafePath,
 )
-from .folder import LIVE_SUFFIX, StoreFolder
+from .folder import StoreFolder
 from .index import Index, IndexedBundle
+from .layout import LIVE_SUFFIX
 from .limits import MAX_VERSION
 from .lock import StoreLock
 from .pins import Pins

@@ -41,8 +41,9 @@ from .errors import (
     UnsafePath,
     UnsupportedFormat,
 )
-from .folder import LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, StoreFolder
+from .folder import QUARANTINE, StoreFolder
 from .index import ASIDE, UNREADABLE, Index
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .marks import MARKS_FILE, Marks
 from .pins import Pins
 from .records import DeleteReport, Finding

@@ -24,7 +24,7 @@ from typing import Final
 
 from . import durable
 from .errors import PUT_BACK, BundleMissing, CorruptStoreFile, DurabilityLost, NoStore, NotAStore, StoreError
-from .layout import BEGINNING
+from .layout import BEGINNING, LIVE_SUFFIX, RETIRED_SUFFIX
 from .limits import MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES
 from .lock import LOCK_NAME
 from .paths import FOLDER_MODE, Stamp, io_error, list_names, open_file, open_folder, open_root, stamp_of, stat_name
@@ -34,9 +34,8 @@ STORE_VERSION: Final = 1
 STORE_FILE: Final = "store.json"
 BUNDLES: Final = "bundles"
 QUARANTINE: Final = "quarantine"
+INCOMING: Final = "incoming"
 _ANOTHER_PLACE: Final = ", or choose another place for the store (--store, $TORPOR_STORE)"
-LIVE_SUFFIX: Final = ".mvb"
-RETIRED_SUFFIX: Final = ".mvr"
 
 _FORMAT: Final = SealedFormat("torpor.store", STORE_VERSION, MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES)
 _BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)

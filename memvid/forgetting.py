@@ -45,7 +45,8 @@ from .errors import (
     StoreError,
     Truncated,
 )
-from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, STORE_FILE
+from .folder import BUNDLES, QUARANTINE, STORE_FILE
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
 from .needs import read_needs

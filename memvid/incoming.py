@@ -10,18 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Final
 
 from . import durable
 from .bundle import BundleFile
 from .errors import BundleMissing
-from .folder import LIVE_SUFFIX, StoreFolder, load_store_uuid, open_existing_root
+from .folder import INCOMING, StoreFolder, load_store_uuid, open_existing_root
 from .foreign import open_exported, require_manifest, require_whole
+from .layout import LIVE_SUFFIX
 from .limits import CHUNK_BYTES
 from .paths import FOLDER_MODE, io_error, open_file, open_folder, stat_open
 from .uri import SessionUri
-
-INCOMING: Final = "incoming"
 
 
 def hand_over(store_path: str, source_path: str) -> bytes:

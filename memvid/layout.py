@@ -31,6 +31,8 @@ from .limits import (
 )
 
 FORMAT_VERSION: Final = 1
+LIVE_SUFFIX: Final = ".mvb"
+RETIRED_SUFFIX: Final = ".mvr"
 ALIGNMENT: Final = 64
 """Bytes. A cache line, and enough for any element type of a mapped array."""
 

@@ -12,7 +12,7 @@ import contextlib
 
 from .core import StoreCore
 from .errors import PUT_BACK, BundleMissing, MarksLost, NoSpace, SessionNotFound, StoreIoError
-from .folder import LIVE_SUFFIX
+from .layout import LIVE_SUFFIX
 from .marks import Marks
 from .records import IndexRow
 from .uri import SessionUri

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from .bundle import BundleFile
 from .core import StoreCore
 from .errors import BundleMissing, StoreError
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import UNREADABLE
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .manifest import Manifest
 from .records import Finding
 from .unknown_needs import UNREADABLE_CODE, missed_finding, untold_finding

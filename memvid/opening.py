@@ -32,8 +32,9 @@ from .absent import (
 )
 from .deletion import let_go, remove_unneeded, unmark_without_files
 from .errors import StoreError, StoreIoError, UnsafePath
-from .folder import RETIRED_SUFFIX, StoreFolder
+from .folder import StoreFolder
 from .index import LIVE, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable
+from .layout import RETIRED_SUFFIX
 from .pins import Pins
 from .records import OpenReport
 from .reindexing import make_anew

@@ -26,8 +26,8 @@ from typing import Final
 from . import deletion
 from .core import StoreCore
 from .errors import StoreClosed, StoreError, StoreIoError
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import SHADOWED
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .marks import Marks
 from .records import Action, Finding, IndexRow, MaintenanceReport
 from .retention import Kept, Retention, RetentionPlan, plan_retention

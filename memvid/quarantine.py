@@ -17,7 +17,8 @@ from typing import Final
 
 from . import durable
 from .errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
-from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, StoreFolder
+from .folder import BUNDLES, QUARANTINE, StoreFolder
+from .layout import LIVE_SUFFIX
 from .limits import CHUNK_BYTES
 from .paths import (
     FOLDER_MODE,

@@ -34,8 +34,9 @@ from .absent import (
 )
 from .deletion import unmark_deleted
 from .errors import IndexFailed, NoSpace, StoreError, StoreIoError
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
+from .folder import StoreFolder
 from .index import ASIDE, LIVE, MISSED, UNREADABLE, Index, IndexContradicted, IndexedBundle, IndexUnusable
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .records import Action, Finding, IndexRow, OpenReport
 from .scanning import (
     Readings,

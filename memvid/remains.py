@@ -22,9 +22,9 @@ from . import durable
 from .bundle import BundleFile
 from .core import StoreCore
 from .errors import StoreError
-from .folder import BUNDLES, LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, STORE_FILE
-from .incoming import INCOMING
+from .folder import BUNDLES, INCOMING, QUARANTINE, STORE_FILE
 from .index import INDEX_FILES
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .lock import LOCK_NAME
 from .marks import MARKS_FILE
 from .page_sums import SUMS_FILE

@@ -42,8 +42,9 @@ from .clock import now_ns
 from .core import StoreCore
 from .durable import TempFile
 from .errors import BundleMissing, Corruption, CorruptMarks, CorruptStoreFile, IndexFailed, MarksLost, StoreError
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, STORE_FILE
+from .folder import STORE_FILE
 from .index import ASIDE, LIVE, UNREADABLE, Index, IndexedBundle, IndexUnusable, row_of
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .manifest import Manifest, bundle_id_of
 from .marks import MARKS_FILE, Marks, marks_lost
 from .paths import Stamp

@@ -27,8 +27,8 @@ from .core import StoreCore
 from .directory import Directory
 from .durable import TempFile
 from .errors import BlockMissing, Corruption, ReadBackFailed
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .index import LIVE, IndexedBundle, row_of
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .writer import BundleWriter
 
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from . import quarantine
 from .bundle import BundleFile
 from .errors import BundleMismatch, BundleMissing, StoreError, StoreIoError, UnsafePath
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
+from .folder import StoreFolder
 from .index import ASIDE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, indexed, row_of
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .marks import Marks
 from .records import Finding, IndexRow
 from .salvage import NamedFile

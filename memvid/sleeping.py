@@ -39,9 +39,9 @@ from .errors import (
     LimitExceeded,
     StoreError,
 )
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .identity import Identity
 from .index import LIVE, IndexedBundle, row_of
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .limits import MAX_BLOCKS, MAX_TOKENS, MIB
 from .manifest import Manifest, bundle_id_of, require_session_map
 from .paths import io_error

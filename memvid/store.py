@@ -41,7 +41,6 @@ from .compaction_plan import CompactionPolicy
 from .core import StoreCore
 from .errors import BundleMissing, SessionNotFound, StoreError
 from .folder import (
-    RETIRED_SUFFIX,
     StoreFolder,
     create_store,
     has_store_file,
@@ -52,6 +51,7 @@ from .folder import (
 )
 from .identity import Identity
 from .index import Index, IndexUnusable
+from .layout import RETIRED_SUFFIX
 from .lock import StoreLock
 from .marks import Marks, SessionMarks
 from .opening import load_index

@@ -28,8 +28,9 @@ from . import quarantine
 from .bundle import BundleFile, FrameFile
 from .core import StoreCore
 from .errors import BundleMismatch, BundleMissing, StoreError, StoreIoError, UnsafePath, UnsupportedFormat
-from .folder import LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX
+from .folder import QUARANTINE
 from .index import SHADOWED
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .manifest import Manifest
 from .marks import Marks
 from .paths import Stamp

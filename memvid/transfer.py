@@ -40,11 +40,11 @@ from .errors import (
     StoreIoError,
     Truncated,
 )
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX
 from .foreign import open_exported, require_whole
 from .incoming import open_waiting, remove_taken
 from .index import LIVE, IndexedBundle, row_of
 from .kinship import require_kin
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .limits import MAX_IMPORTED_VERSION
 from .manifest import Manifest, bundle_id_of
 from .records import ExportReport, IndexRow, Receipt

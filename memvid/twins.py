@@ -23,8 +23,8 @@ from .bundle import FrameFile, Head
 from .directory import Frame
 from .durable import TempFile
 from .errors import StoreError, StoreIoError
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, StoreFolder
-from .layout import FrameHead
+from .folder import StoreFolder
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX, FrameHead
 from .paths import Stamp
 from .writer import BundleWriter
 

@@ -26,9 +26,9 @@ from .bundle import BundleFile
 from .clock import now_ns
 from .core import StoreCore
 from .errors import BundleMissing, StoreError
-from .folder import BUNDLES, QUARANTINE, RETIRED_SUFFIX
-from .incoming import INCOMING
+from .folder import BUNDLES, INCOMING, QUARANTINE
 from .index import INDEX_FILE, SHADOWED, row_of
+from .layout import RETIRED_SUFFIX
 from .manifest import Manifest
 from .needs import Needs, read_needs
 from .paths import list_names, open_folder

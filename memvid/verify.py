@@ -25,8 +25,9 @@ from .errors import (
     StoreError,
     VersionMismatch,
 )
-from .folder import LIVE_SUFFIX, RETIRED_SUFFIX, STORE_FILE, StoreFolder
+from .folder import STORE_FILE, StoreFolder
 from .index import SHADOWED, Index, indexed, row_of
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .manifest import Manifest
 from .marks import MARKS_FILE, Marks
 from .paths import Stamp

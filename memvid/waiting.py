@@ -21,8 +21,9 @@ from . import quarantine, twins
 from .blocks import BlockEntry
 from .bundle import BundleFile, FrameFile
 from .errors import StoreError, StoreIoError, UnsafePath
-from .folder import LIVE_SUFFIX, QUARANTINE, RETIRED_SUFFIX, StoreFolder
+from .folder import QUARANTINE, StoreFolder
 from .index import Index
+from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from .manifest import Manifest
 from .records import Finding, IndexRow
 from .salvage import DamagedFile, NamedFile

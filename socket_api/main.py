@@ -20,13 +20,13 @@ from typing import Final, TypeVar
 from ..daemon.adapters import AdapterChoice
 from ..daemon.admission import MAX_WAITING, MOST_WAITING_EVER
 from ..daemon.canary import POLICIES, Policy
-from ..daemon.choosing import RECOMPUTE_POLICIES, RecomputePolicy
 from ..daemon.configuration import Configuration, LoadPolicy, ModelTable, read_configuration
 from ..daemon.configuring import ConfigFile, Settings
 from ..daemon.decoding import MOST_ROWS, MOST_ROWS_EVER
 from ..daemon.errors import InvalidConfiguration, UnknownModel
 from ..daemon.models import DEFAULT_KV_GROUP, DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, KV_BITS, KV_GROUPS, KvChoice
 from ..daemon.quantising import QUANTISE_BITS, AgePolicy
+from ..daemon.recomputed import RECOMPUTE_POLICIES, RecomputePolicy
 from ..daemon.results import CloseReport
 from ..daemon.reuse import REUSE_POLICIES, ReusePolicy
 from ..daemon.scrubbing import DEFAULT_BYTES_PER_S, ScrubPolicy

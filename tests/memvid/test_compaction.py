@@ -23,8 +23,9 @@ from torpor.memvid.codecs import planes
 from torpor.memvid.compaction_plan import FileView, Step, choose_holders, plan_compaction
 from torpor.memvid.durable import TempFile
 from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound, StoreError, StoreIoError
-from torpor.memvid.folder import LIVE_SUFFIX, StoreFolder
+from torpor.memvid.folder import StoreFolder
 from torpor.memvid.index import Index
+from torpor.memvid.layout import LIVE_SUFFIX
 from torpor.memvid.records import IndexRow, MaintenanceReport
 from torpor.memvid.rewriting import Contents, Prepared, prepared
 
