@@ -7,12 +7,14 @@ import inspect
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
 from pydantic import BaseModel, ValidationError
 from torpor.daemon import results as daemon
 from torpor.daemon.events import EVENTS, Event
+from torpor.daemon.sampling import LOWEST_TEMPERATURE
 from torpor.socket_api import errors, limits, messages, results
 from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.methods import METHODS, Message, SamplingFields
@@ -92,6 +94,57 @@ def test_the_parameters_that_may_have_a_fraction_are_listed() -> None:
     assert all(takes(model, name, 1) for model, name, _ in PARAMETERS if name in fractions)
     assert not any(takes(model, name, 2.0) for model, name, _ in PARAMETERS if name not in fractions)
     assert not any(takes(model, name, True) for model, name, _ in PARAMETERS if name in fractions)
+
+
+def as_told(number: float) -> str:
+    if number > 2**30 and int(number).bit_count() == int(number).bit_length():
+        return f"2^{int(number).bit_length()} − 1"
+    return f"{number:,.6f}".rstrip("0").rstrip(".")
+
+
+def range_of(schema: dict[str, Any]) -> str | None:
+    """What pydantic holds a value to, in the words of the document; None if to no range."""
+    schema = next((each for each in schema.get("anyOf", ()) if each != {"type": "null"}), schema)
+    least = next((schema[key] for key in ("minimum", "minLength", "minItems") if key in schema), None)
+    most = next((schema[key] for key in ("maximum", "maxLength", "maxItems") if key in schema), None)
+    if "exclusiveMinimum" in schema:
+        return f"above {as_told(schema['exclusiveMinimum'])}, at most {as_told(most)}"
+    if "pattern" in schema:
+        return f"as `{schema['pattern']}`"
+    if most is None:
+        return None
+    told = f"at most {as_told(most)}" if least is None else f"{as_told(least)} to {as_told(most)}"
+    if schema["type"] == "array":
+        each = range_of(schema["items"])
+        return f"{told} items, each {each}" if each else f"{told} items"
+    return f"{told} characters" if schema["type"] == "string" else told
+
+
+def test_the_ranges_of_all_parameters_are_those_that_a_request_is_held_to() -> None:
+    held = {
+        (name, told)
+        for model in {model for model, _, _ in PARAMETERS}
+        for name, schema in model.model_json_schema()["properties"].items()
+        if (told := range_of(schema))
+    }
+    table = section("### What holds for every parameter").split("| parameter | range |", 1)[1]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:3] == "| `"]
+    assert {(name, told) for names, told in rows for name in re.findall(r"`(\w+)`", names)} == held
+    assert len(rows) == len({told for _, told in rows}), "a range stands in one row"
+    assert f"`temperature` above 0 is at least {as_told(LOWEST_TEMPERATURE)} " in " ".join(TEXT.split())
+
+
+def test_the_defaults_of_the_sampling_are_told() -> None:
+    [row] = [line for line in TEXT.splitlines() if line.startswith("| `Sampling` |")]
+    told = dict(re.findall(r"`(\w+)` \(([\d.]+)", row))
+    assert told == {name: str(value) for name, value in results.Sampling().model_dump().items()}
+
+
+def test_the_ranges_of_the_messages_are_told() -> None:
+    properties = messages.Request.model_json_schema()["properties"]
+    assert f"`id` is an integer from {range_of(properties['id'])}," in TEXT
+    client = messages.Hello.model_json_schema()["properties"]["client"]
+    assert f"any text of {range_of(client)}" in section("## Conversation")
 
 
 def test_every_error_code_is_listed() -> None:
