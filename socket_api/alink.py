@@ -28,7 +28,16 @@ from .inbox import Inbox
 from .link import connection_lost, require_timeout, unreachable
 from .messages import EventMessage, HelloReply, ServerMessage
 from .peer import peer_pid
-from .reaching import CONNECT_TIMEOUT_S, MOST_EVICTIONS, is_crowded, is_eviction, pause_s, pauses, try_to_connect
+from .reaching import (
+    CONNECT_TIMEOUT_S,
+    MOST_REPEATS,
+    Unanswered,
+    is_crowded,
+    is_eviction,
+    pause_s,
+    pauses,
+    try_to_connect,
+)
 
 _READ_BYTES = 256 * 1024
 
@@ -42,8 +51,7 @@ class AsyncLink:
         self._timeout_s = timeout_s
         self._connection = ClientConnection(client_name="torpor-python-async")
         self._inboxes: dict[int, _Awaited] = {}
-        self._unanswered: dict[int, Call[Any]] = {}
-        self._cancelled: set[int] = set()
+        self._unanswered: dict[int, Unanswered] = {}
         self._evictions = 0  # since a request was last answered
         self._renewing: asyncio.Task[None] | None = None
         self._failure: ApiError | None = None
@@ -95,14 +103,15 @@ class AsyncLink:
         self._require_open()
         request_id, data = self._connection.send_request(call.method, call.params)
         self._inboxes[request_id] = _Awaited()
-        self._unanswered[request_id] = call
+        self._unanswered[request_id] = Unanswered(call)
         if not self._renew():
             self._write(data)
         return request_id
 
     def cancel(self, request_id: int) -> None:
         """Ask the daemon to stop a request; its answer still comes."""
-        self._cancelled.add(request_id)
+        if request_id in self._unanswered:
+            self._unanswered[request_id].is_cancelled = True
         if self._failure is None and self._renewing is None:
             self._write(self._connection.send_cancel(request_id))
 
@@ -111,7 +120,6 @@ class AsyncLink:
         self._unanswered.pop(request_id, None)
         if self._inboxes.pop(request_id, None) is not None:
             self.cancel(request_id)
-        self._cancelled.discard(request_id)
 
     def drop(self, request_id: int) -> None:
         """As `abandon`, from a finaliser, which may run in any thread, and when the loop has gone."""
@@ -183,7 +191,7 @@ class AsyncLink:
     async def _open_again(self) -> None:
         self._evictions += 1
         try:
-            if self._evictions > MOST_EVICTIONS and self._failure is not None:
+            if self._evictions > MOST_REPEATS and self._failure is not None:
                 raise self._failure
             if self._evictions > 1:
                 await asyncio.sleep(pause_s(self._evictions - 2))
@@ -192,12 +200,19 @@ class AsyncLink:
             self._failure = connection_lost(error.message)
             self._tell_all(self._failure)
         else:
-            for request_id, call in self._unanswered.items():
-                self._write(self._connection.send_again(request_id, call.method, call.params))
-                if request_id in self._cancelled:
-                    self._write(self._connection.send_cancel(request_id))
+            for request_id in self._unanswered:
+                self._send_again(request_id, self._connection)
         finally:
             self._renewing = None
+
+    def _send_again(self, request_id: int, connection: ClientConnection) -> None:
+        """Send a request that was not begun, unless it was given up since, or goes with another connection."""
+        request = self._unanswered.get(request_id)
+        if request is None or self._failure is not None or connection is not self._connection:
+            return
+        self._write(connection.send_again(request_id, request.call.method, request.call.params))
+        if request.is_cancelled:
+            self._write(connection.send_cancel(request_id))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         mine = self._connection
@@ -222,6 +237,9 @@ class AsyncLink:
             self._greeted.set()
         elif message.id is None:
             self._lose(remote_error(message.error))
+        elif (request := self._unanswered.get(message.id)) is not None and request.is_put_off_by(message):
+            pause = pause_s(request.refusals - 1)
+            asyncio.get_running_loop().call_later(pause, self._send_again, message.id, self._connection)
         else:
             self._evictions = 0
             if not isinstance(message, EventMessage):

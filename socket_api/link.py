@@ -3,8 +3,9 @@
 Owns the socket and an inbox for each request in flight. Does not know the verbs (`client.py`).
 
 Rules: what the daemon has begun is never sent twice. The first failure of the connection ends it, and later calls name
-that failure as cause. Only where the daemon needed its place, which it says, and then nothing unanswered was begun, is
-another one made with the next use, and what was not answered sent on that.
+that failure as cause. There are two exceptions, and the daemon has begun nothing in either. Where it needed this
+connection's place, another one is made with the next use, and what was not answered is sent on that. Where it refused a
+request on a connection in reserve, that is sent again after a pause.
 """
 
 from __future__ import annotations
@@ -38,7 +39,16 @@ from .errors import (
 from .inbox import Inbox
 from .messages import EventMessage, HelloReply, ServerMessage
 from .peer import peer_pid
-from .reaching import CONNECT_TIMEOUT_S, MOST_EVICTIONS, is_crowded, is_eviction, pause_s, pauses, try_to_connect
+from .reaching import (
+    CONNECT_TIMEOUT_S,
+    MOST_REPEATS,
+    Unanswered,
+    is_crowded,
+    is_eviction,
+    pause_s,
+    pauses,
+    try_to_connect,
+)
 
 DEFAULT_TIMEOUT_S = 600.0
 """The longest silence: long work reports progress, so this is for a daemon that hangs or a long queue."""
@@ -71,8 +81,7 @@ class Link:
         self._timeout_s = timeout_s
         self._connection = ClientConnection(client_name="torpor-python")
         self._inboxes: dict[int, Inbox] = {}
-        self._unanswered: dict[int, Call[Any]] = {}
-        self._cancelled: set[int] = set()
+        self._unanswered: dict[int, Unanswered] = {}
         self._evictions = 0  # since a request was last answered
         self._failure: ApiError | None = None
         self._users = threading.RLock()  # a signal handler may cancel while its own thread waits
@@ -98,7 +107,7 @@ class Link:
             self._require_open()
             request_id, data = self._connection.send_request(call.method, call.params)
             self._inboxes[request_id] = Inbox()
-            self._unanswered[request_id] = call
+            self._unanswered[request_id] = Unanswered(call)
             try:
                 self._send_or_renew(data)
             except BaseException:
@@ -115,7 +124,8 @@ class Link:
     def cancel(self, request_id: int) -> None:
         """Ask the daemon to stop a request; its answer still comes."""
         with self._alone():
-            self._cancelled.add(request_id)
+            if request_id in self._unanswered:
+                self._unanswered[request_id].is_cancelled = True
             if self._failure is None:
                 self._send_cancel(request_id)
 
@@ -133,7 +143,6 @@ class Link:
 
     def _abandon(self, request_id: int) -> None:
         self._unanswered.pop(request_id, None)
-        self._cancelled.discard(request_id)
         if self._inboxes.pop(request_id, None) is not None and self._failure is None:
             with contextlib.suppress(ApiError):  # a lost connection stops it, too
                 self._send(self._connection.send_cancel(request_id))
@@ -212,7 +221,7 @@ class Link:
         """Connect again, after the daemon needed this connection's place, and send what it has not answered."""
         while is_eviction(self._failure):
             self._evictions += 1
-            if self._evictions > MOST_EVICTIONS:
+            if self._evictions > MOST_REPEATS:
                 return
             evicted = self._failure
             if self._evictions > 1:
@@ -223,12 +232,15 @@ class Link:
                 self._failure = evicted
                 raise
             try:
-                for request_id, call in self._unanswered.items():
-                    self._send(self._connection.send_again(request_id, call.method, call.params))
-                    if request_id in self._cancelled:
-                        self._send(self._connection.send_cancel(request_id))
+                for request_id, request in self._unanswered.items():
+                    self._send_again(request_id, request)
             except RemoteError:
                 continue  # again, if it was evicted again
+
+    def _send_again(self, request_id: int, request: Unanswered) -> None:
+        self._send(self._connection.send_again(request_id, request.call.method, request.call.params))
+        if request.is_cancelled:
+            self._send(self._connection.send_cancel(request_id))
 
     def _greet(self, deadline: float) -> None:
         self._send(self._connection.send_hello())
@@ -270,6 +282,11 @@ class Link:
                 continue
             if message.id is None:
                 raise self._lose(remote_error(message.error))
+            request = self._unanswered.get(message.id)
+            if request is not None and request.is_put_off_by(message):
+                time.sleep(pause_s(request.refusals - 1))
+                self._send_again(message.id, request)
+                continue
             self._evictions = 0
             if not isinstance(message, EventMessage):
                 self._unanswered.pop(message.id, None)

@@ -1,6 +1,8 @@
-"""Reaching a daemon that is busy: a connection to its socket, tried again for a while where many come at once.
+"""Reaching a daemon that is busy: a connection to its socket, tried again for a while where many come at once, and
+what was asked of it and has no answer yet.
 
-Owns what counts as busy and how long to pause. Does not wait itself: the two clients do that in their own ways.
+Owns what counts as busy, how long to pause, and how often to try. Does not wait itself: the two clients do that in
+their own ways.
 """
 
 from __future__ import annotations
@@ -10,19 +12,39 @@ import itertools
 import random
 import socket
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
+from .calls import Call
 from .errors import RemoteError
+from .messages import ErrorMessage, ServerMessage
 from .peer import peer_uid, require_own_peer
 
 CONNECT_TIMEOUT_S: Final = 30.0
 """To connect and to be greeted: a daemon that is there answers within milliseconds, and in a crowd within seconds."""
 
-MOST_EVICTIONS: Final = 40
-"""How often in a row a request is sent anew because its connection made room for another one's."""
+MOST_REPEATS: Final = 40
+"""How often in a row a request is sent anew because the daemon had no place for it, and so did not begin it."""
 
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.25
+
+
+@dataclass(slots=True)
+class Unanswered:
+    """A request that the daemon has not answered yet."""
+
+    call: Call[Any]
+    is_cancelled: bool = False
+    refusals: int = 0
+
+    def is_put_off_by(self, message: ServerMessage) -> bool:
+        """Whether to send it again after a pause: the daemon began nothing of it, because this connection is one of
+        those in reserve. Counts how often."""
+        if self.is_cancelled or not isinstance(message, ErrorMessage) or message.error.code != "daemon_busy":
+            return False
+        self.refusals += 1
+        return self.refusals <= MOST_REPEATS
 
 
 def pauses() -> Iterator[float]:

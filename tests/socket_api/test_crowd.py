@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from torpor.socket_api import AsyncClient, Client
 from torpor.socket_api.descriptors import BESIDE_CONNECTIONS, FEWEST, limits_within, raise_limit
-from torpor.socket_api.errors import ApiError, DaemonUnreachable, TooFewDescriptors
+from torpor.socket_api.errors import ApiError, DaemonBusy, DaemonUnreachable, TooFewDescriptors
 from torpor.socket_api.framing import FrameDecoder
 from torpor.socket_api.limits import REQUEST_LIMITS, ServerLimits
-from torpor.socket_api.reaching import MOST_EVICTIONS
+from torpor.socket_api.reaching import MOST_REPEATS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "load"))
 from crowd import CALLS, crowd
@@ -28,6 +28,8 @@ from .test_client import HELLO, frame
 from .test_server import QUICK, running
 
 EVICTION = {"type": "error", "id": None, "error": {"code": "connection_evicted", "message": "Gone.", "details": {}}}
+
+BUSY = {"code": "daemon_busy", "message": "All work.", "details": {}}
 
 
 @pytest.fixture
@@ -107,6 +109,34 @@ def test_what_comes_when_a_connection_is_being_evicted_is_not_begun(short_path: 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_is_refused_on_a_connection_in_reserve_is_asked_again_until_a_place_is_free(
+    short_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused before it was begun, so asking again is safe."""
+    refused = []
+
+    def refuse(message: str, **facts: object) -> DaemonBusy:
+        refused.append(message)
+        return DaemonBusy(message, **facts)
+
+    monkeypatch.setattr("torpor.socket_api.served.DaemonBusy", refuse)
+    server = ServerThread(short_path / "t.sock", limits=replace(QUICK, max_connections=1, reserved_connections=1))
+    try:
+        with Client(short_path / "t.sock") as worker, ThreadPoolExecutor(1) as asking:
+            worker.create("s")
+            server.do(server.service.hold)
+            with worker.stream_generate("s", max_tokens=1):
+                server.wait_until(lambda: server.service.running == 1)
+                asked = asking.submit(ask, short_path / "t.sock", kind)
+                server.wait_until(lambda: len(refused) > 1)
+                server.do(server.service.release)
+            worker.close()
+            assert [each.session for each in asked.result(timeout=20)] == ["torpor://default/s"]
+    finally:
+        server.stop()
+
+
 class Evicting:
     """A daemon that greets, takes a request, and needs the place of that connection, so many times; then it answers."""
 
@@ -135,7 +165,9 @@ class Evicting:
 
     def _next(self, connected: socket.socket, decoder: FrameDecoder) -> dict[str, object]:
         while (message := decoder.next_frame()) is None:
-            decoder.feed(connected.recv(65536))
+            data = connected.recv(65536)
+            assert data, "the client went away"
+            decoder.feed(data)
         return message
 
     def end(self) -> None:
@@ -156,15 +188,27 @@ def test_a_request_that_crossed_an_eviction_is_sent_again_for_nothing_of_it_was_
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_client_that_is_evicted_over_and_over_gives_up(short_path: Path, kind: str) -> None:
-    daemon = Evicting(short_path / "e.sock", MOST_EVICTIONS + 1)
+    daemon = Evicting(short_path / "e.sock", MOST_REPEATS + 1)
     with pytest.raises(ApiError) as caught:
         ask(short_path / "e.sock", kind)
     assert caught.value.code in ("connection_lost", "connection_evicted")
-    assert len(daemon.taken) == MOST_EVICTIONS + 1
+    assert len(daemon.taken) == MOST_REPEATS + 1
     with socket.socket(socket.AF_UNIX) as last:  # which the daemon still waits for
         last.connect(str(short_path / "e.sock"))
         last.sendall(frame({"type": "hello"}) + frame({"type": "request", "id": 0}))
         daemon.end()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_client_that_is_only_ever_given_a_connection_in_reserve_gives_up_and_says_why(
+    short_path: Path, kind: str
+) -> None:
+    daemon = Refusing(short_path / "r.sock", MOST_REPEATS)
+    with pytest.raises(ApiError) as caught:
+        ask(short_path / "r.sock", kind)
+    daemon.end()
+    assert caught.value.code == "daemon_busy"
+    assert len(daemon.taken) == MOST_REPEATS + 1
 
 
 def test_a_request_that_failed_with_the_renewal_is_never_sent_later(short_path: Path) -> None:
@@ -186,6 +230,22 @@ def test_a_request_that_failed_with_the_renewal_is_never_sent_later(short_path: 
         assert client.list_sessions() == ()
         daemon.end()
     assert [each["id"] for each in daemon.taken] == [2]
+
+
+class Refusing(Evicting):
+    """A daemon that greets on a connection in reserve, and refuses all that it is asked there, once and so many times
+    more."""
+
+    def _serve(self) -> None:
+        connected, _ = self._listener.accept()
+        with connected:
+            decoder = FrameDecoder(REQUEST_LIMITS)
+            self._next(connected, decoder)
+            connected.sendall(frame(HELLO))
+            for _ in range(self._times + 1):
+                request = self._next(connected, decoder)
+                self.taken.append(request)
+                connected.sendall(frame({"type": "error", "id": request["id"], "error": BUSY}))
 
 
 def greet(listener: socket.socket) -> socket.socket:
