@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,8 +31,13 @@ SERVER_HALF = {"dispatch", "main", "served", "server", "serving", "tied", "wire_
 CACHE_CLASSES = ROOT / "snapshot" / "kinds.py"
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, bool, int]]:
+@functools.cache
+def imports_of(path: Path) -> list[tuple[str, bool, int]]:
     """Every import of a file, wherever it stands: (name, whether it is of this package, line)."""
+    return list(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[str, bool, int]]:
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -47,27 +53,32 @@ def imports_of(path: Path) -> Iterator[tuple[str, bool, int]]:
                 yield ".".join([*base, *(node.module or "").split("."), alias.name]).strip("."), True, node.lineno
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_import_runs_with_the_layers(path: Path) -> None:
-    folder = next(iter(path.relative_to(ROOT).parent.parts), "")
-    own_folders, packages = MAY_IMPORT[folder]
-    allowed = own_folders | ({"daemon"} if folder == "socket_api" and path.stem in SERVER_HALF else set())
-    for name, ours, line in imports_of(path):
-        where = f"{path.relative_to(ROOT)}:{line} imports {name}"
-        first = [part for part in name.split(".") if part and part != "torpor"][:1]
-        if ours:
-            assert not first or first[0] == folder or first[0] not in FOLDERS or first[0] in allowed, where
-        else:
-            top = name.split(".")[0]
-            assert top in sys.stdlib_module_names or top in packages, where
+def test_every_import_runs_with_the_layers() -> None:
+    against = []
+    for path in MODULES:
+        folder = next(iter(path.relative_to(ROOT).parent.parts), "")
+        own_folders, packages = MAY_IMPORT[folder]
+        allowed = own_folders | ({"daemon"} if folder == "socket_api" and path.stem in SERVER_HALF else set())
+        for name, ours, line in imports_of(path):
+            first = [part for part in name.split(".") if part and part != "torpor"][:1]
+            may = (
+                not first or first[0] == folder or first[0] not in FOLDERS or first[0] in allowed
+                if ours
+                else name.split(".")[0] in sys.stdlib_module_names | packages
+            )
+            if not may:
+                against.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert not against
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_between_folders_are_relative_and_at_the_top(path: Path) -> None:
-    for name, ours, line in imports_of(path):
-        if ours:
-            source = path.read_text(encoding="utf-8").splitlines()[line - 1].strip()
-            assert not source.startswith(("import torpor", "from torpor")), f"{path.relative_to(ROOT)}:{line}: {name}"
+def test_imports_between_folders_are_relative() -> None:
+    absolute = []
+    for path in MODULES:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for name, ours, line in imports_of(path):
+            if ours and lines[line - 1].strip().startswith(("import torpor", "from torpor")):
+                absolute.append(f"{path.relative_to(ROOT)}:{line}: {name}")
+    assert not absolute
 
 
 def test_no_module_of_cli_brings_the_daemon_or_mlx() -> None:
@@ -214,9 +225,9 @@ def banned_in(source: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_that_could_run_stored_bytes_is_used_t14(path: Path) -> None:
-    assert banned_in(path.read_text(encoding="utf-8")) == ALLOWED.get(path, set())
+def test_nothing_that_could_run_stored_bytes_is_used_t14() -> None:
+    found = {path: banned_in(path.read_text(encoding="utf-8")) for path in MODULES}
+    assert {path: names for path, names in found.items() if names} == ALLOWED
 
 
 @pytest.mark.parametrize(
