@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from cli_rig import FakeDaemon, Torpor, pretend_terminal, unstyled
 from torpor.cli.daemon_link import STAGE_NAMES
-from torpor.cli.output import PIPED_WIDTH, Output, neutralise
+from torpor.cli.output import PIPED_WIDTH, Output, neutralise, report_error
 from torpor.errors import TorporError
 
 
@@ -34,14 +35,28 @@ def test_a_piped_table_is_one_line_a_row_whatever_the_environment_says(
     assert "state\tawake, changed since it last slept\n" in torpor("show", name).out
 
 
-def test_no_line_of_stderr_is_broken_inside_a_word(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = "/a/path/that/is/longer/than/the/terminal/is/wide"
-    whole = torpor("ls", "--store", path).err
-    assert whole.count("\n") == 1
-    pretend_terminal(monkeypatch, 30)
-    lines = unstyled(torpor("ls", "--store", path).err).splitlines()
-    assert " ".join(lines).split() == whole.split()
-    assert [line for line in lines if len(line) > 30] == [f"{path}."]
+def remark(words: str) -> None:
+    Output(as_json=False).remark(words)
+
+
+def fail(words: str) -> None:
+    report_error(TorporError(words), as_json=False)
+
+
+@pytest.mark.parametrize("say", [remark, fail])
+def test_no_line_of_stderr_is_broken_inside_a_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, say: Callable[[str], None]
+) -> None:
+    words = "There is no store at /a/path/that/is/longer/than/a/terminal/may/be/wide. Name another, or make one there."
+    say(words)
+    whole = capsys.readouterr().err
+    assert whole.count("\n") == 1, "piped, none is broken at all"
+    for columns in range(10, len(whole)):
+        pretend_terminal(monkeypatch, columns)
+        say(words)
+        lines = unstyled(capsys.readouterr().err).splitlines()
+        assert " ".join(lines).split() == whole.split()
+        assert [line for line in lines if len(line) > columns and " " in line] == []
 
 
 def test_progress_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,8 +102,6 @@ def test_control_characters_become_visible(hostile: str) -> None:
 
 
 def test_markup_in_an_error_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    from torpor.cli.output import report_error
-
     report_error(TorporError("no [bold]session[/] \x1b[2J"), as_json=False)
     assert "[bold]session[/]" in capsys.readouterr().err
 
