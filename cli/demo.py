@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -104,7 +105,17 @@ def _show(output: Output, report: DemoReport) -> None:
 
 @contextmanager
 def _own_folder(*, keep: bool) -> Iterator[Path]:
-    """Make a folder that nobody else can read, short enough for a socket path, and remove it afterwards."""
+    """Make a folder that nobody else can read, short enough for a socket path, and remove it afterwards.
+
+    Raises:
+        InvalidUsage: the folder for temporary files is not there. Python takes another one, and MLX fails.
+    """
+    named = os.environ.get("TMPDIR")
+    if named and not Path(named).is_dir():
+        raise InvalidUsage(
+            f"$TMPDIR names {named!r} for temporary files, and no such folder is there. Make it, or name another.",
+            path=named,
+        )
     base = "/tmp" if len(tempfile.gettempdir()) > 40 else None  # noqa: S108 - mkdtemp makes it private
     folder = Path(tempfile.mkdtemp(prefix="torpor-demo-", dir=base))
     try:

@@ -15,6 +15,7 @@ from ..memvid.location import default_store_path
 from ..memvid.sizes import format_plural, parse_bytes, parse_seconds
 from ..socket_api.address import default_socket_path
 from ..socket_api.limits import MAX_DAYS, STOP_WITHIN_S
+from ..socket_api.listener import require_free
 from . import background
 from .errors import InvalidUsage
 from .exit_codes import OK
@@ -397,6 +398,9 @@ def serve(
             raise InvalidUsage(f"{option} takes a number of bytes, not {value}.", option=option)
         if value == 0 and option in NOTHING_FITS_INTO_0:
             raise InvalidUsage(f"{option} 0 {NOTHING_FITS_INTO_0[option]}, or give a size, as in 20GiB.", option=option)
+    if log is not None and not detach:
+        raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
+    require_free(socket)  # the daemon looks again, but only once MLX is loaded
     if detach:
         log = log or background.default_log_path()
         arguments = ["--store", str(store.absolute()), "--socket", str(socket.absolute())]
@@ -425,8 +429,6 @@ def serve(
         arguments += [] if model_ttl is None else ["--model-ttl", str(model_ttl)]
         arguments += [] if scrub_rate is None else ["--scrub-rate", str(scrub_rate)]
         return _serve_in_background(arguments, store, log, as_json=as_json)
-    if log is not None:
-        raise InvalidUsage("--log is for --detach; without it, redirect the output yourself.", option="--log")
     # Here and nowhere else the command line becomes the daemon; at the top of the module the import would load MLX
     # for every command (test_hygiene.py).
     with _nothing_collected():

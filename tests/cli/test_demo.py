@@ -162,6 +162,16 @@ def test_a_demo_that_is_ended_leaves_no_daemon(short_path: Path, number: int, st
     assert (list(short_path.glob("torpor-demo-*")) == []) == (number != signal.SIGKILL)
 
 
+def test_a_temporary_folder_that_is_not_there_is_told_before_any_work(
+    torpor: Torpor, started: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr("torpor.cli.demo.examine_machine", lambda: pytest.fail("the work was begun"))
+    ran = torpor("demo")
+    assert (ran.status, started) == (2, [])
+    assert "no such folder is there. Make it, or name another." in " ".join(ran.err.split())
+
+
 @pytest.mark.heavy
 def test_the_demo_as_a_stranger_runs_it(torpor: Torpor) -> None:
     ran = torpor("demo", "--repeats", "1", "--json")

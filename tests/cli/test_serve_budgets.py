@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import Torpor
+from cli_rig import FakeDaemon, Torpor
 from torpor.cli import background, serve
 from torpor.cli.errors import InvalidUsage
 from torpor.socket_api.address import default_socket_path
@@ -27,6 +27,15 @@ def test_a_daemon_in_the_background_gets_the_budgets(tmp_path: Path, monkeypatch
     wanted = ["--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30", "--memory-budget", "5"]
     assert started[0][-8:] == wanted
     assert not [text for text in started[1] if "budget" in text or "free" in text]
+
+
+def test_a_socket_in_use_is_told_before_any_process_is_started(
+    torpor: Torpor, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon itself finds out only once MLX is loaded, which takes seconds."""
+    monkeypatch.setattr(background, "start", lambda *_: pytest.fail("a process was started"))
+    ran = torpor("serve", "--detach", "--store", tmp_path, "--socket", daemon.socket_path)
+    assert (ran.status, "socket_in_use" in ran.err) == (11, True)
 
 
 @pytest.mark.parametrize("is_default", [True, False])
