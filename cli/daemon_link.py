@@ -13,10 +13,12 @@ from typing import TypeVar
 
 from ..errors import TorporError
 from ..memvid.uri import parse_reference
+from ..socket_api.address import default_socket_path
 from ..socket_api.client import Client
 from ..socket_api.errors import DaemonUnreachable
-from ..socket_api.link import DEFAULT_TIMEOUT_S
+from ..socket_api.link import DEFAULT_TIMEOUT_S, start_command
 from ..socket_api.results import ProgressEvent, SessionInfo, TokenEvent
+from .background import default_log_path
 from .errors import InvalidUsage
 from .output import OnProgress, Output, plain
 
@@ -66,6 +68,20 @@ def nobody_is_there(error: TorporError) -> bool:
         and isinstance(cause, OSError)
         and cause.errno in (errno.ENOENT, errno.ECONNREFUSED)
     )
+
+
+def find_ended_daemon() -> dict[str, str] | None:
+    """What to say of a daemon that ended without a stop, and so left the default socket behind; None if none did. For
+    those whom no daemon answers there."""
+    socket, log = default_socket_path(), default_log_path()
+    if not socket.is_socket():
+        return None
+    message = (
+        "The daemon that listened here ended without a stop. What slept is safe; what was read or written after that is"
+        f" lost. Start it again with `{start_command(socket)}`."
+    )
+    message += f" Why it ended may stand in {log}." if log.exists() else ""
+    return {"code": DaemonUnreachable.code, "path": str(socket), "message": message}
 
 
 def with_session(

@@ -9,7 +9,7 @@ import typer
 
 from ..memvid.location import default_store_path
 from ..memvid.sizes import format_bytes, format_count
-from .daemon_link import find_daemon
+from .daemon_link import find_daemon, find_ended_daemon
 from .formatting import format_id, format_time
 from .options import JsonOption, SocketOption, StoreOption, enter_namespace
 from .output import Output, plain, render_problem, rows_table
@@ -60,15 +60,17 @@ def ls(
     """
     output = Output(as_json=as_json)
     source, place, sessions = _load_sessions(namespace, socket, store)
-    problem = find_marks_problem(Path(place))
+    unserved = source == "store" and store is None
+    holder = find_holder(Path(place)) if unserved else None
+    ended = find_ended_daemon() if unserved and holder is None else None
+    problems = [problem for problem in (ended, find_marks_problem(Path(place))) if problem]
     missing = find_missing_files(Path(place), sessions)
-    holder = find_holder(Path(place)) if source == "store" and store is None else None
     if as_json:
-        problems = [*([problem] if problem else []), *missing]
+        problems += missing
         body = {"source": source, "store": place, "sessions": sessions, "problems": problems, "locked_by": holder}
         output.document("ls", body)
         return
-    if problem:
+    for problem in problems:
         output.remark(render_problem(problem))
     if source == "store":
         output.remark(f"[dim]no daemon asked: these are the files of[/] {plain(place)}")

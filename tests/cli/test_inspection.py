@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,29 @@ def test_ls_with_no_daemon_reads_the_store(torpor: Torpor, made_store: MadeStore
     text = torpor("ls", "--store", made_store.path)
     assert "default/agent" in text.out
     assert "no daemon asked" in text.err
+
+
+def test_ls_tells_of_a_daemon_that_ended_without_a_stop(
+    torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_STORE", str(made_store.path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(short_path))
+    path = short_path / "run" / "t.sock"
+    assert torpor("ls", "--json").document["problems"] == []
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as killed:  # a daemon that is killed leaves its socket, too
+        killed.bind(str(path))
+    ran = torpor("ls")
+    assert (ran.status, "default/agent" in ran.out) == (0, True)
+    assert f"daemon_unreachable  {path}" in ran.err
+    assert "ended without a stop. What slept is safe" in ran.err
+    assert "Start it again with `torpor ensure`." in ran.err
+    assert "daemon.log" not in ran.err, "it has none"
+    (short_path / "torpor").mkdir()
+    (short_path / "torpor" / "daemon.log").touch()
+    (told,) = torpor("ls", "--json").document["problems"]
+    assert told["message"].endswith(f"may stand in {short_path}/torpor/daemon.log.")
+    assert torpor("ls", "--store", made_store.path, "--json").document["problems"] == []
 
 
 @pytest.mark.parametrize("beside_a_daemon", [False, True])
