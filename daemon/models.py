@@ -260,7 +260,12 @@ def estimate_bytes(name: str, source: str, adapter: AdapterChoice | None = None)
 
 
 def _evaluate(network: Any) -> None:
-    """Compute every array that a network has, its parameters and what else it keeps, piece by piece."""
+    """Compute every array that a network has, its parameters and what else it keeps, piece by piece.
+
+    And the random key of this thread: each layer draws its first weights with it, and as long as it is not computed it
+    holds what all loads of the thread have drawn.
+    """
+    mx.eval(mx.random.state)
     piece: list[mx.array] = []
     for array in _arrays_in(network):
         piece.append(array)

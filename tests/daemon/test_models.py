@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from pathlib import Path
@@ -59,6 +60,16 @@ def test_what_the_model_computes_is_counted(tiny_model: Path, digests: DigestCac
     assert model.extend([1, 2, 3], state).shape == (1, 3, 259)
     model.extend([4], state)
     assert state.computed_tokens == 4
+
+
+def test_a_load_leaves_nothing_behind_of_the_weights_that_a_network_draws_first(
+    tiny_model: Path, digests: DigestCache
+) -> None:
+    """A key that is not computed holds every draw since the one that was, and a daemon grew with each load."""
+    graph = io.StringIO()
+    load(tiny_model, digests)
+    mx.export_to_dot(graph, mx.random.state[0])
+    assert "Split" not in graph.getvalue()
 
 
 @pytest.mark.parametrize("source", ["/no/such/folder", "./absent", "~/absent/folder", "just-a-name", "", "a/b/c"])
