@@ -2,16 +2,19 @@
 
 Four clients take random turns with sixty sessions on the demo model: a text is read, some tokens are written, at times
 the session sleeps, is forked, is deleted and begun anew, or is woken at an earlier token. The memory budget is for
-fifteen. Each second the daemon's resident memory, open files and threads are noted, and how long each turn took.
+fifteen. Each second the daemon's resident memory, open files and threads are noted, and the files of its store; and how
+long each turn took.
 
 With `--models 2` every other session is on a second model, and the budget is for one of them and two sessions: so the
-models leave memory for each other all the time.
+models leave memory for each other all the time. Turns take longer then, so sessions are begun anew sooner: the store
+has its usual number of files by the second quarter. Where it has more in the last, the daemon had more to know of.
 
 Growth is what the last quarter of the run has more than the quarter behind the warm-up, by the medians.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import subprocess
@@ -34,7 +37,8 @@ from torpor.socket_api import Client, RemoteError
 MINUTES = 60.0
 QUICK_MINUTES = 0.3
 SESSIONS, CLIENTS = 60, 4
-MOST_TOKENS = 3_000
+MOST_TOKENS = {1: 3_000, 2: 600}
+"""Of a session before it is deleted, by how many models there are."""
 WEIGHTS_BYTES, SESSION_BYTES = 23_100_000, 9_000_000
 SESSIONS_IN_MEMORY = {1: 15, 2: 2}
 """By how many models there are. With two, what sessions may take beside the one is less than the other would."""
@@ -43,14 +47,18 @@ _TORPOR = str(Path(sys.executable).with_name("torpor"))
 _WORDS = "an agent that has slept for an hour goes on at the next token with nothing read again"
 
 
+NOTED = ("resident_bytes", "open_files", "threads", "stored_files")
+
+
 @dataclass
 class Sample:
-    """One moment of the daemon. at: seconds since the start."""
+    """One moment of the daemon. at: seconds since the start. stored_files: in its store."""
 
     at: float
     resident_bytes: int
     open_files: int
     threads: int
+    stored_files: int
 
 
 @dataclass
@@ -63,10 +71,7 @@ class Soak:
     loads: int = 0
 
     def figures(self) -> dict[str, Any]:
-        found = {
-            name: _growth([(each.at, getattr(each, name)) for each in self.samples])
-            for name in ("resident_bytes", "open_files", "threads")
-        }
+        found = {name: _growth([(each.at, getattr(each, name)) for each in self.samples]) for name in NOTED}
         return {
             **found,
             "turn_s": _growth(self.turns),
@@ -74,7 +79,7 @@ class Soak:
             "refusals": self.refusals,
             "model_loads": self.loads,
             "seconds": self.samples[-1].at,
-            "samples": [[each.at, each.resident_bytes, each.open_files, each.threads] for each in self.samples[::10]],
+            "samples": [[each.at, *(getattr(each, name) for name in NOTED)] for each in self.samples[::10]],
         }
 
 
@@ -90,9 +95,10 @@ class Agents:
     """The clients, and the daemon that they use."""
 
     def __init__(self, folder: Path, seconds: float, models: int) -> None:
-        self.socket, self._seconds, self._models = folder / "torpor.sock", seconds, models
+        self.socket, self._store = folder / "torpor.sock", folder / "store"
+        self._seconds, self._models = seconds, models
         budget = WEIGHTS_BYTES + SESSIONS_IN_MEMORY[models] * SESSION_BYTES
-        self._command = [_TORPOR, "serve", "--store", str(folder / "store"), "--socket", str(self.socket), "--json"]
+        self._command = [_TORPOR, "serve", "--store", str(self._store), "--socket", str(self.socket), "--json"]
         self._command += ["--memory-budget", str(budget), "--idle-sleep", "30"]
         for number in range(models):
             self._command += ["--model", f"{_model_name(number)}={DEMO_MODEL_FOLDER}"]
@@ -132,7 +138,8 @@ class Agents:
             if now >= next_at:
                 resident = int((place / "statm").read_text().split()[1]) * 4096
                 files, threads = len(list((place / "fd").iterdir())), len(list((place / "task").iterdir()))
-                self.soak.samples.append(Sample(now, resident, files, threads))
+                stored = sum(len(names) for _, _, names in os.walk(self._store))
+                self.soak.samples.append(Sample(now, resident, files, threads, stored))
                 next_at += 1.0
             time.sleep(0.05)
 
@@ -159,7 +166,7 @@ class Agents:
                 raise
             client.create(name, model=model)
             held = 0
-        if held > MOST_TOKENS:
+        if held > MOST_TOKENS[self._models]:
             client.delete(name)
             return
         client.generate(name, text=" ".join(chosen.choices(_WORDS.split(), k=40)), max_tokens=chosen.randrange(4, 24))
@@ -188,14 +195,14 @@ def report(soak: Soak, models: int, out: Path) -> None:
     title = "The daemon in a soak: each beside its median in the second quarter"
     with plotted(out / "soak.png", figures, title, 9) as axes:
         minutes = [each.at / 60 for each in soak.samples]
-        for what in ("resident_bytes", "open_files", "threads"):
+        for what in NOTED:
             usual = figures[what]["second_quarter"]
             axes.plot(minutes, [getattr(each, what) / usual for each in soak.samples], label=what)
         usual = figures["turn_s"]["second_quarter"]
         axes.plot([at / 60 for at, _ in soak.turns], [taken / usual for _, taken in soak.turns], ",", label="turn")
         axes.set(xlabel="minutes", ylim=(0, 4))
         axes.legend(fontsize=7)
-    for what in ("resident_bytes", "open_files", "threads", "turn_s"):
+    for what in (*NOTED, "turn_s"):
         early, late, growth = (figures[what][when] for when in ("second_quarter", "last_quarter", "growth"))
         print(f"{what:>15} {early:>14,.3f} {late:>14,.3f} {100 * growth:>+7.2f} %")
     print(

@@ -113,7 +113,7 @@ def test_a_soak_notes_what_the_daemon_takes_and_how_long_turns_take(tmp_path: Pa
     found = run("soak", "--minutes", "0.15", out=tmp_path / "out")
     assert found["turns"] > 0
     assert found["refusals"] == {}
-    for each in ("resident_bytes", "open_files", "threads", "turn_s"):
+    for each in ("resident_bytes", "open_files", "threads", "stored_files", "turn_s"):
         assert found[each]["second_quarter"] > 0
         assert found[each]["growth"] > -1
 
