@@ -136,7 +136,9 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     info, lossy = detail["info"], detail.get("lossy")
     facts = facts_table()
     changed = ", changed since it last slept" if info["dirty"] else ""
-    facts.add_row("  state", plain(info["state"]) + changed)
+    looked = f", a look at token {format_count(info['token_count'])}" if info["look"] else ""
+    facts.add_row("  state", plain(info["state"]) + changed + looked)
+    facts.add_row("  version", _version(detail))
     facts.add_row("  model", plain(info["model"]))
     facts.add_row("  tokens", format_count(info["token_count"]))
     if unread := info["unread_tokens"]:
@@ -156,12 +158,22 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
             begun = f"{origin['session']} at version {origin['version']}, {what} {tokens}"
             facts.add_row(f"  {way} from", plain(begun))
     facts.add_row("  bundle", plain(info["bundle_id"] or "– (never slept)"))
-    facts.add_row("  last sleep", format_time(info["slept_ns"]))
+    slept = {version["version"]: version["created_ns"] for version in detail["versions"]}
+    facts.add_row("  slept", format_time(slept.get(info["version"])))
     if info["labels"]:
         facts.add_row("  labels", plain(" ".join(info["labels"])))
     if info["sampling"]:
         facts.add_row("  sampling", ", ".join(f"{plain(name)} {value:g}" for name, value in info["sampling"].items()))
     return facts
+
+
+def _version(detail: dict[str, Any]) -> str:
+    """The version that is shown, and the newest where that is another one."""
+    shown, newest = detail["info"]["version"], detail["versions"][-1:]
+    if shown is None or not newest or newest[0]["version"] == shown:
+        return str(shown or "–")
+    tokens = format_plural(newest[0]["token_count"], "token")
+    return f"{shown}; the newest is version {newest[0]['version']}, with {tokens}"
 
 
 def _versions(versions: list[dict[str, Any]], *, narrow: bool) -> RenderableType:

@@ -124,13 +124,14 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
 
 
 def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionMarks) -> SessionDetail:
-    """A session in memory, in full."""
+    """A session in memory, in full. versions: oldest first; its own is an earlier one where it is looked at there."""
+    own = next((row for row in versions if live.durable and row.version == live.durable.version), None)
     return SessionDetail(
         info=info_of_awake(live, versions[-1] if versions else None, _stored_bytes(versions)),
         versions=tuple(version_info(row, marks) for row in versions),
         tail_text=_tail(live.model, live.state.tokens),
         layers=tuple(entry.described for entry in live.model.layout.entries if entry.in_use),
-        lineage=lineage_of(versions, versions[-1]) if versions else (),
+        lineage=() if own is None else lineage_of(versions, own),
         identity=dict(live.model.identity.parts),
         backend=dict(live.model.backend),
         lossy=_lossy(live.loss),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import re
 import shutil
@@ -12,7 +13,10 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor, load_module, pretend_terminal, unstyled
+from rich.console import Console
 from torpor.cli.doctor import _describe_queue
+from torpor.cli.formatting import format_time
+from torpor.cli.show import render_detail
 from torpor.daemon.results import MaintenanceProblem, MaintenanceResult
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
@@ -332,6 +336,24 @@ def test_a_lineage_read_from_the_files_is_newest_first_like_the_daemons(torpor: 
     assert shown["lineage"] == [version["bundle_id"] for version in reversed(shown["versions"])]
     earlier = torpor("show", "agent@1", "--store", made_store.path, "--json").document
     assert earlier["lineage"] == shown["lineage"][1:]
+
+
+def test_show_tells_facts_of_the_version_that_it_shows_and_which_is_the_newest(
+    torpor: Torpor, made_store: MadeStore
+) -> None:
+    at = ("agent@1", "--store", made_store.path)
+    earlier, newest = torpor("show", *at, "--json").document["versions"]
+    lines = torpor("show", *at).out.splitlines()
+    assert f"version\t1; the newest is version 2, with {newest['token_count']} tokens" in lines
+    assert "version\t2" in torpor("show", "agent", "--store", made_store.path).out.splitlines()
+    info = torpor("show", *at, "--json").document["info"]
+    look = {"version": 1, "token_count": 3, "newest_version": 2, "newest_tokens": newest["token_count"]}
+    looked = {**info, "look": look, "token_count": 3, "slept_ns": newest["created_ns"] + 10**15}
+    drawn = Console(file=io.StringIO())
+    drawn.print(render_detail({**torpor("show", *at, "--json").document, "info": looked}, 120))
+    told = drawn.file.getvalue().splitlines()
+    assert f"slept\t{format_time(earlier['created_ns'])}" in told
+    assert "state\tstored, a look at token 3" in told
 
 
 def test_damaged_marks_are_told_by_every_command_that_looks(torpor: Torpor, made_store: MadeStore) -> None:

@@ -105,6 +105,17 @@ async def test_a_lineage_follows_the_parents_past_versions_that_were_left(open_r
         assert (await rig.service.show(session="a")).lineage == (third.bundle_id, first.bundle_id)
 
 
+async def test_the_lineage_of_a_look_is_that_of_the_version_looked_at(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        first = await rig.sleep("a")
+        await rig.write("a", 1)
+        await rig.sleep("a")
+        await rig.wake("a", version=1)
+        detail = await rig.service.show(session="a")
+        assert (detail.info.bundle_id, detail.lineage) == (first.bundle_id, (first.bundle_id,))
+
+
 async def test_what_a_session_takes_on_the_disk_is_the_files_of_all_its_versions(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 600))
