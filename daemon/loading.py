@@ -31,6 +31,7 @@ from .waiting import to_the_end
 
 Result = TypeVar("Result")
 Reserve = Callable[[Claim, int], Awaitable[None]]
+_ADVICE = "Serve a smaller model, end other programs on this machine, or put sessions to sleep"
 
 
 class Loader:
@@ -66,7 +67,7 @@ class Loader:
         self._aside.close()
 
     def _load(self, name: str, choice: ModelChoice, expected: int) -> LoadedModel:
-        require_available(expected, f"Model {name!r}")
+        require_available(expected, f"Model {name!r}", _ADVICE)
         return load_model(name, choice.source, self.digests, choice.adapter, choice.kv)
 
     async def _run(self, name: str, work: Callable[[], Result]) -> Result:

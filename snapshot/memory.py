@@ -101,6 +101,7 @@ class Grant:
             self.unfilled_bytes = 0
 
 
+_ADVICE = "Put other sessions to sleep"
 _granting = threading.Lock()
 # Weakly: a wake may end in many ways, and each of them lets go of its memory.
 _grants: weakref.WeakSet[Grant] = weakref.WeakSet()
@@ -131,24 +132,24 @@ def grant(size_bytes: int) -> Grant:
         return granted
 
 
-def require_available(size_bytes: int, what: str = "The state") -> None:
-    """Refuse what the system cannot give now, beside what MLX keeps of what was freed: it does not survive to be
-    refused. Nothing is promised to whoever asks. what: is to take it, for the message.
+def require_available(size_bytes: int, what: str = "The state", advice: str = _ADVICE) -> None:
+    """Refuse what the system cannot give now, beside what MLX keeps of what was freed: MLX ends the process where an
+    allocation fails. The memory is not reserved. what takes it, and the advice, are for the message.
 
     Raises:
         NotEnoughMemory: with the sizes, where the system tells them.
     """
     with _granting:
-        _require_available(max(0, size_bytes - mx.get_cache_memory()), _granted_bytes(), what)
+        _require_available(max(0, size_bytes - mx.get_cache_memory()), _granted_bytes(), what, advice)
 
 
-def _require_available(size_bytes: int, promised_bytes: int, what: str = "The state") -> None:
+def _require_available(size_bytes: int, promised_bytes: int, what: str = "The state", advice: str = _ADVICE) -> None:
     available = _told_available()
     if available is not None and size_bytes > available - promised_bytes:
         promised = f", {format_bytes(promised_bytes)} of it for states that are just being read" * bool(promised_bytes)
         raise NotEnoughMemory(
             f"{what} needs {format_bytes(size_bytes)} of memory and {format_bytes(available)} are available"
-            f"{promised}. Put other sessions to sleep{', or try again in a moment' * bool(promised_bytes)}.",
+            f"{promised}. {advice}{', or try again in a moment' * bool(promised_bytes)}.",
             size_bytes=size_bytes,
             available_bytes=available,
             promised_bytes=promised_bytes,
@@ -158,8 +159,8 @@ def _require_available(size_bytes: int, promised_bytes: int, what: str = "The st
         mmap.mmap(-1, max(1, size_bytes)).close()
     except (OSError, OverflowError, ValueError) as error:
         raise NotEnoughMemory(
-            f"The system does not give this process {format_bytes(size_bytes)} of memory more. Put other sessions "
-            "to sleep.",
+            f"{what} needs {format_bytes(size_bytes)} of memory, and the system does not give this process so much. "
+            f"{advice}.",
             size_bytes=size_bytes,
         ) from error
 

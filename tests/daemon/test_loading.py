@@ -421,7 +421,7 @@ async def test_a_model_that_the_budget_has_room_for_and_the_system_has_not_is_re
             short.setattr(mx, "get_cache_memory", lambda: 0)
             short.setattr(loading, "load_model", lambda *_: pytest.fail("it was read"))
             with pytest.raises(
-                NotEnoughMemory, match=r"^Model 'one' needs .* are available\. Put other sessions"
+                NotEnoughMemory, match=r"^Model 'one' needs .* are available\. Serve a smaller model"
             ) as refusal:
                 await rig.service.create(session="a", model="one")
         assert refusal.value.details["available_bytes"] == weights - 1
