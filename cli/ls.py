@@ -31,7 +31,7 @@ MARKS = {  # by the field of a session: the mark behind its state, its style, an
     "dirty": ("*", "default", "changed since it last slept"),
     "salvaged": ("~", "yellow", "the beginning of a damaged version, which a repair saved: torpor show says how much"),
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
-    "look": ("<", "cyan", "awake before its end, to look at: its newest version stays until it reads or writes"),
+    "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
     "file_missing": (
         "!",
         "red",

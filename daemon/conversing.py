@@ -185,10 +185,10 @@ class Conversing:
         return anew
 
     def leave_asleep(self, before: Session) -> None:
-        """Undo a going back behind which nothing was read or written: the newest version is what `before` was."""
+        """Undo a going back behind which nothing was read or written: the next use finds the session as `before`."""
         live = self._residency.awake.get(before.uri)
-        if live is not None and live is not before and live.is_mere_look:
-            self._residency.drop(live.uri)
+        if live is not before and (live is None or live.is_mere_look):
+            self._residency.set_aside(before)
 
     def require_room(self, live: Session, turn: NewTurn, max_tokens: int) -> None:
         """Refuse what does not fit behind the token at which it would be read.

@@ -293,6 +293,7 @@ class Healing:
     def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
         """A session that was woken at an earlier token of a version goes on from that which takes its place: it would
         else sleep in front of it, as soon as the damaged one is gone."""
+        self._residency.looks.lead_on(uri, row.bundle_id, receipt)
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
             live.durable = Durable.of(receipt)

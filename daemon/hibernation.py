@@ -34,7 +34,7 @@ from ..memvid.salvaged import Salvaged, salvaged_from, salvaged_of
 from ..memvid.scrub_mark import read_ns
 from ..memvid.store import Receipt, Store
 from ..memvid.unread import UNREAD, unread_of
-from ..memvid.uri import SessionUri
+from ..memvid.uri import SessionUri, not_found
 from ..snapshot import restore
 from ..snapshot.canary import Policy, Verdict
 from ..snapshot.capture import Cut, cut
@@ -221,20 +221,28 @@ class Hibernation:
     async def is_kept(self, session: Session) -> bool:
         """Whether the session's last snapshot is still there, with blocks that have the right ids: what a session that
         has not changed relies on when its memory is freed. Their bytes are not read again."""
-        durable = session.durable
-        if durable is None:
+        try:
+            await self.require_kept(session)
+        except StoreError:
             return False
+        return True
 
-        def look() -> bool:
-            try:
-                with self._store.open_session(session.uri, durable.version) as reader:
-                    for entry in reader.entries:
-                        reader.read_header(entry)
-                    return bool(reader.bundle_id == durable.bundle_id)
-            except StoreError:
-                return False
+    async def require_kept(self, session: Session) -> None:
+        """As `is_kept`, with why not.
 
-        return await self.on_io(look)
+        Raises:
+            StoreError: it is not there, or not to be relied on.
+        """
+        durable = session.durable
+
+        def look() -> None:
+            with self._store.open_session(session.uri, durable.version if durable else None) as reader:
+                if durable is None or reader.bundle_id != durable.bundle_id:
+                    raise not_found(session.uri, ())
+                for entry in reader.entries:
+                    reader.read_header(entry)
+
+        await self.on_io(look)
 
     async def is_gone(self, session: Session) -> bool:
         """Whether the session's last snapshot is not there any more: neither damaged nor out of reach."""

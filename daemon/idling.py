@@ -61,12 +61,12 @@ class Idling:
     def _due(self) -> list[SessionUri]:
         """Those whose time has come, the longest idle first."""
         now = self._clock()
-        found = [(self._deadline(session), uri) for uri, session in self._awake.items() if session.can_be_put_away]
+        found = [(self._deadline(session), uri) for uri, session in self._awake.items() if session.state.tokens]
         return [uri for deadline, uri in sorted(found) if deadline <= now]
 
     def _next(self) -> float:
         """When the next one may be due: one that is not awake yet is not before a whole time has passed."""
-        deadlines = [self._deadline(session) for session in self._awake.values() if session.can_be_put_away]
+        deadlines = [self._deadline(session) for session in self._awake.values() if session.state.tokens]
         return min(deadlines, default=self._clock() + self._idle_s)
 
     def _deadline(self, session: Session) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from ..memvid.bundle import BundleReader
 from ..memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
@@ -19,6 +20,7 @@ from ..snapshot.layout import described
 from ..snapshot.lossy import Loss
 from ..snapshot.state import token_array
 from .forking import Forked, ForkOrder
+from .looks import LeftLook
 from .models import LoadedModel
 from .origin import FOLDED_FROM, FORKED_FROM, Origin
 from .results import (
@@ -123,6 +125,28 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
     )
 
 
+def info_of_left(versions: Sequence[IndexRow], look: LeftLook | None, sampling: Sampling | None = None) -> SessionInfo:
+    """A session on disk, by its versions, oldest first: as its newest has it, or where a look at it stood."""
+    newest, stored_bytes = versions[-1], _stored_bytes(versions)
+    if look is None:
+        return info_of_asleep(newest, stored_bytes, sampling)
+    row = look.find_in(versions) or newest
+    info = replace(
+        info_of_asleep(row, stored_bytes, sampling),
+        slept_ns=newest.created_ns,
+        look=Look(look.version, look.token_count, newest.version, newest.ledger_tokens),
+    )
+    if look.at_token is None:
+        return info
+    return replace(
+        info,
+        token_count=look.at_token,
+        unread_tokens=0,
+        salvaged=row.salvaged and row.salvaged.within(look.at_token),
+        lossy=row.lossy and Lossy(row.lossy.bits, min(row.lossy.tokens, look.at_token)),
+    )
+
+
 def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionMarks) -> SessionDetail:
     """A session in memory, in full. versions: oldest first; its own is an earlier one where it is looked at there."""
     own = next((row for row in versions if live.durable and row.version == live.durable.version), None)
@@ -141,19 +165,24 @@ def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionM
 
 
 def detail_of_asleep(
-    store: Store, versions: Sequence[IndexRow], marks: SessionMarks, models: Collection[LoadedModel]
+    store: Store,
+    versions: Sequence[IndexRow],
+    marks: SessionMarks,
+    models: Collection[LoadedModel],
+    look: LeftLook | None,
 ) -> SessionDetail:
-    """A session on disk, in full, by its versions, oldest first.
+    """A session on disk, in full, by its versions, oldest first, as `info_of_left` has it.
 
     models: those that are resident. Its text is told only if the very model is among them, under whatever name: to
     another tokenizer the tokens mean another text, or none.
 
     Raises:
+        SessionNotFound: the version that was looked at is not stored any more.
         StoreError: the bundle is missing, damaged, or not what the index says.
         MalformedSnapshot: it is sound, but not of the form that this version writes.
         InvalidSampling: its sampling parameters are out of range.
     """
-    row = versions[-1]
+    row = versions[-1] if look is None else look.row_in(versions)
     model = next((model for model in models if model.identity.digest == row.identity_digest), None)
     with store.open_session(row.uri, row.version) as reader:
         manifest = reader.manifest
@@ -161,18 +190,19 @@ def detail_of_asleep(
         backend = circumstances_in(manifest.session.get("backend"))
         unread = unread_in(manifest.session, row.uri)
         ledger = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
-        tail = _tail(model, ledger) if model is not None else ""
         if not (reader.entries or unread) or not isinstance(manifest.session.get("sampling"), dict):
             raise MalformedSnapshot(
                 f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
             )
         layers = _layers(row.uri, reader)
-        loss = _loss_in(row, manifest.session.get(LOSSY))
         sampling = Sampling.from_map(manifest.session["sampling"])
         forked_from = _origin_in(row, manifest.session.get(FORKED_FROM))
         folded_from = _origin_in(row, manifest.session.get(FOLDED_FROM))
+        info = info_of_left(versions, look, sampling)
+        tail = _tail(model, ledger[: info.token_count]) if model is not None else ""
+        loss = _loss_in(row, manifest.session.get(LOSSY), info.token_count)
     return SessionDetail(
-        info=info_of_asleep(row, _stored_bytes(versions), sampling),
+        info=info,
         versions=tuple(version_info(each, marks) for each in versions),
         tail_text=tail,
         layers=layers,
@@ -334,15 +364,16 @@ def _lossy(loss: Loss | None) -> Lossy | None:
     return None if loss is None else Lossy(loss.bits, loss.tokens)
 
 
-def _loss_in(row: IndexRow, stored: object) -> Loss | None:
-    """What a version's map says of its loss; what was salvaged of a version has fewer tokens than the map tells of."""
+def _loss_in(row: IndexRow, stored: object, token_count: int) -> Loss | None:
+    """What a version's map says of the loss of its first tokens; what was salvaged of a version has fewer than the map
+    tells of."""
     try:
         found = Loss.from_map(stored)
     except ValueError as error:
         raise MalformedSnapshot(
             f"The snapshot of {row.uri} does not tell its loss: {error}.", session=str(row.uri)
         ) from error
-    return found and found.within(row.token_count)
+    return found and found.within(min(token_count, row.token_count))
 
 
 def _origin_in(row: IndexRow, stored: object) -> Origin | None:

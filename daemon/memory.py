@@ -3,7 +3,6 @@
 Rules:
 - What a request may take is reserved before it takes it: nothing is allocated on the hope that it will fit.
 - Requests that wait are served in the order in which they came, those that stand back (`admission.py`) after others.
-  Before all come those that go on from a look (`Session.is_mere_look`): it cannot give way until they have.
   The first makes room: idle sessions go to sleep and idle models are unloaded, the least recently used first, none that
   is in use. Where it has to wait for requests that are at work, those stand back no more.
 - A request that waits holds the turn of its session, and may hold the session's memory, or a model. It never waits for
@@ -262,9 +261,9 @@ class Memory:
                 return
 
     def _line_up(self) -> None:
-        """Who goes on from a look before all, who stands back behind the others, all in the order of their coming."""
+        """Who stands back behind the others, and all in the order of their coming."""
         now = time.monotonic()
-        self._waiting.sort(key=lambda each: (not self._is_in_a_look(each), each.stands_back(now), each.number))
+        self._waiting.sort(key=lambda each: (each.stands_back(now), each.number))
         last = -1
         for each in self._waiting:
             last = max(last, each.number)
@@ -308,7 +307,7 @@ class Memory:
             return True
         for use in reversed(self._waiting[1:] if first.grows else self._waiting):
             session = self._session_of(use)
-            if session is not None and session.can_be_put_away and session.uri not in first.unslept:
+            if session is not None and session.state.tokens and session.uri not in first.unslept:
                 self._waiting.remove(use)
                 if use.answer is not None and not use.answer.done():
                     use.answer.set_result(False)
@@ -347,11 +346,6 @@ class Memory:
     def _session_of(self, use: Claim) -> Session | None:
         return None if use.uri is None else self._awake.get(use.uri)
 
-    def _is_in_a_look(self, use: Claim) -> bool:
-        """Whether its session is a look, whose memory those before it could never have."""
-        session = self._session_of(use)
-        return session is not None and session.is_mere_look
-
     def _plan(self, first: Claim, yielding: Collection[Claim] = ()) -> tuple[SessionUri | str, ...]:
         """What is to leave. yielding: requests that wait, and may lose the models that they hold."""
         held = self._budget - self._free
@@ -363,7 +357,7 @@ class Memory:
         for uri, session in self._awake.items():
             if not session.state.tokens and uri not in in_use:
                 continue  # it takes nothing, and does not keep its model: it gets it back when it is used
-            stays = uri in self._turns.in_use() or uri in first.unslept or not session.can_be_put_away
+            stays = uri in self._turns.in_use() or uri in first.unslept
             yield Resident(uri, session.held_bytes, session.last_used, stays, session.model.name)
 
     async def _evict(self) -> None:
@@ -415,31 +409,16 @@ class Memory:
 
     def _require_possible(self, use: Claim, wanted: int) -> None:
         """Refuse at once what could not be had if all that can sleep slept: nothing is put to sleep for it."""
-        staying = {uri: session for uri, session in self._awake.items() if self._stays(session, use)}
-        needed = {each.model.name for uri, each in staying.items() if each.state.tokens or uri == use.uri}
-        stays = sum(session.held_bytes for session in staying.values()) + self._shelf.staying_bytes(needed, use)
-        if stays + wanted > self._budget:
+        grown = self._session_of(use) if use.grows else None
+        needed, held = ({grown.model.name}, grown.held_bytes) if grown is not None else (set(), 0)
+        if held + self._shelf.staying_bytes(needed, use) + wanted > self._budget:
             raise self._refusal(use, wanted)
-
-    def _stays(self, session: Session, use: Claim) -> bool:
-        """Whether a session keeps its memory, whatever a claim waits for. A look that somebody else uses does not: it
-        is a look no more when that has gone on from it."""
-        if session.uri == use.uri and use.grows:
-            return True
-        return not session.can_be_put_away and (session.uri == use.uri or session.uri not in self._turns.in_use())
 
     def _refusal(self, use: Claim, wanted: int) -> MemoryBudgetExceeded:
         held, weights = self._budget - self._free, self._shelf.weights_bytes()
         self._bus.publish(MemoryRefused(use.uri, wanted, held, self._budget))
-        grown = use.uri if use.grows else None
-        staying = (each for each in self._awake.values() if each.is_mere_look and self._stays(each, use))
-        looks = [str(each.uri) for each in staying if each.uri != grown]
         told = list(use.unslept.items())[:MAX_REASONS_TOLD]
         reasons = [f"{uri} cannot be put to sleep ({why})" for uri, why in told]
-        if looks:
-            reasons.append(
-                f"{', '.join(looks[:MAX_REASONS_TOLD])} stays awake at the earlier token or version it was woken at"
-            )
         why = f" {'; '.join(reasons)}." if reasons else ""
         slept = ", put sessions to sleep" if self._sessions() else ""
         return MemoryBudgetExceeded(

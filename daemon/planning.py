@@ -51,6 +51,7 @@ class Planning:
         if live is not None and not await self._hibernation.is_superseded(live):
             require_as_ordered(live, order, self._residency.find_row(uri, order.version))
             return self._of_awake(live)
+        order = self._residency.order_of(uri, order)
         row = self._residency.row_of(uri, order.version)
         place = self._shelf.place(row.model)
         if place.changed:

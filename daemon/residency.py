@@ -33,6 +33,7 @@ from .hibernation import Hibernation, LastSleep, WakeOrder
 from .idling import Idling
 from .ledgers import Ledgers
 from .loading import Loader, Loading
+from .looks import Looks
 from .memory import Memory
 from .models import LoadedModel
 from .results import CloseReport, Emit, WakeResult
@@ -111,6 +112,7 @@ class Residency:
         self._require_working = require_working
         self.turns = Turns()
         self.awake: dict[SessionUri, Session] = {}
+        self.looks = Looks()
         self._bus = bus
         self.memory = Memory(budget, shelf, self.awake, self.turns, self._make_room, self._unload_for_others, bus)
         self.models = Loading(shelf, self.memory, loader, self._reserve, bus)
@@ -260,20 +262,32 @@ class Residency:
         """What there was no memory to keep is no session any more; the next request finds its last sleep."""
         live = self.awake.get(uri)
         if live is not None and live.state.is_lost:
-            self.drop(uri)
+            self.set_aside(live)
 
     def admit(self, session: Session) -> None:
         """A new session is awake from now on."""
         self.awake[session.uri] = session
 
     def drop(self, uri: SessionUri) -> None:
-        """Let a session's memory go, if it is awake. Whoever knows the session still knows it without its state."""
+        """Let a session's memory go, if it is awake, and end its look: its next use finds its newest version."""
+        self._free(uri)
+        self.looks.end(uri)
+
+    def set_aside(self, live: Session) -> None:
+        """As `drop`; but the next use of a look finds it where it stood."""
+        self.drop(live.uri)
+        if live.is_mere_look:
+            self.looks.remember(live)
+
+    def _free(self, uri: SessionUri) -> None:
+        """Let a session's memory go. Whoever knows the session still knows it without its state."""
         session = self.awake.pop(uri, None)
         if session is not None:
             session.let_go()
 
     async def bring_back(self, use: Use, order: WakeOrder, emit: Emit, started: float | None = None) -> WakeResult:
-        """Wake a session that is asleep. What has begun runs to its end even when the caller is cancelled.
+        """Wake a session that is asleep; one that was looked at, where nothing else is asked, where it stood. What has
+        begun runs to its end even when the caller is cancelled.
 
         started: since when the report counts the seconds, by the monotonic clock; from now on if None.
 
@@ -281,6 +295,7 @@ class Residency:
             SessionNotFound, and what `Hibernation.wake` raises. What `room_to_wake` raises.
         """
         started = started or time.monotonic()
+        order = self.order_of(use.uri, order)
         row = self.row_of(use.uri, order.version)
         async with self.room_to_wake(use, row) as model:
             woken = await self._bring_back(use, order, model, emit, started)
@@ -298,7 +313,7 @@ class Residency:
         except BaseException:
             live = self.awake.get(use.uri)
             if live is not None and live.unread is not None:
-                self.drop(use.uri)
+                self._free(use.uri)
             raise
         return use.woken
 
@@ -327,16 +342,40 @@ class Residency:
         Raises:
             SessionNotFound, and what `Hibernation.wake` raises.
         """
-        row = self.require_row(use.uri)
+        order = self.order_of(use.uri, WakeOrder(cause="warm"))
+        row = self.row_of(use.uri, order.version)
         place = self._shelf.place(row.model)
         if place.model is None:
             return "model_not_loaded"
         if not self.memory.take_free(use, _bytes_to_wake(place, row)):
             return "no_room"
         async with self.models.using(row.model, use) as model:
-            await self._bring_back(use, WakeOrder(cause="warm"), model, emit, time.monotonic())
+            await self._bring_back(use, order, model, emit, time.monotonic())
         self.memory.settle(use)
         return None
+
+    def standing(self, uri: SessionUri) -> tuple[IndexRow, int | None]:
+        """Where the next use of a session that is not awake finds it: a version, and how many of its tokens, all if
+        None.
+
+        Raises:
+            SessionNotFound: there is no version, or not any more the one that was looked at.
+        """
+        newest, look = self.require_row(uri), self.looks.find(uri)
+        if look is None:
+            return newest, None
+        return look.row_in(self._store.versions(uri)), look.at_token
+
+    def order_of(self, uri: SessionUri, order: WakeOrder) -> WakeOrder:
+        """An order to wake a session, which is for where a look stood if it says nothing else.
+
+        Raises:
+            SessionNotFound: the version that was looked at is not stored any more.
+        """
+        if self.looks.find(uri) is None or order.version is not None or order.at_token is not None:
+            return order
+        row, at_token = self.standing(uri)
+        return replace(order, version=row.version, at_token=at_token)
 
     def row_of(self, uri: SessionUri, version: int | None) -> IndexRow:
         """A version as the index has it; the newest for one that it has not, as the wake will say."""
@@ -389,11 +428,28 @@ class Residency:
     async def _put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
         """Free the memory of a session whose turn is held; False if there is none to free any more."""
         live = await self.live(uri)
-        if live is not None and live.can_be_put_away:
+        if live is None or not live.state.tokens:
+            return False
+        if live.is_mere_look:
+            await self._put_look_away(live, cause)
+        else:
             await self.put_away(live, _ignore, cause)
-            await self._buffers.hand_back()
-            return True
-        return False
+        await self._buffers.hand_back()
+        return True
+
+    async def _put_look_away(self, live: Session, cause: SleepCause) -> None:
+        """Free the memory of a look, with nothing written: its version has all of it.
+
+        Raises:
+            StoreError: that version cannot be read, or is not stored any more. So what is in memory may be nowhere
+                else, and stays.
+        """
+        assert live.durable is not None, "what is looked at has slept"
+        with tell_sleep(self._bus, live, cause) as tell_end:
+            self.row_of_awake(live)
+            await self._hibernation.require_kept(live)
+            self.set_aside(live)
+            tell_end(live.durable)
 
     async def _give_way(self, live: Session, use: Claim | None = None) -> None:
         """Put the session of a request that waits for memory to sleep, in its turn. use: that request, if it wants the
@@ -456,7 +512,7 @@ class Residency:
         have changed, the next load takes what they are by then.
 
         Raises:
-            UnknownModel. ModelInUse: a request needs it, or a session that stays in memory. What a sleep raises.
+            UnknownModel. ModelInUse: a request needs it. What a sleep raises.
         """
         self._require_working()
         place = self._shelf.place(name)

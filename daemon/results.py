@@ -69,8 +69,8 @@ class SessionInfo:
     sampling: None for a session that sleeps and whose bundle was not read for it.
     salvaged: None unless a repair saved its beginning out of a damaged version. unread_tokens: how many of its tokens
         have no state in its last version, and are computed again at the next use.
-    lossy: None for a session that is exact. look: None unless it is awake before its end, with nothing read or written
-        there.
+    lossy: None for a session that is exact. look: None unless it was woken before its end, with nothing read or written
+        there; it may have left memory since.
     """
 
     session: str
@@ -130,8 +130,8 @@ class SessionDetail:
 class SleepResult:
     """The receipt of a sleep: by the time it exists, the state is durable. It tells what the next wake gives.
 
-    already_asleep: nothing was in memory; looked_at: the token at which the session was awake, where it was only looked
-        at there: it sleeps as the version that goes on behind it, and that was all in memory. None else.
+    already_asleep: it slept already; looked_at: the token at which the session was only looked at: it sleeps as the
+        version that goes on behind it. None else.
     """
 
     session: str

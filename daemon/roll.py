@@ -10,31 +10,35 @@ from collections.abc import Iterable, Mapping
 from ..memvid.store import Store
 from ..memvid.uri import SessionUri
 from . import listing
+from .looks import Looks
 from .pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from .results import SessionInfo
 from .sessions import Session
 
 
 class Roll:
-    """Looks at what is there. awake: the sessions in memory."""
+    """Looks at what is there. awake: the sessions in memory; looks: those that have left it."""
 
-    def __init__(self, store: Store, awake: Mapping[SessionUri, Session]) -> None:
+    def __init__(self, store: Store, awake: Mapping[SessionUri, Session], looks: Looks) -> None:
         self._store = store
         self._awake = awake
+        self._looks = looks
 
     def infos(self, namespace: str | None = None) -> Pieces[list[SessionInfo]]:
         """All sessions of a namespace, or all, in the order of their URIs."""
-        awake = list(self._awake)
+        unlisted = list(self._awake)
         found: dict[SessionUri, SessionInfo] = {}
         for page in self._store.iter_listed(namespace, SESSIONS_AT_ONCE):
             for row, stored_bytes in page:
                 live = self._awake.get(row.uri)
-                if live is None or live.gave_way_to(row.bundle_id):
+                if live is None and self._looks.find(row.uri) is not None:
+                    unlisted.append(row.uri)  # by a version that the page has not
+                elif live is None or live.gave_way_to(row.bundle_id):
                     found[row.uri] = listing.info_of_asleep(row, stored_bytes)
                 else:
                     found[row.uri] = listing.info_of_awake(live, row, stored_bytes)
             yield
-        unlisted = [uri for uri in awake if uri not in found and namespace in (None, uri.namespace)]
+        unlisted = [uri for uri in unlisted if uri not in found and namespace in (None, uri.namespace)]
         found.update((yield from self.of(unlisted)))
         return [found[uri] for uri in sorted(found, key=lambda uri: (uri.namespace, uri.name))]
 
@@ -55,7 +59,7 @@ class Roll:
         stored_bytes = sum(row.bundle_bytes for row in versions)
         if live is not None and not (newest and live.gave_way_to(newest.bundle_id)):
             return listing.info_of_awake(live, newest, stored_bytes)
-        return None if newest is None else listing.info_of_asleep(newest, stored_bytes)
+        return listing.info_of_left(versions, self._looks.find(uri)) if versions else None
 
     def count_asleep(self) -> Pieces[int]:
         """How many sessions are on disk alone."""

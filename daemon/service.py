@@ -193,7 +193,7 @@ class Service:
             bus,
         )
         self._healing = Healing(store, engine, self._hibernation, self._maintenance, self._residency, self.bus)
-        self._roll = Roll(store, self._residency.awake)
+        self._roll = Roll(store, self._residency.awake, self._residency.looks)
         self._labels = Labels(self._residency, self._hits, self._roll, self._delete)
         self._scrub: Scrub | None = None
         self._started = time.monotonic()
@@ -757,8 +757,10 @@ class Service:
             if live is not None:
                 return listing.detail_of_awake(live, versions, marks)
             self._residency.require_row(uri)
-            models = list(self._shelf.loaded())
-            return await self._hibernation.on_io(lambda: listing.detail_of_asleep(self._store, versions, marks, models))
+            models, look = list(self._shelf.loaded()), self._residency.looks.find(uri)
+            return await self._hibernation.on_io(
+                lambda: listing.detail_of_asleep(self._store, versions, marks, models, look)
+            )
 
     @told
     async def why(self, *, session: str) -> WhyResult:
@@ -904,7 +906,7 @@ class Service:
         """Put the sessions on a model to sleep and free its memory; the next request that needs it loads it again.
 
         Raises:
-            UnknownModel. ModelInUse: a request needs it, or a session that stays in memory. What a sleep raises.
+            UnknownModel. ModelInUse: a request needs it. What a sleep raises.
         """
         await self._residency.unload(model)
         return self._info_of(self._shelf.place(model))
@@ -1048,9 +1050,11 @@ class Service:
     async def _sleep(self, uri: SessionUri, emit: Emit, started: float) -> SleepResult:
         live = await self._residency.live(uri)
         if live is None:
-            row = self._residency.require_row(uri)
+            row, look = self._residency.require_row(uri), self._residency.looks.end(uri)
             durable = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
-            return listing.receipt_of_kept(durable, uri, already_asleep=True)
+            return listing.receipt_of_kept(
+                durable, uri, already_asleep=look is None, looked_at=look.token_count if look else None
+            )
         looked_at = len(live.state.tokens) if live.is_mere_look else None
         kept: Receipt | Durable = await self._residency.put_away(live, emit, "asked")
         if isinstance(kept, Durable):
@@ -1070,12 +1074,15 @@ class Service:
         emit: Emit,
     ) -> ForkOrder:
         """Which version is to be forked: what an awake session has not slept is put to sleep for it."""
-        live = await self._residency.live(source) if row is None else None
-        if live is not None:
-            row = await self._residency.keep_changed(live, emit, "fork")
-            if at_token is None and live.is_cut_short:
-                at_token = len(live.state.tokens)
-        return ForkOrder(row or self._residency.require_row(source), uri, at_token, labels)
+        if row is None:
+            live = await self._residency.live(source)
+            if live is None:
+                row, held = self._residency.standing(source)
+            else:
+                row = await self._residency.keep_changed(live, emit, "fork")
+                held = len(live.state.tokens) if live.is_cut_short else None
+            at_token = held if at_token is None else at_token
+        return ForkOrder(row, uri, at_token, labels)
 
     async def _delete(self, uri: SessionUri) -> DeleteResult:
         if not self._store.can_be_deleted(uri):

@@ -167,13 +167,9 @@ class Session:
     @property
     def is_mere_look(self) -> bool:
         """Whether it was woken at an earlier token or version and nothing has happened since. Asleep it would be the
-        whole session again, as its newest version has it, or a new version that nobody asked for."""
+        whole session again, as its newest version has it, or a new version that nobody asked for; so it leaves memory
+        in a way of its own (`looks.py`)."""
         return (self.is_cut_short or self.rewound) and not self.dirty
-
-    @property
-    def can_be_put_away(self) -> bool:
-        """Whether it could go to sleep without anybody's asking, and come back as it is."""
-        return bool(self.state.tokens) and not self.is_mere_look
 
     @property
     def is_untouched(self) -> bool:

@@ -206,7 +206,7 @@ class Lossy(Reply):
 
 
 class Look(Reply):
-    """Where a session is awake before its end: at `version`, with `token_count` tokens. The newest version, with
+    """Where a session was woken before its end: at `version`, with `token_count` tokens. The newest version, with
     `newest_tokens`, stays the newest until something is read or written; then history branches here."""
 
     version: Count
@@ -219,7 +219,7 @@ class SessionInfo(Reply):
     """A session as a listing shows it; `session` is its URI, `stored_bytes` the sum over all its bundles. `salvaged` is
     None unless a repair saved its beginning out of a damaged version. `unread_tokens` of its tokens have no state in
     its last version, and are computed again at the next use. `lossy`: None for one that is exact. `look`: None unless
-    it is awake before its end, with nothing read or written there."""
+    it was woken before its end, with nothing read or written there; it may have left memory since."""
 
     session: str
     namespace: str
@@ -290,8 +290,8 @@ class ListResult(Reply):
 class SleepResult(Reply):
     """The receipt of a sleep: it exists only once the state is durable, and tells what the next wake gives.
 
-    `already_asleep`: nothing was in memory. `looked_at`: the token at which the session was awake, where it was only
-    looked at there and so sleeps as the version that goes on behind it; None else.
+    `already_asleep`: it slept already. `looked_at`: the token at which the session was only looked at; it sleeps as the
+    version that goes on behind it. None else.
     """
 
     session: str

@@ -326,7 +326,7 @@ def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, 
     ("fact", "mark", "told", "legend"),
     [
         ("lossy", "≈", Lossy(8, 512), "≈ keys and values were kept in few bits: torpor show says of how many tokens\n"),
-        ("look", "<", Look(1, 3, 2, 9), "< awake before its end, to look at: its newest version stays until it reads"),
+        ("look", "<", Look(1, 3, 2, 9), "< woken before its end, to look at: its newest version stays until it reads"),
     ],
 )
 def test_ls_marks_a_session_that_is_lossy_or_only_looked_at(

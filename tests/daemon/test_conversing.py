@@ -663,6 +663,26 @@ async def test_a_look_whose_version_was_pruned_is_not_gone_back_in(open_rig: Any
         assert ledger(rig) == held
 
 
+@pytest.mark.parametrize("call", [1, 2])
+async def test_a_going_back_from_a_look_that_fails_leaves_the_look_where_it_stood(open_rig: Any, call: int) -> None:
+    """In the wake at the earlier token, and in what is read there."""
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        messages = await talk(rig, 2)
+        await rig.sleep("a")
+        await rig.service.append(session="a", text="Something else.", emit=ignore)
+        await rig.sleep("a")
+        look = (await rig.wake("a", version=1)).look
+        held = ledger(rig)
+        rig.network.reset()
+        rig.network.fail_at(call)
+        with pytest.raises(GenerationFailed):
+            await send(rig, [*messages[:2], user("another question")], on_divergence="rewind")
+        rig.network.reset()
+        assert (await rig.wake("a")).look == look
+        assert ledger(rig) == held
+
+
 async def test_text_that_was_appended_behind_a_chat_matches_no_transcript_qc7(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")

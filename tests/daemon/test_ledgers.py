@@ -494,7 +494,7 @@ async def test_a_session_that_is_asked_for_at_the_end_of_its_state_stays_there(o
     await a_ledger(open_rig)
     async with open_rig() as rig:
         assert (await rig.wake("a", at_token=600)).token_count == 600
-        assert not rig.live("a").can_be_put_away, "no version holds just that"
+        assert rig.live("a").is_mere_look, "no version holds just that"
         slept = await rig.sleep("a")
         assert (slept.token_count, slept.looked_at) == (640, 600), "what the next wake gives"
         assert (await rig.wake("a")).token_count == 640

@@ -142,6 +142,37 @@ def test_a_client_cannot_tell_that_sessions_do_not_fit_qx1_qx18(tiny_model: Path
             assert torpor.show("s0").info.token_count == 60 + 5 * TURNS
 
 
+@pytest.mark.timeout(180)
+def test_a_client_cannot_tell_that_a_look_gave_way_to_a_request_that_fits_alone_qx18(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    def look_and_go_on(socket: Path) -> tuple[object, StatusResult]:
+        with Client(socket) as torpor:
+            torpor.create("looked", sampling=SAMPLED)
+            torpor.append("looked", tokens=tokens_of(1, 300))
+            torpor.sleep("looked")
+            look = torpor.wake("looked", at_token=280).look
+            torpor.create("other")
+            torpor.append("other", tokens=tokens_of(2, 700))
+            status, listed = torpor.status(), {info.name: info for info in torpor.list_sessions()}
+            assert listed["looked"].look == look
+            assert listed["looked"].token_count == torpor.show("looked").info.token_count == 280
+            written = torpor.generate("looked", max_tokens=5, prove=True)
+            assert written.branched == look
+            slept = torpor.sleep("looked")
+            return (written.tokens, written.logits_blake3, written.final_logits_blake3, slept.version), status
+
+    with served(tmp_path, "large", tiny_model) as socket:
+        alone, status = look_and_go_on(socket)
+        with Client(socket) as torpor:
+            needed = torpor.show("other").info.resident_bytes
+    budget = status.memory.weights_bytes + needed + 300 * 768
+    with served(tmp_path, "small", tiny_model, "--memory-budget", str(budget)) as socket:
+        answer, status = look_and_go_on(socket)
+        assert answer == alone
+        assert status.memory.slept_by_pressure == 1
+
+
 def test_an_idle_session_sleeps_and_a_request_wakes_it(tiny_model: Path, tmp_path: Path) -> None:
     with served(tmp_path, "idle", tiny_model, "--idle-sleep", "0.05") as socket, Client(socket) as torpor:
         torpor.create("a")

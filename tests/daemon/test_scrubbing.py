@@ -554,7 +554,7 @@ async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_h
         assert (await rig.wake("a", at_token=1300)).token_count == 1300
         await asyncio.to_thread(damage, store, "a", span=1)
         await mend(rig)
-        assert not rig.live("a").can_be_put_away, "no version holds just that"
+        assert rig.live("a").is_mere_look, "no version holds just that"
         assert heard.of("session_healed")[0]["tokens"] == 1340, "those that a wake gives"
         made = await rig.service.fork(session="a", name="b", emit=ignore)
         assert made.token_count == 1300
