@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from session_rig import Rigged, ignore, listening, tokens_of, until
-from test_scrubbing import damage
+from test_scrubbing import damage, mend
 from test_time_travel import KINDS, TOKENS, look_at_the_first_of_two_versions
 from torpor.daemon import errors
 from torpor.daemon.generation import PREFILL_CHUNK_TOKENS
@@ -296,6 +296,24 @@ async def test_a_look_whose_version_was_damaged_since_is_refused_and_stays(open_
                 await rig.service.append(session="s", tokens=[7], emit=ignore)
         (info,) = await rig.service.list_sessions()
         assert info.look == Look(1, 300, 2, 350)
+
+
+async def test_a_look_at_a_version_that_is_healed_is_one_at_the_version_that_takes_its_place(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("s", tokens_of(1, 1300))
+        await rig.sleep("s")
+        await rig.wake("s", at_token=300)
+        before = await rig.fingerprint("s")
+        await crowd_out(rig)
+        await asyncio.to_thread(damage, store, "s", span=0)
+        await mend(rig, "s")
+        look = (await rig.wake("s")).look
+        assert look is not None
+        assert (look.token_count, look.version, look.newest_tokens) == (300, look.newest_version, 1300)
+        assert look.version > 1
+        assert await rig.fingerprint("s") == before
 
 
 def _timeless(answer: Any) -> Any:
