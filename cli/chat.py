@@ -79,8 +79,8 @@ def chat(
     Ctrl-C stops an answer, Ctrl-D ends the dialogue. The session is made if there is none of that name.
 
     With --transcript the whole chat is given, as agent frameworks send it: a JSON list of messages, each with role and
-    content, the last of which is to be answered. What the session has already is not read again. One that is not what
-    the session has is refused, or, with --on-divergence rewind, the session goes back to where they part.
+    content. The last one is answered. What the session has already is not read again. A chat that is not the session's
+    is refused; with --on-divergence rewind the session goes back to where they part.
 
     [bold]Examples[/]
 

@@ -45,7 +45,8 @@ def clear(
         if not (dry_run or yes or has_consent(question, "delete", as_json=as_json)):
             output.remark("nothing deleted")
             return ERROR.number
-        result = client.clear(label, namespace=namespace, dry_run=dry_run)
+        with output.progress("clear"):
+            result = client.clear(label, namespace=namespace, dry_run=dry_run)
         ignore_interrupts()
     if as_json:
         output.document("clear", result.model_dump(mode="json"))

@@ -16,10 +16,10 @@ def has_consent(question: str, verb: str, *, as_json: bool) -> bool:
     """Ask on a terminal whether to go on.
 
     Raises:
-        InvalidUsage: nobody is there to be asked, and --yes was not given.
+        InvalidUsage: there is no terminal to ask on, and --yes was not given.
     """
     if as_json or not sys.stdin.isatty():
-        raise InvalidUsage(f"Nobody is there to ask whether to {verb}; add --yes if you mean it.")
+        raise InvalidUsage(f"There is no terminal to ask on whether to {verb}. Add --yes if you mean it.")
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:

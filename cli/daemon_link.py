@@ -38,19 +38,19 @@ def connect(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Cli
     """Open a client on the given socket, or on the one where a daemon is by default.
 
     Raises:
-        DaemonUnreachable: nobody answers there.
+        DaemonUnreachable: no daemon answers there.
     """
     return Client(socket, timeout_s=timeout_s)
 
 
 def find_daemon(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client | None:
-    """Open a client if a daemon is there; None if nobody is and nobody said where one should be.
+    """Open a client if a daemon is there; None if none is, and no socket was named.
 
     A daemon that was named must answer, and one that is there but does not must not be passed over: in either case
     what the caller would look at instead could be another store.
 
     Raises:
-        DaemonUnreachable: nobody answers on the socket that was named, or somebody is there who does not answer.
+        DaemonUnreachable: no process answers on the socket that was named, or one is there that does not answer.
     """
     try:
         return connect(socket, timeout_s=timeout_s)

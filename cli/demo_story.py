@@ -219,7 +219,7 @@ class Demo:
     def _kill(self, daemon: DemoDaemon) -> Any:
         with self._narrator.step(f"kill -9 {daemon.pid}") as step:
             death = daemon.kill()
-            socket = "its socket is stale, nobody answers" if death.socket_refuses else "its socket still answers"
+            socket = "its socket is stale, no process answers" if death.socket_refuses else "its socket still answers"
             step.outcome = f"[red]kill -9 {daemon.pid}[/]: ended by signal {death.exit_signal}; {socket}"
             step.seconds = death.seconds
         return death

@@ -205,7 +205,7 @@ def _describe_config(config: dict[str, Any] | None) -> str:
         f", of which {plain(', '.join(config[what]))} {until}"
         for what, until in (
             ("waits_for_restart", "waits for a restart"),
-            ("waits_for_disuse", "waits until nobody uses what is in memory"),
+            ("waits_for_disuse", "waits until no request uses what is in memory"),
         )
         if config[what]
     ]

@@ -26,8 +26,8 @@ def forget(
     """Forget a session: every version goes, awake or asleep, and its bytes leave the disk.
 
     [cyan]torpor rm[/] keeps a file whole as long as another session needs a part of it. This cuts out of such a file
-    what nobody else needs: name, text and state of the forgotten session. What another session has read too is that
-    session's, and stays. Asks first on a terminal; in a script, --yes is required.
+    what no other session needs: name, text and state of the forgotten session. What another session has read too
+    stays. Asks first on a terminal; in a script, --yes is required.
 
     [bold]Examples[/]
 
@@ -39,7 +39,7 @@ def forget(
         output.remark("nothing forgotten")
         return ERROR.number
     try:
-        report = carry_out(Order("forget", session, dry_run=dry_run), socket, store)
+        report = carry_out(output, Order("forget", session, dry_run=dry_run), socket, store)
     except TorporError as error:
         if error.code != SessionNotFound.code:
             raise

@@ -66,8 +66,8 @@ def gc(
 ) -> int:
     """Remove files that no session needs any more.
 
-    Deleting a session leaves files that others share, until nobody needs them; this removes those, and what unfinished
-    work has left. A file that somebody needs, or has open, is never removed.
+    Deleting a session leaves files that other sessions share. This removes those that no session needs any more, and
+    what unfinished work has left. A file that somebody needs, or has open, is never removed.
 
     What repair has set aside stays, with all that it needs, for it may still come back. [cyan]--quarantine[/] gives it
     up for good.
@@ -80,7 +80,7 @@ def gc(
     """
     output = Output(as_json=as_json)
     operation = "empty_quarantine" if quarantine else "gc"
-    return write_report(output, "gc", carry_out(Order(operation, dry_run=dry_run), socket, store))
+    return write_report(output, "gc", carry_out(output, Order(operation, dry_run=dry_run), socket, store))
 
 
 def compact(
@@ -91,7 +91,7 @@ def compact(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Rewrite files that hold bytes nobody needs, and pack old ones tighter. No version changes its id.
+    """Rewrite files that hold unneeded bytes, and pack old ones tighter. No version changes its id.
 
     Every byte that is copied is checked before the old file goes. A daemon serves and sleeps meanwhile.
 
@@ -102,7 +102,7 @@ def compact(
     """
     output = Output(as_json=as_json)
     order = Order("compact", session, dry_run=dry_run, cold_after_days=cold_after_days)
-    return write_report(output, "compact", carry_out(order, socket, store))
+    return write_report(output, "compact", carry_out(output, order, socket, store))
 
 
 def prune(
@@ -128,7 +128,7 @@ def prune(
     if keep_last is None and keep_days is None:
         raise InvalidUsage("Say what to keep: --keep-last N, --keep-days D, or both.")
     order = Order("prune", session, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
-    return write_report(output, "prune", carry_out(order, socket, store))
+    return write_report(output, "prune", carry_out(output, order, socket, store))
 
 
 def repair(
@@ -148,7 +148,7 @@ def repair(
     [cyan]torpor repair --store /backup/store --json | jq .problems[/]
     """
     output = Output(as_json=as_json)
-    return write_report(output, "repair", carry_out(Order("repair", dry_run=dry_run), socket, store))
+    return write_report(output, "repair", carry_out(output, Order("repair", dry_run=dry_run), socket, store))
 
 
 def rebuild_index(
@@ -167,7 +167,7 @@ def rebuild_index(
     [cyan]torpor rebuild-index --store /backup/store[/]
     """
     output = Output(as_json=as_json)
-    report = carry_out(Order("rebuild_index", dry_run=dry_run), socket, store)
+    report = carry_out(output, Order("rebuild_index", dry_run=dry_run), socket, store)
     made = "[green]done[/]  the index was made anew, and says what it said before"
     nothing = "nothing would change" if dry_run else made
     return write_report(output, "rebuild-index", report, nothing=nothing)

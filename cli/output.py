@@ -43,6 +43,8 @@ from ..memvid.sizes import format_bytes, format_count
 from .exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
 
+ROOMY_COLUMNS = 72  # a terminal with fewer is narrow: it is shown fewer figures of progress, and no table cut short
+WIDE_COLUMNS = 104  # from here on progress has a bar
 SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
 PIPED_WIDTH = 120  # columns of what is drawn into a file or a pipe; no terminal there to ask, and $COLUMNS is another's
 
@@ -92,20 +94,21 @@ class Output:
 
     @contextmanager
     def progress(self, what: str, *, unit: str = "") -> Iterator[OnProgress]:
-        """Show a bar on stderr while a piece of long work runs; nothing where nobody watches.
+        """Show on stderr how far a piece of long work is, at last without a trace; nothing where nobody watches.
 
-        The bar appears with the first report, so that quick work leaves no trace.
+        Of work that makes no report the time is shown. A narrow terminal gets no bar, and a narrower one fewer figures.
         """
         if self.as_json or not self.stderr.is_terminal:
             yield _ignore_progress
             return
+        roomy, wide = (self.stderr.width >= columns for columns in (ROOMY_COLUMNS, WIDE_COLUMNS))
         columns = (
-            TextColumn("[dim]{task.description}"),
-            BarColumn(bar_width=28),
-            TaskProgressColumn(),
+            TextColumn("[dim]{task.description}", table_column=Column(no_wrap=True)),
+            *([BarColumn(bar_width=28)] if wide else []),
+            *([TaskProgressColumn()] if roomy else []),
             _Amount(Column(no_wrap=True)),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeElapsedColumn(Column(no_wrap=True)),
+            *([TimeRemainingColumn(table_column=Column(no_wrap=True))] if roomy else []),
         )
         with Progress(*columns, console=self.stderr, transient=True) as bar:
             task = bar.add_task(what, total=None, unit=unit)
@@ -146,6 +149,8 @@ class _Amount(ProgressColumn):
     """How much is done of how much, and how much of it in a second."""
 
     def render(self, task: Task) -> Text:
+        if not task.completed and not task.total:
+            return Text()  # nothing is told of how much it is
         unit = task.fields["unit"]
         write = format_bytes if unit == "bytes" else format_count
         count = write(round(task.completed)) + (f" of {write(round(task.total))}" if task.total else "")
@@ -154,19 +159,41 @@ class _Amount(ProgressColumn):
 
 
 class PlainTable(Table):
-    """A table without lines; where no terminal shows it, one line a row, its cells set apart by a tab."""
+    """A table without lines; where no terminal shows it, one line a row, its cells set apart by a tab. A terminal too
+    narrow for its words is shown the cells of each row one below the other."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if console.is_terminal:
-            yield from super().__rich_console__(console, options)
-            return
         rows = list(zip(*(column.cells for column in self.columns), strict=True))
+        if console.is_terminal:
+            roomy = not self.show_header or options.max_width >= ROOMY_COLUMNS
+            if roomy or sum(self._least_widths(console)) <= options.max_width:
+                yield from super().__rich_console__(console, options)
+            else:
+                yield from self._one_below_the_other(rows)
+            return
         if self.show_header:
             rows.insert(0, tuple(column.header for column in self.columns))
         for row in rows:
             cells = [console.render_str(str(cell)).plain.strip() for cell in row]
             if any(cells):
                 yield Segment("\t".join(cells) + "\n")  # a Text would have its tabs made blanks
+
+    def _least_widths(self, console: Console) -> Iterator[int]:
+        """What each column needs to break no word, and no cell that is to stay whole; with the blanks behind it."""
+        for column in self.columns:
+            parts = [str(column.header), *map(str, column.cells)]
+            measured = [console.render_str(part).__rich_measure__(console, console.options) for part in parts]
+            yield max(each.maximum if column.no_wrap else each.minimum for each in measured) + 2
+
+    def _one_below_the_other(self, rows: list[tuple[RenderableType, ...]]) -> Iterator[RenderableType]:
+        for row in rows:
+            if row is not rows[0]:
+                yield ""
+            facts = facts_table()
+            for column, cell in zip(self.columns, row, strict=True):
+                if str(cell).strip():
+                    facts.add_row(f"  {str(column.header).strip()}", str(cell).strip())
+            yield facts
 
 
 def facts_table() -> Table:

@@ -62,7 +62,8 @@ def quantise(
         raise InvalidUsage("Name a session, or say with --after DAYS how long those have slept that are meant.")
     output = Output(as_json=as_json)
     with connect(socket, timeout_s=PATIENCE_S) as daemon:
-        report = daemon.maintain("quantise", session=session, bits=int(bits), after_days=after, dry_run=dry_run)
+        with output.progress("quantise"):
+            report = daemon.maintain("quantise", session=session, bits=int(bits), after_days=after, dry_run=dry_run)
         place = Path(daemon.status().store) if report.problems else None
     if place is not None:
         problems = [_with_suggestion(problem, place) for problem in report.problems]

@@ -147,7 +147,7 @@ IdleSleepOption = Annotated[
         metavar="SECONDS",
         parser=_seconds,
         show_default=False,
-        help="Put a session to sleep when nobody has used it for so long, as in 900 or 15min.",
+        help="Put a session to sleep when it was not used for so long, as in 900 or 15min.",
     ),
 ]
 StopWithinOption = Annotated[
@@ -170,7 +170,7 @@ ScrubRateOption = Annotated[
         metavar="SIZE",
         parser=_rate,
         show_default=False,
-        help="Read so much a second of what sleeps again while nobody wants anything, and heal what is damaged; off for"
+        help="Read so much a second of what sleeps again while no request runs, and heal what is damaged; off for"
         " nothing. Default: 8MiB.",
     ),
 ]
@@ -260,7 +260,7 @@ DeterministicOption = Annotated[
     bool,
     typer.Option(
         "--deterministic",
-        help="Each session decodes alone: replies are to the bit what they are where nobody else is served.",
+        help="Each session decodes alone: replies are to the bit those of a daemon that serves no other session.",
     ),
 ]
 
@@ -305,7 +305,7 @@ PinOption = Annotated[
         "--pin",
         metavar="NAME",
         show_default=False,
-        help="Keep the model NAME in memory once it is loaded, whoever needs the room. Can be repeated.",
+        help="Keep the model NAME in memory once it is loaded, even where others need the room. Can be repeated.",
     ),
 ]
 ModelTtlOption = Annotated[
@@ -315,7 +315,7 @@ ModelTtlOption = Annotated[
         metavar="SECONDS",
         parser=_seconds,
         show_default=False,
-        help="Unload a model when nobody has used it for so long, as in 900 or 15min.",
+        help="Unload a model when it was not used for so long, as in 900 or 15min.",
     ),
 ]
 
@@ -371,7 +371,7 @@ def serve(
     With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
     sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
     writes one line when it is ready and one when it has stopped. Sessions that do not fit into --memory-budget sleep,
-    and wake when they are asked for; models that nobody uses are unloaded for others and loaded when they are needed. A
+    and wake when they are asked for; idle models are unloaded for others and loaded when they are needed. A
     sleep that a budget of the store refuses leaves its session awake; deleting is never refused, nor is a stop's last
     sleep but for --keep-free, and then its ledger is kept. A session wakes only on the very model, adapter and
     precision it slept with.

@@ -141,7 +141,7 @@ def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
 def find_marks_problem(place: Path) -> dict[str, str] | None:
     """What is wrong with a store's tags and pins, with its code, path and sentence; None if they can be read.
 
-    Whoever leaves them out of what he shows has to say so, whether he has it from the daemon or from the files.
+    A command that leaves them out of its listing has to say so, whether that comes from the daemon or from the files.
     """
     with _folder_of(place) as folder:
         if folder is None:
@@ -170,7 +170,7 @@ def find_missing_files(place: Path, sessions: Sequence[MutableMapping[str, Any]]
 
 
 def _missing_file(folder: StoreFolder, hex_id: str) -> str | None:
-    """Where a bundle's file should be; None if it is there, or nobody can tell."""
+    """Where a bundle's file should be; None if it is there, or that cannot be told."""
     try:
         bundle_id = bytes.fromhex(hex_id)
         return None if folder.has_bundle(bundle_id) else folder.bundle_path(bundle_id)
@@ -198,7 +198,7 @@ def _folder_of(place: Path) -> Iterator[StoreFolder | None]:
 
 
 def find_holder(place: Path) -> int | None:
-    """The process that has a store for writing, for those whom no daemon answers; None if nobody is known to."""
+    """The process that has a store for writing, to tell where no daemon answers; None if none is known."""
     try:
         root_fd = open_existing_root(os.path.abspath(place))
         try:

@@ -1,4 +1,4 @@
-"""The standard streams of this process: each has a place, takes every character, and outlives whoever reads it.
+"""The standard streams of this process: each has a place, takes every character, and outlives its reader.
 
 Imports nothing heavy: it is at work before anything else is imported.
 """

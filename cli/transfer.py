@@ -66,10 +66,14 @@ def export(
     output = Output(as_json=as_json)
     require_file(target, "export")
     place = choose_store(store, socket)
-    with naming_the_intact_in(place, version), open_store(place) as opened:
+    with (
+        naming_the_intact_in(place, version),
+        open_store(place) as opened,
+        output.progress("exporting", unit="bytes") as on_progress,
+    ):
         row = opened.resolve_version(version)
         try:
-            report = opened.export_session(row.uri, row.version, target, replacing=overwrite)
+            report = opened.export_session(row.uri, row.version, target, replacing=overwrite, on_progress=on_progress)
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted. {target} is there whole or not at all.") from None
         ignore_interrupts()
@@ -111,7 +115,8 @@ def import_(
     output = Output(as_json=as_json)
     _require_readable(source)
     try:
-        receipt, newest = import_bundle(source, as_name, socket, store)
+        with output.progress("importing", unit="bytes") as on_progress:
+            receipt, newest = import_bundle(source, as_name, socket, store, on_progress)
     except KeyboardInterrupt:
         raise Interrupted(
             "Interrupted. The import may have come to its end all the same: import the file again, and what is there "

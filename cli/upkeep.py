@@ -1,6 +1,6 @@
 """Who looks after a store: its daemon if one runs, else this process, which takes the store's lock for as long.
 
-Owns that choice, and the opening of a store that nobody serves. What an operation does is the store's affair.
+Owns that choice, and the opening of a store that no daemon serves. What an operation does is the store's affair.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ..socket_api.results import MaintenanceResult, MarksResult, SleepResult
 from .daemon_link import find_daemon
 from .errors import Interrupted
 from .maintenance_report import result_of
+from .output import OnProgress, Output
 from .store_view import open_store
 
 # Reading every byte of a large store takes long, and no progress is reported meanwhile.
@@ -58,14 +59,20 @@ class Mark:
     move: bool = False
 
 
-def carry_out(order: Order, socket: Path | None, store: Path | None) -> MaintenanceResult:
-    """Have an operation carried out, by the daemon if one runs and no store is named. A plan needs no lock.
+def carry_out(output: Output, order: Order, socket: Path | None, store: Path | None) -> MaintenanceResult:
+    """Have an operation carried out, by the daemon if one runs and no store is named, and show meanwhile that it is
+    under way. A plan needs no lock.
 
     Raises:
         StoreLocked: a daemon that was not asked has the store.
         NoStore: there is none; none is made.
         Interrupted: by Ctrl-C, with what became of the work.
     """
+    with output.progress(order.operation.replace("_", " ")):
+        return _carry_out(order, socket, store)
+
+
+def _carry_out(order: Order, socket: Path | None, store: Path | None) -> MaintenanceResult:
     daemon = find_keeper(socket, store)
     if daemon is not None:
         with daemon, _telling(order, "The daemon brings what it has begun to its end; ask again for what is left."):
@@ -133,7 +140,7 @@ def find_keeper(socket: Path | None, store: Path | None) -> Client | None:
     """Open a client of the daemon that is to do it; None if this process has to, as none runs or a store is named.
 
     Raises:
-        DaemonUnreachable: nobody answers on the socket that was named, or somebody is there who does not answer.
+        DaemonUnreachable: no process answers on the socket that was named, or one is there that does not answer.
     """
     return find_daemon(socket, timeout_s=PATIENCE_S) if store is None else None
 
@@ -153,7 +160,7 @@ def open_to_maintain(path: Path) -> Store:
 
 
 def import_bundle(
-    source: Path, as_name: str | None, socket: Path | None, store: Path | None
+    source: Path, as_name: str | None, socket: Path | None, store: Path | None, on_progress: OnProgress
 ) -> tuple[SleepResult, int | None]:
     """Take a bundle from a file into the store, under its own name or another; and what the number of the session's
     newest version is then, if that can be told. Raises as `carry_out`, and Corruption.
@@ -174,7 +181,7 @@ def import_bundle(
     started = time.monotonic()
     with open_to_maintain(store or default_store_path()) as opened:
         wanted = None if as_name is None else parse_reference(as_name)
-        receipt = opened.import_file(source, as_uri=wanted, only_kin=True)
+        receipt = opened.import_file(source, as_uri=wanted, only_kin=True, on_progress=on_progress)
         newest = opened.find_session(receipt.uri)
     result = SleepResult(
         session=str(receipt.uri),

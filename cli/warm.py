@@ -16,7 +16,7 @@ from .options import JsonOption, LabelChoice, NamespaceChoice, SocketOption, req
 from .output import Output, plain
 
 WHY_LEFT = {
-    "no_room": "there is no memory for it that nobody uses; sleep others, or just use it",
+    "no_room": "there is no free memory for it; put others to sleep, or just use it",
     "model_not_loaded": "its model is not loaded; torpor models load does that",
 }
 SessionsToWarm = Annotated[
@@ -39,8 +39,8 @@ def warm(
 ) -> int:
     """Wake sessions before somebody asks for them, so that the next request does not wait: by name, or by label.
 
-    Of a label the last used are woken first. Only memory that nobody uses is taken: no other session goes to sleep for
-    it, and no model is loaded. The status is 3 if some were left asleep.
+    The sessions of a label that were used last are woken first. They take free memory alone: no other session goes to
+    sleep for them, and no model is loaded. The status is 3 if some were left asleep.
 
     [bold]Examples[/]
 

@@ -163,8 +163,8 @@ class AsyncClient:
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
-        """One turn of a chat: a new message, or `messages`, the whole transcript (maps of role and content), of which
-        the daemon reads what is new. on_divergence: what becomes of a transcript that is not what the session has."""
+        """One turn of a chat: a new message, or `messages`, the whole transcript (maps of role and content); the
+        daemon reads what is new of it. on_divergence: what becomes of a transcript that is not what the session has."""
         call = calls.chat(
             session,
             message,
@@ -253,7 +253,7 @@ class AsyncClient:
         return await self._run(calls.fork(session, name, at_token=at_token, labels=labels), on_event)
 
     async def load_model(self, model: str) -> results.ModelInfo:
-        """Load a model, if it is not; sessions and models that nobody uses make room for it."""
+        """Load a model, if it is not; idle sessions and models make room for it."""
         return await self._run(calls.load_model(model))
 
     async def unload_model(self, model: str) -> results.ModelInfo:
@@ -404,7 +404,7 @@ class AsyncClient:
         """Connect and wait to be greeted; once for each client.
 
         Raises:
-            DaemonUnreachable: nobody answers there.
+            DaemonUnreachable: no daemon answers there.
             RemoteError: the daemon refused the connection.
         """
         await self._link.connect()

@@ -72,7 +72,7 @@ class AsyncLink:
         """Connect and wait to be greeted; once for each client.
 
         Raises:
-            DaemonUnreachable: nobody answers there.
+            DaemonUnreachable: no daemon answers there.
             RemoteError: the daemon refused the connection.
         """
         self._require_usable()

@@ -3,9 +3,9 @@
 Owns the count and the queue. Does not know what is held: `served.py` takes a frame's bytes as they come and gives them
 back when its request has been answered.
 
-What is only announced counts for nothing, so whoever announces much and sends little keeps no room from others. Frames
-of which not all has come leave room for one of the largest size: the first that needs it has that until it is whole, so
-that no number of halves keeps all from becoming whole.
+What is only announced counts for nothing, so a client that announces much and sends little keeps no room from others.
+Incomplete frames leave room for one of the largest size: the first that needs it has that until it is whole, so that no
+number of halves keeps all from becoming whole.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Client:
         timeout_s: the longest time without a message of the daemon about a request; None waits forever.
 
     Raises:
-        DaemonUnreachable: nobody answers there.
+        DaemonUnreachable: no daemon answers there.
         RemoteError: the daemon refused the connection (`code` says why).
     """
 
@@ -174,8 +174,8 @@ class Client:
         priority: Priority = "normal",
         on_event: OnEvent | None = None,
     ) -> GenerateResult:
-        """One turn of a chat: a new message, or `messages`, the whole transcript (maps of role and content), of which
-        the daemon reads what is new. on_divergence: what becomes of a transcript that is not what the session has."""
+        """One turn of a chat: a new message, or `messages`, the whole transcript (maps of role and content); the
+        daemon reads what is new of it. on_divergence: what becomes of a transcript that is not what the session has."""
         call = calls.chat(
             session,
             message,
@@ -264,7 +264,7 @@ class Client:
         return self._run(calls.fork(session, name, at_token=at_token, labels=labels), on_event)
 
     def load_model(self, model: str) -> results.ModelInfo:
-        """Load a model, if it is not; sessions and models that nobody uses make room for it."""
+        """Load a model, if it is not; idle sessions and models make room for it."""
         return self._run(calls.load_model(model))
 
     def unload_model(self, model: str) -> results.ModelInfo:

@@ -371,7 +371,7 @@ def start_command(path: str | os.PathLike[str]) -> str:
 
 
 def connection_lost(reason: str) -> ConnectionLost:
-    """The end of a connection, said in a way that nobody repeats an append blindly."""
+    """The end of a connection, said so that no append is repeated blindly."""
     return ConnectionLost(
         f"The connection to the daemon ended ({reason}). Whether a request in flight was carried out is unknown:"
         " look at the session with show before asking again."

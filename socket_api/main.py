@@ -43,7 +43,7 @@ Value = TypeVar("Value", int, float)
 
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
-"""Of what a daemon says to whoever reads its log later: when it was is half of it."""
+"""How a line of the daemon's log begins: with the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     parser.add_argument("--quantise-after", type=float, metavar="DAYS", help="keep what slept so long in fewer bits")
     parser.add_argument("--quantise-bits", type=int, choices=QUANTISE_BITS, default=8, help="in how many")
     parser.add_argument(
-        "--idle-sleep", type=_duration, metavar="SECONDS", help="put sessions to sleep that nobody has used for so long"
+        "--idle-sleep", type=_duration, metavar="SECONDS", help="put sessions to sleep that were not used for so long"
     )
     parser.add_argument(
         "--stop-within", type=_duration, metavar="SECONDS", help="keep only the ledger of what takes longer at a stop"
@@ -316,14 +316,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ServeOptions:
     parser.add_argument("--pin", action="append", default=[], metavar="NAME", help="a model that stays loaded")
     parser.add_argument("--on-model-change", choices=CHANGE_POLICIES, help="what to do when files of a model change")
     parser.add_argument(
-        "--model-ttl", type=_duration, metavar="SECONDS", help="unload models that nobody has used for so long"
+        "--model-ttl", type=_duration, metavar="SECONDS", help="unload models that were not used for so long"
     )
     parser.add_argument(
         "--scrub-rate",
         type=_rate,
         default=DEFAULT_BYTES_PER_S,
         metavar="BYTES",
-        help="read so much a second of what sleeps again, while nobody wants anything; 0 for nothing",
+        help="read so much a second of what sleeps again while no request runs; 0 for nothing",
     )
     for option, meaning in _BUDGETS:
         parser.add_argument(option, type=int, metavar="BYTES", help=meaning)
@@ -416,7 +416,7 @@ def _named_folder(text: str) -> tuple[str, str]:
 
 
 def _named_number(choices: Sequence[int]) -> Callable[[str], tuple[str, int]]:
-    """Reads NAME=N, or N alone, of which the name is empty."""
+    """Reads NAME=N, or N alone, which has an empty name."""
 
     def read(text: str) -> tuple[str, int]:
         name, separator, number = text.rpartition("=")

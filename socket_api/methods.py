@@ -147,7 +147,7 @@ class Message(Params):
 
 class ChatParams(Params):
     """One turn of a chat; the daemon renders the template. `message` is what is new, `messages` the whole transcript up
-    to what is to be answered, of which the daemon finds out what is new."""
+    to what is to be answered; the daemon finds out what is new of it."""
 
     session: SessionText
     message: Text | None = None

@@ -62,8 +62,8 @@ def try_to_connect(path: str) -> socket.socket | None:
     """A connected socket, which does not block; None if too many wait at the door now.
 
     Raises:
-        OSError: nobody listens there, or we may not.
-        PeerRefused: somebody else does.
+        OSError: no process listens there, or we may not connect.
+        PeerRefused: another user's process does.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

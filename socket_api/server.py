@@ -156,7 +156,7 @@ class ApiServer:
         try:
             uid = self._find_peer_uid(connected)
         except OSError:
-            return PeerRefused("The system does not say who connects. Nobody is served without that.")
+            return PeerRefused("The system does not say which user connects, and without that no client is served.")
         if uid != os.geteuid():
             return PeerRefused(f"This daemon serves user {os.geteuid()} only, and you are {uid}. Start your own.")
         limit = self._limits.max_connections + self._limits.reserved_connections

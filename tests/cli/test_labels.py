@@ -37,7 +37,7 @@ def test_warm_says_what_became_of_each(torpor: Torpor, labelled: FakeDaemon) -> 
     labelled.service.left = "no_room"
     ran = torpor("warm", "c")
     assert ran.status == 3
-    assert "left asleep: there is no memory for it" in ran.out
+    assert "left asleep: there is no free memory for it" in ran.out
     labelled.service.left = "corrupt_block"
     assert "left asleep: corrupt_block" in torpor("warm", "c").out
     document = torpor("warm", "a", "--json").document

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor
+from cli_rig import FakeDaemon, MadeStore, Torpor, pretend_terminal, unstyled
 from torpor.daemon.results import MaintenanceProblem
 from torpor.errors import TorporError
 
@@ -56,6 +57,38 @@ def test_a_running_daemon_carries_out_what_is_asked(
     [given] = asked(slept, "maintain")
     assert given == {"operation": arguments[0]} | order | ({"dry_run": True} if dry_run else {})
     assert ("nothing done yet" in ran.out) is dry_run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("gc",), "gc"),
+        (("compact",), "compact"),
+        (("prune", "--keep-last", "3"), "prune"),
+        (("quantise", "notes"), "quantise"),
+        (("repair",), "repair"),
+        (("rebuild-index",), "rebuild index"),
+        (("forget", "notes", "--yes"), "forget"),
+        (("clear", "--label", "nightly", "--yes"), "clear"),
+    ],
+)
+def test_a_terminal_is_shown_that_long_work_is_under_way_and_for_how_long(
+    torpor: Torpor, slept: FakeDaemon, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], what: str
+) -> None:
+    pretend_terminal(monkeypatch, 100)
+    assert re.search(rf"{what} +0:00:0\d", unstyled(torpor(*arguments).err))
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_a_terminal_is_shown_how_much_of_a_file_is_written_or_read(
+    torpor: Torpor, made_store: MadeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    torpor("export", "agent", tmp_path / "a.mvb", "--store", made_store.path)
+    pretend_terminal(monkeypatch, 100)
+    target = ("agent", tmp_path / "b.mvb") if command == "export" else (tmp_path / "a.mvb", "--as", "copy")
+    ran = torpor(command, *target, "--store", made_store.path)
+    assert ran.status == 0
+    assert re.search(rf"{command}ing +100% [\d.]+ (KiB|B|MiB) of", unstyled(ran.err))
 
 
 def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: FakeDaemon) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
 from cli_rig import FakeDaemon, Torpor, pretend_terminal, unstyled
 from torpor.cli.daemon_link import STAGE_NAMES
-from torpor.cli.output import PIPED_WIDTH, Output, neutralise, report_error
+from torpor.cli.output import PIPED_WIDTH, Output, neutralise, report_error, rows_table
 from torpor.errors import TorporError
 
 
@@ -79,6 +80,42 @@ def test_progress_tells_how_much_of_how_much_and_how_long_it_will_take(
     assert amount in shown
     assert "25%" in shown
     assert "0:00:00 -:--:--" in shown, "how long it has taken, and how long it will, as far as that is known"
+
+
+@pytest.mark.parametrize("columns", [50, 72, 80, 104])
+def test_a_narrow_terminal_is_shown_the_figures_of_progress_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    pretend_terminal(monkeypatch, columns)
+    with Output(as_json=False).progress("verifying", unit="bytes") as report:
+        report(123 << 20, 256 << 20)
+    lines = [line for line in re.split(r"[\r\n]", unstyled(capsys.readouterr().err)) if line.strip()]
+    assert all(len(line) <= columns for line in lines)
+    assert "verifying" in lines[-1]
+    assert "123 MiB of 256 MiB" in lines[-1]
+    assert "0:00:00" in lines[-1]
+    assert ("48%" in lines[-1], "━" in lines[-1]) == (columns >= 72, columns >= 104)
+
+
+@pytest.mark.parametrize("columns", [28, 34, 60])
+def test_a_narrow_terminal_is_shown_each_cell_of_a_table_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    pretend_terminal(monkeypatch, columns)
+    table = rows_table("MODEL", "TOKENS", "SLEPT", right=("TOKENS",), whole=("SLEPT",))
+    table.add_row("small", "1,234,567", "2026-11-23 04:48")
+    table.add_row("large", "", "–")
+    Output(as_json=False).show(table)
+    shown = [line.strip() for line in unstyled(capsys.readouterr().out).splitlines()]
+    if columns == 60:
+        assert shown[1].split() == ["small", "1,234,567", "2026-11-23", "04:48"]
+    else:
+        assert [line.split(maxsplit=1) for line in shown[:3]] == [
+            ["MODEL", "small"],
+            ["TOKENS", "1,234,567"],
+            ["SLEPT", "2026-11-23 04:48"],
+        ]
+        assert [" ".join(line.split()) for line in shown[3:]] == ["", "MODEL large", "SLEPT –"]
 
 
 def test_remarks_are_silent_with_json(capsys: pytest.CaptureFixture[str]) -> None:
