@@ -118,10 +118,12 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(open_rig
         assert refusal.value.details["context_tokens"] == CONTEXT_TOKENS
         assert await rig.fingerprint("a") == before
         await rig.service.create(session="new")
-        with pytest.raises(ContextOverflow) as first:
-            await rig.service.append(session="new", text=text * 2, emit=ignore)
-        assert str(CONTEXT_TOKENS) in first.value.message
-        assert "fold" not in first.value.message, "there is nothing in it yet"
+        for overlong in ({"text": text * 2}, {"tokens": tokens_of(2, CONTEXT_TOKENS + 1)}):
+            with pytest.raises(ContextOverflow) as first:
+                await rig.service.append(session="new", emit=ignore, **overlong)
+            assert first.value.details["context_tokens"] == CONTEXT_TOKENS
+            assert "fold" not in first.value.message, "there is nothing in it yet"
+            assert "shorter text" in first.value.message
         assert "fold" in refusal.value.message
 
 
