@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor, pretend_terminal, unstyled
 from torpor.cli.daemon_link import STAGE_NAMES
-from torpor.cli.output import PIPED_WIDTH, Output, neutralise, report_error, rows_table
+from torpor.cli.output import PIPED_WIDTH, Output, _Amount, neutralise, report_error, rows_table
 from torpor.errors import TorporError
 
 
@@ -116,6 +118,19 @@ def test_a_narrow_terminal_is_shown_each_cell_of_a_table_whole(
             ["SLEPT", "2026-11-23 04:48"],
         ]
         assert [" ".join(line.split()) for line in shown[3:]] == ["", "MODEL large", "SLEPT –"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "shown"),
+    [
+        ("tokens", "1,024 of 4,096 tokens, 512/s"),
+        ("bytes", "1.00 KiB of 4.00 KiB, 512 B/s"),
+        ("", "1,024 of 4,096, 512/s"),
+    ],
+)
+def test_progress_tells_how_much_of_it_is_done_in_a_second(unit: str, shown: str) -> None:
+    task: Any = SimpleNamespace(completed=1024, total=4096, speed=512.0, fields={"unit": unit})
+    assert _Amount().render(task).plain == shown
 
 
 def test_remarks_are_silent_with_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,13 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from session_rig import SAMPLED, Rigged, begun_together, ignore, listening, tokens_of, until, writing
-from torpor.daemon.decoding import MOST_PADDING, is_fit_for_batches
+from torpor.daemon.decoding import MOST_PADDING, _Batch, is_fit_for_batches
 from torpor.daemon.errors import GenerationFailed
 from torpor.snapshot import batches
 from torpor.snapshot.caches import length
@@ -311,6 +312,19 @@ async def test_who_comes_late_joins_a_running_batch_only_where_that_wastes_no_mo
         assert rig.network.rows.count(3) in (range(18, 21) if joins else [0])
         for name, prompt in prompts.items():
             await assert_like_alone(rig, name, prompt)
+
+
+def test_who_joins_is_padded_to_the_longest_row_also_where_its_state_has_left() -> None:
+    """All rows are as wide as that one until they are copied."""
+
+    def state(count: int) -> Any:
+        return SimpleNamespace(tokens=tokens_of(1, count))
+
+    model: Any = None
+    batch = _Batch(model, [], ignore, rows=[None, *(state(800) for _ in range(3))], width=1000)
+    assert not batch.has_room([state(700)], 16)
+    batch.width = 800
+    assert batch.has_room([state(700)], 16)
 
 
 async def test_a_long_text_does_not_stop_a_stream(open_batching: Any) -> None:
