@@ -41,7 +41,7 @@ from .errors import (
 )
 from .identity import Identity
 from .index import LIVE, IndexedBundle, row_of
-from .layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from .layout import LIVE_SUFFIX
 from .limits import MAX_BLOCKS, MAX_TOKENS, MIB
 from .manifest import Manifest, bundle_id_of, require_session_map
 from .paths import io_error
@@ -288,9 +288,6 @@ def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle, meter: Meter
     `meter` is the one that its bytes were asked of, if any was.
     """
     with core.committing():
-        if core.index.file_is_behind and core.folder.suffix_of(bundle.bundle_id) == RETIRED_SUFFIX:
-            # a deleted bundle comes back, and the file may still say of it where its blocks lay then
-            core.index.begin_rewrite(bundle.bundle_id, ())
         core.folder.publish(temp, bundle.bundle_id)
         if meter is not None:
             meter.settle()  # after the file counts: in between its bytes do twice, which is never past the budget

@@ -1099,8 +1099,8 @@ def test_a_read_only_store_imports_nothing(store: Store, target: Path) -> None:
 def test_t1_a_deleted_bundle_that_comes_back_beside_an_index_that_is_behind_keeps_what_it_needs_now(
     store: Store, store_path: Path, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index's file still has the row of before, by which the bundle needs no other. A kill later its blocks must be
-    known to lie where they do now."""
+    """The index's file still has the row of before, by which the bundle needs no other. After a kill its blocks are
+    known to lie where they do now, for that row was made from another file."""
 
     def full(*_: object) -> None:
         raise NoSpace("No room.")
