@@ -28,6 +28,7 @@ from .decoding import Decode, logits_after, raise_as_failure
 from .engine import SOON, Steps, WritingSteps
 from .errors import ContextOverflow, InvalidTokens
 from .models import LoadedModel
+from .pieces import Pieces
 from .results import FinishReason
 from .sampler import draw
 from .sampling import Sampling
@@ -39,6 +40,8 @@ from .text import StopStrings, TextStream
 DEFAULT_MAX_TOKENS = 512
 """What a request writes at most that does not say how much."""
 PREFILL_CHUNK_TOKENS = 256 if mx.default_device() == mx.Device(mx.cpu) else MAX_PASS_TOKENS
+_CHECKED_AT_ONCE = 16_384
+"""Token ids: a millisecond or two."""
 
 OnTokens = Callable[[int, int], None]
 OnToken = Callable[[int | None, str], None]
@@ -75,21 +78,26 @@ def count_to_write(model: LoadedModel, held: int, asked: int | None) -> int:
     return max(1, min(DEFAULT_MAX_TOKENS, model.context_tokens - held)) if asked is None else asked
 
 
-def require_valid(model: LoadedModel, tokens: Sequence[int]) -> None:
-    """Refuse token ids that the model has no row for (threat 10), and reading nothing at all.
+def require_valid(model: LoadedModel, tokens: Sequence[int]) -> Pieces[None]:
+    """Refuse token ids that the model has no row for (threat 10), and reading nothing at all. In pieces, for there may
+    be a million.
 
     Raises:
         InvalidTokens: naming the first such id.
     """
     if not tokens:
         raise InvalidTokens("There is nothing to read: the text has no tokens.")
-    wrong = next((token for token in tokens if not 0 <= token < model.layout.vocabulary), None)
-    if wrong is not None:
-        raise InvalidTokens(
-            f"Token {wrong} is outside the vocabulary of model {model.name!r}, 0 to {model.layout.vocabulary - 1}.",
-            token=wrong,
-            vocabulary=model.layout.vocabulary,
-        )
+    for start in range(0, len(tokens), _CHECKED_AT_ONCE):
+        if start:
+            yield
+        piece = tokens[start : start + _CHECKED_AT_ONCE]
+        wrong = next((token for token in piece if not 0 <= token < model.layout.vocabulary), None)
+        if wrong is not None:
+            raise InvalidTokens(
+                f"Token {wrong} is outside the vocabulary of model {model.name!r}, 0 to {model.layout.vocabulary - 1}.",
+                token=wrong,
+                vocabulary=model.layout.vocabulary,
+            )
 
 
 def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens: OnTokens) -> Steps[None]:
@@ -100,7 +108,7 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
     Raises:
         GenerationFailed: the model failed.
     """
-    require_valid(model, tokens)
+    yield from require_valid(model, tokens)
     require_room(model, state, len(tokens))
     held, done = len(state.tokens), 0
     put_back = state.kept()

@@ -353,11 +353,12 @@ class Memory:
         return plan_eviction(residents, held, first.wanted, self._budget, models).leaving
 
     def _residents(self, first: Claim, yielding: Collection[Claim]) -> Iterator[Resident]:
-        in_use = self._turns.in_use() - {claim.uri for claim in yielding}
+        with_turn = self._turns.in_use()
+        in_use = with_turn - {claim.uri for claim in yielding}
         for uri, session in self._awake.items():
             if not session.state.tokens and uri not in in_use:
                 continue  # it takes nothing, and does not keep its model: it gets it back when it is used
-            stays = uri in self._turns.in_use() or uri in first.unslept
+            stays = uri in with_turn or uri in first.unslept
             yield Resident(uri, session.held_bytes, session.last_used, stays, session.model.name)
 
     async def _evict(self) -> None:

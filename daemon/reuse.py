@@ -38,6 +38,7 @@ from .generation import reading
 from .hibernation import Hibernation, WakeOrder
 from .hits import Hits
 from .models import LoadedModel
+from .pieces import NAMES_AT_ONCE
 from .prefixes import PrefixTree, tokens_in_common
 from .results import Emit
 from .sessions import Session
@@ -230,9 +231,9 @@ class PrefixReuse:
         return read_alike(passes, reading(session.model, session.state, count), common)
 
     async def _learn_stored(self) -> None:
-        for row in self._store.iter_sessions():
+        for uri in itertools.chain.from_iterable(self._store.iter_uris(NAMES_AT_ONCE)):
             try:
-                await self._learn(row.uri)
+                await self._learn(uri)
             except TorporError:
                 continue  # damaged or gone: whoever wakes it says so
 

@@ -27,6 +27,7 @@ from ..memvid.waiting import LOST
 from .bus import Bus
 from .errors import ServiceClosed
 from .events import DamageFound, SessionScrubbed
+from .pieces import NAMES_AT_ONCE, in_pieces
 from .results import ScrubInfo
 
 _LOG = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Scrub:
         self._stop = threading.Event()
         self._closing = asyncio.Event()
         self._mark = store.load_scrub_mark()
-        self._left = deque(self._still_to_read()) if self._mark.begun_ns else deque()
+        self._left: deque[SessionUri] | None = None
         self._suspects: deque[SessionUri] = deque()
         self._unmended: set[SessionUri] = set()
         self._tell = bus.from_any_thread()
@@ -104,6 +105,8 @@ class Scrub:
     async def _run(self) -> None:
         while not self._closing.is_set():
             try:
+                if self._left is None:  # the round of the daemon before this one goes on
+                    self._left = await self._behind(self._mark.after) if self._mark.begun_ns else deque()
                 if self._suspects and self._is_idle():
                     await self._check(self._suspects.popleft(), in_round=False)
                     continue
@@ -111,17 +114,17 @@ class Scrub:
                     await self._check(self._left.popleft(), in_round=True)
                     continue
                 if not self._left and self._round_is_due():
-                    self._begin_round()
+                    await self._begin_round()
             except Exception as error:  # noqa: BLE001 - whatever one session's reading ends with, the others are read
                 _LOG.warning("the scrub: %s", error.message if isinstance(error, TorporError) else repr(error))
             await self._wait(self._policy.look_s)
 
-    def _begin_round(self) -> None:
+    async def _begin_round(self) -> None:
         """From the first session on, if there is any: a store that is empty still has all of its first round."""
-        everybody = left_of((row.uri for row in self._store.iter_sessions()), b"")
+        begun_ns, everybody = time.time_ns(), await self._behind(b"")
         if everybody:
-            self._mark = ScrubMark(b"", time.time_ns(), self._mark.checked_ns)
-            self._left.extend(everybody)
+            self._mark = ScrubMark(b"", begun_ns, self._mark.checked_ns)
+            self._left = everybody
 
     async def _check(self, uri: SessionUri, *, in_round: bool) -> None:
         """Read one session, and see to it if it is damaged."""
@@ -142,8 +145,9 @@ class Scrub:
         if in_round:
             await self._passed(uri)
 
-    def _still_to_read(self) -> list[SessionUri]:
-        return left_of((row.uri for row in self._store.iter_sessions()), self._mark.after)
+    async def _behind(self, after: bytes) -> deque[SessionUri]:
+        """The sessions that a round has still to read behind that place."""
+        return deque(await in_pieces(left_of(self._store.iter_uris(NAMES_AT_ONCE), after)))
 
     def _round_is_due(self) -> bool:
         """Whether the last round began long enough ago; or in what is the future by a clock that was put back."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -73,7 +74,7 @@ from .maintenance import (
 )
 from .memory import default_budget
 from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
-from .pieces import in_pieces
+from .pieces import NAMES_AT_ONCE, in_pieces
 from .planning import Planning, require_as_ordered
 from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
 from .rates import Measured
@@ -497,7 +498,7 @@ class Service:
         async with self._woken(session, emit, create=create) as (use, live):
             look = self._look(live)
             ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
-            generation.require_valid(live.model, ids)
+            await in_pieces(generation.require_valid(live.model, ids))
             await self._reasons.note(live, "append", ids)
             live = await self._exchanges.room_for(use, live, len(ids), emit)
             cached = await self._exchanges.read(live, ids, emit, turn_open=False)
@@ -1131,8 +1132,8 @@ class Service:
     async def _quantise(self, session: str | None, order: QuantiseOrder) -> MaintenanceResult:
         """Keep one session in fewer bits, or all that are old enough, one after the other, each in its turn."""
         tally = Tally(order)
-        uris = [row.uri for row in self._store.iter_sessions()] if session is None else [self._resolve(session)]
-        for uri in uris:
+        pages = self._store.iter_uris(NAMES_AT_ONCE) if session is None else ([self._resolve(session)],)
+        for uri in itertools.chain.from_iterable(pages):
             async with self._residency.turn(uri) as use:
                 if session is not None and uri in self._residency.awake:
                     raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))

@@ -7,7 +7,7 @@ that is gone. It is a convenience: one that is lost, or damaged, costs a round t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,9 +47,13 @@ def read_ns(mark: ScrubMark, uri: SessionUri) -> int:
     return mark.begun_ns if place_of(uri) <= mark.after else 0
 
 
-def left_of(sessions: Iterable[SessionUri], after: bytes) -> list[SessionUri]:
-    """The sessions that a round still has to read, in order."""
-    return sorted((uri for uri in sessions if place_of(uri) > after), key=place_of)
+def left_of(pages: Iterable[Sequence[SessionUri]], after: bytes) -> Generator[None, None, list[SessionUri]]:
+    """The sessions that a round still has to read, in order. Yields behind each page of all sessions."""
+    left: dict[bytes, SessionUri] = {}
+    for page in pages:
+        left.update((place, uri) for uri in page if (place := place_of(uri)) > after)
+        yield
+    return [left[place] for place in sorted(left)]
 
 
 def load_mark(folder: StoreFolder) -> ScrubMark:

@@ -296,7 +296,7 @@ async def _chat(backend: Backend, params: methods.ChatParams, emit: daemon.Emit)
         session=params.session,
         message=params.message,
         role=params.role,
-        messages=None if params.messages is None else [each.model_dump() for each in params.messages],
+        messages=None if params.messages is None else [_message(each) for each in params.messages],
         on_divergence=params.on_divergence,
         max_tokens=params.max_tokens,
         sampling=_sampling(params.sampling),
@@ -441,6 +441,11 @@ _CALLS: Mapping[str, _Call] = MappingProxyType(
     }
 )
 assert _CALLS.keys() | _NOT_OF_THE_TABLE == METHODS.keys(), "every method of the protocol has exactly one call"
+
+
+def _message(message: methods.Message) -> dict[str, str]:
+    # There may be thousands, and `model_dump` of each would take the loop several times as long.
+    return {"role": message.role, "content": message.content}
 
 
 def _sampling(wire: methods.SamplingFields | None) -> dict[str, float | int] | None:

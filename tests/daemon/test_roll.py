@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from session_rig import Rigged, ignore, tokens_of
-from torpor.daemon import labels, listing, pieces, roll
+from session_rig import Rigged, ignore, tokens_of, until
+from torpor.daemon import generation, labels, listing, pieces, reuse, roll, scrubbing, service
+from torpor.daemon.errors import InvalidTokens
 from torpor.daemon.pieces import Pieces, in_pieces
+from torpor.daemon.scrubbing import ScrubPolicy
 from torpor.memvid.store import Store
 
 AT_ONCE = 1
@@ -29,20 +31,28 @@ async def counting_turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[
 
         return counted
 
-    async def turn() -> None:
-        while True:
-            counts.append(0)
-            await asyncio.sleep(0)
-
     for module in (roll, labels):
         monkeypatch.setattr(module, "SESSIONS_AT_ONCE", AT_ONCE)
     for name in ("info_of_asleep", "info_of_awake"):
         monkeypatch.setattr(listing, name, counting(getattr(listing, name)))
     monkeypatch.setattr(labels.Labels, "_with", counting(labels.Labels._with))
     monkeypatch.setattr(Store, "find_session", counting(Store.find_session))
+    async with beginning_anew(counts):
+        yield counts
+
+
+@asynccontextmanager
+async def beginning_anew(counts: list[int]) -> AsyncIterator[None]:
+    """Another count in each turn of the event loop."""
+
+    async def turn() -> None:
+        while True:
+            counts.append(0)
+            await asyncio.sleep(0)
+
     turning = asyncio.ensure_future(turn())
     try:
-        yield counts
+        yield
     finally:
         turning.cancel()
 
@@ -69,6 +79,57 @@ async def test_no_request_for_all_sessions_looks_at_more_than_a_few_in_one_turn_
         assert len((await rig.service.clear(label="x")).sessions) == everybody
     # `stats` counts a session for the whole and for its label; the turn of a last piece begins the next work.
     assert 0 < max(counts) <= 3 * AT_ONCE
+
+
+async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few_in_one_turn_of_the_loop(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [0]
+
+    def counting(fetch: Any) -> Any:
+        def counted(*args: Any) -> Any:
+            for page in fetch(*args):
+                counts[-1] += len(page) if isinstance(page, list) else 1
+                yield page
+
+        return counted
+
+    async with open_rig() as rig:
+        await fill(rig)
+        for name in AWAKE:
+            await rig.sleep(name)
+    for module in (scrubbing, service, reuse):
+        monkeypatch.setattr(module, "NAMES_AT_ONCE", AT_ONCE)
+    for name in ("iter_uris", "iter_sessions"):
+        monkeypatch.setattr(Store, name, counting(getattr(Store, name)))
+    everybody = len(ASLEEP) + len(AWAKE)
+    often = ScrubPolicy(1 << 40, idle_s=0.0, round_s=0.0, look_s=0.01)
+    async with beginning_anew(counts), open_rig(scrub=often, prefix_reuse="exact") as rig:
+        quantised = await rig.service.maintain(operation="quantise", bits=8, after_days=0, dry_run=True)
+        assert len(quantised.actions) == everybody
+        await until(lambda: rig.service._scrub._sessions > everybody)
+    assert sum(counts) >= 3 * everybody, "the scrub, the quantising, and what is learnt of sessions that sleep"
+    # Each of the three may have its turn in the same one, and the end of a page begins the next.
+    assert max(counts) <= 3 * AT_ONCE
+
+
+async def test_a_long_list_of_tokens_is_checked_a_few_in_one_turn_of_the_loop(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [0]
+
+    class Token(int):
+        def __ge__(self, other: int) -> bool:
+            counts[-1] += 1
+            return int(self) >= other
+
+    monkeypatch.setattr(generation, "_CHECKED_AT_ONCE", AT_ONCE)
+    async with open_rig() as rig, beginning_anew(counts):
+        await rig.service.create(session="a")
+        with pytest.raises(InvalidTokens):
+            await rig.service.append(session="a", tokens=[*map(Token, range(1, 100)), -1], emit=ignore)
+    assert sum(counts) == 99
+    assert max(counts) <= 2 * AT_ONCE
 
 
 async def test_a_clear_looks_at_each_session_a_few_times_however_many_there_are(

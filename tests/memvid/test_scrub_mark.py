@@ -15,13 +15,22 @@ SESSIONS = [SessionUri("default", f"agent-{number}") for number in range(50)]
 
 
 def test_a_round_has_each_session_once_and_goes_on_behind_the_last_one() -> None:
-    order = left_of(SESSIONS, b"")
+    order = left(b"")
     assert sorted(order) == sorted(SESSIONS)
-    assert left_of(SESSIONS, place_of(order[20])) == order[21:]
-    assert left_of(SESSIONS, place_of(order[20])[:2]) == order[20:], (
-        "what was cut off may read one again, never skip one"
-    )
-    assert left_of(SESSIONS, place_of(order[-1])) == []
+    assert left(place_of(order[20])) == order[21:]
+    assert left(place_of(order[20])[:2]) == order[20:], "what was cut off may read one again, never skip one"
+    assert left(place_of(order[-1])) == []
+
+
+def left(after: bytes) -> list[SessionUri]:
+    """What is left of a round, of which it is said behind each page."""
+    pieces = left_of((SESSIONS[start : start + 20] for start in range(0, len(SESSIONS), 20)), after)
+    for _ in range(3):
+        next(pieces)
+    with pytest.raises(StopIteration) as end:
+        next(pieces)
+    found: list[SessionUri] = end.value.value
+    return found
 
 
 def test_a_mark_is_there_for_the_next_daemon_and_names_nobody(store: Store, store_path: Path) -> None:
