@@ -367,15 +367,15 @@ class Residency:
         return look.row_in(self._store.versions(uri)), look.at_token
 
     def order_of(self, uri: SessionUri, order: WakeOrder) -> WakeOrder:
-        """An order to wake a session, which is for where a look stood if it says nothing else.
+        """An order to wake a session: without a version it is for the one that a look stood at, and for its tokens.
 
         Raises:
             SessionNotFound: the version that was looked at is not stored any more.
         """
-        if self.looks.find(uri) is None or order.version is not None or order.at_token is not None:
+        if self.looks.find(uri) is None or order.version is not None:
             return order
         row, at_token = self.standing(uri)
-        return replace(order, version=row.version, at_token=at_token)
+        return replace(order, version=row.version, at_token=at_token if order.at_token is None else order.at_token)
 
     def row_of(self, uri: SessionUri, version: int | None) -> IndexRow:
         """A version as the index has it; the newest for one that it has not, as the wake will say."""

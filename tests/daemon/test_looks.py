@@ -197,6 +197,16 @@ async def test_a_look_that_made_room_is_left_by_a_wake_that_asks_for_another_pla
         assert (await rig.wake("s")).token_count == held
 
 
+@pytest.mark.parametrize("at_token", [280, 100])
+async def test_a_token_alone_is_one_of_the_version_that_a_look_stood_at(open_rig: Any, at_token: int) -> None:
+    """As it is while the look is in memory: what left in between changes nothing."""
+    async with open_rig() as rig:
+        await look_at_the_first_of_two_versions(rig, 280)
+        await crowd_out(rig)
+        woken = await rig.wake("s", at_token=at_token)
+        assert (woken.version, woken.token_count) == (1, at_token)
+
+
 async def test_a_wake_elsewhere_that_fails_leaves_a_look_where_it_stood(open_rig: Any) -> None:
     async with open_rig() as rig:
         await look_at_the_first_of_two_versions(rig, 280)
