@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
 # isort: off
-from torpor.daemon.generation import PREFILL_CHUNK_TOKENS
-from torpor.daemon.models import DEMO_MODEL_FOLDER, load_model
+from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
+from torpor.daemon.models.models import DEMO_MODEL_FOLDER, load_model
 from torpor.snapshot.digests import DigestCache
 from torpor.socket_api import Client
 import mlx.core as mx
@@ -55,7 +55,7 @@ MOST_TOKENS = 48
 TURNS = 3
 DEADLINE_S = 300.0
 ATTEMPTS = 5
-_PEER = "import torpor.daemon.engine, sys; from mlx_lm.server import main; sys.argv[0] = 'mlx_lm.server'; main()"
+_PEER = "import torpor.daemon.engine.engine, sys; from mlx_lm.server import main; sys.argv[0] = 'mlx_lm.server'; main()"
 
 
 @dataclass

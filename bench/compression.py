@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
 # isort: off
-from torpor.daemon.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, load_model
-from torpor.memvid.blocks import BLOCK_TOKENS, DTYPE_BYTES, SlotSpec
-from torpor.memvid.codecs import Codec, decode_into, encode_slot, planes, zstd
+from torpor.daemon.models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, load_model
+from torpor.memvid.format.blocks import BLOCK_TOKENS, DTYPE_BYTES, SlotSpec
+from torpor.memvid.format.codecs import Codec, decode_into, encode_slot, planes, zstd
 from torpor.snapshot.digests import DigestCache
 import mlx.core as mx
 import numpy as np

@@ -25,7 +25,7 @@ from machine import spread
 from parts import Parts, timed_parts
 from synthetic import IDENTITY, QWEN3_THIN, Shape, demo_shape, random_ledger, random_memory
 from torpor.memvid import BlockEntry, Receipt, SessionUri, Store
-from torpor.memvid.blocks import BLOCK_TOKENS, TOKEN_BYTES
+from torpor.memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES
 
 HISTORIES = (1024, 8192, 65536)
 QUICK_HISTORIES = (1024, 4096)

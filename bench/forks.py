@@ -24,7 +24,7 @@ from figures import parser_for, plotted, save
 from machine import spread
 from synthetic import IDENTITY, QWEN3_06B, QWEN3_THIN, CacheMemory, Shape, demo_shape, random_ledger, random_memory
 from torpor.memvid import Receipt, SessionUri, Store
-from torpor.memvid.blocks import BLOCK_TOKENS
+from torpor.memvid.format.blocks import BLOCK_TOKENS
 
 WAYS = ("reused", "whole")
 SHAPES = {"demo": demo_shape(), "thin": QWEN3_THIN, "qwen": QWEN3_06B}

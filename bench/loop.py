@@ -37,7 +37,7 @@ from figures import parser_for, plotted, save
 from scale import make_store
 from torpor.errors import TorporError
 from torpor.socket_api import Client, RemoteError
-from torpor.socket_api.results import ProgressEvent
+from torpor.socket_api.wire.results import ProgressEvent
 
 SESSIONS, QUICK_SESSIONS = 10_000, 100
 SECONDS, QUICK_SECONDS = 15.0, 1.0

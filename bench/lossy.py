@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
 # isort: off
-from torpor.daemon.models import DEMO_MODEL_FOLDER
+from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 from torpor.daemon.service import Service
 import mlx.core as mx
 import numpy as np

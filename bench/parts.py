@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torpor.memvid.index
+import torpor.memvid.index.index
 from blake3 import blake3
 
 _WRITES = ("write", "writev", "pwrite", "pwritev", "ftruncate", "posix_fallocate", "copy_file_range", "sendfile")
@@ -80,7 +80,7 @@ def timed_parts() -> Iterator[Parts]:
         for module in [module for name, module in sys.modules.items() if name.startswith("torpor.memvid")]:
             if getattr(module, "blake3", None) is blake3:
                 _replace(undo, module, "blake3", lambda *args, **options: _TimedHasher(parts, *args, **options))
-        index = torpor.memvid.index.Index
+        index = torpor.memvid.index.index.Index
         _replace(undo, index, "add", _timed(index.add, "index", parts))
         started = time.perf_counter()
         yield parts

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from torpor.memvid.durable import sync_file
+from torpor.memvid.disk.durable import sync_file
 
 _IOVECS = 512
 _SAMPLES = 64

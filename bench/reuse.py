@@ -26,7 +26,7 @@ from typing import Any
 
 from figures import parser_for, plotted, rounds_of, save
 from machine import spread
-from torpor.daemon.prefixes import tokens_in_common
+from torpor.daemon.prefixes.prefixes import tokens_in_common
 from torpor.socket_api import Client
 from torpor.socket_api.errors import DaemonUnreachable
 from transformers import AutoTokenizer

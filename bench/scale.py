@@ -28,7 +28,7 @@ from figures import parser_for, plotted, rounds_of, save
 from machine import spread
 from synthetic import IDENTITY, Shape, random_memory
 from torpor.memvid import BlockEntry, Receipt, SessionUri, Store
-from torpor.memvid.blocks import BLOCK_TOKENS, TOKEN_BYTES
+from torpor.memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES
 
 SHAPE = Shape("one layer of two bytes a token", layers=1, heads=1, dim=1, dtype="uint8", vocabulary=1)
 VERSIONS = 5

@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import parser_for, plotted, save
-from torpor.daemon.models import DEMO_MODEL_FOLDER
+from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 from torpor.socket_api import Client, RemoteError
 
 MINUTES = 60.0

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
 # isort: off
-from torpor.daemon.generation import PREFILL_CHUNK_TOKENS
-from torpor.daemon.results import Event, Token
+from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
+from torpor.daemon.api.results import Event, Token
 from torpor.daemon.service import Service
 from torpor.memvid import SessionUri, Store
 from torpor.snapshot import restore

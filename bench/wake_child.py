@@ -26,7 +26,7 @@ import plain
 from model_states import IDENTITY, SHAPES, ModelShape, arrays_in, grow, layout, other_tokens, random_state
 from parts import timed_parts
 from torpor.memvid import SessionUri, Store
-from torpor.memvid.durable import sync_file
+from torpor.memvid.disk.durable import sync_file
 from torpor.snapshot import restore
 from torpor.snapshot.capture import cut
 from torpor.snapshot.state import LiveState

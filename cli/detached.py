@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from .background import open_log
 from .errors import DaemonStartFailed
+from .reach.background import open_log
 
 MAX_LOG_BYTES = 1 << 20  # of the log; past it, it becomes LOG.1 when a daemon starts
 
@@ -103,7 +103,7 @@ def main() -> int:
     announcer = Announcer(int(pipe), Path(log))
     sys.stdout = Repeated(sys.stdout, announcer)
     sys.stderr = Repeated(sys.stderr, announcer)
-    from .commands import run  # after the streams are replaced, so that nothing keeps the old ones
+    from .registry import run  # after the streams are replaced, so that nothing keeps the old ones
 
     return run(["serve", "--json", *arguments])
 

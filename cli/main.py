@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .interrupts import leave_without_interrupts
-from .streams import prepare_streams
+from .reach.interrupts import leave_without_interrupts
+from .view.streams import prepare_streams
 
 INTERRUPTED_STATUS = 130  # as in exit_codes.py, which is not imported yet when it is needed here
 FAILED_STATUS = 1
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    from .commands import run  # here, because this import takes long enough to be interrupted
+    from .registry import run  # here, because this import takes long enough to be interrupted
 
     return run(arguments)
 

@@ -18,71 +18,21 @@ from pathlib import Path
 
 from .. import __version__
 from ..errors import TorporError
-from ..memvid.budget import Budget
+from ..memvid.disk.budget import Budget
+from ..memvid.disk.location import default_store_path
 from ..memvid.errors import SessionNotFound
-from ..memvid.incoming import owner_of
-from ..memvid.location import default_store_path
-from ..memvid.manifest import require_session_map
-from ..memvid.orders import Order, set_mark
-from ..memvid.sizes import format_plural
+from ..memvid.exchange.incoming import owner_of
+from ..memvid.format.manifest import require_session_map
+from ..memvid.operations import Order, set_mark
 from ..memvid.store import IndexRow, Receipt, Store
+from ..memvid.units import format_plural
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..snapshot.blas import library_in_use
 from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, FileCheck, default_cache_path
 from ..snapshot.kv_format import KvChoice
-from . import generation, listing
-from .adapters import AdapterChoice
-from .admission import MAX_WAITING, Priority, Queue, queued
-from .analyst import Analyst
-from .buffers import Buffers
-from .bus import Bus, Subscription, Wanted
-from .claims import Use
-from .configuring import ConfigFile, Configuring, Settings
-from .conversing import Conversing, require_transcript
-from .decoding import MOST_ROWS, Decoder
-from .encoding import Encoder
-from .engine import Engine
-from .errors import (
-    EmptyContext,
-    InvalidTokens,
-    InvalidTranscript,
-    ServiceClosed,
-    SessionAwake,
-    SessionExists,
-)
-from .events import SessionCreated, SessionDeleted, SessionForked
-from .exchanges import Exchanges
-from .folds import FoldOrder, Folds
-from .foresight import healed_first
-from .forking import Forking, ForkOrder
-from .generation import WriteOrder
-from .healing import Healing
-from .hibernation import Hibernation, LastSleep, WakeOrder
-from .hits import Hits
-from .labels import Labels
-from .ledgers import Ledgers
-from .loading import Loader, load_first
-from .maintenance import (
-    MAX_PROBLEMS_TOLD,
-    Maintenance,
-    marks_of,
-    nothing_done,
-    problems_told,
-    result_of,
-    with_awake,
-)
-from .memory import default_budget
-from .models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
-from .pieces import NAMES_AT_ONCE, in_pieces
-from .planning import Planning, require_as_ordered
-from .quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
-from .rates import Measured
-from .reasons import Reasons
-from .recomputed import RecomputePolicy
-from .recomputing import Recomputing
-from .residency import Keeping, Residency
-from .results import (
+from .api.recomputed import RecomputePolicy
+from .api.results import (
     AnalysisResult,
     AppendResult,
     ClearResult,
@@ -106,19 +56,70 @@ from .results import (
     WarmResult,
     WhyResult,
 )
-from .reuse import PrefixReuse, ReusePolicy
-from .roll import Roll
-from .sampler import initial_key
-from .sampling import Sampling
-from .scrubbing import Scrub, ScrubPolicy
-from .sessions import Durable, Session
-from .shelf import ModelChoice, Place, Shelf, choices_of
-from .telling import told
-from .transcripts import OnDivergence, message_of
-from .turns import Message
-from .waiting import to_the_end
-from .watching import ChangePolicy
-from .way import Way
+from .api.sampling import Sampling
+from .chat.conversing import Conversing, require_transcript
+from .chat.folds import FoldOrder, Folds
+from .chat.prompt_io import Exchanges
+from .config.configuring import ConfigFile, Configuring, Settings
+from .config.foresight import healed_first
+from .engine import generation
+from .engine.admission import MAX_WAITING, Priority, Queue, queued
+from .engine.buffers import Buffers
+from .engine.cancellation import to_the_end
+from .engine.decoding import MOST_ROWS, Decoder
+from .engine.engine import Engine
+from .engine.generation import WriteOrder
+from .engine.pieces import NAMES_AT_ONCE, in_pieces
+from .engine.sampler import initial_key
+from .errors import (
+    EmptyContext,
+    InvalidTokens,
+    InvalidTranscript,
+    ServiceClosed,
+    SessionAwake,
+    SessionExists,
+)
+from .events.bus import Bus, Subscription, Wanted
+from .events.events import SessionCreated, SessionDeleted, SessionForked
+from .memory.claims import Use
+from .memory.loading import Loader, load_first
+from .memory.memory import default_budget
+from .memory.model_registry import ModelChoice, Place, Shelf, choices_of
+from .memory.watching import ChangePolicy
+from .models.adapters import AdapterChoice
+from .models.chat_template import Message
+from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, LoadedModel
+from .models.rates import Measured
+from .prefixes.prefix_history import Reasons
+from .prefixes.reuse import PrefixReuse, ReusePolicy
+from .prefixes.reuse_counts import Hits
+from .residency import listing
+from .residency.labels import Labels
+from .residency.planning import Planning, require_as_ordered
+from .residency.residency import Keeping, Residency
+from .residency.roll import Roll
+from .sessions.encoding import Encoder
+from .sessions.sessions import Durable, Session
+from .sessions.tracing import told
+from .sessions.transcripts import OnDivergence, message_of
+from .sleep.disk_space import Way
+from .sleep.forking import Forking, ForkOrder
+from .sleep.hibernation import Hibernation, LastSleep, WakeOrder
+from .sleep.ledgers import Ledgers
+from .sleep.maintenance import (
+    MAX_PROBLEMS_TOLD,
+    Maintenance,
+    marks_of,
+    nothing_done,
+    problems_told,
+    result_of,
+    with_awake,
+)
+from .sleep.quantising import Ageing, AgePolicy, QuantiseOrder, Quantising, Tally, order_of
+from .sleep.recomputing import Recomputing
+from .upkeep.analyst import Analyst
+from .upkeep.healing import Healing
+from .upkeep.scrubbing import Scrub, ScrubPolicy
 
 
 class Service:

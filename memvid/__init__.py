@@ -1,14 +1,14 @@
 """Bytes on disk: blocks, bundles, manifests, index. Knows nothing of mlx, sessions or sockets."""
 
-from .blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
-from .bundle import BundleReader
-from .codecs import RAW, Codec, zstd
-from .compaction_plan import CompactionPolicy
+from .disk.location import default_store_path
 from .errors import StoreError
-from .identity import Identity
-from .location import default_store_path
-from .manifest import Manifest
-from .records import DeleteReport, Finding, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
+from .format.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
+from .format.bundle import BundleReader
+from .format.codecs import RAW, Codec, zstd
+from .format.identity import Identity
+from .format.manifest import Manifest
+from .format.records import DeleteReport, Finding, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
+from .maintenance.compaction_plan import CompactionPolicy
 from .store import Store
 from .uri import DEFAULT_NAMESPACE, SessionUri
 

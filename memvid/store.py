@@ -20,27 +20,12 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from . import (
-    backup,
-    collecting,
-    compaction,
-    deletion,
-    forgetting,
-    marking,
-    pruning,
-    repair,
-    tensor_file,
-    transfer,
-    usage,
-)
-from .blocks import BlockDraft, BlockEntry
-from .budget import UNLIMITED, Beyond, Budget
-from .bundle import BundleReader
-from .codecs import RAW, Codec
-from .compaction_plan import CompactionPolicy
-from .core import StoreCore
+from .checking.verify import require_same_as_row, verify_store
+from .disk.budget import UNLIMITED, Beyond, Budget
+from .disk.lock import StoreLock
 from .errors import BundleMissing, SessionNotFound, StoreError
-from .folder import (
+from .exchange import backup, tensor_file, transfer
+from .folder.folder import (
     StoreFolder,
     create_store,
     has_store_file,
@@ -49,14 +34,17 @@ from .folder import (
     open_or_make_root,
     require_creatable,
 )
-from .identity import Identity
-from .index import Index, IndexUnusable
-from .layout import RETIRED_SUFFIX
-from .lock import StoreLock
-from .marks import Marks, SessionMarks
-from .opening import load_index
-from .rates_file import Figure, Figures, load_rates, save_rates
-from .records import (
+from .folder.marks import Marks, SessionMarks
+from .folder.rates_file import Figure, Figures, load_rates, save_rates
+from .folder.retention import Retention
+from .folder.scrub_mark import ScrubMark, load_mark, save_mark
+from .folder.versions import describe_versions, select_version, set_aside
+from .format.blocks import BlockDraft, BlockEntry
+from .format.bundle import BundleReader
+from .format.codecs import RAW, Codec
+from .format.identity import Identity
+from .format.layout import RETIRED_SUFFIX
+from .format.records import (
     DeleteReport,
     ExportReport,
     IndexRow,
@@ -68,12 +56,15 @@ from .records import (
     UsageReport,
     VerifyReport,
 )
-from .retention import Retention
-from .scrub_mark import ScrubMark, load_mark, save_mark
-from .sleeping import SleepRequest, environment, write_version
+from .index.index import Index, IndexUnusable
+from .maintenance import compaction, forgetting, gc, pruning, usage
+from .maintenance.compaction_plan import CompactionPolicy
+from .recovery import repair
+from .recovery.opening import load_index
 from .uri import SessionUri, not_found, parse_reference, parse_version_reference
-from .verify import require_same_as_row, verify_store
-from .versions import describe_versions, select_version, set_aside
+from .writing import deletion, marking
+from .writing.core import StoreCore
+from .writing.sleeping import SleepRequest, environment, write_version
 
 __all__ = [
     "DeleteReport",
@@ -524,7 +515,7 @@ class Store:
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace
         """
-        return collecting.gc(self._core, dry_run=dry_run)
+        return gc.gc(self._core, dry_run=dry_run)
 
     def compact(
         self,
@@ -568,7 +559,7 @@ class Store:
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace, UnsafePath
         """
-        return collecting.empty_quarantine(self._core, dry_run=dry_run)
+        return gc.empty_quarantine(self._core, dry_run=dry_run)
 
     def rebuild_index(self, *, dry_run: bool = False) -> MaintenanceReport:
         """Make the index anew from the bundles; a dry run says in what it differs from them.

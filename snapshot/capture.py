@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..memvid.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, SlotDraft, SlotSpec
+from ..memvid.format.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, SlotDraft, SlotSpec
 from . import memory
 from .checkpoints import Checkpoint, checkpoint_of
 from .errors import InconsistentState, NonFiniteState

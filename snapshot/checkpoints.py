@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from ..memvid.blocks import BLOCK_TOKENS
+from ..memvid.format.blocks import BLOCK_TOKENS
 from ..memvid.limits import MAX_TOKENS
 from .kinds import Record, kind_of, leaves
 from .passes import Passes

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..memvid.blocks import TOKEN_BYTES, BlockEntry
-from ..memvid.bundle import BundleReader
+from ..memvid.format.blocks import TOKEN_BYTES, BlockEntry
+from ..memvid.format.bundle import BundleReader
 from .figures import Difference, rounded
 from .stored_version import CacheArray, StoredVersion
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn
 
-from ..memvid.identity import Identity
+from ..memvid.format.identity import Identity
 from ..memvid.limits import MAX_TOKENS
 from .errors import IdentityMismatch, MalformedSnapshot
 from .kv_format import PLAIN, serving

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from ..memvid.blocks import SlotSpec
+from ..memvid.format.blocks import SlotSpec
 from ..memvid.limits import MAX_SLOTS
 from .kinds import Kind, Record, kind_named, kind_of, leaves, name_of_dtype
 from .lossy_kinds import Quantisation, exact_of, is_beside

@@ -19,7 +19,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from ..memvid.blocks import BLOCK_TOKENS, SlotSpec
+from ..memvid.format.blocks import BLOCK_TOKENS, SlotSpec
 from . import memory
 from .errors import MalformedSnapshot, NonFiniteState
 from .kinds import kind_of, leaves

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ..memvid.blocks import SlotSpec
+from ..memvid.format.blocks import SlotSpec
 
 BITS: Final = (8, 4)
 """In how many bits a value can be kept."""

@@ -17,7 +17,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from ..memvid.sizes import format_bytes
+from ..memvid.units import format_bytes
 from .errors import NotEnoughMemory
 
 # Python's buffer protocol has no bfloat16, so memory is looked at through integers of the same width.

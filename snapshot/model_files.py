@@ -9,7 +9,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from ..memvid.identity import Identity
+from ..memvid.format.identity import Identity
 from .digests import DigestCache
 from .errors import ModelFilesMissing
 from .identity import STATE_LAYOUT

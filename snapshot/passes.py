@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final
 
-from ..memvid.blocks import BLOCK_TOKENS
+from ..memvid.format.blocks import BLOCK_TOKENS
 
 MAX_PASS_TOKENS: Final = 2048
 """The most that one model call reads. What it computes on the way may grow with the square of that, so a stored number

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from ..memvid.blocks import BlockEntry, SlotSpec
-from ..memvid.bundle import BundleReader
+from ..memvid.format.blocks import BlockEntry, SlotSpec
+from ..memvid.format.bundle import BundleReader
 from .errors import LayoutMismatch, MalformedSnapshot
 from .kinds import MOST_LATE_ROWS, RecordShape, is_storable, kind_named
 from .layout import NUMBERS, STATE_KINDS, CacheEntry, CacheLayout

@@ -19,11 +19,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..memvid.blocks import BlockEntry
-from ..memvid.bundle import BundleReader
-from ..memvid.identity import Identity
-from ..memvid.sizes import format_plural
-from ..memvid.unread import unread_of
+from ..memvid.format.blocks import BlockEntry
+from ..memvid.format.bundle import BundleReader
+from ..memvid.format.identity import Identity
+from ..memvid.format.ledger_tail import unread_of
+from ..memvid.units import format_plural
 from . import memory
 from .caches import truncate
 from .canary import Expectation

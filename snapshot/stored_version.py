@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memvid.blocks import BLOCK_TOKENS, BlockEntry, SlotSpec
-from ..memvid.bundle import BundleReader
+from ..memvid.format.blocks import BLOCK_TOKENS, BlockEntry, SlotSpec
+from ..memvid.format.bundle import BundleReader
 from .errors import MalformedSnapshot
 from .figures import sums_bytes
 from .kinds import RecordShape, kind_named

@@ -2,9 +2,9 @@
 half (`server`, `serving`, `main`) is imported by name.
 """
 
-from .aclient import AsyncClient, AsyncTextStream
-from .address import default_socket_path
-from .client import Client, TextStream
+from .client.aclient import AsyncClient, AsyncTextStream
+from .client.client import Client, TextStream
+from .client.subscription import AsyncSubscription, Subscription
 from .errors import (
     ApiError,
     ClientClosed,
@@ -15,7 +15,8 @@ from .errors import (
     RemoteError,
     RequestTimeout,
 )
-from .results import (
+from .wire.address import default_socket_path
+from .wire.results import (
     AppendResult,
     ClearResult,
     DeleteResult,
@@ -41,7 +42,6 @@ from .results import (
     WakeResult,
     WarmResult,
 )
-from .subscription import AsyncSubscription, Subscription
 
 __all__ = [
     "ApiError",

@@ -17,26 +17,26 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from ..daemon.adapters import AdapterChoice
-from ..daemon.admission import MAX_WAITING, MOST_WAITING_EVER
-from ..daemon.canary import POLICIES, Policy
-from ..daemon.configuration import Configuration, LoadPolicy, ModelTable, read_configuration
-from ..daemon.configuring import ConfigFile, Settings
-from ..daemon.decoding import MOST_ROWS, MOST_ROWS_EVER
+from ..daemon.api.recomputed import RECOMPUTE_POLICIES, RecomputePolicy
+from ..daemon.api.results import CloseReport
+from ..daemon.config.configuration import Configuration, LoadPolicy, ModelTable, read_configuration
+from ..daemon.config.configuring import ConfigFile, Settings
+from ..daemon.engine.admission import MAX_WAITING, MOST_WAITING_EVER
+from ..daemon.engine.decoding import MOST_ROWS, MOST_ROWS_EVER
 from ..daemon.errors import InvalidConfiguration, UnknownModel
-from ..daemon.models import DEFAULT_KV_GROUP, DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, KV_BITS, KV_GROUPS, KvChoice
-from ..daemon.quantising import QUANTISE_BITS, AgePolicy
-from ..daemon.recomputed import RECOMPUTE_POLICIES, RecomputePolicy
-from ..daemon.results import CloseReport
-from ..daemon.reuse import REUSE_POLICIES, ReusePolicy
-from ..daemon.scrubbing import DEFAULT_BYTES_PER_S, ScrubPolicy
+from ..daemon.memory.model_registry import ModelChoice
+from ..daemon.memory.watching import CHANGE_POLICIES, ChangePolicy
+from ..daemon.models.adapters import AdapterChoice
+from ..daemon.models.canary import POLICIES, Policy
+from ..daemon.models.models import DEFAULT_KV_GROUP, DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, KV_BITS, KV_GROUPS, KvChoice
+from ..daemon.prefixes.reuse import REUSE_POLICIES, ReusePolicy
 from ..daemon.service import Service
-from ..daemon.shelf import ModelChoice
-from ..daemon.watching import CHANGE_POLICIES, ChangePolicy
+from ..daemon.sleep.quantising import QUANTISE_BITS, AgePolicy
+from ..daemon.upkeep.scrubbing import DEFAULT_BYTES_PER_S, ScrubPolicy
 from ..errors import TorporError
-from .address import default_socket_path
 from .limits import STOP_WITHIN_S
-from .serving import serve_until_signal
+from .server.serving import serve_until_signal
+from .wire.address import default_socket_path
 
 LOAD_POLICIES: tuple[LoadPolicy, ...] = ("first", "start", "use")
 Value = TypeVar("Value", int, float)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from torpor.socket_api.limits import ServerLimits
-from torpor.socket_api.server import ApiServer
+from torpor.socket_api.server.server import ApiServer
 
 TESTS = Path(__file__).parent.parent
 WAIT_S = 20.0  # for another thread to do what takes milliseconds

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share cli_rig.py
 
 from cli_rig import FakeDaemon, MadeStore, Ran, Torpor, load_module
-from torpor.cli.commands import run
+from torpor.cli.registry import run
 from torpor.memvid.store import Store
 
 

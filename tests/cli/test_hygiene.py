@@ -8,8 +8,8 @@ import sys
 _SCRIPT = """
 import sys
 import torpor.cli.main
-import torpor.cli.commands
-torpor.cli.commands.build_app()
+import torpor.cli.registry
+torpor.cli.registry.build_app()
 heavy = ("mlx", "mlx_lm", "transformers", "numpy", "torpor.daemon", "torpor.snapshot")
 print([n for n in sys.modules if n in heavy or n.startswith(tuple(f"{h}." for h in heavy))])
 """

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor, load_module, pretend_terminal, unstyled
 from rich.console import Console
-from torpor.cli.doctor import _describe_queue
-from torpor.cli.formatting import format_time
-from torpor.cli.show import render_detail
-from torpor.daemon.results import MaintenanceProblem, MaintenanceResult
+from torpor.cli.commands.show import render_detail
+from torpor.cli.serve.doctor import _describe_queue
+from torpor.cli.view.formatting import format_time
+from torpor.daemon.api.results import MaintenanceProblem, MaintenanceResult
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri

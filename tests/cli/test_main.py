@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from cli_rig import MadeStore, Ran, Torpor
-from torpor.cli.commands import COMMANDS
 from torpor.cli.exit_codes import STATUSES
+from torpor.cli.registry import COMMANDS
 
 NAMES = [name for name, _, _ in COMMANDS]
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -184,7 +184,7 @@ def test_an_interrupt_is_status_130(torpor: Torpor, monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torpor.cli.wake.connect", interrupted)
+    monkeypatch.setattr("torpor.cli.commands.wake.connect", interrupted)
     assert torpor("wake", "x").status == 130
 
 

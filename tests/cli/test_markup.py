@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
-from torpor.cli.doctor import render_doctor
-from torpor.cli.ls import WIDE_COLUMNS, render_sessions
-from torpor.cli.maintenance_report import render_actions
-from torpor.cli.output import plain
-from torpor.cli.show import render_detail
-from torpor.cli.verify import render_finding
-from torpor.socket_api.results import MaintenanceAction, MaintenanceResult
+from torpor.cli.commands.ls import WIDE_COLUMNS, render_sessions
+from torpor.cli.commands.maintenance_report import render_actions
+from torpor.cli.commands.show import render_detail
+from torpor.cli.commands.verify import render_finding
+from torpor.cli.serve.doctor import render_doctor
+from torpor.cli.view.output import plain
+from torpor.socket_api.wire.results import MaintenanceAction, MaintenanceResult
 
 HOSTILE = [
     "[#f00]",

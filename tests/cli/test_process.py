@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor
-from torpor.cli import background, detached
+from torpor.cli import detached
 from torpor.cli.errors import DaemonStartFailed
+from torpor.cli.reach import background
 
 TORPOR = [sys.executable, "-m", "torpor.cli.main"]
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
@@ -78,7 +79,7 @@ def test_an_interrupt_after_the_work_is_too_late(made_store: MadeStore, when: st
     """Data that is whole and a status that says it was cut off would contradict each other."""
     interrupt = "import os, signal, sys\ndef interrupt(*_): os.kill(os.getpid(), signal.SIGINT)\n"
     hook = {
-        "while it is told": "import torpor.cli.maintenance_report as told\nsums = told._sums\n"
+        "while it is told": "import torpor.cli.commands.maintenance_report as told\nsums = told._sums\n"
         "told._sums = lambda *these: interrupt() or sums(*these)\n",
         "at the very end": "class Last:\n def __del__(self, kill=os.kill, of=(os.getpid(), 2)): kill(*of)\n"
         "last = Last()\n",

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
-from torpor.cli import background, serve
 from torpor.cli.errors import InvalidUsage
-from torpor.socket_api.address import default_socket_path
+from torpor.cli.reach import background
+from torpor.cli.serve import serve
+from torpor.socket_api.wire.address import default_socket_path
 
 BUDGETS = {"store_budget": 1000, "daily_write_budget": 200, "keep_free": 30, "memory_budget": 5}
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
-from torpor.daemon.generation import DEFAULT_MAX_TOKENS
-from torpor.daemon.origin import Origin
-from torpor.daemon.recomputed import Recomputed
-from torpor.daemon.results import Look, Lossy, MaintenanceProblem, PartDiffers, Reuse
+from torpor.daemon.api.origin import Origin
+from torpor.daemon.api.recomputed import Recomputed
+from torpor.daemon.api.results import Look, Lossy, MaintenanceProblem, PartDiffers, Reuse
+from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.errors import TorporError
-from torpor.memvid.salvaged import Salvaged
+from torpor.memvid.format.salvaged import Salvaged
 
 
 def test_append_makes_the_session_and_says_what_was_read(torpor: Torpor, daemon: FakeDaemon) -> None:

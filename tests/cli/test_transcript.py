@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from cli_rig import Torpor
-from torpor.cli.background import is_running, wait_until_gone
+from torpor.cli.reach.background import is_running, wait_until_gone
 from torpor.snapshot import digests
 from torpor.snapshot.digests import default_cache_path
 

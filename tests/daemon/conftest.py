@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share session_rig.py
 
 from session_rig import MODEL, Rigged, open_rigged
-from torpor.daemon.models import KvChoice
+from torpor.daemon.models.models import KvChoice
 
 
 @pytest.hookimpl(tryfirst=True)

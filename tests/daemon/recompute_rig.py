@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from session_rig import Rigged
-from torpor.daemon.rates import WINDOW, RateName
+from torpor.daemon.models.rates import WINDOW, RateName
 
 MUCH = 1e12
 """An amount beside which what was really measured does not count."""

@@ -22,12 +22,12 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from torpor.daemon.events import Notice
-from torpor.daemon.models import LoadedModel
-from torpor.daemon.results import Event
-from torpor.daemon.sampling import Sampling
+from torpor.daemon.api.results import Event
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.events.events import Notice
+from torpor.daemon.models.models import LoadedModel
 from torpor.daemon.service import Service
-from torpor.daemon.sessions import Session
+from torpor.daemon.sessions.sessions import Session
 from torpor.memvid.store import Store
 from torpor.snapshot.kinds import kind_of, leaves
 from torpor.snapshot.state import LiveState

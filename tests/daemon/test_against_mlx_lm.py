@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 from session_rig import Rigged, begun_together, ignore, tokens_of, writing
-from torpor.daemon.models import DEMO_MODEL_FOLDER
+from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 import mlx_lm  # isort: skip

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import session_rig
 from session_rig import SAMPLED, ignore, tokens_of
-from torpor.daemon.sampling import Sampling
+from torpor.daemon.api.sampling import Sampling
 
 GREEDY = Sampling()
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

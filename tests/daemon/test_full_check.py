@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from adapter_making import write_adapter
 from session_rig import tokens_of
-from torpor.daemon.adapters import AdapterChoice
+from torpor.daemon.models.adapters import AdapterChoice
 from torpor.snapshot import digests
 from torpor.snapshot.errors import IdentityMismatch
 

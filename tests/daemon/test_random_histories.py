@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Fingerprint, Rigged, fingerprint_of, ignore, until
-from torpor.daemon import generation
-from torpor.daemon.engine import Steps
+from torpor.daemon.engine import generation
+from torpor.daemon.engine.engine import Steps
+from torpor.daemon.engine.generation import WriteOrder, Written
 from torpor.daemon.errors import GenerationFailed
-from torpor.daemon.generation import WriteOrder, Written
-from torpor.daemon.models import LoadedModel
+from torpor.daemon.models.models import LoadedModel
 from torpor.snapshot.caches import can_truncate, truncate
 from torpor.snapshot.checkpoints import DEFAULT_BUDGET_BYTES
 from torpor.snapshot.kinds import leaves

@@ -24,9 +24,9 @@ from torpor.daemon.errors import ModelUnavailable, UnknownModel
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.memvid import BlockDraft, Identity, IndexRow, SessionUri, SlotDraft, Store
-from torpor.memvid.blocks import SlotSpec
 from torpor.memvid.errors import CorruptBlock, NoSpace, SessionNotFound, StoreLocked
-from torpor.memvid.index import Index
+from torpor.memvid.format.blocks import SlotSpec
+from torpor.memvid.index.index import Index
 from torpor.snapshot.errors import CanaryFailed, IdentityMismatch, MalformedSnapshot
 
 URI_A = SessionUri("default", "a")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from session_rig import tokens_of
 from torpor.socket_api import Client, RemoteError
-from torpor.socket_api.results import MemoryInfo, Sampling, StatusResult
+from torpor.socket_api.wire.results import MemoryInfo, Sampling, StatusResult
 
 SESSIONS, TURNS, CLIENTS = 10, 4, 5
 SAMPLED = Sampling(temperature=0.9, seed=7)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of
-from torpor.daemon.sampler import initial_key
+from torpor.daemon.engine.sampler import initial_key
 from torpor.memvid import Store
-from torpor.memvid.salvaged import Salvaged
+from torpor.memvid.format.salvaged import Salvaged
 from torpor.snapshot.caches import arrays_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from session_rig import DEADLINE_S, MODEL, SAMPLED, Rigged, Writing, ignore, tokens_of, until
-from torpor.daemon import residency
+from torpor.daemon.api.results import Look, Progress
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.daemon.errors import (
     ContextOverflow,
     EmptyContext,
@@ -23,13 +25,11 @@ from torpor.daemon.errors import (
     StopDeadline,
     UnknownModel,
 )
-from torpor.daemon.generation import DEFAULT_MAX_TOKENS
-from torpor.daemon.results import Look, Progress
-from torpor.daemon.sampling import Sampling
-from torpor.daemon.sessions import MAX_WAITING
+from torpor.daemon.residency import residency
+from torpor.daemon.sessions.sessions import MAX_WAITING
 from torpor.errors import TorporError
 from torpor.memvid.errors import IndexFailed, InvalidUri, NoSpace, SessionNotFound, StoreIoError
-from torpor.memvid.index import Index
+from torpor.memvid.index.index import Index
 from torpor.memvid.store import Store
 from torpor.snapshot.errors import NoSuchPosition
 
@@ -936,7 +936,7 @@ async def test_a_session_that_has_read_nothing_ends_with_the_daemon_and_is_no_fa
 async def test_an_unforeseen_failure_of_one_sleep_does_not_cost_the_other_sessions_theirs(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torpor.daemon import hibernation
+    from torpor.daemon.sleep import hibernation
 
     async with open_rig() as rig:
         for name in ("a", "b", "c"):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage_rig import damage
 from session_rig import Rigged, ignore, tokens_of
-from test_scrubbing import damage
+from torpor.daemon.api.results import Look
 from torpor.daemon.errors import GenerationFailed, SessionAwake
-from torpor.daemon.results import Look
 from torpor.errors import TorporError
 from torpor.memvid import Store
 from torpor.memvid.errors import SessionNotFound, StoreIoError

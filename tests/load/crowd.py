@@ -23,8 +23,8 @@ from pathlib import Path
 
 from torpor.errors import TorporError
 from torpor.socket_api import AsyncClient
-from torpor.socket_api import alink as connecting
-from torpor.socket_api.descriptors import raise_limit
+from torpor.socket_api.client import alink as connecting
+from torpor.socket_api.server.descriptors import raise_limit
 
 CALLS = 3
 """Of each client that stays."""

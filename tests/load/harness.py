@@ -29,12 +29,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torpor.daemon.models import DEMO_MODEL_FOLDER
-from torpor.daemon.sampling import Sampling
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.socket_api import Client, RemoteError
-from torpor.socket_api.results import Sampling as WireSampling
+from torpor.socket_api.wire.results import Sampling as WireSampling
 
 SHARED_TOKENS = 768
 """What all sessions begin with, so that they can be made in minutes: three blocks that each takes over from another."""

@@ -27,12 +27,12 @@ from torpor.memvid import (
     Store,
     zstd,
 )
-from torpor.memvid.blocks import TOKEN_BYTES
-from torpor.memvid.bundle import FrameFile
-from torpor.memvid.codecs import planes
-from torpor.memvid.directory import Frame
-from torpor.memvid.rewriting import Contents, blocks_needed_of, prepared
-from torpor.memvid.unread import UNREAD
+from torpor.memvid.format.blocks import TOKEN_BYTES
+from torpor.memvid.format.bundle import FrameFile
+from torpor.memvid.format.codecs import planes
+from torpor.memvid.format.directory import Frame
+from torpor.memvid.format.ledger_tail import UNREAD
+from torpor.memvid.writing.rewriting import Contents, blocks_needed_of, prepared
 
 URI = SessionUri("default", "agent")
 OTHER_URI = SessionUri("default", "other")

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from store_making import FORK_URI, OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
-from torpor.memvid import Receipt, SessionUri, Store, durable, quarantine
-from torpor.memvid import core as core_module
-from torpor.memvid.core import StoreCore
+from torpor.memvid import Receipt, SessionUri, Store
+from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
     BlockMissing,
     BundleMissing,
@@ -25,10 +24,13 @@ from torpor.memvid.errors import (
     StoreIoError,
     UnsafePath,
 )
-from torpor.memvid.folder import StoreFolder
-from torpor.memvid.index import Index
-from torpor.memvid.records import OpenReport
-from torpor.memvid.retention import Retention
+from torpor.memvid.folder import quarantine
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.records import OpenReport
+from torpor.memvid.index.index import Index
+from torpor.memvid.writing import core as core_module
+from torpor.memvid.writing.core import StoreCore
 
 
 def files(store: Store) -> list[str]:

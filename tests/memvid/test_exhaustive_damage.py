@@ -17,12 +17,12 @@ import pytest
 import store_making as making
 from store_making import OTHER_URI, sleep
 from torpor.memvid import RAW, BlockDraft, BlockEntry, Codec, Receipt, SessionUri, SlotDraft, SlotSpec, Store, zstd
-from torpor.memvid.blocks import BlockHeader, span_parents
-from torpor.memvid.bundle import BundleFile, require_promised
-from torpor.memvid.codecs import planes
-from torpor.memvid.directory import Directory, Frame, digest_of
 from torpor.memvid.errors import StoreError, Truncated
-from torpor.memvid.layout import (
+from torpor.memvid.format.blocks import BlockHeader, span_parents
+from torpor.memvid.format.bundle import BundleFile, require_promised
+from torpor.memvid.format.codecs import planes
+from torpor.memvid.format.directory import Directory, Frame, digest_of
+from torpor.memvid.format.layout import (
     HEADER_BYTES,
     StoredSlot,
     Trailer,
@@ -31,7 +31,7 @@ from torpor.memvid.layout import (
     encode_header,
     frame_bytes_for,
 )
-from torpor.memvid.manifest import bundle_id_of, decode_manifest
+from torpor.memvid.format.manifest import bundle_id_of, decode_manifest
 
 REPORT = "TORPOR_DAMAGE_REPORT"
 

@@ -30,9 +30,12 @@ from store_making import (
     sleep,
     token_ids,
 )
-from torpor.memvid import Store, blocks, codecs, directory, errors, index, layout, limits, manifest, marks
-from torpor.memvid.bundle import BundleFile
-from torpor.memvid.folder import STORE_VERSION
+from torpor.memvid import Store, errors, limits
+from torpor.memvid.folder import marks
+from torpor.memvid.folder.folder import STORE_VERSION
+from torpor.memvid.format import blocks, codecs, directory, layout, manifest
+from torpor.memvid.format.bundle import BundleFile
+from torpor.memvid.index import index
 
 DATA = Path(__file__).parent / "data" / "format-1"
 FILES = {  # how its name begins: SHA-256 of the file, by another hand than the store's

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from store_making import URI, bundle_path, contents, expected, raw_bytes, require_awake, sleep
-from torpor.memvid import SessionUri, Store, scanning
-from torpor.memvid.compaction_plan import CompactionPolicy
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.checking import scanning
 from torpor.memvid.errors import IndexMismatch, NoSpace
-from torpor.memvid.retention import Retention
-from torpor.memvid.unknown_needs import UNREADABLE_CODE
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.index.unknown_references import UNREADABLE_CODE
+from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 
 NEWEST = Retention(keep_last=1)
 FEW_FILES = CompactionPolicy(max_holders=2)

@@ -50,8 +50,6 @@ from torpor.memvid import (
     Store,
     zstd,
 )
-from torpor.memvid.bundle import BundleFile, FrameFile
-from torpor.memvid.codecs import planes
 from torpor.memvid.errors import (
     BlockMissing,
     BundleMissing,
@@ -61,12 +59,14 @@ from torpor.memvid.errors import (
     StoreError,
     TagTaken,
 )
-from torpor.memvid.index import Index
-from torpor.memvid.layout import aligned
-from torpor.memvid.records import Action, Finding, IndexRow, MaintenanceReport
-from torpor.memvid.repair import LOST
-from torpor.memvid.retention import EARLIEST_NS, Retention
-from torpor.memvid.unknown_needs import UNREADABLE_CODE
+from torpor.memvid.folder.retention import EARLIEST_NS, Retention
+from torpor.memvid.format.bundle import BundleFile, FrameFile
+from torpor.memvid.format.codecs import planes
+from torpor.memvid.format.layout import aligned
+from torpor.memvid.format.records import Action, Finding, IndexRow, MaintenanceReport
+from torpor.memvid.index.index import Index
+from torpor.memvid.index.unknown_references import UNREADABLE_CODE
+from torpor.memvid.recovery.repair import LOST
 
 URIS = tuple(SessionUri("default", name) for name in ("agent", "fork", "other"))
 CODECS = (RAW, zstd(1), planes(1))

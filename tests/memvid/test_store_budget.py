@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from store_making import IDENTITY, OTHER_URI, URI, drafts, require_awake, sleep, span, state
 from torpor.memvid import RAW, BlockDraft, Store
-from torpor.memvid.budget import Budget, utc_day
-from torpor.memvid.codecs import zstd
+from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.errors import BudgetExceeded, NoSpace
-from torpor.memvid.folder import StoreFolder
-from torpor.memvid.index import Index, IndexedBundle
-from torpor.memvid.retention import Retention
-from torpor.memvid.rewriting import Contents, prepared
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.codecs import zstd
+from torpor.memvid.index.index import Index, IndexedBundle
+from torpor.memvid.writing.rewriting import Contents, prepared
 
 
 def bundle_bytes(path: Path) -> int:

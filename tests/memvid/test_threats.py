@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from store_making import IDENTITY, OTHER_URI, URI, bundle_path, raw_bytes, require_awake, sleep, token_ids
 from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
-from torpor.memvid.blocks import BlockHeader
 from torpor.memvid.errors import CorruptBundle, InvalidDraft, StoreError, StoreIoError, UnsafePath
+from torpor.memvid.format.blocks import BlockHeader
 
 TESTS = Path(__file__).resolve().parents[1]
 STORE_THREATS = range(1, 39)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from torpor.memvid.blocks import SlotSpec
+from torpor.memvid.format.blocks import SlotSpec
 from torpor.memvid.limits import MAX_SLOTS
 from torpor.snapshot.errors import UnsupportedCache
 from torpor.snapshot.layout import ArrayLayout, CacheEntry, CacheLayout, described, layout_of, told_caches

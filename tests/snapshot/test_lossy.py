@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from growers import GROWERS, VOCABULARY, Run, fingerprint
 from torpor.memvid import BLOCK_TOKENS, Identity, SessionUri, Store
-from torpor.memvid.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.errors import CorruptBlock
+from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.snapshot import memory
 from torpor.snapshot.caches import truncate
 from torpor.snapshot.capture import Cut, cut

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torpor.memvid.sizes import format_bytes
+from torpor.memvid.units import format_bytes
 from torpor.snapshot import memory
 from torpor.snapshot.errors import NotEnoughMemory
 

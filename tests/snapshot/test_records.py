@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from growers import GROWERS, Run
 from torpor.memvid import Identity, SessionUri, Store
-from torpor.memvid.blocks import BlockDraft, SlotDraft, SlotSpec
+from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.snapshot import restore
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import LayoutMismatch, MalformedSnapshot, SnapshotError, UnsupportedCache

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torpor.memvid import Identity, SessionUri, Store, zstd
 from torpor.memvid.errors import CorruptBlock
-from torpor.memvid.sizes import format_bytes
+from torpor.memvid.units import format_bytes
 from torpor.snapshot import capture, memory, restore
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import (

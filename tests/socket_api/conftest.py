@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from torpor.socket_api.limits import ServerLimits
-from torpor.socket_api.server import ApiServer
+from torpor.socket_api.server.server import ApiServer
 
 from .fake_service import FakeService
 

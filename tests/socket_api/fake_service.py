@@ -11,11 +11,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torpor.daemon.admission import Priority
-from torpor.daemon.bus import Bus, Subscription, Wanted
-from torpor.daemon.origin import Origin
-from torpor.daemon.recomputed import Recomputed
-from torpor.daemon.results import (
+from torpor.daemon.api.origin import Origin
+from torpor.daemon.api.recomputed import Recomputed
+from torpor.daemon.api.results import (
     AnalysisResult,
     AppendResult,
     ClearResult,
@@ -52,8 +50,10 @@ from torpor.daemon.results import (
     WarmResult,
     WhyResult,
 )
-from torpor.daemon.sampling import Sampling
-from torpor.daemon.waiting import LeftMidway
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.engine.admission import Priority
+from torpor.daemon.engine.cancellation import LeftMidway
+from torpor.daemon.events.bus import Bus, Subscription, Wanted
 from torpor.errors import TorporError
 from torpor.memvid.uri import SessionUri
 

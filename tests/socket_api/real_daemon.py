@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torpor.socket_api.calls import Call
-from torpor.socket_api.link import Link
-from torpor.socket_api.messages import ErrorMessage, EventMessage, ResultMessage
-from torpor.socket_api.methods import METHODS
-from torpor.socket_api.results import ProgressEvent, TokenEvent
+from torpor.socket_api.client.link import Link
+from torpor.socket_api.wire.calls import Call
+from torpor.socket_api.wire.messages import ErrorMessage, EventMessage, ResultMessage
+from torpor.socket_api.wire.methods import METHODS
+from torpor.socket_api.wire.results import ProgressEvent, TokenEvent
 
 DEADLINE_S = 60.0
 
@@ -143,7 +143,7 @@ class Asked:
 
 def main() -> None:
     doors = Doors(Path(sys.argv[1]))
-    from torpor.daemon.models import LoadedModel
+    from torpor.daemon.models.models import LoadedModel
     from torpor.socket_api.main import main as serve
 
     def guard(owner: Any, name: str, door: str, fall: Callable[[], object]) -> None:

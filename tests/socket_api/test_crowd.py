@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 from torpor.socket_api import AsyncClient, Client
-from torpor.socket_api.descriptors import BESIDE_CONNECTIONS, FEWEST, limits_within, raise_limit
+from torpor.socket_api.client.reaching import MOST_REPEATS
 from torpor.socket_api.errors import ApiError, DaemonBusy, DaemonUnreachable, TooFewDescriptors
-from torpor.socket_api.framing import FrameDecoder
 from torpor.socket_api.limits import REQUEST_LIMITS, ServerLimits
-from torpor.socket_api.reaching import MOST_REPEATS
+from torpor.socket_api.server.descriptors import BESIDE_CONNECTIONS, FEWEST, limits_within, raise_limit
+from torpor.socket_api.wire.framing import FrameDecoder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "load"))
 from crowd import CALLS, crowd
 
+from .client.test_client import HELLO, frame
 from .conftest import ServerThread
-from .test_client import HELLO, frame
-from .test_server import QUICK, running
+from .server.test_server import QUICK, running
 
 EVICTION = {"type": "error", "id": None, "error": {"code": "connection_evicted", "message": "Gone.", "details": {}}}
 
@@ -34,7 +34,7 @@ BUSY = {"code": "daemon_busy", "message": "All work.", "details": {}}
 
 @pytest.fixture
 def short_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torpor.socket_api.listener._BACKLOG", 1)
+    monkeypatch.setattr("torpor.socket_api.server.listener._BACKLOG", 1)
 
 
 def pid_of(path: Path) -> int:
@@ -120,7 +120,7 @@ def test_what_is_refused_on_a_connection_in_reserve_is_asked_again_until_a_place
         refused.append(message)
         return DaemonBusy(message, **facts)
 
-    monkeypatch.setattr("torpor.socket_api.served.DaemonBusy", refuse)
+    monkeypatch.setattr("torpor.socket_api.server.served.DaemonBusy", refuse)
     server = ServerThread(short_path / "t.sock", limits=replace(QUICK, max_connections=1, reserved_connections=1))
     try:
         with Client(short_path / "t.sock") as worker, ThreadPoolExecutor(1) as asking:

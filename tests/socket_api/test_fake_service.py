@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from torpor.daemon.results import AppendResult
+from torpor.daemon.api.results import AppendResult
 from torpor.daemon.service import Service
-from torpor.socket_api.dispatch import Backend
-from torpor.socket_api.serving import ClosableBackend
+from torpor.socket_api.server.dispatch import Backend
+from torpor.socket_api.server.serving import ClosableBackend
 
 from .fake_service import FakeService
 

@@ -18,7 +18,12 @@ print(loaded)
 
 @pytest.mark.parametrize(
     "module",
-    ["torpor.socket_api", "torpor.socket_api.client", "torpor.socket_api.aclient", "torpor.socket_api.connection"],
+    [
+        "torpor.socket_api",
+        "torpor.socket_api.client",
+        "torpor.socket_api.client.aclient",
+        "torpor.socket_api.wire.connection",
+    ],
 )
 def test_importing_a_client_brings_neither_mlx_nor_the_daemon(module: str) -> None:
     done = subprocess.run(

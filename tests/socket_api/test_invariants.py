@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.cli.commands import run
+from torpor.cli.registry import run
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.socket_api import AsyncClient, Client, RemoteError
-from torpor.socket_api.calls import remote_error
+from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import LocalProtocolError
 from torpor.socket_api.limits import MAX_MESSAGES, MAX_REQUEST_FRAME_BYTES
-from torpor.socket_api.link import Link
-from torpor.socket_api.messages import ErrorMessage, ResultMessage
-from torpor.socket_api.results import GenerateResult, ProgressEvent, Sampling, TokenEvent
+from torpor.socket_api.wire.calls import remote_error
+from torpor.socket_api.wire.messages import ErrorMessage, ResultMessage
+from torpor.socket_api.wire.results import GenerateResult, ProgressEvent, Sampling, TokenEvent
 
 from .real_daemon import Asked, RealDaemon, served, tokens_of, until
 
@@ -605,7 +605,7 @@ def test_gm7_what_a_cancelled_request_says_of_the_session_is_so_wherever_the_can
     daemon: RealDaemon, torpor: Client, method: str
 ) -> None:
     """QX16. What was answered can be added up. That a cancel falls before the work, in its reading, its writing, and
-    behind it is seen to in tests/daemon/test_generation.py."""
+    behind it is seen to in tests/daemon/engine/test_generation.py."""
     rng, name, held = random.Random(16), f"adds-up-{method}", 30
     torpor.create(name)
     torpor.append(name, tokens=tokens_of(16, held))

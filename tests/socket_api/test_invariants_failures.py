@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from torpor.socket_api import Client, RemoteError
+from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import ConnectionLost, LocalProtocolError
-from torpor.socket_api.link import Link
-from torpor.socket_api.results import GenerateResult, Sampling, TokenEvent
+from torpor.socket_api.wire.results import GenerateResult, Sampling, TokenEvent
 
 from .real_daemon import Asked, RealDaemon, served, tokens_of, until
 

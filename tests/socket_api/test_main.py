@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
+from torpor.daemon.api.results import CloseReport
 from torpor.daemon.errors import UnknownModel
-from torpor.daemon.results import CloseReport
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.snapshot.kv_format import KvChoice

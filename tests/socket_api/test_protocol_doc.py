@@ -12,12 +12,13 @@ from typing import Any
 import msgpack
 import pytest
 from pydantic import BaseModel, ValidationError
-from torpor.daemon import results as daemon
-from torpor.daemon.events import EVENTS, Event
-from torpor.daemon.sampling import LOWEST_TEMPERATURE
-from torpor.socket_api import errors, limits, messages, results
+from torpor.daemon.api import results as daemon
+from torpor.daemon.api.sampling import LOWEST_TEMPERATURE
+from torpor.daemon.events.events import EVENTS, Event
+from torpor.socket_api import errors, limits
 from torpor.socket_api.limits import ServerLimits
-from torpor.socket_api.methods import METHODS, Message, SamplingFields
+from torpor.socket_api.wire import messages, results
+from torpor.socket_api.wire.methods import METHODS, Message, SamplingFields
 
 TEXT = Path(__file__).parents[2].joinpath("docs", "protocol.md").read_text()
 

@@ -17,8 +17,8 @@ from faults.worlds import SIZES
 from store_making import OTHER_URI, URI
 from store_making import sleep as put_to_sleep
 from torpor.memvid import Receipt, Store
-from torpor.memvid.compaction_plan import CompactionPolicy
-from torpor.memvid.retention import Retention
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 
 _POLICY: Final = CompactionPolicy(max_holders=2, min_dead_ratio=0.0)
 _KEPT: Final = Retention(keep_last=9)

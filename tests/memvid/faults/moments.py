@@ -21,9 +21,9 @@ from faults.shim import Call, Shim, repeatable
 from faults.worlds import Broken, Tape
 from store_making import contents
 from torpor.memvid import SessionUri, Store
-from torpor.memvid.compaction_plan import CompactionPolicy
 from torpor.memvid.errors import StoreError
-from torpor.memvid.retention import Retention
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 
 INDEX: Final = "index.sqlite"
 _FOLDED: Final = CompactionPolicy(max_holders=1, min_dead_ratio=0.0)

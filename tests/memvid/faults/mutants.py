@@ -173,7 +173,7 @@ def _leave_out(function: ast.FunctionDef, flush: ast.Call) -> None:
 def flush_mutants() -> list[Mutant]:
     """One for each flush in the source of memvid."""
     found = []
-    for path in sorted(memvid_folder().glob("*.py")):
+    for path in sorted(memvid_folder().rglob("*.py")):
         for name, function in _functions(ast.parse(path.read_text())):
             for number, call in enumerate(_flushes(function)):
                 what = ast.unparse(call)[:60]
@@ -256,7 +256,7 @@ def install(mutant: Mutant) -> None:
 
     def get_code(loader: Any, fullname: str) -> types.CodeType | None:
         package, _, module = fullname.rpartition(".")
-        if package != "torpor.memvid" or module not in touched:
+        if not package.startswith("torpor.memvid") or module not in touched:
             return real(loader, fullname)
         path = loader.get_filename(fullname)
         tree = mutate(ast.parse(Path(path).read_text()), module, mutant)

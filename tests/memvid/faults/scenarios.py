@@ -17,9 +17,9 @@ from faults.shim import by_hand
 from faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
 from store_making import OTHER_URI, URI
 from torpor.memvid import Receipt, SessionUri, Store
-from torpor.memvid.compaction_plan import CompactionPolicy
 from torpor.memvid.errors import NoSpace
-from torpor.memvid.retention import Retention
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 
 THIRD: Final = SessionUri("work", "third")
 

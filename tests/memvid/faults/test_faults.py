@@ -22,7 +22,7 @@ from faults.kill import fresh, prepare
 from faults.mutants import EQUIVALENT, all_mutants, memvid_folder, mutate, touched_by
 from faults.scenarios import SCENARIOS
 from faults.worlds import Tape
-from torpor.memvid import durable
+from torpor.memvid.disk import durable
 
 RUN = Path(__file__).with_name("run.py")
 needs_strace = pytest.mark.skipif(bool(strace_kill.unavailable()), reason=strace_kill.unavailable())
@@ -73,7 +73,8 @@ def test_t3_every_mutant_has_a_name_of_its_own_and_fits_the_code() -> None:
     assert mutants.keys() >= EQUIVALENT.keys()
     for mutant in mutants.values():
         for module in touched_by(mutant):
-            source = (memvid_folder() / f"{module}.py").read_text()
+            (path,) = memvid_folder().rglob(f"{module}.py")
+            source = path.read_text()
             changed = mutate(ast.parse(source), module, mutant)
             assert ast.unparse(changed) != ast.unparse(ast.parse(source)), mutant.name
 

@@ -19,12 +19,13 @@ from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_
 from faults.shim import by_hand
 from faults.worlds import SIZES, Broken, Mark, Sees, Tape, Version, World, require_bit_exact, sleep
 from store_making import OTHER_URI, URI
-from torpor.memvid import SessionUri, Store, index
-from torpor.memvid.bundle import BundleFile
-from torpor.memvid.compaction_plan import CompactionPolicy
+from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
-from torpor.memvid.incoming import hand_over
-from torpor.memvid.repair import LOST
+from torpor.memvid.exchange.incoming import hand_over
+from torpor.memvid.format.bundle import BundleFile
+from torpor.memvid.index import index
+from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.memvid.recovery.repair import LOST
 
 ALONE: Final = Version(SessionUri("work", "alone"), 1, 30, seed=8)
 _DAY_SECONDS: Final = 86_400

@@ -17,7 +17,7 @@ from typing import Any, Final
 import store_making as making
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import NoSpace
-from torpor.memvid.repair import LOST
+from torpor.memvid.recovery.repair import LOST
 
 SIZES: Final = {"layers": 1, "heads": 1, "dim": 1}
 """Two slots of 512 bytes for a full span: a bundle has a few KiB, and hundreds of states a second can be checked."""

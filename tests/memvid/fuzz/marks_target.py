@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 from torpor.memvid import SessionUri
-from torpor.memvid.marks import Marks, decode_marks, encode_marks
+from torpor.memvid.folder.marks import Marks, decode_marks, encode_marks
 
 from .mutation import TEXTS, change_bytes
 from .target import SOUND, Target, again, require

@@ -17,8 +17,8 @@ from random import Random
 from typing import Any, Final
 
 from torpor.memvid import Receipt, SessionUri, Store, StoreError
-from torpor.memvid.bundle import BundleFile
-from torpor.memvid.incoming import hand_over
+from torpor.memvid.exchange.incoming import hand_over
+from torpor.memvid.format.bundle import BundleFile
 
 from . import bundle_file
 from .marks_target import HOSTILE, VALUES, canonical, change_json, sealed

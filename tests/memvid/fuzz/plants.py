@@ -64,7 +64,7 @@ PLANTS: Final = (
     Plant("a crash in a rare branch", "bundle", "packing.py", "    raise _Refused(\"it holds an extension type\")\n\n\ndef _map", "    import os\n    os.abort()\n\n\ndef _map"),
     Plant("the chain is not compared at a wake", "store", "bundle.py", "    if found != promised:\n", "    if False:\n"),
     Plant("the row is not compared at a wake", "index", "store.py", "            require_same_as_row(row, uri, reader.manifest, reader.path)\n", "            pass\n"),
-    Plant("an import asks for no promise", "import", "foreign.py", "        require_promised(known[0], entry, parents[entry.id], manifest.identity.digest, file.path)\n", ""),
+    Plant("an import asks for no promise", "import", "import_checks.py", "        require_promised(known[0], entry, parents[entry.id], manifest.identity.digest, file.path)\n", ""),
     Plant("an import keeps its own name", "import", "transfer.py", "uri = as_uri or manifest.uri", "uri = manifest.uri"),
     Plant("what was taken waits on", "import", "transfer.py", "        remove_taken(core.folder, bundle_id)\n", "        pass\n"),
     Plant("a refused export leaves its file", "export", "targets.py", "        finally:\n            temp.close()\n", "        finally:\n            pass\n"),
@@ -102,7 +102,7 @@ def _hunt(plant: Plant, arguments: argparse.Namespace) -> dict[str, object]:
         for name in ("__init__.py", "errors.py"):
             shutil.copy(ROOT / name, package)
         shutil.copytree(ROOT / "memvid", package / "memvid", ignore=shutil.ignore_patterns("__pycache__"))
-        module = package / "memvid" / plant.module
+        (module,) = (package / "memvid").rglob(plant.module)
         source = module.read_text()
         if source.count(plant.before) != 1:
             return {"plant": plant.name, "found": False, "why": f"it does not fit {plant.module}"}

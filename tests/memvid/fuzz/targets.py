@@ -19,13 +19,13 @@ from typing import Any, Final
 import store_making
 from blake3 import blake3
 from torpor.memvid import SessionUri, Store, StoreError, zstd
-from torpor.memvid.blocks import DTYPE_BYTES, BlockHeader
-from torpor.memvid.bundle import BundleFile
-from torpor.memvid.codecs import decode_chunks, decode_into
-from torpor.memvid.directory import decode_directory
+from torpor.memvid.format.blocks import DTYPE_BYTES, BlockHeader
+from torpor.memvid.format.bundle import BundleFile
+from torpor.memvid.format.codecs import decode_chunks, decode_into
+from torpor.memvid.format.directory import decode_directory
+from torpor.memvid.format.manifest import decode_manifest
+from torpor.memvid.format.packing import pack, unpack
 from torpor.memvid.limits import MAX_BLOCK_HEADER_BYTES, MAX_SESSION_MAP_BYTES
-from torpor.memvid.manifest import decode_manifest
-from torpor.memvid.packing import pack, unpack
 
 from . import bundle_file, zstd_frames
 from .marks_target import TARGETS as MARKS_TARGETS

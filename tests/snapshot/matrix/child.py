@@ -19,9 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from torpor.daemon.generation import find_logits
+from torpor.daemon.engine.generation import find_logits
 from torpor.memvid import SessionUri, Store
-from torpor.memvid.blocks import BlockEntry
+from torpor.memvid.format.blocks import BlockEntry
 from torpor.snapshot import capture, restore
 from torpor.snapshot.caches import can_truncate, truncate
 from torpor.snapshot.state import LiveState, token_array

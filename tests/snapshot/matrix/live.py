@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from blake3 import blake3
-from torpor.daemon import generation
-from torpor.daemon.loaded_files import LoadedFiles
-from torpor.daemon.models import LoadedModel
+from torpor.daemon.engine import generation
+from torpor.daemon.models.loaded_files import LoadedFiles
+from torpor.daemon.models.models import LoadedModel
 from torpor.memvid import Identity
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.state import LiveState, token_array

@@ -1,0 +1,76 @@
+"""`torpor append`: have a session read a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...memvid.units import format_count, format_plural
+from ...socket_api.wire.results import AppendResult
+from ..reach.daemon_link import connect, progress_of, with_session
+from ..reach.inputs import load_text
+from ..reach.interrupts import ignore_interrupts
+from ..reach.options import JsonOption, ModelOption, NewLabelOption, PriorityOption, SessionArgument, SocketOption
+from ..view.damage import naming_the_intact
+from ..view.formatting import format_rate, format_seconds
+from ..view.output import Output, plain
+from ..view.wake_remarks import remark_on_branch, remark_on_wake_in_passing
+
+FileOption = Annotated[
+    Path | None, typer.Option("--file", "-f", metavar="PATH", show_default=False, help="Read this file; - is stdin.")
+]
+
+
+def append(
+    session: SessionArgument,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", show_default=False, help="What to read.")] = None,
+    file: FileOption = None,
+    priority: PriorityOption = "normal",
+    model: ModelOption = None,
+    label: NewLabelOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a session read a text: it becomes part of the context, and nothing is written.
+
+    The session is made if there is none of that name. Reading is the slow part of a conversation; after
+    [cyan]torpor sleep[/] it never has to be done again.
+
+    [bold]Examples[/]
+
+    [cyan]torpor append notes --file report.md[/]
+    [cyan]git diff | torpor append review --label nightly --priority background[/]
+    """
+    output = Output(as_json=as_json)
+    content = load_text(text, file, what="text")
+    with connect(socket) as client, progress_of(output, "prefill") as on_event:
+        with naming_the_intact(client, session):
+            result = with_session(
+                output,
+                client,
+                session,
+                model,
+                lambda: client.append(session, text=content, priority=priority, on_event=on_event),
+                labels=label,
+            )
+        ignore_interrupts()
+    if as_json:
+        output.document("append", result.model_dump(mode="json"))
+        return
+    remark_on_wake_in_passing(output, result.woken)
+    remark_on_branch(output, result.session, result.branched)
+    cached = format_plural(result.cached_tokens, "token")
+    known = f"; {cached} taken over from a session that begins alike" if result.cached_tokens else ""
+    output.line(
+        f"{plain(result.session)}  read {format_plural(result.tokens_added, 'token')}"
+        f" in {format_seconds(result.seconds)}{_rate_of(result)}, now {format_count(result.token_count)}{known}"
+    )
+
+
+def _rate_of(result: AppendResult) -> str:
+    """How fast it was read, where reading is all that took time."""
+    if result.cached_tokens or result.woken is not None:
+        return ""
+    return f" ({format_rate(result.prefilled_tokens, result.seconds)})"

@@ -1,0 +1,69 @@
+"""`torpor backup`: the store as it is now, in a folder that can take its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...memvid.units import format_plural
+from ..errors import Interrupted
+from ..reach.daemon_link import find_daemon
+from ..reach.options import JsonOption, SocketOption, StoreOption
+from ..reach.store_view import choose_store, open_store
+from ..view.output import Output, plain
+from .maintenance_report import result_of, write_report
+
+FolderArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", show_default=False, help="A new or empty folder, or an earlier backup of this store."
+    ),
+]
+
+
+def backup(
+    folder: FolderArgument,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Copy what sleeps in the store, with tags and pins, into a folder that is a store itself.
+
+    Works beside a running daemon, which may sleep and compact meanwhile. What the folder has already is not copied
+    again, and what was deleted since stays there. Every byte that is copied is checked. What an awake session has read
+    since it last slept is not in it: torpor sleep first.
+
+    [bold]Examples[/]
+
+    [cyan]torpor backup /mnt/disk/torpor[/]
+    [cyan]torpor ls --store /mnt/disk/torpor[/]
+    """
+    output = Output(as_json=as_json)
+    place = choose_store(store, socket)
+    unslept = _find_unslept(socket) if store is None else []
+    with open_store(place) as opened:
+        try:
+            with output.progress("copying", unit="bytes") as on_progress:
+                report = opened.backup(folder, on_progress=on_progress)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"Interrupted. Each version in {folder} is there whole or not at all; run it again for the rest."
+            ) from None
+    status = write_report(output, "backup", result_of(report), nothing="all of it is there already")
+    if unslept:
+        output.remark(
+            f"[yellow]not in it[/]  what {format_plural(len(unslept), 'awake session')} read and wrote since the last"
+            f" sleep. Put these to sleep, then run it again: [cyan]torpor sleep {plain(' '.join(unslept))}[/]"
+        )
+    return status
+
+
+def _find_unslept(socket: Path | None) -> list[str]:
+    """The sessions of the daemon that answers, if one does, of which its memory has more than the store."""
+    daemon = find_daemon(socket)
+    if daemon is None:
+        return []
+    with daemon:
+        return [f"{info.namespace}/{info.name}" for info in daemon.list_sessions() if info.dirty and info.token_count]

@@ -1,0 +1,164 @@
+"""`torpor chat`: a conversation, one message or a whole evening."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ...errors import TorporError
+from ...socket_api.client.client import Client, TextStream
+from ...socket_api.wire.results import GenerateResult
+from ..errors import Interrupted, InvalidUsage
+from ..exit_codes import INTERRUPTED, OK
+from ..reach.daemon_link import OnEvent, connect, with_session
+from ..reach.inputs import load_text, load_transcript
+from ..reach.options import (
+    JsonOption,
+    MaxTokensOption,
+    ModelOption,
+    NewLabelOption,
+    PriorityOption,
+    SeedOption,
+    SessionArgument,
+    SocketOption,
+    StopOption,
+    TemperatureOption,
+    TopPOption,
+    sampling_of,
+)
+from ..view.damage import naming_the_intact
+from ..view.output import Output, report_error
+from .streaming import finish_generation, stream_to_end
+
+TranscriptOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--transcript",
+        metavar="PATH",
+        show_default=False,
+        help="The whole chat, a JSON list of messages; - is stdin.",
+    ),
+]
+DivergenceOption = Annotated[
+    Literal["refuse", "rewind"] | None,
+    typer.Option(
+        "--on-divergence",
+        show_default=False,
+        help="What becomes of a transcript that is not what the session has: refused, or the session goes back.",
+    ),
+]
+PROMPT = "[bold cyan]you ›[/] "
+# A conversation is over when no request can succeed any more; anything else is one failed turn.
+_FATAL_CODES = frozenset({"daemon_unreachable", "connection_lost", "protocol_error", "shutting_down", "service_closed"})
+
+
+def chat(
+    session: SessionArgument,
+    message: Annotated[
+        str | None, typer.Argument(metavar="MESSAGE", show_default=False, help="One message; without it, a dialogue.")
+    ] = None,
+    transcript: TranscriptOption = None,
+    on_divergence: DivergenceOption = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    priority: PriorityOption = "normal",
+    model: ModelOption = None,
+    label: NewLabelOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Talk with a session; it remembers, also after it slept.
+
+    With a MESSAGE, or with text on standard input, it answers once. On a terminal without either it is a dialogue:
+    Ctrl-C stops an answer, Ctrl-D ends the dialogue. The session is made if there is none of that name.
+
+    With --transcript the whole chat is given, as agent frameworks send it: a JSON list of messages, each with role and
+    content. The last one is answered. What the session has already is not read again. A chat that is not the session's
+    is refused; with --on-divergence rewind the session goes back to where they part.
+
+    [bold]Examples[/]
+
+    [cyan]torpor chat helper[/]
+    [cyan]torpor chat helper "What does os.fsync promise?"[/]
+    [cyan]torpor chat helper --json < question.txt | jq -r .text[/]
+    [cyan]torpor chat helper --transcript messages.json --on-divergence rewind[/]
+    """
+    output = Output(as_json=as_json)
+    sampling = sampling_of(temperature=temperature, top_p=top_p, seed=seed)
+    if transcript is None and on_divergence is not None:
+        raise InvalidUsage("--on-divergence is for --transcript: one new message cannot diverge.")
+    if transcript is not None and message is not None:
+        raise InvalidUsage("Give either a MESSAGE or --transcript: its last message is the one to be answered.")
+    with connect(socket) as client:
+        how = {"max_tokens": max_tokens, "sampling": sampling, "stop": stop or (), "priority": priority}
+        turn = _Turn(output, client, session, model, label, **how)
+        if transcript is not None:
+            asked = {"messages": load_transcript(transcript), "on_divergence": on_divergence or "refuse"}
+            return finish_generation(output, "chat", turn.answer(None, **asked))
+        if message is None and sys.stdin.isatty():
+            if as_json:
+                raise InvalidUsage("With --json, give the MESSAGE as an argument or on standard input.")
+            return _dialogue(output, turn)
+        return finish_generation(output, "chat", turn.answer(load_text(message, None, what="message")))
+
+
+class _Turn:
+    """Asks one thing of one session, as often as it is called."""
+
+    def __init__(
+        self,
+        output: Output,
+        client: Client,
+        session: str,
+        model: str | None,
+        labels: list[str] | None,
+        **asked: Any,
+    ) -> None:
+        self._output = output
+        self._client = client
+        self._session = session
+        self._model = model
+        self._labels = labels
+        self._asked = asked
+
+    def answer(self, message: str | None, **transcript: Any) -> GenerateResult:
+        """Send a message, or a transcript, and stream the answer; give its result."""
+
+        def begin(on_event: OnEvent) -> TextStream:
+            return self._client.stream_chat(self._session, message, on_event=on_event, **self._asked, **transcript)
+
+        def act() -> GenerateResult:
+            return stream_to_end(self._output, begin)
+
+        with naming_the_intact(self._client, self._session):
+            return with_session(self._output, self._client, self._session, self._model, act, labels=self._labels)
+
+
+def _dialogue(output: Output, turn: _Turn) -> int:
+    """Read lines and answer them until the input ends. Ctrl-C at the prompt leaves with the interrupted status."""
+    output.remark("[dim]Ctrl-C stops an answer, Ctrl-D ends the dialogue.[/]")
+    while True:
+        try:
+            message = output.stderr.input(PROMPT)
+        except EOFError:
+            output.remark("")
+            return OK.number
+        except KeyboardInterrupt:
+            output.remark("")
+            return INTERRUPTED.number
+        if not message.strip():
+            continue
+        try:
+            finish_generation(output, "chat", turn.answer(message))
+        except Interrupted:
+            output.remark("[dim]stopped[/]")
+        except TorporError as error:
+            if error.code in _FATAL_CODES:
+                raise
+            report_error(error, as_json=False)

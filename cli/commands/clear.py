@@ -1,0 +1,69 @@
+"""`torpor clear`: all sessions of a label deleted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...memvid.units import format_bytes, format_plural
+from ...socket_api.wire.results import ClearResult
+from ..exit_codes import ERROR, OK, PARTIAL
+from ..reach.consent import YesOption, has_consent
+from ..reach.daemon_link import connect
+from ..reach.interrupts import ignore_interrupts
+from ..reach.options import DryRunOption, JsonOption, NamespaceChoice, SocketOption
+from ..view.output import Output, plain
+
+LabelOption = Annotated[
+    str, typer.Option("--label", metavar="TEXT", show_default=False, help="Every session that has this label.")
+]
+
+
+def clear(
+    label: LabelOption,
+    namespace: NamespaceChoice = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Delete all sessions of a label for good: from memory, from disk with every version, and from what new sessions
+    find to begin with.
+
+    Asks first on a terminal; in a script, --yes is required. Bytes that other sessions share stay. The status is 3 if
+    some could not be deleted.
+
+    [bold]Examples[/]
+
+    [cyan]torpor clear --label nightly --dry-run[/]
+    [cyan]torpor clear --label nightly --yes[/]
+    """
+    output = Output(as_json=as_json)
+    with connect(socket) as client:
+        question = f"Delete every session with the label {label} for good?"
+        if not (dry_run or yes or has_consent(question, "delete", as_json=as_json)):
+            output.remark("nothing deleted")
+            return ERROR.number
+        with output.progress("clear"):
+            result = client.clear(label, namespace=namespace, dry_run=dry_run)
+        ignore_interrupts()
+    if as_json:
+        output.document("clear", result.model_dump(mode="json"))
+    else:
+        _say(output, result)
+    if not result.failed:
+        return OK.number
+    return PARTIAL.number if result.sessions else ERROR.number
+
+
+def _say(output: Output, result: ClearResult) -> None:
+    for session in result.sessions:
+        output.line(f"{plain(session)}  {'would be deleted' if result.dry_run else 'deleted'}")
+    for session, reason in result.failed.items():
+        output.remark(f"[red]{plain(session)}[/] {plain(reason)}")
+    for problem in result.problems:
+        output.remark(f"[yellow]{plain(problem.code)}[/] {plain(problem.message)}")
+    stored, freed = format_bytes(result.stored_bytes), format_bytes(result.bytes_freed)
+    size = f"{stored} stored" if result.dry_run else f"{freed} freed"
+    output.remark(f"[dim]{format_plural(len(result.sessions), 'session')}, {size}[/]")

@@ -1,0 +1,106 @@
+"""`torpor du`: what a store takes on disk, whose it is, and what could be given back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from ...memvid.format.records import SessionUsage, UsageReport
+from ...memvid.units import format_bytes, format_count
+from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
+from ..reach.store_view import choose_store, load_uri, open_store
+from ..view.output import Output, facts_table, plain, render_problem, rows_table
+
+# The parts of the store's bytes by place, in the order in which they are shown; a part of nothing is left out.
+_PLACES = (
+    ("live_bytes", "versions of sessions"),
+    ("retired_bytes", "kept for others"),
+    ("unreadable_bytes", "unreadable"),
+    ("quarantine_bytes", "set aside by repair"),
+    ("incoming_bytes", "waiting to be imported"),
+    ("index_bytes", "index"),
+    ("temp_bytes", "unfinished"),
+    ("other_bytes", "marks and everything else"),
+)
+
+
+def du(
+    session: OnlySessionArgument = None,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a store takes on disk, what each session takes, and what could be given back.
+
+    Reads the files of --store, of the running daemon's store, or of the default one, and disturbs no work. ALONE is
+    what a session would give back if it were forgotten; SHARED is what it needs and others need too.
+
+    [bold]Examples[/]
+
+    [cyan]torpor du[/]
+    [cyan]torpor du notes[/]
+    [cyan]torpor du --json | jq .unneeded_bytes[/]
+    """
+    output = Output(as_json=as_json)
+    path = choose_store(store, socket)
+    with open_store(path) as opened:
+        only = load_uri(opened, session) if session is not None else None
+        report = opened.usage()
+        counted = opened.opening.index_rebuilt is None  # the index alone tells what was written, and here none did
+    sessions = [usage for usage in report.sessions if only in (None, usage.uri)]
+    if as_json:
+        output.document("du", document_of(report, sessions, path, counted=counted))
+        return
+    if sessions:
+        output.show(render_sessions(sessions))
+    if only is None:
+        output.show(render_store(report, path, counted=counted))
+    for problem in report.problems:
+        output.line(render_problem(asdict(problem)))
+
+
+def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path, *, counted: bool) -> dict[str, Any]:
+    """The figures as the JSON document has them; `counted`: whether what was written today is known."""
+    listed = []
+    for usage in sessions:
+        figures = asdict(usage)
+        del figures["uri"]
+        listed.append({"session": str(usage.uri), **figures})
+    return {"store": str(path), **asdict(report), "written_today_known": counted, "sessions": listed}
+
+
+def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
+    """Draw what each session takes, the largest first."""
+    figures = ("VERSIONS", "TOKENS", "STATE", "STORED", "SHARED", "ALONE")
+    table = rows_table("SESSION", *figures, right=figures, whole=("SESSION",))
+    for usage in sorted(sessions, key=lambda usage: (-usage.stored_bytes, usage.uri)):
+        table.add_row(
+            plain(f"{usage.uri.namespace}/{usage.uri.name}"),
+            format_count(usage.versions),
+            format_count(usage.token_count),
+            format_bytes(usage.logical_bytes),
+            format_bytes(usage.stored_bytes),
+            format_bytes(usage.shared_bytes),
+            format_bytes(usage.exclusive_bytes),
+        )
+    return table
+
+
+def render_store(report: UsageReport, path: Path, *, counted: bool) -> RenderableType:
+    """Draw what the store takes as a whole; `counted`: whether what was written today is known."""
+    facts = facts_table()
+    facts.add_row("  store", plain(path))
+    facts.add_row("  on disk", format_bytes(report.file_bytes))
+    for field, name in _PLACES:
+        if size_bytes := getattr(report, field):
+            facts.add_row(f"    {name}", format_bytes(size_bytes))
+    facts.add_row("  shared", f"{format_bytes(report.shared_bytes)} that several sessions need, counted once")
+    hint = ": torpor gc and compact give back what is worth it" if report.unneeded_bytes else ""
+    facts.add_row("  unneeded", f"{format_bytes(report.unneeded_bytes)}{hint}")
+    unknown = "not known: the index counts it, and is missing or damaged"
+    facts.add_row("  written today", format_bytes(report.written_today_bytes) if counted else unknown)
+    facts.add_row("  free on the disk", format_bytes(report.free_bytes))
+    return Group("", facts)

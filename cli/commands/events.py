@@ -1,0 +1,88 @@
+"""`torpor events`: what happens in the daemon, as it happens, a line each."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from ...socket_api.wire.results import NoticeEvent
+from ..reach.daemon_link import connect
+from ..reach.options import JsonOption, NamespaceChoice, SocketOption, require_sessions
+from ..view.output import Output, plain
+from ..view.streams import require_reader
+
+SessionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--session",
+        metavar="SESSION",
+        show_default=False,
+        callback=require_sessions,
+        help="Only what is about this session.",
+    ),
+]
+NameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name",
+        metavar="EVENT",
+        show_default=False,
+        help="Only events of this name, such as sleep_ended. Can be repeated.",
+    ),
+]
+
+
+def events(
+    session: SessionOption = None,
+    namespace: NamespaceChoice = None,
+    name: NameOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what happens in the daemon from now on: what is read and written, sleeps, wakes, evictions, who waits.
+
+    A line each, with sizes and times and no word of any text. It goes on until Ctrl-C, or until the daemon has stopped.
+    With --json, each line is one document. What happens faster than it is read is dropped, oldest first, and a line
+    'lost' says how many.
+
+    [bold]Examples[/]
+
+    [cyan]torpor events[/]
+    [cyan]torpor events --session notes --name sleep_ended --name wake_ended[/]
+    [cyan]torpor events --json >> events.jsonl[/]
+    """
+    output = Output(as_json=as_json)
+    within = None if session else namespace  # which the session's full name has
+    try:
+        with connect(socket) as client, client.events(name, session=session, namespace=within) as happening:
+            for event in happening:
+                _write(output, event)
+    except KeyboardInterrupt:
+        return
+
+
+def _write(output: Output, event: NoticeEvent) -> None:
+    if output.as_json:
+        output.document("events", event.model_dump(mode="json", exclude={"kind"}))
+    else:
+        output.line(render_event(event))
+        sys.stdout.flush()
+    require_reader()
+
+
+def render_event(event: NoticeEvent) -> str:
+    """Markup of one event: when, what, about which session, and its facts."""
+    when = datetime.fromtimestamp(event.time_ns / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    facts = "  ".join(f"[dim]{plain(name)}[/] {plain(_shown(value))}" for name, value in event.facts.items())
+    return f"[dim]{when}[/]  {plain(event.name):<16}  {plain(event.session or '–')}  {facts}".rstrip()
+
+
+def _shown(value: str | int | float | bool | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else value

@@ -1,0 +1,87 @@
+"""`torpor fold`: a smaller session that goes on from a summary of another."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...memvid.units import format_count, format_plural
+from ..errors import InvalidUsage
+from ..reach.daemon_link import connect, progress_of
+from ..reach.interrupts import ignore_interrupts
+from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, PriorityOption, SessionArgument, SocketOption
+from ..view.damage import naming_the_intact
+from ..view.formatting import format_seconds
+from ..view.output import Output, plain
+
+SummaryOption = Annotated[
+    str | None, typer.Option("--summary", metavar="TEXT", show_default=False, help="The summary, in your words.")
+]
+SummariseOption = Annotated[
+    int | None,
+    typer.Option(
+        "--summarise",
+        metavar="N",
+        min=1,
+        show_default=False,
+        help="Have the model write the summary, in at most so many tokens; its context must have room for them.",
+    ),
+]
+TailOption = Annotated[
+    int,
+    typer.Option(
+        "--tail", metavar="TOKENS", min=0, help="How many of the last tokens go along as they are, from a turn on."
+    ),
+]
+
+
+def fold(
+    session: SessionArgument,
+    name: NewNameArgument,
+    summary: SummaryOption = None,
+    summarise: SummariseOption = None,
+    tail: TailOption = 0,
+    priority: PriorityOption = "normal",
+    label: OwnLabelOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on from a session whose context is full: a new one begins with its system text, a summary, and its last turns
+    if --tail asks for them.
+
+    The old session is put to sleep as it stands, with all that it had; the new one says where it comes from. The
+    summary is yours (--summary), or the model writes it (--summarise).
+
+    [bold]Examples[/]
+
+    [cyan]torpor fold helper helper-2 --summary "We chose SQLite. Open: backups." --tail 800[/]
+    [cyan]torpor fold helper helper-2 --summarise 200[/]
+    """
+    output = Output(as_json=as_json)
+    if (summary is None) == (summarise is None):
+        raise InvalidUsage("Give either --summary TEXT or --summarise N.", option="--summary")
+    with connect(socket) as client, progress_of(output, "prefill") as on_event:
+        with naming_the_intact(client, session):
+            result = client.fold(
+                session,
+                name,
+                summary=summary,
+                summarise=summarise,
+                tail=tail,
+                labels=label,
+                priority=priority,
+                on_event=on_event,
+            )
+        ignore_interrupts()
+    if as_json:
+        output.document("fold", result.model_dump(mode="json"))
+        return
+    origin = result.folded_from
+    output.line(
+        f"{plain(result.session)}  folded from {plain(origin.session)} at version {origin.version}:"
+        f" {format_count(origin.tokens)} tokens became {format_count(result.token_count)}, the last"
+        f" {format_plural(result.tail_tokens, 'token')} as they were, in {format_seconds(result.seconds)}"
+    )
+    if summarise is not None:
+        output.line(f"    {plain(result.summary)}")

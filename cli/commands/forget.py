@@ -1,0 +1,53 @@
+"""`torpor forget`: remove a session with all its bytes, even from files that others need."""
+
+from __future__ import annotations
+
+from ...errors import TorporError
+from ...memvid.errors import SessionNotFound
+from ...memvid.format.records import MaintenanceReport
+from ..exit_codes import ERROR
+from ..reach.consent import YesOption, has_consent
+from ..reach.options import DryRunOption, JsonOption, SessionArgument, SocketOption, WrittenStoreOption
+from ..view.output import Output, plain
+from .maintenance_report import result_of, write_report
+from .upkeep import Order, carry_out
+
+_NEXT = "see to these and forget it again"
+
+
+def forget(
+    session: SessionArgument,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Forget a session: every version goes, awake or asleep, and its bytes leave the disk.
+
+    [cyan]torpor rm[/] keeps a file whole as long as another session needs a part of it. This cuts out of such a file
+    what no other session needs: name, text and state of the forgotten session. What another session has read too
+    stays. Asks first on a terminal; in a script, --yes is required.
+
+    [bold]Examples[/]
+
+    [cyan]torpor forget notes --dry-run[/]
+    [cyan]torpor forget notes --yes --json[/]
+    """
+    output = Output(as_json=as_json)
+    if not (dry_run or yes or has_consent(f"Forget {session} for good?", "forget", as_json=as_json)):
+        output.remark("nothing forgotten")
+        return ERROR.number
+    try:
+        report = carry_out(output, Order("forget", session, dry_run=dry_run), socket, store)
+    except TorporError as error:
+        if error.code != SessionNotFound.code:
+            raise
+        if close := error.details.get("suggestions"):
+            output.remark(f"[dim]did you mean {plain(' or '.join(close))}?[/]")
+        report = result_of(MaintenanceReport("forget", dry_run, (), 0, 0, ()))
+    nothing = f"nothing of {plain(session)} is in the store"
+    status = write_report(output, "forget", report, nothing=nothing)
+    if report.problems and not dry_run:
+        output.remark(f"not proven: bytes of {session} may be left where the problems say; {_NEXT}")
+    return status

@@ -1,0 +1,63 @@
+"""`torpor fork`: a new session that begins as another one stands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...memvid.units import format_bytes, format_plural
+from ..reach.daemon_link import connect, progress_of
+from ..reach.interrupts import ignore_interrupts
+from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, SocketOption, VersionArgument
+from ..view.damage import naming_the_intact
+from ..view.formatting import format_seconds
+from ..view.output import Output, plain
+
+AtOption = Annotated[
+    int | None,
+    typer.Option(
+        "--at",
+        metavar="TOKEN",
+        min=1,
+        show_default=False,
+        help="Begin with only so many of its tokens. What it takes to get there is computed, and told.",
+    ),
+]
+
+
+def fork(
+    version: VersionArgument,
+    name: NewNameArgument,
+    at: AtOption = None,
+    label: OwnLabelOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new session that begins as another one stands, or as it stood at an earlier version or token.
+
+    Both go on by themselves from there, and neither sees what the other does. The fork sleeps and is durable; it has
+    all blocks in common with the other session, so a hundred forks of one long context take the space of one. What an
+    awake session has not slept yet is put to sleep for it; the session stays awake.
+
+    [bold]Examples[/]
+
+    [cyan]torpor fork notes try-1[/]
+    [cyan]torpor fork notes@before-refactor try-2 --label experiment[/]
+    [cyan]torpor fork notes earlier --at 1500[/]
+    """
+    output = Output(as_json=as_json)
+    with connect(socket) as client, progress_of(output, "sleep") as on_event:
+        with naming_the_intact(client, version):
+            result = client.fork(version, name, at_token=at, labels=label, on_event=on_event)
+        ignore_interrupts()
+    if as_json:
+        output.document("fork", result.model_dump(mode="json"))
+        return
+    origin = result.forked_from
+    output.line(
+        f"{plain(result.session)}  forked from {plain(origin.session)} at version {origin.version} with"
+        f" {format_plural(origin.tokens, 'token')}: {format_plural(result.blocks_reused, 'block')} in common,"
+        f" {format_bytes(result.bytes_written)} written, {format_plural(result.tokens_prefilled, 'token')} computed"
+        f" in {format_seconds(result.seconds)}"
+    )

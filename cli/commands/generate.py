@@ -1,0 +1,90 @@
+"""`torpor generate`: let a session go on writing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...socket_api.client.client import TextStream
+from ...socket_api.wire.results import GenerateResult
+from ..reach.daemon_link import OnEvent, connect, require_labels, require_model, with_session
+from ..reach.options import (
+    JsonOption,
+    MaxTokensOption,
+    ModelOption,
+    NewLabelOption,
+    PriorityOption,
+    SeedOption,
+    SessionArgument,
+    SocketOption,
+    StopOption,
+    TemperatureOption,
+    TopPOption,
+    sampling_of,
+)
+from ..view.damage import naming_the_intact
+from ..view.output import Output
+from .streaming import finish_generation, stream_to_end
+
+ProveOption = Annotated[
+    bool, typer.Option("--prove", help="Give a digest of the logits behind every token.", show_default=False)
+]
+
+
+def generate(
+    session: SessionArgument,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", show_default=False, help="Read this first, then go on.")
+    ] = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    prove: ProveOption = False,
+    priority: PriorityOption = "normal",
+    model: ModelOption = None,
+    label: NewLabelOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Let a session go on writing at the end of what it has read.
+
+    The text streams to stdout. Ctrl-C stops it: the tokens written so far are kept, and the session can go on.
+    A sleeping session wakes by itself. The sampling options hold for this request; [cyan]torpor set[/] changes those of
+    the session.
+
+    [bold]Examples[/]
+
+    [cyan]torpor generate notes -n 200[/]
+    [cyan]torpor generate tale "Once upon a time" --temperature 0.8 --seed 7[/]
+    [cyan]torpor generate notes --prove --json | jq .final_logits_blake3[/]
+    """
+    output = Output(as_json=as_json)
+    sampling = sampling_of(temperature=temperature, top_p=top_p, seed=seed)
+    with connect(socket) as client:
+
+        def begin(on_event: OnEvent) -> TextStream:
+            return client.stream_generate(
+                session,
+                max_tokens=max_tokens,
+                text=text,
+                sampling=sampling,
+                stop=stop or (),
+                prove=prove,
+                priority=priority,
+                on_event=on_event,
+            )
+
+        def act() -> GenerateResult:
+            return stream_to_end(output, begin)
+
+        # Without a text a new session would have nothing to go on from, so it is not made.
+        with naming_the_intact(client, session):
+            if model is not None and not text:
+                require_model(client, session, model)
+            if label and not text:
+                require_labels(client, session, label)
+            result = with_session(output, client, session, model, act, labels=label) if text else act()
+    return finish_generation(output, "generate", result)

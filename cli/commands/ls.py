@@ -1,0 +1,140 @@
+"""`torpor ls`: the sessions there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...memvid.disk.location import default_store_path
+from ...memvid.units import format_bytes, format_count
+from ..reach.daemon_link import find_daemon, find_ended_daemon
+from ..reach.options import JsonOption, SocketOption, StoreOption, enter_namespace
+from ..reach.store_view import (
+    describe_holder,
+    find_holder,
+    find_marks_problem,
+    find_missing_files,
+    list_store,
+    open_store,
+)
+from ..view.formatting import format_id, format_time
+from ..view.output import Output, plain, render_problem, rows_table
+
+MIDDLE_COLUMNS = 80  # from this terminal width on, memory, version and model are shown too
+WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
+
+NamespaceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAMESPACE",
+        show_default=False,
+        callback=enter_namespace,
+        help="Only the sessions of this namespace.",
+    ),
+]
+MARKS = {  # by the field of a session: the mark behind its state, its style, and what it means
+    "dirty": ("*", "default", "changed since it last slept"),
+    "salvaged": ("~", "yellow", "the beginning of a damaged version, which a repair saved: torpor show says how much"),
+    "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
+    "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
+    "file_missing": (
+        "!",
+        "red",
+        "its newest version has no file: put what is awake to sleep, and it has one; of others ask torpor verify",
+    ),
+}
+STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}
+
+
+def ls(
+    namespace: NamespaceArgument = None,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List sessions, with their tokens and bytes.
+
+    Asks the daemon if one runs, so that awake sessions are listed too. With no daemon, or with --store, it reads the
+    store's files; whether a session is awake cannot be seen there, and its state is then [cyan]stored[/].
+
+    [bold]Examples[/]
+
+    [cyan]torpor ls[/]
+    [cyan]torpor ls --json | jq -r '.sessions[].session'[/]
+    [cyan]torpor ls --store /backup/store[/]
+    """
+    output = Output(as_json=as_json)
+    source, place, sessions = _load_sessions(namespace, socket, store)
+    unserved = source == "store" and store is None
+    holder = find_holder(Path(place)) if unserved else None
+    ended = find_ended_daemon() if unserved and holder is None else None
+    problems = [problem for problem in (ended, find_marks_problem(Path(place))) if problem]
+    missing = find_missing_files(Path(place), sessions)
+    if as_json:
+        problems += missing
+        body = {"source": source, "store": place, "sessions": sessions, "problems": problems, "locked_by": holder}
+        output.document("ls", body)
+        return
+    for problem in problems:
+        output.remark(render_problem(problem))
+    if source == "store":
+        output.remark(f"[dim]no daemon asked: these are the files of[/] {plain(place)}")
+    if holder is not None:
+        output.remark(f"[yellow]no daemon answers, but {plain(describe_holder(holder, Path(place)))}[/]")
+    if sessions:
+        output.show(render_sessions(sessions, width=output.stdout.width))
+        for legend in legends_of(sessions):
+            output.remark(f"[dim]{legend}[/]")
+    elif namespace is not None:
+        output.remark(f"No sessions in namespace {plain(namespace)}. All there are: [cyan]torpor ls[/]")
+    else:
+        output.remark('No sessions yet. Begin one: [cyan]torpor chat NAME "Hello"[/]')
+
+
+def _load_sessions(
+    namespace: str | None, socket: Path | None, store: Path | None
+) -> tuple[str, str, list[dict[str, Any]]]:
+    """Give where the listing comes from (daemon or store), the store's path, and the sessions."""
+    daemon = find_daemon(socket) if store is None else None
+    if daemon is not None:
+        with daemon:
+            listed = daemon.list_sessions(namespace)
+            return "daemon", daemon.status().store, [info.model_dump(mode="json") for info in listed]
+    path = store or default_store_path()
+    with open_store(path) as opened:
+        return "store", str(path), list_store(opened, namespace)
+
+
+def render_sessions(sessions: list[dict[str, Any]], *, width: int) -> Any:
+    """Draw the listing for a terminal of so many columns: the fewer, the less of each session."""
+    names = ["SESSION", "STATE", "TOKENS", "STORED"]
+    if width >= MIDDLE_COLUMNS:
+        names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL"]
+    if width >= WIDE_COLUMNS:
+        names += ["SLEPT AS", "LAST SLEEP", "LABELS"]
+    figures = ("TOKENS", "VERSION", "STORED", "RESIDENT")
+    table = rows_table(*names, right=figures, whole=("STATE", *figures, "LAST SLEEP"))
+    for info in sessions:
+        style = STATE_STYLES.get(info["state"], "default")
+        cells = {
+            "SESSION": plain(f"{info['namespace']}/{info['name']}"),
+            "STATE": f"[{style}]{plain(info['state'])}[/]"
+            + "".join(f"[{style}]{mark}[/]" for fact, (mark, style, _) in MARKS.items() if info[fact]),
+            "TOKENS": format_count(info["token_count"]),
+            "VERSION": str(info["version"] or "–"),
+            "STORED": format_bytes(info["stored_bytes"]) if info["stored_bytes"] else "–",
+            "RESIDENT": format_bytes(info["resident_bytes"]) if info["resident_bytes"] else "–",
+            "MODEL": plain(info["model"]),
+            "SLEPT AS": plain(format_id(info["bundle_id"])),
+            "LAST SLEEP": format_time(info["slept_ns"]),
+            "LABELS": plain(" ".join(info["labels"])) or "–",
+        }
+        table.add_row(*(cells[name] for name in names))
+    return table
+
+
+def legends_of(sessions: list[dict[str, Any]]) -> list[str]:
+    """What the marks mean that stand behind the states of these sessions."""
+    return [f"{mark} {meaning}" for fact, (mark, _, meaning) in MARKS.items() if any(info[fact] for info in sessions)]

@@ -1,0 +1,166 @@
+"""What became of an operation on a store: the table of its actions, one line of sums, and what stays wrong.
+
+Owns how such a report is written, for whichever command asked for it and whoever carried it out, the daemon or this
+process. Knows nothing of stores.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ...memvid.format.records import MaintenanceReport
+from ...memvid.units import format_bytes, format_count, format_plural
+from ...socket_api.wire.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult
+from ..exit_codes import INTEGRITY, OK, STATUS_OF_CODE
+from ..reach.interrupts import ignore_interrupts
+from ..view.formatting import format_id
+from ..view.output import Output, plain, render_problem, rows_table
+
+ROWS_SHOWN = 40  # actions that a person is shown; JSON has them all
+_FILE_OR_ID = re.compile(r"(?:/\S*/)?\b([0-9a-f]{64})\b")
+KEEP = "keep"  # not an action but the reason why there is none
+
+# What is written of an action that was carried out. One that a later version knows is written as it is.
+_DONE = {
+    "remove": "removed",
+    "strip": "stripped",
+    "rewrite": "rewritten",
+    "recompress": "recompressed",
+    "quarantine": "set aside",
+    "salvage": "salvaged",
+    "restore": "brought back",
+    "retire": "retired",
+    "unmark": "unmarked",
+    "index": "indexed",
+    "import": "imported",
+    "export": "exported",
+    "quantise": "quantised",
+    "copy": "copied",
+    KEEP: "kept",
+}
+
+
+def result_of(report: MaintenanceReport) -> MaintenanceResult:
+    """Shape a report of this process like the daemon's answer, with nothing left out."""
+    return MaintenanceResult(
+        operation=report.operation,
+        dry_run=report.dry_run,
+        actions=tuple(
+            MaintenanceAction(
+                kind=action.kind,
+                path=action.path,
+                session=None if action.session is None else str(action.session),
+                version=action.version,
+                size_bytes=action.size_bytes,
+                reason=action.reason,
+            )
+            for action in report.actions
+        ),
+        actions_left_out=0,
+        bytes_freed=report.bytes_freed,
+        bytes_written=report.bytes_written,
+        problems=tuple(
+            MaintenanceProblem(path=problem.path, code=problem.code, message=problem.message)
+            for problem in report.problems
+        ),
+        problems_left_out=0,
+    )
+
+
+def write_report(output: Output, command: str, report: MaintenanceResult, *, nothing: str = "nothing to do") -> int:
+    """Write a report and give the exit status: of what stays wrong, unless the report is only a plan. `nothing` is what
+    is said where no action was needed."""
+    ignore_interrupts()
+    if output.as_json:
+        output.document(command, {"ok": not report.problems, **report.model_dump(mode="json")})
+        return _exit_status(report)
+    if report.actions:
+        output.show(render_actions(report))
+    hidden = max(0, len(report.actions) - ROWS_SHOWN)
+    if hidden + report.actions_left_out:
+        output.line(f"[dim]… and {format_count(hidden + report.actions_left_out)} more (--json has them)[/]")
+    for problem in report.problems[:ROWS_SHOWN]:
+        output.line(render_problem(problem.model_dump()))
+    unseen = max(0, len(report.problems) - ROWS_SHOWN) + report.problems_left_out
+    if unseen:
+        output.line(f"[dim]… and {format_plural(unseen, 'more problem')} (--json has them)[/]")
+    output.line(_sums(report, nothing))
+    return _exit_status(report)
+
+
+def render_actions(report: MaintenanceResult) -> Any:
+    """Draw the actions, a row each; what a plan would do is written as the verb, what was done as its participle."""
+    names = ("ACTION", "SIZE", "FILE", "SESSION", "WHY")
+    table = rows_table(*names, right=("SIZE",), whole=("ACTION", "SIZE"))
+    for action in report.actions[:ROWS_SHOWN]:
+        verb = action.kind if report.dry_run else _DONE.get(action.kind, action.kind)
+        table.add_row(
+            f"[dim]{plain(verb)}[/]" if action.kind == KEEP else plain(verb),
+            format_bytes(action.size_bytes) if action.size_bytes else "–",
+            plain(_short_file(action.path) or "–"),
+            plain(_owner(action)),
+            plain(_short_ids(action.reason)),
+        )
+    return table
+
+
+def _owner(action: MaintenanceAction) -> str:
+    if action.session is None:
+        return "–"
+    name = action.session.removeprefix("torpor://")
+    return name if action.version is None else f"{name}@{action.version}"
+
+
+def _short_ids(reason: str) -> str:
+    """A reason with each bundle's file, and each id, written as the table names them: whole ones take line after line
+    of a narrow column."""
+    return _FILE_OR_ID.sub(lambda found: format_id(found[1]), reason)
+
+
+def _short_file(path: str) -> str:
+    """A bundle's file by the first digits of its id, any other by its last names."""
+    name = Path(path).name
+    stem, _, rest = name.partition(".")  # one that was set aside has a number after its ending
+    if len(stem) == 64:
+        return f"{format_id(stem)}.{rest}"
+    return name or path
+
+
+def _sums(report: MaintenanceResult, nothing: str) -> str:
+    counts = Counter(action.kind for action in report.actions if action.kind != KEEP)
+    problems = len(report.problems) + report.problems_left_out
+    wrong = f"; [red]{format_plural(problems, 'problem')}[/]" if problems else ""
+    if not counts and not report.actions_left_out:
+        kept = sum(action.kind == KEEP for action in report.actions)
+        return f"{nothing}{f', {format_count(kept)} kept' if kept else ''}{wrong}"
+    figures = _figures(report.bytes_freed, report.bytes_written)
+    done = ", ".join(
+        f"{format_count(count)} {plain(kind if report.dry_run else _DONE.get(kind, kind))}"
+        for kind, count in counts.items()
+    )
+    more = f" and {format_count(report.actions_left_out)} more" if report.actions_left_out else ""
+    if report.dry_run:
+        return f"[yellow]nothing done yet[/]  would be {figures}; {done}{more}{wrong}"
+    return f"{'[yellow]partly done[/]' if problems else '[green]done[/]'}  {figures}; {done}{more}{wrong}"
+
+
+def _figures(freed: int, written: int) -> str:
+    """What left the disk and what came, and, where both did, what that is together."""
+    figures = ", ".join(
+        f"{format_bytes(size)} {what}" for size, what in ((freed, "freed"), (written, "written")) if size
+    )
+    if not (freed and written):
+        return figures or "no bytes freed or written"
+    net = freed - written
+    return f"{figures}: {format_bytes(abs(net))} {'less' if net >= 0 else 'more'} on disk"
+
+
+def _exit_status(report: MaintenanceResult) -> int:
+    """6 if stored bytes stay damaged, else the status of the first problem; a plan has done its work by being told."""
+    if report.dry_run or not report.problems:
+        return OK.number
+    statuses = [STATUS_OF_CODE.get(problem.code, INTEGRITY) for problem in report.problems]
+    return INTEGRITY.number if INTEGRITY in statuses else statuses[0].number

@@ -1,0 +1,104 @@
+"""`torpor tag`, `untag`, `pin` and `unpin`: names for versions, and versions that stay."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...memvid.uri import require_tag
+from ...socket_api.wire.results import MarksResult
+from ..reach.interrupts import ignore_interrupts
+from ..reach.options import JsonOption, SessionArgument, SocketOption, VersionArgument, WrittenStoreOption
+from ..view.output import Output, plain
+from .upkeep import Mark, set_mark
+
+TagArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TAG",
+        show_default=False,
+        callback=require_tag,
+        help="1 to 64 letters, digits, '.', '_' or '-', beginning with a letter.",
+    ),
+]
+
+
+MoveOption = Annotated[bool, typer.Option("--move", help="Take it from the version that has it.", show_default=False)]
+
+
+def tag(
+    version: VersionArgument,
+    name: TagArgument,
+    move: MoveOption = False,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a version a name, the newest one if none is named. [cyan]SESSION@TAG[/] then means that version.
+
+    A version with a tag is never pruned. A tag that another version of the session has is refused without --move.
+
+    [bold]Examples[/]
+
+    [cyan]torpor tag notes before-refactor[/]
+    [cyan]torpor tag notes@3 before-refactor --move[/]
+    """
+    _write(Output(as_json=as_json), "tag", set_mark(Mark(version, tag=name, move=move), socket, store))
+
+
+def untag(
+    session: SessionArgument,
+    name: TagArgument,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a name from the version that has it. The version stays.
+
+    [bold]Examples[/]
+
+    [cyan]torpor untag notes before-refactor[/]
+    """
+    _write(Output(as_json=as_json), "untag", set_mark(Mark(session, untag=name), socket, store))
+
+
+def pin(
+    version: VersionArgument,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Pin a version, the newest one if none is named: it is never pruned.
+
+    [bold]Examples[/]
+
+    [cyan]torpor pin notes[/]
+    [cyan]torpor pin notes@3f9c01ab[/]
+    """
+    _write(Output(as_json=as_json), "pin", set_mark(Mark(version, pinned=True), socket, store))
+
+
+def unpin(
+    version: VersionArgument,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the pin from a version. The version stays until a prune finds it.
+
+    [bold]Examples[/]
+
+    [cyan]torpor unpin notes@3[/]
+    """
+    _write(Output(as_json=as_json), "unpin", set_mark(Mark(version, pinned=False), socket, store))
+
+
+def _write(output: Output, command: str, marks: MarksResult) -> None:
+    ignore_interrupts()
+    if output.as_json:
+        output.document(command, marks.model_dump(mode="json"))
+        return
+    words = [f"tagged {plain(', '.join(marks.tags))}"] if marks.tags else []
+    words += ["pinned"] if marks.pinned else []
+    output.line(f"{plain(marks.session)}  version {marks.version}: {', '.join(words) or 'no marks'}")

@@ -1,0 +1,94 @@
+"""`torpor models`: what is served and what of it is in memory; load a model, unload one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ...memvid.units import format_bytes, format_count
+from ...socket_api.wire.results import ModelInfo
+from ..errors import InvalidUsage
+from ..reach.daemon_link import connect
+from ..reach.options import JsonOption, SocketOption
+from ..view.formatting import format_seconds
+from ..view.output import Output, plain, rows_table
+
+ActionArgument = Annotated[
+    Literal["load", "unload"] | None,
+    typer.Argument(metavar="[load|unload]", show_default=False, help="Load the model NAME, or unload it."),
+]
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="NAME", show_default=False, help="Which model is to be loaded or unloaded.")
+]
+
+
+def models(
+    action: ActionArgument = None,
+    name: NameArgument = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the models that are served, and what of them is in memory; load one before it is needed, or unload one.
+
+    A model is loaded by the first request that needs it, and gives its memory up when others need it and no
+    request uses it; [cyan]torpor serve[/] says which stay. Unloading puts its sessions to sleep first, and is refused
+    while a request uses it.
+
+    [bold]Examples[/]
+
+    [cyan]torpor models[/]
+    [cyan]torpor models load qwen[/]
+    [cyan]torpor models unload qwen[/]
+    """
+    if (action is None) != (name is None):
+        raise InvalidUsage("Give load or unload together with the NAME of a model, or neither to list them.")
+    output = Output(as_json=as_json)
+    with connect(socket) as client:
+        if action is not None and name is not None:
+            with output.progress(f"{action}ing {name}"):
+                listed: tuple[ModelInfo, ...] = (
+                    client.load_model(name) if action == "load" else client.unload_model(name),
+                )
+        else:
+            listed = client.status().models
+    if as_json:
+        output.document("models", {"models": [model.model_dump(mode="json") for model in listed]})
+        return
+    output.show(render_models(listed))
+    for model in listed:
+        if model.problem is not None:
+            output.remark(f"[yellow]{plain(model.name)}[/]: {plain(model.problem)}")
+        if model.changed:
+            changed = ", ".join(model.changed)
+            output.remark(
+                f"[yellow]{plain(model.name)}[/]: its files have changed since they were loaded ({plain(changed)}); put"
+                f" them back, or take them: torpor models unload {plain(model.name)}"
+            )
+
+
+def render_models(listed: tuple[ModelInfo, ...]) -> Any:
+    """Draw the listing."""
+    right = ("MEMORY", "SESSIONS")
+    table = rows_table(
+        "MODEL", "STATE", "MEMORY", "SESSIONS", "LAST USED", "PATH", right=right, whole=("MODEL", "STATE")
+    )
+    for model in listed:
+        table.add_row(
+            plain(model.name),
+            _state(model),
+            format_bytes(model.weights_bytes) if model.weights_bytes else "–",
+            format_count(model.sessions_awake) if model.sessions_awake else "–",
+            f"{format_seconds(model.idle_s)} ago" if model.loads else "–",
+            plain(model.path),
+        )
+    return table
+
+
+def _state(model: ModelInfo) -> str:
+    if model.loading:
+        return "[yellow]loading[/]"
+    state = "[green]loaded[/]" if model.resident else "[blue]not loaded[/]"
+    if model.pinned:
+        return f"{state}, pinned"
+    return state if model.ttl_s is None else f"{state}, for {format_seconds(model.ttl_s)}"

@@ -1,0 +1,60 @@
+"""`torpor rm`: delete sessions, awake or asleep, with all their versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...memvid.units import format_bytes, format_plural
+from ...socket_api.client.client import Client
+from ...socket_api.errors import DaemonUnreachable
+from ...socket_api.wire.results import DeleteResult
+from ..exit_codes import ERROR
+from ..reach.batches import run_batch
+from ..reach.consent import YesOption, has_consent
+from ..reach.daemon_link import connect, nobody_is_there
+from ..reach.options import JsonOption, SessionsArgument, SocketOption
+from ..view.output import Output, plain
+
+
+def rm(
+    sessions: SessionsArgument, yes: YesOption = False, socket: SocketOption = None, as_json: JsonOption = False
+) -> int:
+    """Delete sessions for good: from memory and from disk, with every version.
+
+    Asks first on a terminal; in a script, --yes is required. Bytes that other sessions share stay.
+
+    [bold]Examples[/]
+
+    [cyan]torpor rm notes[/]
+    [cyan]torpor rm notes review --yes --json[/]
+    """
+    output = Output(as_json=as_json)
+    with _connect(socket) as client:
+        if not (yes or has_consent(f"Delete {', '.join(sessions)} for good?", "delete", as_json=as_json)):
+            output.remark("nothing deleted")
+            return ERROR.number
+
+        def delete(session: str) -> DeleteResult:
+            report = client.delete(session)
+            for problem in report.problems:
+                output.remark(f"[yellow]{problem.code}[/] {plain(problem.message)}")
+            return report
+
+        return run_batch(output, "rm", sessions, delete, _line)
+
+
+def _connect(socket: Path | None) -> Client:
+    try:
+        return connect(socket)
+    except DaemonUnreachable as error:
+        if nobody_is_there(error):
+            error.message += " Without one, `torpor forget` deletes a session, and erases its bytes too."
+        raise
+
+
+def _line(report: DeleteResult) -> str:
+    return (
+        f"{plain(report.session)}  deleted: {format_plural(report.versions_deleted, 'version')},"
+        f" {format_plural(report.bundles_deleted, 'bundle')},"
+        f" {format_bytes(report.bytes_freed)} freed"
+    )

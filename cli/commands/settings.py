@@ -1,0 +1,78 @@
+"""`torpor set`: change how a session draws its tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import InvalidUsage
+from ..reach.daemon_link import connect, progress_of
+from ..reach.options import (
+    JsonOption,
+    SeedOption,
+    SessionArgument,
+    SocketOption,
+    TemperatureOption,
+    TopPOption,
+    sampling_of,
+)
+from ..view.damage import naming_the_intact
+from ..view.output import Output, plain
+
+TopKOption = Annotated[
+    int | None,
+    typer.Option("--top-k", min=0, metavar="N", show_default=False, help="Draw from the N likeliest; 0: from all."),
+]
+MinPOption = Annotated[
+    float | None,
+    typer.Option("--min-p", min=0, max=1, metavar="X", show_default=False, help="Leave out what is X times rarer."),
+]
+PenaltyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--repetition-penalty", min=0, metavar="X", show_default=False, help="Above 1, what was just said gets rarer."
+    ),
+]
+
+
+def set_(
+    session: SessionArgument,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: PenaltyOption = None,
+    seed: SeedOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change how a session draws its tokens, from now on: what is named, and nothing else.
+
+    The options of [cyan]generate[/] and [cyan]chat[/] hold for one request; these are the session's, and sleep with it.
+    A seed that is named begins its random numbers anew. A sleeping session is woken, and the change is durable once it
+    has slept again.
+
+    [bold]Examples[/]
+
+    [cyan]torpor set tale --temperature 0.8 --top-p 0.95[/]
+    [cyan]torpor set tale --seed 7 --json | jq .sampling[/]
+    """
+    output = Output(as_json=as_json)
+    sampling = sampling_of(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    if sampling is None:
+        raise InvalidUsage("Name what is to change, such as --temperature 0.8.")
+    with connect(socket) as client, naming_the_intact(client, session), progress_of(output, "wake") as on_event:
+        info = client.set(session, sampling=sampling, on_event=on_event)
+    if as_json:
+        output.document("set", info.model_dump(mode="json"))
+        return
+    told = info.sampling.model_dump() if info.sampling else {}
+    output.line(f"{plain(info.session)}  draws with {', '.join(f'{name} {value:g}' for name, value in told.items())}")

@@ -1,0 +1,225 @@
+"""`torpor show`: everything about one session."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ...errors import TorporError
+from ...memvid.disk.location import default_store_path
+from ...memvid.folder.versions import describe_versions
+from ...memvid.units import format_bytes, format_count, format_plural
+from ...memvid.uri import VERSION_MARK
+from ..exit_codes import INTEGRITY, exit_status_of
+from ..reach.daemon_link import find_daemon
+from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
+from ..reach.store_view import find_marks_problem, load_detail, open_store
+from ..view.damage import add_suggestion
+from ..view.formatting import format_id, format_time
+from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
+from ..view.wake_remarks import describe_salvaged
+
+WIDE_COLUMNS = 100  # from here on a terminal is shown all; a narrower one whole words of the more important
+_FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT")
+_LEFT_OUT_IF_NARROW = ("PARENT", "STATE")
+LINES_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them all
+
+
+def show(
+    session: VersionArgument, socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Show one session: its state, its versions, the model it belongs to, and the end of its text.
+
+    Asks the daemon if one runs. With no daemon, or with --store, it reads the store's files, which tell everything
+    but the text: that needs the model's tokenizer. An earlier version is always shown from the files.
+
+    [bold]Examples[/]
+
+    [cyan]torpor show notes[/]
+    [cyan]torpor show notes@before-refactor[/]
+    [cyan]torpor show torpor://default/notes --json | jq .versions[/]
+    """
+    output = Output(as_json=as_json)
+    source, place, detail = _load(session, socket, store)
+    problem = find_marks_problem(place)
+    if as_json:
+        output.document("show", {"source": source, **detail, "problems": [problem] if problem else []})
+        return
+    output.show(render_detail(detail, output.stdout.width))
+    if problem:
+        output.remark(render_problem(problem))
+
+
+def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, Path, dict[str, Any]]:
+    """Give where the detail comes from (daemon or store), the store's path, and the detail."""
+    daemon = find_daemon(socket) if store is None else None
+    if daemon is not None:
+        with daemon:
+            place = Path(daemon.status().store)
+            if VERSION_MARK in session:
+                return "store", place, _load_from_files(session, place)
+            try:
+                return "daemon", place, daemon.show(session).model_dump(mode="json")
+            except TorporError as error:
+                _add_others(error, place, session)
+                raise
+    place = store or default_store_path()
+    return "store", place, _load_from_files(session, place)
+
+
+def _load_from_files(session: str, place: Path) -> dict[str, Any]:
+    try:
+        with open_store(place) as opened:
+            found = load_detail(opened, session)
+    except TorporError as error:
+        _add_others(error, place, session)
+        raise
+    return {
+        "info": found.info,
+        "versions": found.versions,
+        "tail_text": None,
+        "layers": found.layers,
+        "lineage": found.lineage,
+        "identity": found.identity,
+        "backend": found.backend,
+        "lossy": found.lossy,
+        "forked_from": found.forked_from,
+        "folded_from": found.folded_from,
+        "environment": found.environment,
+    }
+
+
+def _add_others(error: TorporError, place: Path, session: str) -> None:
+    """Say which version can be woken instead of a damaged one, and which others can be shown."""
+    add_suggestion(error, place, session)
+    if exit_status_of(error.code) != INTEGRITY.number:
+        return
+    try:
+        with open_store(place) as opened:
+            row = opened.resolve_version(session)
+            others = sorted(each.version for each in opened.versions(row.uri) if each.version != row.version)
+    except TorporError:
+        return  # as there
+    if others:
+        error.details["other_versions"] = others
+        error.message += f" Besides it has {describe_versions(others)}: `torpor show {row.uri}@{others[-1]}`."
+
+
+def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
+    """Draw what `show` found out, section by section; `width` is that of the terminal, in columns."""
+    narrow = width < WIDE_COLUMNS
+    info = detail["info"]
+    parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(detail)]
+    if detail["versions"]:
+        parts += [_heading("versions"), _versions(detail["versions"], narrow=narrow)]
+    if detail["lineage"]:
+        parts += [_heading("lineage"), Text("  " + " → ".join(map(_short, detail["lineage"])))]
+    parts += [_heading("identity"), _pairs(detail["identity"], narrow=narrow)]
+    if detail.get("backend"):
+        parts += [_heading("backend"), _pairs(detail["backend"], narrow=narrow)]
+    if detail.get("environment"):
+        parts += [_heading("environment"), _pairs(detail["environment"], narrow=narrow)]
+    if detail["layers"]:
+        parts += [_heading(f"layers ({len(detail['layers'])})"), _layers(detail["layers"])]
+    if detail["tail_text"]:
+        parts += [_heading("ends with"), Text(_indented(neutralise(detail["tail_text"])), style="italic")]
+    elif detail["tail_text"] is None:
+        parts += [_heading("ends with"), Text("  (needs a running daemon: its model has the tokenizer)", style="dim")]
+    return Group(*parts)
+
+
+def _facts(detail: dict[str, Any]) -> RenderableType:
+    info, lossy = detail["info"], detail.get("lossy")
+    facts = facts_table()
+    changed = ", changed since it last slept" if info["dirty"] else ""
+    looked = f", a look at token {format_count(info['token_count'])}" if info["look"] else ""
+    facts.add_row("  state", plain(info["state"]) + changed + looked)
+    facts.add_row("  version", _version(detail))
+    facts.add_row("  model", plain(info["model"]))
+    facts.add_row("  tokens", format_count(info["token_count"]))
+    if unread := info["unread_tokens"]:
+        facts.add_row("  unread", f"the last {format_plural(unread, 'token')}, which the next use computes again")
+    if info["resident_bytes"]:
+        facts.add_row("  resident", format_bytes(info["resident_bytes"]))
+    if info["stored_bytes"]:
+        facts.add_row("  stored", format_bytes(info["stored_bytes"]))
+    if saved := info["salvaged"]:
+        facts.add_row("  saved", describe_salvaged(saved["tokens"], saved["of"]))
+    if lossy:
+        tokens = format_plural(lossy["tokens"], "token")
+        facts.add_row("  lossy", f"keys and values of the first {tokens} in {lossy['bits']} bits")
+    for way, what in (("forked", "with"), ("folded", "a summary of")):
+        if origin := detail.get(f"{way}_from"):
+            tokens = format_plural(origin["tokens"], "token")
+            begun = f"{origin['session']} at version {origin['version']}, {what} {tokens}"
+            facts.add_row(f"  {way} from", plain(begun))
+    facts.add_row("  bundle", plain(info["bundle_id"] or "– (never slept)"))
+    slept = {version["version"]: version["created_ns"] for version in detail["versions"]}
+    facts.add_row("  slept", format_time(slept.get(info["version"])))
+    if info["labels"]:
+        facts.add_row("  labels", plain(" ".join(info["labels"])))
+    if info["sampling"]:
+        facts.add_row("  sampling", ", ".join(f"{plain(name)} {value:g}" for name, value in info["sampling"].items()))
+    return facts
+
+
+def _version(detail: dict[str, Any]) -> str:
+    """The version that is shown, and the newest where that is another one."""
+    shown, newest = detail["info"]["version"], detail["versions"][-1:]
+    if shown is None or not newest or newest[0]["version"] == shown:
+        return str(shown or "–")
+    tokens = format_plural(newest[0]["token_count"], "token")
+    return f"{shown}; the newest is version {newest[0]['version']}, with {tokens}"
+
+
+def _versions(versions: list[dict[str, Any]], *, narrow: bool) -> RenderableType:
+    right = ("TOKENS", "WRITTEN", "STATE")
+    names = [name for name in ("VERSION", *_FIGURES, "MARKS") if not (narrow and name in _LEFT_OUT_IF_NARROW)]
+    table = rows_table(
+        *(f"  {name}" if name == "VERSION" else name for name in names), right=right, whole=("  VERSION", *_FIGURES)
+    )
+    for version in versions:
+        figures = {
+            "VERSION": f"  {version['version']}",
+            "BUNDLE": plain(format_id(version["bundle_id"])),
+            "PARENT": plain(format_id(version["parent"])),
+            "TOKENS": format_count(version["token_count"]),
+            "WRITTEN": format_bytes(version["bundle_bytes"]),
+            "STATE": format_bytes(version["logical_bytes"]),
+            "SLEPT": format_time(version["created_ns"]),
+            "MARKS": plain(" ".join([*version["tags"], *(["(pinned)"] if version["pinned"] else [])])),
+        }
+        table.add_row(*(figures[name] for name in names))
+    return table
+
+
+def _pairs(pairs: dict[str, str], *, narrow: bool) -> RenderableType:
+    facts = facts_table()
+    for name, value in sorted(pairs.items()):
+        facts.add_row(f"  {plain(name)}", plain(_short(value) if narrow else value))
+    return facts
+
+
+def _layers(layers: list[str]) -> RenderableType:
+    alike = [(layer, len(list(run))) for layer, run in groupby(layers)]
+    shown = [f"  {neutralise(layer)}" + (f"  × {count}" if count > 1 else "") for layer, count in alike[:LINES_SHOWN]]
+    if len(alike) > LINES_SHOWN:
+        shown.append("  … (--json has them all)")
+    return Text("\n".join(shown))
+
+
+def _heading(text: str) -> RenderableType:
+    return Text(f"\n{text}", style="dim bold")
+
+
+def _short(line: str) -> str:
+    is_id = len(line) == 64 and all(digit in "0123456789abcdef" for digit in line)
+    return format_id(line) if is_id else neutralise(line).replace("\n", "␊")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,60 @@
+"""`torpor stats`: how many sessions there are, what they take, and how often they were found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...memvid.units import format_bytes, format_count
+from ...socket_api.wire.results import LabelFigures, StatsResult
+from ..reach.daemon_link import connect
+from ..reach.options import JsonOption, LabelChoice, NamespaceChoice, SocketOption
+from ..view.output import Output, plain, rows_table
+
+
+def stats(
+    label: LabelChoice = None,
+    namespace: NamespaceChoice = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show figures of all sessions, by label: how many, their tokens, memory and disk, and how often they were found.
+
+    A session counts as found when [cyan]torpor warm[/] meets it awake, and when a new session takes over what it has
+    read; since the daemon began. One with several labels counts in each.
+
+    [bold]Examples[/]
+
+    [cyan]torpor stats[/]
+    [cyan]torpor stats --label nightly --json | jq .total.tokens[/]
+    """
+    output = Output(as_json=as_json)
+    with connect(socket) as client:
+        result = client.stats(label, namespace)
+    if as_json:
+        output.document("stats", result.model_dump(mode="json"))
+    else:
+        output.show(render_stats(result))
+
+
+def render_stats(result: StatsResult) -> Any:
+    """Draw a row for each label, and one for all, set apart."""
+    numbers = ("SESSIONS", "AWAKE", "TOKENS", "RESIDENT", "STORED", "HITS")
+    table = rows_table("LABEL", *numbers, right=numbers)
+    for figures in result.labels:
+        table.add_row(*_row(plain(figures.label), figures))
+    if result.labels:
+        table.add_row()  # so that no label, which may be any text, looks like the row of all
+    table.add_row(*_row("[dim]all[/]", result.total))
+    return table
+
+
+def _row(name: str, figures: LabelFigures) -> list[str]:
+    return [
+        name,
+        format_count(figures.sessions),
+        format_count(figures.awake),
+        format_count(figures.tokens),
+        format_bytes(figures.resident_bytes),
+        format_bytes(figures.stored_bytes),
+        format_count(figures.hits),
+    ]

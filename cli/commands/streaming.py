@@ -1,0 +1,115 @@
+"""A generation on the terminal: a bar while it reads or wakes, then the text as it comes, and Ctrl-C that stops it.
+
+Owns what `generate` and `chat` have in common. Does not know which of the two it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from ...memvid.units import format_count, format_plural
+from ...socket_api.client.client import TextStream
+from ...socket_api.errors import LocalProtocolError
+from ...socket_api.wire.results import GenerateResult, ProgressEvent, TokenEvent
+from ..errors import Interrupted
+from ..exit_codes import OK
+from ..reach.daemon_link import STAGE_NAMES, OnEvent
+from ..view.formatting import format_rate, format_seconds
+from ..view.output import OnProgress, Output, plain
+from ..view.wake_remarks import remark_on_branch, remark_on_wake_in_passing
+
+
+def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateResult:
+    """Run a generation, showing what it does, and give its result.
+
+    Raises:
+        Interrupted: it was stopped, and the daemon gave no result for what was written until then.
+        TorporError: the daemon refused or failed it.
+    """
+    with _Screen(output) as screen, begin(screen.on_event) as stream:
+        _drain(stream)
+        try:
+            return stream.result
+        except LocalProtocolError as error:
+            look = error.details.get("branched")
+            branches = f" History branches here: version {look['newest_version']} stays as it is." if look else ""
+            raise Interrupted(
+                f"Stopped. The session is at its last committed token, and can go on.{branches}", **error.details
+            ) from None
+
+
+def finish_generation(output: Output, command: str, result: GenerateResult) -> int:
+    """Write what remains to be said once the text is out, and give the exit status."""
+    if output.as_json:
+        output.document(command, result.model_dump(mode="json"))
+        return OK.number
+    remark_on_wake_in_passing(output, result.woken)
+    remark_on_branch(output, result.session, result.branched)
+    if result.rewound_to is not None:
+        output.remark(
+            f"[dim]the transcript had diverged: the session went back to token {format_count(result.rewound_to)}, and "
+            f"what it had is an earlier version[/]"
+        )
+    written = len(result.tokens)
+    output.remark(
+        f"[dim]{format_plural(written, 'token')} in {format_seconds(result.seconds)}"
+        f" ({format_rate(written, result.seconds)}), {plain(result.finish_reason)};"
+        f" {plain(result.session)} has {format_count(result.token_count)}[/]"
+    )
+    return OK.number
+
+
+class _Screen:
+    """Shows the events of one generation."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._stage: str | None = None
+        self._bar = ExitStack()
+        self._report: OnProgress | None = None
+        self._line_is_open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+        if self._line_is_open:
+            self._output.stream("\n")
+
+    def on_event(self, event: ProgressEvent | TokenEvent) -> None:
+        """Take one event of the daemon."""
+        if isinstance(event, TokenEvent):
+            self._bar.close()
+            if not self._output.as_json and event.text:
+                self._output.stream(event.text)
+                self._line_is_open = not event.text.endswith("\n")
+            return
+        if event.stage != self._stage or self._report is None:
+            self._bar.close()
+            what, unit = STAGE_NAMES[event.stage]
+            self._stage, self._report = event.stage, self._bar.enter_context(self._output.progress(what, unit=unit))
+        self._report(event.done, event.total)
+
+
+def _drain(stream: TextStream) -> None:
+    """Read a stream to its end. The first Ctrl-C becomes a cancel message, so that the answer still comes; a second
+    one interrupts.
+
+    The request is out by now, and an interrupted wait has taken nothing, so the cancel goes between whole frames.
+    """
+    try:
+        _read_on(stream)
+    except KeyboardInterrupt:
+        stream.cancel()
+        _read_on(stream)
+
+
+def _read_on(stream: TextStream) -> None:
+    for _ in stream:
+        pass  # the screen shows the pieces as their events come

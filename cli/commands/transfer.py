@@ -1,0 +1,158 @@
+"""`torpor export` and `torpor import`: one version of a session as one file, out of a store and into another."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...memvid.units import format_bytes, format_plural
+from ..errors import Interrupted, InvalidUsage, UnreadableInput
+from ..reach.artifacts import OverwriteOption, require_file
+from ..reach.interrupts import ignore_interrupts
+from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption, require_sessions
+from ..reach.store_view import choose_store, open_store
+from ..view.damage import naming_the_intact_in
+from ..view.formatting import format_id
+from ..view.output import Output, plain
+from .upkeep import import_bundle
+
+
+def _require_name(context: typer.Context, value: str | None) -> str | list[str] | None:
+    if value == "":
+        raise InvalidUsage("--as takes a name. Leave it out to take the session under its own.", option="--as")
+    return require_sessions(context, value)
+
+
+TargetArgument = Annotated[
+    str, typer.Argument(metavar="FILE", show_default=False, help="The file to write, such as notes.mvb.")
+]
+SourceArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", show_default=False, help="A file that export has written.")
+]
+AsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="NAME",
+        show_default=False,
+        callback=_require_name,
+        help="Take it under this name instead of its own.",
+    ),
+]
+
+
+def export(
+    version: VersionArgument,
+    target: TargetArgument,
+    overwrite: OverwriteOption = False,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one version of a session, with all that it needs, to one file: to keep, or to take elsewhere.
+
+    Reads the files of --store, of the running daemon's store, or of the default one; what an awake session has read
+    since it last slept is not in it. Every byte is checked on the way.
+
+    [bold]Examples[/]
+
+    [cyan]torpor export notes notes.mvb[/]
+    [cyan]torpor export notes@before-refactor /backup/notes.mvb --json[/]
+    """
+    output = Output(as_json=as_json)
+    require_file(target, "export")
+    place = choose_store(store, socket)
+    with (
+        naming_the_intact_in(place, version),
+        open_store(place) as opened,
+        output.progress("exporting", unit="bytes") as on_progress,
+    ):
+        row = opened.resolve_version(version)
+        try:
+            report = opened.export_session(row.uri, row.version, target, replacing=overwrite, on_progress=on_progress)
+        except KeyboardInterrupt:
+            raise Interrupted(f"Interrupted. {target} is there whole or not at all.") from None
+        ignore_interrupts()
+    if as_json:
+        body = {
+            "session": str(report.uri),
+            "version": report.version,
+            "bundle_id": report.bundle_id.hex(),
+            "path": report.path,
+            "token_count": report.token_count,
+            "blocks": report.blocks,
+            "logical_bytes": report.logical_bytes,
+            "file_bytes": report.file_bytes,
+        }
+        output.document("export", body)
+        return
+    output.line(
+        f"{plain(report.uri)}  version {report.version} exported: {format_plural(report.token_count, 'token')},"
+        f" {format_bytes(report.file_bytes)} in {plain(report.path)}"
+    )
+
+
+def import_(
+    source: SourceArgument,
+    as_name: AsOption = None,
+    socket: SocketOption = None,
+    store: WrittenStoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a session into the store from a file that [cyan]torpor export[/] has written.
+
+    Every byte is checked before anything is taken, and what is there already is not taken twice.
+
+    [bold]Examples[/]
+
+    [cyan]torpor import notes.mvb[/]
+    [cyan]torpor import notes.mvb --as notes-of-june[/]
+    """
+    output = Output(as_json=as_json)
+    _require_readable(source)
+    try:
+        with output.progress("importing", unit="bytes") as on_progress:
+            receipt, newest = import_bundle(source, as_name, socket, store, on_progress)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "Interrupted. The import may have come to its end all the same: import the file again, and what is there "
+            "already is told and not taken twice."
+        ) from None
+    ignore_interrupts()
+    if as_json:
+        output.document("import", receipt.model_dump(mode="json"))
+        return
+    if not receipt.bytes_written:
+        output.line(
+            f"{plain(receipt.session)}  is there already as version {receipt.version}, bundle"
+            f" {plain(format_id(receipt.bundle_id))}: nothing was written"
+        )
+    else:
+        output.line(
+            f"{plain(receipt.session)}  imported as version {receipt.version}, bundle"
+            f" {plain(format_id(receipt.bundle_id))}: {format_plural(receipt.token_count, 'token')},"
+            f" {format_bytes(receipt.bytes_written)} written"
+        )
+    if newest is not None and newest > receipt.version:
+        output.remark(
+            f"version {newest} is newer, and what the next wake gives; if a repair has saved it from this one,"
+            " torpor repair lets it give way"
+        )
+
+
+def _require_readable(source: Path) -> None:
+    """Refuse what is not there, may not be read or is no file, before anybody is asked to take it."""
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hold it up
+    except OSError as error:
+        raise UnreadableInput(f"{source} cannot be read: {error.strerror}.", path=str(source)) from error
+    try:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+    if not is_file:
+        raise UnreadableInput(f"{source} is no regular file. Name one that export has written.", path=str(source))

@@ -1,0 +1,217 @@
+"""Who looks after a store: its daemon if one runs, else this process, which takes the store's lock for as long.
+
+Owns that choice, and the opening of a store that no daemon serves. What an operation does is the store's affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import TorporError
+from ...memvid import operations
+from ...memvid.disk.location import default_store_path
+from ...memvid.errors import SessionNotFound
+from ...memvid.exchange.incoming import hand_over, take_back
+from ...memvid.folder.folder import load_store_uuid, open_existing_root
+from ...memvid.format.records import Action, MaintenanceReport
+from ...memvid.recovery.restoring import lacks_store_file, restore_store_file
+from ...memvid.store import Store
+from ...memvid.uri import SessionUri, parse_reference
+from ...socket_api.client.client import Client
+from ...socket_api.errors import RemoteError
+from ...socket_api.wire.results import MaintenanceResult, MarksResult, SleepResult
+from ..errors import Interrupted
+from ..reach.daemon_link import find_daemon
+from ..reach.store_view import open_store
+from ..view.output import OnProgress, Output
+from .maintenance_report import result_of
+
+# Reading every byte of a large store takes long, and no progress is reported meanwhile.
+PATIENCE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One operation on a store, as a person asked for it."""
+
+    operation: str
+    session: str | None = None
+    dry_run: bool = False
+    keep_last: int | None = None
+    keep_days: float | None = None
+    cold_after_days: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One mark to put on a version, or to take off: exactly one of the three; `move` is for a tag."""
+
+    session: str
+    tag: str | None = None
+    untag: str | None = None
+    pinned: bool | None = None
+    move: bool = False
+
+
+def carry_out(output: Output, order: Order, socket: Path | None, store: Path | None) -> MaintenanceResult:
+    """Have an operation carried out, by the daemon if one runs and no store is named, and show meanwhile that it is
+    under way. A plan needs no lock.
+
+    Raises:
+        StoreLocked: a daemon that was not asked has the store.
+        NoStore: there is none; none is made.
+        Interrupted: by Ctrl-C, with what became of the work.
+    """
+    with output.progress(order.operation.replace("_", " ")):
+        return _carry_out(order, socket, store)
+
+
+def _carry_out(order: Order, socket: Path | None, store: Path | None) -> MaintenanceResult:
+    daemon = find_keeper(socket, store)
+    if daemon is not None:
+        with daemon, _telling(order, "The daemon brings what it has begun to its end; ask again for what is left."):
+            return daemon.maintain(
+                order.operation,
+                session=order.session,
+                dry_run=order.dry_run,
+                keep_last=order.keep_last,
+                keep_days=order.keep_days,
+                cold_after_days=order.cold_after_days,
+            )
+    path = store or default_store_path()
+    restored: tuple[Action, ...] = ()
+    if order.operation == "repair" and lacks_store_file(path):
+        restored = restore_store_file(path, dry_run=order.dry_run)
+        if order.dry_run:  # the rest cannot be told before that
+            return result_of(MaintenanceReport("repair", True, restored, 0, 0, ()))
+    with (
+        _telling(order, "The store is sound, and what was done stays done; the same command does the rest."),
+        open_store(path) if order.dry_run else open_to_maintain(path) as opened,
+    ):
+        report = operations.carry_out(
+            opened,
+            operations.Order(
+                operation=order.operation,
+                uri=None if order.session is None else _uri_of(opened, order),
+                dry_run=order.dry_run,
+                keep_last=order.keep_last,
+                keep_days=order.keep_days,
+                cold_after_days=order.cold_after_days,
+            ),
+        )
+    return result_of(dataclasses.replace(report, actions=(*restored, *report.actions)))
+
+
+@contextlib.contextmanager
+def _telling(order: Order, consequence: str) -> Iterator[None]:
+    """Let a Ctrl-C say what became of the work; a plan has done none."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("Interrupted." if order.dry_run else f"Interrupted. {consequence}") from None
+
+
+def set_mark(mark: Mark, socket: Path | None, store: Path | None) -> MarksResult:
+    """Have a mark set, by the daemon if one runs and no store is named. Raises as `carry_out`."""
+    daemon = find_keeper(socket, store)
+    if daemon is not None:
+        with daemon:
+            return daemon.mark(mark.session, tag=mark.tag, untag=mark.untag, pinned=mark.pinned, move=mark.move)
+    with open_to_maintain(store or default_store_path()) as opened:
+        marked = operations.set_mark(
+            opened, mark.session, tag=mark.tag, untag=mark.untag, pinned=mark.pinned, move=mark.move
+        )
+    return MarksResult(
+        session=str(marked.uri),
+        version=marked.version,
+        bundle_id=marked.bundle_id.hex(),
+        tags=marked.tags,
+        pinned=marked.pinned,
+    )
+
+
+def find_keeper(socket: Path | None, store: Path | None) -> Client | None:
+    """Open a client of the daemon that is to do it; None if this process has to, as none runs or a store is named.
+
+    Raises:
+        DaemonUnreachable: no process answers on the socket that was named, or one is there that does not answer.
+    """
+    return find_daemon(socket, timeout_s=PATIENCE_S) if store is None else None
+
+
+def open_to_maintain(path: Path) -> Store:
+    """Open a store for writing that is there already; `Store.open` alone would make one.
+
+    Raises:
+        NoStore, NotAStore, UnsupportedFormat, StoreLocked, and what else memvid refuses.
+    """
+    root_fd = open_existing_root(os.path.abspath(path))
+    try:
+        load_store_uuid(root_fd, str(path))
+    finally:
+        os.close(root_fd)
+    return Store.open(path, writable=True)
+
+
+def import_bundle(
+    source: Path, as_name: str | None, socket: Path | None, store: Path | None, on_progress: OnProgress
+) -> tuple[SleepResult, int | None]:
+    """Take a bundle from a file into the store, under its own name or another; and what the number of the session's
+    newest version is then, if that can be told. Raises as `carry_out`, and Corruption.
+
+    A running daemon is told no path: it gets a checked copy in its store's folder `incoming`, and that copy's id.
+    """
+    daemon = find_keeper(socket, store)
+    if daemon is not None:
+        with daemon:
+            store_path = daemon.status().store
+            bundle_id = hand_over(store_path, os.fspath(source))
+            try:
+                result = daemon.import_bundle(bundle_id.hex(), session=as_name)
+            except RemoteError:  # it was not taken; where the connection was lost, nobody knows
+                take_back(store_path, bundle_id)
+                raise
+            return result, _newest_in(daemon, result.session)
+    started = time.monotonic()
+    with open_to_maintain(store or default_store_path()) as opened:
+        wanted = None if as_name is None else parse_reference(as_name)
+        receipt = opened.import_file(source, as_uri=wanted, only_kin=True, on_progress=on_progress)
+        newest = opened.find_session(receipt.uri)
+    result = SleepResult(
+        session=str(receipt.uri),
+        version=receipt.version,
+        bundle_id=receipt.bundle_id.hex(),
+        parent=receipt.parent.hex() if receipt.parent else None,
+        token_count=receipt.token_count,
+        bytes_written=receipt.bytes_written,
+        logical_bytes=receipt.logical_bytes,
+        blocks_new=receipt.blocks_new,
+        blocks_reused=receipt.blocks_reused,
+        seconds=time.monotonic() - started,
+    )
+    return result, newest.version if newest is not None else None
+
+
+def _newest_in(daemon: Client, session: str) -> int | None:
+    """What an import is told beside: it is done, so a daemon that does not answer now makes no failure of it."""
+    try:
+        return next((info.version for info in daemon.list_sessions() if info.session == session), None)
+    except TorporError:
+        return None
+
+
+def _uri_of(store: Store, order: Order) -> SessionUri:
+    """The session of an order; one to forget may be gone, and have left bytes that a forget was too short to erase."""
+    assert order.session is not None
+    try:
+        return store.resolve(order.session)
+    except SessionNotFound:
+        if order.operation != "forget":
+            raise
+        return parse_reference(order.session)

@@ -1,0 +1,115 @@
+"""`torpor wake`: put a session's state back, without reading anything again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...memvid.units import format_bytes, format_count, format_plural
+from ...memvid.uri import VERSION_MARK
+from ..errors import InvalidUsage
+from ..reach.daemon_link import connect, progress_of
+from ..reach.interrupts import ignore_interrupts
+from ..reach.options import JsonOption, SocketOption, VersionArgument
+from ..view.damage import naming_the_intact
+from ..view.formatting import format_seconds
+from ..view.output import Output, plain
+from ..view.wake_plan import write_plan
+from ..view.wake_remarks import remark_on_look, remark_on_wake
+
+VersionOption = Annotated[
+    str | None,
+    typer.Option("--version", metavar="VERSION", show_default=False, help="As behind the @: an earlier sleep."),
+]
+AtOption = Annotated[
+    int | None,
+    typer.Option(
+        "--at",
+        metavar="TOKEN",
+        min=1,
+        show_default=False,
+        help="With only so many of its tokens: as it was then. What it takes to get there is computed, and told.",
+    ),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        show_default=False,
+        help="Refuse it too if another device, BLAS or version of a library computed it.",
+    ),
+]
+PlanOption = Annotated[
+    bool,
+    typer.Option(
+        "--plan",
+        show_default=False,
+        help="Say what the wake would do and how long it would take here, by what was measured, and do nothing.",
+    ),
+]
+_CANARY = {
+    "same_bits": ", and it computes what it did when it slept, to the bit",
+    "within_tolerance": ", and it computes what it did when it slept, but for the last bits",
+    "not_run": "",
+}
+PLAIN_NUMBER_DIGITS = 7  # from one more on, digits may also begin a bundle id, and the daemon looks for both
+
+
+def wake(
+    session: VersionArgument,
+    version: VersionOption = None,
+    at: AtOption = None,
+    strict: StrictOption = False,
+    plan: PlanOption = False,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Wake a session: its state comes back from disk, proven to be the one that slept, and no token is read again.
+
+    Any command that needs a sleeping session wakes it by itself; this one does it ahead of time, and tells what it
+    cost. A wake that is refused says what differs, and changes nothing. What was computed on another device or by other
+    versions of the libraries is the same to the bit; what follows may differ in the last ones, so that is told, and
+    with --strict refused. --plan says what the wake would read and compute, and does nothing.
+
+    [bold]Examples[/]
+
+    [cyan]torpor wake notes[/]
+    [cyan]torpor wake notes --version 2[/]
+    [cyan]torpor wake notes@before-refactor[/]
+    [cyan]torpor wake notes --at 1500[/]
+    [cyan]torpor wake notes --plan[/]
+    """
+    output = Output(as_json=as_json)
+    session, number = _named(session, version)
+    if plan:
+        with connect(socket) as client, naming_the_intact(client, session):
+            write_plan(output, client.plan_wake(session, version=number, at_token=at, strict=strict))
+        return
+    with connect(socket) as client, progress_of(output, "wake") as on_event:
+        with naming_the_intact(client, session):
+            result = client.wake(session, version=number, at_token=at, strict=strict, on_event=on_event)
+        ignore_interrupts()
+    if as_json:
+        output.document("wake", result.model_dump(mode="json"))
+    elif result.already_awake:
+        output.line(f"{plain(result.session)}  was awake already, {format_plural(result.token_count, 'token')}")
+    else:
+        output.line(
+            f"{plain(result.session)}  awake at version {result.version}: {format_plural(result.token_count, 'token')},"
+            f" {format_count(result.tokens_prefilled)} of them prefilled, {format_bytes(result.bytes_read)} read"
+            f" in {format_seconds(result.seconds)}{'' if result.verified else ' and trusted'}{_CANARY[result.canary]}"
+        )
+    remark_on_wake(output, result)
+    remark_on_look(output, result.look)
+
+
+def _named(session: str, version: str | None) -> tuple[str, int | None]:
+    """The session, with whatever else than a plain number selects a version behind its @, and that number."""
+    if version is None:
+        return session, None
+    if VERSION_MARK in session:
+        raise InvalidUsage(f"{session} names a version already; leave out --version.", option="--version")
+    if version.isascii() and version.isdecimal() and len(version) <= PLAIN_NUMBER_DIGITS:
+        return session, int(version)
+    return f"{session}{VERSION_MARK}{version}", None

@@ -1,0 +1,67 @@
+"""`torpor why`: why a request had tokens read again, or had not to."""
+
+from __future__ import annotations
+
+from ...memvid.units import format_count, format_plural
+from ...socket_api.wire.results import Reuse
+from ..reach.daemon_link import connect
+from ..reach.options import JsonOption, SessionArgument, SocketOption
+from ..view.formatting import format_time
+from ..view.output import Output, neutralise, plain
+
+
+def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOption = False) -> None:
+    """Tell what became of the prefixes of a session's last requests, the latest first.
+
+    What a session has read already is kept (a hit); where a request, or the beginning of a new session, leaves it, this
+    shows the token, the text on both sides, the kind of cause (a clock, reordered keys, dropped thinking, another
+    template, an edited message) and what to do. The daemon remembers the last 16 requests of a session while it runs.
+
+    [bold]Examples[/]
+
+    [cyan]torpor why helper[/]
+    [cyan]torpor why helper --json | jq '.requests[-1].cause'[/]
+    """
+    output = Output(as_json=as_json)
+    with connect(socket) as client:
+        result = client.why(session)
+    if as_json:
+        output.document("why", result.model_dump(mode="json"))
+        return
+    if not result.requests:
+        output.line(f"{plain(result.session)}  nothing was asked of it since the daemon began")
+    for reuse in reversed(result.requests):
+        output.line(_headline(reuse, result.session))
+        if reuse.outcome == "diverged":
+            for name, text in (("there", reuse.expected_text), ("asked", reuse.found_text)):
+                shown = "(deleted since)" if text is None else neutralise(repr(text))
+                output.line(f"    {name}  {plain(shown)}")
+            output.line(f"    {plain(reuse.remedy or '')}")
+            if reuse.became is not None:
+                output.line(f"    {_what_became(reuse)}")
+
+
+def _what_became(reuse: Reuse) -> str:
+    if reuse.became == "refused":
+        return "It was refused, and nothing was changed."
+    return f"The session went back to token {reuse.position}, and went on from there."
+
+
+def _taken_over(reuse: Reuse, session: str) -> str:
+    """What became of tokens that another session had."""
+    if reuse.source == session:
+        return ""
+    if not reuse.cached_tokens:
+        return "; none taken over: only whole blocks of 256 are"
+    return f"; {format_count(reuse.cached_tokens)} of them taken over"
+
+
+def _headline(reuse: Reuse, session: str) -> str:
+    when = f"{format_time(reuse.at_ns)}  {plain(reuse.verb)}"
+    if reuse.outcome == "none":
+        return f"{when}  none: nothing that begins so was known"
+    kept = f"{format_plural(reuse.common_tokens, 'token')} of {plain(reuse.source or '')}"
+    if reuse.outcome == "hit":
+        return f"{when}  hit: {kept}{_taken_over(reuse, session)}"
+    where = "" if reuse.message_index is None else f", in message {reuse.message_index}"
+    return f"{when}  diverged at token {reuse.position} of {reuse.stored_tokens}{where}: {plain(reuse.cause or '')}"

@@ -1,0 +1,142 @@
+"""`torpor demo`: the one thing to try first. Sets the stage, has the story told, shows the report, cleans up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from ..errors import DemoDisproved, InvalidUsage
+from ..reach.options import JsonOption
+from ..serve.doctor import examine_machine
+from ..view.output import Output, plain
+from .document import load_document
+from .narrator import Narrator
+from .report import DemoReport
+from .story import Demo, Settings
+from .view import render_report
+
+SIGNAL_STATUS = 128  # what a shell reports of a process that a signal ended is this and the signal's number
+
+DocumentOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--document", metavar="PATH", show_default=False, help="Read this text; default: Python's argparse.py."
+    ),
+]
+CountOption = Annotated[
+    int, typer.Option("--max-tokens", "-n", min=64, max=512, metavar="N", help="Tokens before the sleep, and after.")
+]
+RepeatsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--repeats",
+        min=1,
+        max=9,
+        metavar="N",
+        show_default=False,
+        help="Deaths and wakes, each with a cold run; odd. Default: 3, or 1 where reading is slow.",
+    ),
+]
+KeepOption = Annotated[
+    bool, typer.Option("--keep", help="Keep the demo's folder: store and daemon logs.", show_default=False)
+]
+
+
+def demo(
+    document: DocumentOption = None,
+    max_tokens: CountOption = 64,
+    repeats: RepeatsOption = None,
+    keep: KeepOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """See it happen: a session sleeps, its process is killed, and it goes on in another, bit for bit.
+
+    A session reads a long document and writes, sleeps, and its daemon is killed with SIGKILL. A new daemon wakes it and
+    it goes on, beside a control that never slept and a cold session that reads everything again. Everything is real:
+    processes, sockets, files, in a temporary folder of its own. It takes about a minute on two cores, and ends with
+    status 6 if token ids, logits or text are not equal to the last bit.
+
+    [bold]Examples[/]
+
+    [cyan]torpor demo[/]
+    [cyan]torpor demo --document war-and-peace.txt --max-tokens 128[/]
+    [cyan]torpor demo --json | jq .figures.ratio[/]
+    [cyan]torpor demo --keep[/]
+    """
+    if repeats is not None and repeats % 2 == 0:
+        raise InvalidUsage("--repeats must be odd, so that one run is the median.", option="--repeats")
+    output = Output(as_json=as_json)
+    text = load_document(document)
+    narrator = Narrator(output)
+    with _ending_on_signals(), _own_folder(keep=keep) as folder:
+        output.remark(f"[bold]torpor demo[/]  [dim]store, socket and logs in {plain(str(folder))}[/]")
+        with narrator.step("look at the machine") as step:
+            machine = examine_machine()
+            step.outcome = "machine examined"
+        settings = Settings(
+            folder=folder, document=text, tokens_before=max_tokens, tokens_after=max_tokens, repeats=repeats
+        )
+        report = Demo(settings, narrator, machine).tell()
+        report = replace(report, folder=str(folder) if keep else None)
+    _show(output, report)
+    if not report.passed:
+        failed = [check.name for check in report.checks if not check.passed]
+        raise DemoDisproved(f"Not the same: {'; '.join(failed)}.", checks=failed)
+
+
+def _show(output: Output, report: DemoReport) -> None:
+    if output.as_json:
+        output.document("demo", report.to_map())
+        return
+    output.stdout.print(render_report(report, output.stdout.width), crop=False)
+    if report.folder:
+        output.remark(f"kept: [cyan]torpor ls --store {plain(report.folder)}/store[/]")
+
+
+@contextmanager
+def _own_folder(*, keep: bool) -> Iterator[Path]:
+    """Make a folder that nobody else can read, short enough for a socket path, and remove it afterwards.
+
+    Raises:
+        InvalidUsage: the folder for temporary files is not there. Python takes another one, and MLX fails.
+    """
+    named = os.environ.get("TMPDIR")
+    if named and not Path(named).is_dir():
+        raise InvalidUsage(
+            f"$TMPDIR names {named!r} for temporary files, and no such folder is there. Make it, or name another.",
+            path=named,
+        )
+    base = "/tmp" if len(tempfile.gettempdir()) > 40 else None  # noqa: S108 - mkdtemp makes it private
+    folder = Path(tempfile.mkdtemp(prefix="torpor-demo-", dir=base))
+    try:
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP (a terminal that closes) unwind the stack, so that daemons and folder are cleaned up."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(SIGNAL_STATUS + number)
+
+    # One that is ignored stays so: nohup asks for that.
+    caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,91 @@
+"""What a person says of an artifact (its kind, its labels, its file), and how a file of one is written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...memvid.disk.targets import new_file, require_target
+from ...memvid.folder.folder import open_existing_root
+from ...socket_api.limits import MAX_KIND_CHARS, MAX_LABEL_CHARS, MAX_LABELS
+from ..errors import InvalidUsage
+
+
+def _require_kind(value: str | None) -> str | None:
+    if value is not None and not 1 <= len(value) <= MAX_KIND_CHARS:
+        raise InvalidUsage(f"--kind takes 1 to {MAX_KIND_CHARS} characters.", option="--kind")
+    return value
+
+
+def _require_labels(value: list[str] | None) -> list[str] | None:
+    labels = value or []
+    if len(labels) > MAX_LABELS or not all(1 <= len(label) <= MAX_LABEL_CHARS for label in labels):
+        raise InvalidUsage(
+            f"--label takes 1 to {MAX_LABEL_CHARS} characters, and may be given {MAX_LABELS} times.", option="--label"
+        )
+    return value
+
+
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kind", metavar="KIND", show_default=False, callback=_require_kind, help="What it is called, to be found by."
+    ),
+]
+LabelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="LABEL",
+        show_default=False,
+        callback=_require_labels,
+        help="A label of it, instead of the session's, the model's name and the version. May be given several times.",
+    ),
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", show_default=False, help="Replace a file that is there already.")
+]
+
+
+def require_file(target: str, command: str) -> str:
+    """Refuse standard output where a file gets its name once it is whole."""
+    if target == "-":
+        raise InvalidUsage(
+            f"{command} writes a file that gets its name once it is whole, not to standard output. Name a file; ./- is "
+            "one of that name."
+        )
+    return target
+
+
+class ArtifactFile:
+    """A small file that an artifact goes to, anywhere but into the store."""
+
+    def __init__(self, target: str, store: Path, *, replacing: bool) -> None:
+        """Refuse at once what could not be written later.
+
+        Raises:
+            TargetExists, NoTargetFolder, UnsafePath
+        """
+        self.path = os.path.abspath(target)
+        self._store, self._replacing = store, replacing
+        with self._root() as root_fd:
+            require_target(root_fd, self.path, replacing=replacing)
+
+    def write(self, data: bytes) -> None:
+        """Write it, whole or not at all. Raises also NoSpace, StoreIoError, DurabilityLost."""
+        with self._root() as root_fd, new_file(root_fd, self.path, replacing=self._replacing) as temp:
+            temp.append([data])
+            temp.sync()
+
+    @contextlib.contextmanager
+    def _root(self) -> Iterator[int]:
+        root_fd = open_existing_root(os.path.abspath(self._store))
+        try:
+            yield root_fd
+        finally:
+            os.close(root_fd)

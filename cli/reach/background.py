@@ -1,0 +1,201 @@
+"""The daemon as a process in the background: start one that outlives this command, and see one to its end.
+
+Owns processes and the daemon's log file. Does not know what is asked of a daemon. What the child does is in
+`detached.py`: it repeats over a private pipe what it says until it is ready, and writes all of it to the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_state_path
+
+from ..errors import DaemonStartFailed, DaemonStillRunning
+
+# A model from a hub may have to be downloaded first; small ones are there in a second or two.
+START_TIMEOUT_S = 1800.0
+END_TIMEOUT_S = 10.0  # for a daemon that is told to end while it starts; then it is killed
+_POLL_S = 0.03
+_MAX_SPOKEN_BYTES = 1 << 20  # of what a starting daemon says; warnings of a damaged store may be many
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A daemon that answers: where, which process, where it writes what it has to say, and to how many warnings the
+    opening of its store gave cause, which stand there."""
+
+    socket: str
+    pid: int
+    log: Path
+    warnings: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A daemon that ended before it answered: its exit status, and its last words as an error."""
+
+    status: int
+    code: str
+    message: str
+
+
+def default_log_path() -> Path:
+    """Where a daemon in the background writes."""
+    return user_state_path("torpor") / "daemon.log"
+
+
+def open_log(log: Path) -> int:
+    """Open a daemon's log to append to it, ours alone; what is in it stays.
+
+    Raises:
+        DaemonStartFailed: it cannot be written, or is a link, a pipe, a device or another user's file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(log, flags, 0o600)
+    except OSError as error:
+        raise DaemonStartFailed(
+            f"The daemon's log {log} cannot be written: {error.strerror}. Choose another with --log.", path=str(log)
+        ) from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise DaemonStartFailed(
+            f"The daemon's log {log} is not a regular file of yours. Choose another with --log.", path=str(log)
+        )
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def start(arguments: Sequence[str], log: Path) -> Started | Refused:
+    """Start `torpor serve` in a session of its own, and wait until it answers or has ended.
+
+    A child that is still starting when this is interrupted is ended.
+
+    Raises:
+        DaemonStartFailed: the log cannot be written, or nothing happened within START_TIMEOUT_S.
+    """
+    read_end, write_end = os.pipe()
+    try:
+        descriptor = open_log(log)
+        try:
+            command = [sys.executable, "-P", "-m", "torpor.cli.detached", str(write_end), str(log), *arguments]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                pass_fds=(write_end,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+            os.close(write_end)
+        try:
+            return _wait_ready(process, read_end, log)
+        except BaseException:
+            _end_child(process)
+            raise
+    finally:
+        os.close(read_end)
+
+
+def wait_until_gone(pid: int, deadline: float, timeout_s: float) -> None:
+    """Wait until the process of a daemon that is ending is gone. Sends nothing to it.
+
+    Raises:
+        DaemonStillRunning: it is still there at the deadline (monotonic); it goes on ending.
+    """
+    while pid > 1 and is_running(pid):
+        if time.monotonic() > deadline:
+            raise still_running(pid, timeout_s)
+        time.sleep(_POLL_S)
+
+
+def still_running(pid: int | None, timeout_s: float) -> DaemonStillRunning:
+    """The error of a daemon that takes longer to stop than it was given."""
+    return DaemonStillRunning(
+        f"Process {pid} has not ended after {timeout_s:g} s. It does by itself once its sessions are asleep; ask again,"
+        " or wait longer with --timeout.",
+        pid=pid,
+        timeout_s=timeout_s,
+    )
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and has not ended; one that ended and was not yet reaped has."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        # The state follows the name, which may itself hold brackets and spaces.
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return True  # no /proc here: the signal's answer is all there is
+    return state != "Z"
+
+
+def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Started | Refused:
+    """Read what the child says over its private pipe, until it is ready or hangs up."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    spoken = b""
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not select.select([pipe], [], [], left_s)[0]:
+            break
+        piece = os.read(pipe, 64 << 10)
+        spoken = (spoken + piece)[-_MAX_SPOKEN_BYTES:]
+        if (ready := _document_with(spoken, "event", "ready")) is not None:
+            return Started(str(ready["socket"]), process.pid, log, int(ready["warnings"]))
+        if not piece:
+            status = process.wait(END_TIMEOUT_S)
+            return Refused(status if status > 0 else 1, *_last_words(spoken, log))
+    raise DaemonStartFailed(f"The daemon did not answer within {START_TIMEOUT_S:.0f} s; see {log}.", path=str(log))
+
+
+def _end_child(process: subprocess.Popen[bytes]) -> None:
+    """End a child that has not become a daemon; killed if it does not end in time, which no store minds."""
+    process.terminate()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT_S)
+
+
+def _last_words(spoken: bytes, log: Path) -> tuple[str, str]:
+    """The code and the sentence with which the daemon ended."""
+    error = _document_with(spoken, "error", None)
+    if error is not None and isinstance(error["error"], dict):
+        return str(error["error"].get("code")), str(error["error"].get("message"))
+    lines = spoken.decode("utf-8", errors="replace").strip().splitlines()
+    return DaemonStartFailed.code, f"{lines[-1] if lines else 'The daemon ended without a word'}; see {log}."
+
+
+def _document_with(spoken: bytes, key: str, value: str | None) -> dict[str, Any] | None:
+    """The last whole line that is a JSON object with this key, and this value if one is given."""
+    for line in reversed(spoken.splitlines(keepends=True)):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(document, dict) and key in document and value in (None, document[key]):
+            return document
+    return None

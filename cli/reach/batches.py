@@ -1,0 +1,65 @@
+"""One verb on several sessions: go on after a failure, report every one, and tell a script how many it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import TorporError
+from ..exit_codes import OK, PARTIAL, exit_status_of
+from ..view.output import Output, report_error
+from .interrupts import ignore_interrupts
+
+
+@dataclass(slots=True)
+class Batch:
+    """What became of each session: results in order, and failures with the name that was asked for."""
+
+    results: list[Any] = field(default_factory=list)
+    failures: list[tuple[str, TorporError]] = field(default_factory=list)
+
+    @property
+    def exit_status(self) -> int:
+        """0 if all worked, 3 if some did, the first failure's own status if none did."""
+        if not self.failures:
+            return OK.number
+        return PARTIAL.number if self.results else exit_status_of(self.failures[0][1].code)
+
+
+def run_batch(
+    output: Output, command: str, sessions: Sequence[str], act: Callable[[str], Any], say: Callable[[Any], str]
+) -> int:
+    """Do it for each session, writing a line for each (or one document at the end), and give the exit status."""
+    batch = Batch()
+    for number, session in enumerate(sessions, start=1):
+        try:
+            result = act(session)
+            if number == len(sessions):
+                ignore_interrupts()
+        except TorporError as error:
+            if _ends_everything(error):
+                raise
+            batch.failures.append((session, error))
+            if not output.as_json:
+                report_error(error, as_json=False)
+            continue
+        batch.results.append(result)
+        if not output.as_json:
+            output.line(say(result))
+    if output.as_json:
+        output.document(command, _body(batch))
+    return batch.exit_status
+
+
+def _body(batch: Batch) -> dict[str, Any]:
+    failures = [
+        {"session": session, "code": error.code, "message": error.message, "details": error.details}
+        for session, error in batch.failures
+    ]
+    return {"results": [result.model_dump(mode="json") for result in batch.results], "failures": failures}
+
+
+def _ends_everything(error: TorporError) -> bool:
+    """Tell whether nothing further can work: there is nobody left to ask."""
+    return error.code in {"daemon_unreachable", "connection_lost", "protocol_error", "shutting_down", "service_closed"}

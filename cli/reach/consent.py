@@ -1,0 +1,27 @@
+"""Asking before something goes for good: one rule for every command that destroys."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..errors import InvalidUsage
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
+
+
+def has_consent(question: str, verb: str, *, as_json: bool) -> bool:
+    """Ask on a terminal whether to go on.
+
+    Raises:
+        InvalidUsage: there is no terminal to ask on, and --yes was not given.
+    """
+    if as_json or not sys.stdin.isatty():
+        raise InvalidUsage(f"There is no terminal to ask on whether to {verb}. Add --yes if you mean it.")
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        typer.echo(err=True)  # what is said next begins a line of its own, not behind the question
+        raise

@@ -1,0 +1,187 @@
+"""How commands talk to the daemon: open a client, turn its events into a bar or into text, name what is missing.
+
+The one module of this folder that knows the client's calling conventions. Knows nothing of stores.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from ...errors import TorporError
+from ...memvid.uri import parse_reference
+from ...socket_api.client.client import Client
+from ...socket_api.client.link import DEFAULT_TIMEOUT_S, start_command
+from ...socket_api.errors import DaemonUnreachable
+from ...socket_api.wire.address import default_socket_path
+from ...socket_api.wire.results import ProgressEvent, SessionInfo, TokenEvent
+from ..errors import InvalidUsage
+from ..view.output import OnProgress, Output, plain
+from .background import default_log_path
+
+R = TypeVar("R")
+OnEvent = Callable[[ProgressEvent | TokenEvent], None]
+
+CLEAN_UP_TIMEOUT_S = 10.0  # to take back a session that was just made; a daemon that hangs is not waited for
+STAGE_NAMES = {
+    "prefill": ("reading", "tokens"),
+    "sleep": ("sleeping", "tokens"),
+    "wake": ("waking", "bytes"),
+    "analyse": ("analysing", "bytes"),
+}
+
+
+def connect(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
+    """Open a client on the given socket, or on the one where a daemon is by default.
+
+    Raises:
+        DaemonUnreachable: no daemon answers there.
+    """
+    return Client(socket, timeout_s=timeout_s)
+
+
+def find_daemon(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client | None:
+    """Open a client if a daemon is there; None if none is, and no socket was named.
+
+    A daemon that was named must answer, and one that is there but does not must not be passed over: in either case
+    what the caller would look at instead could be another store.
+
+    Raises:
+        DaemonUnreachable: no process answers on the socket that was named, or one is there that does not answer.
+    """
+    try:
+        return connect(socket, timeout_s=timeout_s)
+    except DaemonUnreachable as error:
+        if socket is None and nobody_is_there(error):
+            return None
+        raise
+
+
+def nobody_is_there(error: TorporError) -> bool:
+    """Tell whether a connection failed because no process listens, rather than because one does not answer."""
+    cause = error.__cause__
+    return (
+        isinstance(error, DaemonUnreachable)
+        and isinstance(cause, OSError)
+        and cause.errno in (errno.ENOENT, errno.ECONNREFUSED)
+    )
+
+
+def find_ended_daemon() -> dict[str, str] | None:
+    """What to say of a daemon that ended without a stop, and so left the default socket behind; None if none did. For
+    those whom no daemon answers there."""
+    socket, log = default_socket_path(), default_log_path()
+    if not socket.is_socket():
+        return None
+    message = (
+        "The daemon that listened here ended without a stop. What slept is safe; what was read or written after that is"
+        f" lost. Start it again with `{start_command(socket)}`."
+    )
+    message += f" Why it ended may stand in {log}." if log.exists() else ""
+    return {"code": DaemonUnreachable.code, "path": str(socket), "message": message}
+
+
+def with_session(
+    output: Output,
+    client: Client,
+    session: str,
+    model: str | None,
+    act: Callable[[], R],
+    *,
+    labels: Sequence[str] | None = None,
+) -> R:
+    """Do something with a session; if there is none of that name, make it first and say so.
+
+    A refusal for want of the session has changed nothing, so doing it again is safe. If what it was made for fails or
+    is interrupted before anything was read, the session is deleted again.
+
+    Raises:
+        InvalidUsage: a model was named, and the session is there on another one; or labels, and it lacks one of them.
+    """
+    if model is not None:
+        require_model(client, session, model)
+    if labels:
+        require_labels(client, session, labels)
+    try:
+        return act()
+    except TorporError as error:
+        if error.code != "session_not_found":
+            raise
+    info = client.create(session, model=model, labels=labels or ())
+    output.remark(f"[dim]new session[/] {plain(info.session)} [dim]on model[/] {plain(info.model)}")
+    try:
+        return act()
+    except BaseException:
+        if _delete_if_empty(client.socket_path, info.session):
+            output.remark(f"[dim]session[/] {plain(info.session)} [dim]had read nothing and is deleted again[/]")
+        raise
+
+
+def require_model(client: Client, session: str, model: str) -> None:
+    """Refuse a model that was named for a session which is there on another one.
+
+    Raises:
+        InvalidUsage: it is.
+    """
+    found = _info_of(client, session)
+    if found is not None and found.model != model:
+        raise InvalidUsage(
+            f"{found.session} is on model {found.model!r} and stays there; --model is for a session that does not"
+            " exist yet. Leave it out, or choose another name.",
+            session=found.session,
+            model=found.model,
+        )
+
+
+def require_labels(client: Client, session: str, labels: Sequence[str]) -> None:
+    """Refuse labels that were given for a session which is there without them.
+
+    Raises:
+        InvalidUsage: it is.
+    """
+    found = _info_of(client, session)
+    if found is not None and not set(labels) <= set(found.labels):
+        raise InvalidUsage(
+            f"{found.session} is there already, and has {', '.join(found.labels) or 'no label'}; --label is for a"
+            " session that does not exist yet. Leave it out, or fork the session with such labels (torpor fork"
+            " --label).",
+            session=found.session,
+            labels=list(found.labels),
+        )
+
+
+def _info_of(client: Client, session: str) -> SessionInfo | None:
+    """None if there is none of that name: what is asked for next says so."""
+    wanted = str(parse_reference(session))
+    return next((info for info in client.list_sessions() if info.session == wanted), None)
+
+
+def _delete_if_empty(socket: Path, session: str) -> bool:
+    """Delete a session that has read nothing, on a connection of its own: the old one may be lost or in mid-request."""
+    try:
+        with Client(socket, timeout_s=CLEAN_UP_TIMEOUT_S) as client:
+            empty = any(info.session == session and not info.token_count for info in client.list_sessions())
+            if empty:
+                client.delete(session)
+            return empty
+    except TorporError:
+        return False  # the failure that led here is the one to tell of
+
+
+@contextmanager
+def progress_of(output: Output, stage: str) -> Iterator[OnEvent]:
+    """Show a stage's progress events as a bar on stderr."""
+    what, unit = STAGE_NAMES[stage]
+    with output.progress(what, unit=unit) as report:
+        yield _progress_handler(report)
+
+
+def _progress_handler(report: OnProgress) -> OnEvent:
+    def on_event(event: ProgressEvent | TokenEvent) -> None:
+        if isinstance(event, ProgressEvent):
+            report(event.done, event.total)
+
+    return on_event

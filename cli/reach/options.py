@@ -1,0 +1,273 @@
+"""The arguments and options that several commands share, declared once so that they read the same everywhere."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from ...memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, parse_reference, parse_version_reference
+from ...socket_api.limits import MAX_STOP_CHARS, MAX_STOPS
+from ...socket_api.wire.calls import name_in
+from ...socket_api.wire.methods import Priority
+from ...socket_api.wire.results import Sampling
+from ..errors import InvalidUsage
+
+_HINTS = {
+    "rm": "torpor prune removes earlier versions.",
+    "forget": "torpor prune removes earlier versions.",
+    "prune": "The options say which versions stay.",
+    "untag": "The tag says which version has it.",
+}
+
+
+_NAMESPACE_KEY = f"{__name__}.namespace"
+
+
+def enter_namespace(context: typer.Context, value: str | None) -> str | None:
+    """Have this command line work in a namespace, and give the one that it works in; None if none was set.
+
+    Comes before all else of the command: names are read in it. What stands behind the command outdoes what stands
+    before it, and that the environment.
+    """
+    if value is not None:
+        context.meta[_NAMESPACE_KEY] = SessionUri(value, DEFAULT_NAMESPACE).namespace
+    return namespace_of(context)
+
+
+def namespace_of(context: typer.Context) -> str | None:
+    """The namespace that this command line works in; None if none was set."""
+    return context.meta.get(_NAMESPACE_KEY)
+
+
+def require_sessions(context: typer.Context, value: str | list[str] | None) -> str | list[str] | None:
+    """Give what names sessions with its namespace. Refuse, before anybody is asked, what names none, or one version of
+    it where the command takes it whole."""
+    if isinstance(value, str):
+        return _require_session(context, value)
+    return None if value is None else [_require_session(context, text) for text in value]
+
+
+def _require_session(context: typer.Context, text: str) -> str:
+    name, mark, _ = text.partition(VERSION_MARK)
+    if mark:
+        command = context.info_name or "torpor"
+        hint = f" {_HINTS[command]}" if command in _HINTS else ""
+        raise InvalidUsage(f"{command} takes a session without a version: {name}.{hint}", session=name)
+    parse_reference(text)
+    return _name_in(context, text)
+
+
+def _require_version(context: typer.Context, value: str) -> str:
+    """As `require_sessions`, of what may name a version too."""
+    parse_version_reference(value)
+    return _name_in(context, value)
+
+
+def _name_in(context: typer.Context, text: str) -> str:
+    namespace = namespace_of(context)
+    return text if namespace is None else name_in(namespace, text)
+
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Write one JSON document (with schema_version) to stdout.", show_default=False)
+]
+SocketOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--socket", metavar="PATH", show_default=False, help="The daemon's Unix socket, if not $TORPOR_SOCKET."
+    ),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="PATH",
+        show_default=False,
+        help="Read this store's files directly, whether or not a daemon runs.",
+    ),
+]
+WrittenStoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="PATH",
+        show_default=False,
+        help="Work on this store's files directly; no daemon may have it.",
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.", show_default=False)
+]
+SessionArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SESSION",
+        show_default=False,
+        callback=require_sessions,
+        help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.",
+    ),
+]
+OnlySessionArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SESSION",
+        show_default=False,
+        callback=require_sessions,
+        help="Only this session; otherwise all.",
+    ),
+]
+SessionsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SESSION...",
+        show_default=False,
+        callback=require_sessions,
+        help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.",
+    ),
+]
+VersionArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SESSION[@VERSION]",
+        show_default=False,
+        callback=_require_version,
+        help="A session, and which version of it: a number, a tag, or 8 or more digits of its bundle id.",
+    ),
+]
+LabelChoice = Annotated[
+    str | None,
+    typer.Option("--label", metavar="TEXT", show_default=False, help="The sessions that have this label."),
+]
+NamespaceChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        metavar="NAME",
+        show_default=False,
+        is_eager=True,
+        callback=enter_namespace,
+        help="Only the sessions of this namespace, and bare names in it.",
+    ),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        metavar="NAME",
+        show_default=False,
+        is_eager=True,
+        callback=enter_namespace,
+        help=f"Where a bare name is looked for, if not in $TORPOR_NAMESPACE or {DEFAULT_NAMESPACE}.",
+    ),
+]
+NAMESPACE_PARAMETER = inspect.Parameter(
+    "in_namespace", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=NamespaceOption
+)
+
+
+def takes_namespace(signature: inspect.Signature) -> bool:
+    """Whether a command reads names in a namespace, and does not have the option for that as one of its own."""
+    infos = [info for each in signature.parameters.values() for info in getattr(each.annotation, "__metadata__", ())]
+    reads = any(info.callback in (require_sessions, _require_version, enter_namespace) for info in infos)
+    return reads and not any("--namespace" in (info.param_decls or ()) for info in infos)
+
+
+NewNameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", show_default=False, callback=require_sessions, help="What the new session is to be called."
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", show_default=False, help="The model of a session that does not exist yet."),
+]
+NewLabelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="TEXT",
+        show_default=False,
+        help="A label of a session that does not exist yet. Can be repeated.",
+    ),
+]
+OwnLabelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="TEXT",
+        show_default=False,
+        help="A label of its own instead of the other's. Can be repeated.",
+    ),
+]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        "-n",
+        min=1,
+        max=1_000_000,
+        metavar="N",
+        show_default=False,
+        help="Write at most N tokens. Default: 512, or what still fits into the context.",
+    ),
+]
+
+
+def _require_stops(stops: list[str] | None) -> list[str] | None:
+    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops or ()) or len(stops or ()) > MAX_STOPS:
+        raise InvalidUsage(
+            f"--stop takes a text of 1 to {MAX_STOP_CHARS} characters, and can be given {MAX_STOPS} times.",
+            option="--stop",
+        )
+    return stops
+
+
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        show_default=False,
+        callback=_require_stops,
+        help="End when the model writes this. It stays in the session's context but is not shown. Can be repeated.",
+    ),
+]
+PriorityOption = Annotated[
+    Priority,
+    typer.Option("--priority", show_default=False, help="background gives way to what is normal. Default: normal."),
+]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option("--temperature", "-t", min=0, metavar="X", show_default=False, help="0 takes the likeliest token."),
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option("--top-p", min=0, max=1, metavar="X", show_default=False, help="Draw from the likeliest X of 1."),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, metavar="N", show_default=False, help="Start of the random numbers.")
+]
+
+
+def sampling_of(**given: float | int | None) -> Sampling | None:
+    """Gather the sampling options that were given; None if none was.
+
+    Raises:
+        InvalidUsage: a value that no sampler takes.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if not chosen:
+        return None
+    try:
+        return Sampling.model_validate(chosen)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        raise InvalidUsage(
+            f"--{option}: {first['msg'].replace('Input should', 'it must')}.", option=f"--{option}"
+        ) from None

@@ -1,0 +1,261 @@
+"""What the commands that inspect see of a store's files, with no daemon: read-only, and beside a live one.
+
+Owns the choice of the store and the shapes that stand in for the daemon's answers. Knows nothing of rendering.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ...memvid.disk import lock
+from ...memvid.disk.location import default_store_path
+from ...memvid.errors import PUT_BACK, BundleMissing, CorruptMarks, MarksLost, StoreError, UnsafePath, UnsupportedFormat
+from ...memvid.folder.folder import StoreFolder, load_store_uuid, open_existing_root
+from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks
+from ...memvid.folder.versions import lineage_of
+from ...memvid.format.blocks import SlotSpec
+from ...memvid.format.lossy import Lossy
+from ...memvid.format.manifest import Manifest
+from ...memvid.format.salvaged import Salvaged
+from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
+from ...memvid.store import IndexRow, Store
+from ...memvid.uri import SessionUri
+from .daemon_link import find_daemon
+
+_KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
+STORED = "stored"  # a session's state as a store alone can tell it: whether it is awake, only its daemon knows
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What the files say of one session: its last sleep in full, its versions, and how much text there is."""
+
+    info: dict[str, Any]
+    versions: list[dict[str, Any]]
+    layers: list[str]
+    lineage: list[str]
+    identity: dict[str, str]
+    backend: dict[str, str]
+    lossy: dict[str, int] | None
+    forked_from: dict[str, Any] | None
+    folded_from: dict[str, Any] | None
+    environment: dict[str, str]
+
+
+def choose_store(store: Path | None, socket: Path | None) -> Path:
+    """Give the store to inspect: the one asked for, else the running daemon's, else the default one."""
+    if store is not None:
+        return store
+    daemon = find_daemon(socket)
+    if daemon is None:
+        return default_store_path()
+    with daemon:
+        return Path(daemon.status().store)
+
+
+def open_store(path: Path) -> Store:
+    """Open a store to look at it. Raises NoStore and what else memvid refuses."""
+    return Store.open(path, writable=False)
+
+
+def list_store(store: Store, namespace: str | None) -> list[dict[str, Any]]:
+    """List the last version of each session, by URI."""
+    rows = sorted(store.iter_sessions(), key=lambda row: row.uri)
+    return [info_of_versions(store.versions(row.uri)) for row in rows if namespace in (None, row.uri.namespace)]
+
+
+def load_detail(store: Store, session: str) -> Detail:
+    """Read the manifest of one session, of its newest version or of the one behind an `@`.
+
+    Raises:
+        SessionNotFound, AmbiguousVersion, and what a damaged bundle raises.
+    """
+    row = store.resolve_version(session)
+    marks = _marks_to_show(store, row.uri)
+    versions = sorted(store.versions(row.uri), key=lambda each: each.version)
+    with store.open_session(row.uri, row.version) as reader:
+        header = reader.read_header(reader.entries[0]) if reader.entries else None
+        slots = [spec for spec, _ in header.slots] if header else []
+        layers = _layers_of(slots)
+        manifest = reader.manifest
+    return Detail(
+        info=info_of_versions(versions, row),
+        versions=[_version_of_row(each, marks) for each in versions],
+        layers=layers,
+        lineage=list(lineage_of(versions, row)),
+        identity=dict(manifest.identity.parts),
+        backend=_backend_of(manifest),
+        lossy=_map_of(row.lossy),
+        forked_from=_origin_of(manifest, "forked_from"),
+        folded_from=_origin_of(manifest, "folded_from"),
+        environment=dict(manifest.environment),
+    )
+
+
+def _backend_of(manifest: Manifest) -> dict[str, str]:
+    """What computed a snapshot, as its session map says; whatever else stands there, others wrote."""
+    told = manifest.session.get("backend")
+    if not isinstance(told, dict) or len(told) > MAX_ENVIRONMENT_ENTRIES:
+        return {}
+    return {
+        name: value
+        for name, value in told.items()
+        if isinstance(name, str) and isinstance(value, str) and max(len(name), len(value)) <= MAX_ENVIRONMENT_CHARS
+    }
+
+
+def _origin_of(manifest: Manifest, name: str) -> dict[str, Any] | None:
+    """Where a session was forked or folded from, as its map says; whatever else stands there, others wrote."""
+    told = manifest.session.get(name)
+    kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
+    if not isinstance(told, dict) or {name: type(value) for name, value in told.items()} != kinds:
+        return None
+    return dict(told)
+
+
+def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:
+    """Describe each layer by its slots, which are named `LAYER.PART`: as many as the daemon counts."""
+    layers = groupby(slots, key=lambda spec: spec.name.partition(".")[0])
+    return [" + ".join(f"{spec.kind} {spec.dtype} {list(spec.shape)}" for spec in parts) for _, parts in layers]
+
+
+def load_uri(store: Store, session: str) -> SessionUri:
+    """Find what a person's name for a session means in this store."""
+    return store.resolve(session)
+
+
+def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
+    """A session's tags and pins; none if they cannot be read, which must not keep anybody from looking."""
+    try:
+        return store.marks(uri)
+    except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
+        return SessionMarks()
+
+
+def find_marks_problem(place: Path) -> dict[str, str] | None:
+    """What is wrong with a store's tags and pins, with its code, path and sentence; None if they can be read.
+
+    A command that leaves them out of its listing has to say so, whether that comes from the daemon or from the files.
+    """
+    with _folder_of(place) as folder:
+        if folder is None:
+            return None
+        try:
+            Marks.load(folder)
+        except StoreError as error:
+            return {"code": error.code, "path": f"{place}/{MARKS_FILE}", "message": error.message}
+    return None
+
+
+def find_missing_files(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -> list[dict[str, str]]:
+    """The sessions of a listing whose newest version has no file, each with code, path and sentence; and say in each
+    session's `file_missing` whether it is among them. Names are looked up, and nothing is read."""
+    problems = []
+    with _folder_of(place) as folder:
+        for info in sessions:
+            bundle_id = info["bundle_id"]
+            path = None if folder is None or bundle_id is None else _missing_file(folder, bundle_id)
+            info["file_missing"] = path is not None
+            if path is not None:
+                remedy = _KEEP_AWAKE.format(info["session"]) if info["state"] == "awake" else PUT_BACK
+                message = f"Version {info['version']} of {info['session']} has no file and cannot be woken. {remedy}"
+                problems.append({"code": BundleMissing.code, "path": path, "message": message})
+    return problems
+
+
+def _missing_file(folder: StoreFolder, hex_id: str) -> str | None:
+    """Where a bundle's file should be; None if it is there, or that cannot be told."""
+    try:
+        bundle_id = bytes.fromhex(hex_id)
+        return None if folder.has_bundle(bundle_id) else folder.bundle_path(bundle_id)
+    except (ValueError, StoreError):
+        return None  # something else is wrong, which `verify` tells
+
+
+@contextlib.contextmanager
+def _folder_of(place: Path) -> Iterator[StoreFolder | None]:
+    """A store's folders, to look at; None if they cannot be: that is told elsewhere."""
+    try:
+        root_fd = open_existing_root(os.path.abspath(place))
+        try:
+            folder = StoreFolder(str(place), root_fd, load_store_uuid(root_fd, str(place)))
+        except BaseException:
+            os.close(root_fd)
+            raise
+    except StoreError:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+def find_holder(place: Path) -> int | None:
+    """The process that has a store for writing, to tell where no daemon answers; None if none is known."""
+    try:
+        root_fd = open_existing_root(os.path.abspath(place))
+        try:
+            return lock.find_holder(root_fd, str(place))
+        finally:
+            os.close(root_fd)
+    except StoreError:
+        return None  # no store that can be looked at: that is told elsewhere
+
+
+def describe_holder(pid: int, place: Path) -> str:
+    """Say what a process may be that has a store while no daemon answers, and how it ends without a loss."""
+    return (
+        f"process {pid} has the store {place}: a daemon on another socket (--socket), one whose socket is gone"
+        f" (`kill {pid}` puts its sessions to sleep and ends it), or a command at work on it"
+    )
+
+
+def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) -> dict[str, Any]:
+    """Shape a session's index rows, oldest first, like the daemon's SessionInfo, as far as a store can know it: of the
+    newest, or of `row`."""
+    row = row or versions[-1]
+    return {
+        "session": str(row.uri),
+        "namespace": row.uri.namespace,
+        "name": row.uri.name,
+        "state": STORED,
+        "model": row.model,
+        "token_count": row.ledger_tokens,
+        "version": row.version,
+        "bundle_id": row.bundle_id.hex(),
+        "resident_bytes": 0,
+        "stored_bytes": sum(each.bundle_bytes for each in versions),
+        "dirty": False,
+        "labels": list(row.labels),
+        "slept_ns": row.created_ns,
+        "sampling": None,
+        "salvaged": _map_of(row.salvaged),
+        "unread_tokens": row.unread_tokens,
+        "lossy": _map_of(row.lossy),
+        "look": None,
+    }
+
+
+def _map_of(told: Lossy | Salvaged | None) -> dict[str, Any] | None:
+    return None if told is None else asdict(told)
+
+
+def _version_of_row(row: IndexRow, marks: SessionMarks) -> dict[str, Any]:
+    return {
+        "version": row.version,
+        "bundle_id": row.bundle_id.hex(),
+        "parent": row.parent.hex() if row.parent else None,
+        "token_count": row.ledger_tokens,
+        "bundle_bytes": row.bundle_bytes,
+        "logical_bytes": row.logical_bytes,
+        "created_ns": row.created_ns,
+        "tags": sorted(tag for tag, named in marks.tags.items() if named == row.bundle_id),
+        "pinned": row.bundle_id in marks.pins,
+    }

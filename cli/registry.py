@@ -1,0 +1,289 @@
+"""The commands: which commands there are, and what their failures mean to the shell.
+
+Owns the list of commands, the text of `torpor --help`, and the way from an exception to an exit status. What a command
+does is in the module of its name, or of its family's.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from .. import __version__
+from ..errors import TorporError
+from .commands import (
+    analyse,
+    append,
+    backup,
+    chat,
+    clear,
+    du,
+    events,
+    export_kv,
+    fold,
+    forget,
+    fork,
+    generate,
+    ls,
+    maintenance,
+    marks,
+    models,
+    quantise,
+    rm,
+    settings,
+    show,
+    sleep,
+    stats,
+    transfer,
+    verify,
+    wake,
+    warm,
+    why,
+)
+from .demo import demo
+from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
+from .exit_codes import OK, USAGE, describe_exit_codes
+from .reach.options import NAMESPACE_PARAMETER, JsonOption, SocketOption, StoreOption, enter_namespace, takes_namespace
+from .serve import doctor, ensure, serve, stop
+from .view.output import Output, report_error, write_failure
+from .view.streams import ReaderGone
+
+INTRODUCTION = """Language-model agents with a memory that survives.
+
+A session holds what an agent has read and written, as live model state. [cyan]sleep[/] puts that state on disk,
+[cyan]wake[/] puts it back, and the agent goes on at the next token with nothing read again: after an idle hour, a
+crash, a reboot.
+
+[bold]First steps[/]
+
+[cyan]torpor demo[/]                  see it happen: sleep, kill -9, wake, compare
+[cyan]torpor ensure[/]                start a daemon, if none runs
+[cyan]torpor chat helper[/]           talk with a session
+[cyan]torpor sleep helper[/]          put it on disk
+[cyan]torpor ls[/]                    see what there is
+
+[cyan]torpor COMMAND --help[/] explains each command by example. Data goes to stdout, progress to stderr; --json gives
+one JSON document. --json, --socket, --store and --namespace may stand before the command or after it.
+[dim]TORPOR_SOCKET and TORPOR_STORE say where daemon and store are, TORPOR_NAMESPACE where bare names are looked for;
+NO_COLOR is respected.[/]
+"""
+
+_AT_WORK = "Work with sessions"
+_AT_REST = "Sleep and wake"
+_LOOK = "Look (no daemon needed)"
+_STORE = "Look after the store (with or without a daemon)"
+_SYSTEM = "Daemon and machine"
+
+# In the order in which help lists them.
+COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("demo", _SYSTEM, demo.demo),
+    ("serve", _SYSTEM, serve.serve),
+    ("ensure", _SYSTEM, ensure.ensure),
+    ("stop", _SYSTEM, stop.stop),
+    ("events", _SYSTEM, events.events),
+    ("stats", _SYSTEM, stats.stats),
+    ("models", _SYSTEM, models.models),
+    ("doctor", _SYSTEM, doctor.doctor),
+    ("chat", _AT_WORK, chat.chat),
+    ("append", _AT_WORK, append.append),
+    ("generate", _AT_WORK, generate.generate),
+    ("set", _AT_WORK, settings.set_),
+    ("analyse", _AT_WORK, analyse.analyse),
+    ("fork", _AT_WORK, fork.fork),
+    ("fold", _AT_WORK, fold.fold),
+    ("rm", _AT_WORK, rm.rm),
+    ("clear", _AT_WORK, clear.clear),
+    ("forget", _AT_WORK, forget.forget),
+    ("sleep", _AT_REST, sleep.sleep),
+    ("wake", _AT_REST, wake.wake),
+    ("warm", _AT_REST, warm.warm),
+    ("quantise", _AT_REST, quantise.quantise),
+    ("ls", _LOOK, ls.ls),
+    ("show", _LOOK, show.show),
+    ("why", _AT_WORK, why.why),
+    ("verify", _LOOK, verify.verify),
+    ("du", _LOOK, du.du),
+    ("export", _LOOK, transfer.export),
+    ("export-kv", _LOOK, export_kv.export_kv),
+    ("backup", _LOOK, backup.backup),
+    ("import", _STORE, transfer.import_),
+    ("tag", _STORE, marks.tag),
+    ("untag", _STORE, marks.untag),
+    ("pin", _STORE, marks.pin),
+    ("unpin", _STORE, marks.unpin),
+    ("prune", _STORE, maintenance.prune),
+    ("gc", _STORE, maintenance.gc),
+    ("compact", _STORE, maintenance.compact),
+    ("repair", _STORE, maintenance.repair),
+    ("rebuild-index", _STORE, maintenance.rebuild_index),
+)
+
+_SHARED = ("as_json", "socket", "store")  # the options of `_root` that a command is handed; it refuses what it has not
+
+# Typer may bring its own copy of click; its public BadParameter leads to the base class of wrong usage in either case.
+_UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+class _Commands(TyperGroup):
+    """The commands as one; it hands each the shared options that stand before it, as if they stood behind it."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_without_values(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, [*self._given_before(ctx), *rest]
+
+    def _given_before(self, context: Any) -> list[str]:
+        given: list[str] = []
+        for option in self.get_params(context):
+            value = context.params.get(option.name)
+            if option.name in _SHARED and value:
+                given += [option.opts[0]] if value is True else [option.opts[0], str(value)]
+        return given
+
+
+class _Command(TyperCommand):
+    """One command, whose help shows no value behind a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_without_values(super().get_params(ctx))
+
+
+def _flags_without_values(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+def build_app() -> typer.Typer:
+    """Put the commands together."""
+    epilog = f"[bold]Exit status[/]\n\n{describe_exit_codes()}"
+    app = typer.Typer(
+        name="torpor",
+        cls=_Commands,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        pretty_exceptions_show_locals=False,
+    )
+    app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
+    for name, panel, function in COMMANDS:
+        put = app.command(name, cls=_Command, help=_flowing(function.__doc__ or ""), rich_help_panel=panel)
+        put(_interruptible(function))
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and give its exit status."""
+    as_json = "--json" in arguments
+    try:
+        status = build_app()(args=list(arguments), prog_name="torpor", standalone_mode=False)
+    except TorporError as error:
+        return report_error(error, as_json=as_json)
+    except _UsageError as error:
+        return _report_usage(error, arguments, as_json=as_json)
+    except UnicodeError:
+        if not any(_has_half_characters(argument) for argument in arguments):
+            raise
+        return report_error(UnreadableInput("An argument is not valid text in this locale."), as_json=as_json)
+    except ReaderGone:
+        return OK.number
+    except OSError as error:
+        return report_error(_refusal_of(error), as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return report_error(Interrupted("Interrupted."), as_json=as_json)
+    return status if isinstance(status, int) else OK.number
+
+
+def _refusal_of(error: OSError) -> TorporError:
+    """Say in one line what the system refused."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return OutputFailed(f"The system took no more output: {reason}.", errno=error.errno)
+    return SystemRefused(f"{os.fspath(error.filename)!r}: {reason}.", errno=error.errno, path=str(error.filename))
+
+
+def _has_half_characters(text: str) -> bool:
+    """Whether a text came from bytes that are no text, which Python keeps as halves of surrogate pairs."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", show_default=False)] = False,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            metavar="NAME",
+            show_default=False,
+            is_eager=True,
+            envvar="TORPOR_NAMESPACE",
+            callback=enter_namespace,
+            help="Work in this namespace: bare names are names of it, and lists show its sessions.",
+        ),
+    ] = None,
+) -> None:
+    if version and as_json:
+        Output(as_json=True).document("version", {"version": __version__})
+    elif version:
+        print(f"torpor {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn Ctrl-C into an error that is reported like any other; typer would end the command without a word."""
+
+    @functools.wraps(command)
+    def guarded(**arguments: Any) -> Any:
+        arguments.pop(NAMESPACE_PARAMETER.name, None)  # its callback has seen to it
+        try:
+            return command(**arguments)
+        except KeyboardInterrupt:
+            raise Interrupted("Interrupted.") from None
+
+    # Typer reads the options from these; the command's own annotations are text that only its module can resolve.
+    signature = inspect.signature(command, eval_str=True)
+    if takes_namespace(signature):
+        signature = signature.replace(parameters=[*signature.parameters.values(), NAMESPACE_PARAMETER])
+    guarded.__signature__ = signature  # type: ignore[attr-defined]
+    guarded.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+    return guarded
+
+
+def _flowing(text: str) -> str:
+    """Join the lines of each paragraph, so that help fills any width; what follows a bold heading stays as it is."""
+    paragraphs, verbatim = [], False
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        paragraphs.append(paragraph if verbatim else " ".join(paragraph.splitlines()))
+        verbatim = paragraph.startswith("[bold]")
+    return "\n\n".join(paragraphs)
+
+
+def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int:
+    problem = error.format_message().replace("Input should be", "it must be").partition(", unable to parse")[0]
+    problem = problem.replace("Value error, ", "")  # pydantic's word for what a check of a choice has said
+    sentence = problem if problem.endswith("?") else f"{problem.rstrip('.')}."
+    message = f"{sentence} See {_command_of(error, arguments)} --help."
+    write_failure(InvalidUsage.code, message, USAGE.number, {}, as_json=as_json)
+    return USAGE.number
+
+
+def _command_of(error: Any, arguments: Sequence[str]) -> str:
+    """The command whose line was wrong. The parser's own errors do not say which."""
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        return str(context.command_path)
+    names = {name for name, _, _ in COMMANDS}
+    return next((f"torpor {argument}" for argument in arguments if argument in names), "torpor")

@@ -1,0 +1,1 @@
+"""Starting, finding and stopping a daemon, and examining the machine."""

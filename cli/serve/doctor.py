@@ -1,0 +1,230 @@
+"""`torpor doctor`: what this machine, its BLAS, the socket and the store are like."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ... import __version__
+from ...errors import TorporError
+from ...memvid.disk.location import default_store_path
+from ...memvid.units import format_bytes, format_count, format_plural
+from ...socket_api.client.link import start_command
+from ...socket_api.wire.address import default_socket_path
+from ..errors import DoctorFailed
+from ..exit_codes import INTEGRITY, OK
+from ..reach.background import default_log_path
+from ..reach.daemon_link import connect, nobody_is_there
+from ..reach.options import JsonOption, SocketOption, StoreOption
+from ..reach.store_view import describe_holder, find_holder, open_store
+from ..view.formatting import format_seconds
+from ..view.output import Output, facts_table, plain
+
+EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take seconds even on a slow machine
+MAX_STDERR_CHARS = 600  # of a failed examination's last words that are shown
+
+
+CheckModelsOption = Annotated[
+    bool,
+    typer.Option(
+        "--check-models",
+        show_default=False,
+        help="Read every model file that was ever served, and name those that changed unseen.",
+    ),
+]
+CHANGED_UNSEEN = "changed_unseen"
+
+
+def doctor(
+    check_models: CheckModelsOption = False,
+    socket: SocketOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Say what Torpor finds here: versions, device, which BLAS computes and how fast, the daemon and the store.
+
+    The BLAS matters on Linux without a GPU: the one that MLX ships there is many times slower than OpenBLAS.
+    The examination runs in a process of its own and takes some seconds.
+
+    With --check-models every model file that was ever served from here is read again and compared with what is
+    remembered of it, so that one is found whose bytes changed while its size and times did not. Exit status 6 then.
+
+    [bold]Examples[/]
+
+    [cyan]torpor doctor[/]
+    [cyan]torpor doctor --check-models[/]
+    [cyan]torpor doctor --json | jq .machine.blas[/]
+    """
+    output = Output(as_json=as_json)
+    with output.progress("examining"):
+        machine = examine_machine(check_models=check_models)
+    checks = machine.pop("model_files", None)
+    changed = [check for check in checks or () if check["outcome"] == CHANGED_UNSEEN]
+    status = INTEGRITY.number if changed else OK.number
+    daemon = _examine_daemon(socket)
+    files = _examine_store(store or Path(daemon["store"] if daemon["answers"] else default_store_path()))
+    log = str(default_log_path())
+    if as_json:
+        body = {"torpor": __version__, "machine": machine, "daemon": daemon, "store": files, "log": log}
+        output.document("doctor", body if checks is None else {**body, "model_files": checks})
+        return status
+    output.show(render_doctor(machine, daemon, files, log))
+    advice = machine.get("blas", {}).get("advice")
+    if advice:
+        output.show(f"\n[yellow]{plain(advice)}[/]")
+    if checks is not None:
+        output.line("\n" + "\n".join(describe_model_files(checks)))
+    return status
+
+
+def describe_model_files(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what a full check found: one line for each file that changed unseen, and one in all."""
+    changed = [check for check in checks if check["outcome"] == CHANGED_UNSEEN]
+    same = [check for check in checks if check["outcome"] == "same"]
+    rest = len(checks) - len(same) - len(changed)
+    found = (
+        f"{format_plural(len(same), 'model file')} as when last read"
+        f" ({format_bytes(sum(check['size_bytes'] for check in same))})"
+        + (f"; {rest} edited since, or gone" if rest else "")
+    )
+    if not changed:
+        return [f"[green]sound[/]  {found}"]
+    what_to_do = (
+        f"{format_plural(len(changed), 'model file')} with other bytes than when last read, and the same size and"
+        f" times; {found}. Put back what changed, or start the daemon again: it identifies its models by what they are"
+        " now, and refuses what slept before by name"
+    )
+    return [*(f"[red]changed[/]  {plain(check['path'])}" for check in changed), what_to_do]
+
+
+def examine_machine(*, check_models: bool = False) -> dict[str, Any]:
+    """Run the examination, which imports MLX, in a process of its own, and give its report; a check of the model files
+    takes as long as it takes.
+
+    Raises:
+        DoctorFailed: it did not come back with one.
+    """
+    command = [sys.executable, "-P", "-m", "torpor.daemon.doctor", *(["--check-models"] if check_models else [])]
+    timeout_s = None if check_models else EXAMINATION_TIMEOUT_S
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        report = json.loads(done.stdout)
+    except subprocess.TimeoutExpired as error:
+        raise DoctorFailed(f"The examination took more than {EXAMINATION_TIMEOUT_S:.0f} s and was ended.") from error
+    except ValueError as error:
+        words = done.stderr.strip()[-MAX_STDERR_CHARS:]
+        raise DoctorFailed(
+            f"The examination ended with status {done.returncode} and no report: {words}", status=done.returncode
+        ) from error
+    if not isinstance(report, dict):
+        raise DoctorFailed("The examination's report is not one JSON object.")
+    return report
+
+
+def _examine_daemon(socket: Path | None) -> dict[str, Any]:
+    place = str(socket or default_socket_path())
+    try:
+        with connect(socket) as client:
+            return {"answers": True, "socket": place, "problem": None, **client.status().model_dump(mode="json")}
+    except TorporError as error:
+        # Nobody there is a fact; somebody there who does not answer, or not as a daemon does, is a problem.
+        problem = None if nobody_is_there(error) else f"does not answer as it should: {error.code}: {error.message}"
+        return {"answers": False, "socket": place, "problem": problem}
+
+
+def _examine_store(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"path": str(path), "locked_by": find_holder(path)}
+    try:
+        with open_store(path) as store:
+            return {**found, "readable": True, "problem": None, "sessions": sum(1 for _ in store.iter_sessions())}
+    except TorporError as error:
+        return {**found, "readable": False, "problem": error.code, "sessions": 0}
+
+
+def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, Any], log: str) -> Any:
+    """Draw what was found; `log` is where a daemon in the background writes unless told otherwise."""
+    blas = machine.get("blas", {})
+    facts = facts_table()
+    facts.add_row("torpor", f"{__version__} on Python {plain(machine.get('python'))}")
+    facts.add_row("machine", f"{plain(str(machine.get('platform')))}, {plain(machine.get('cpu_count'))} cores")
+    packages = [f"{name} {version or 'missing'}" for name, version in machine.get("packages", {}).items()]
+    facts.add_row("packages", plain(", ".join(packages)))
+    facts.add_row("device", describe_device(machine))
+    facts.add_row("BLAS", describe_blas(machine))
+    if blas.get("reason"):
+        facts.add_row("", f"[dim]{plain(str(blas['reason']))}[/]")
+    facts.add_row("daemon", _describe_daemon(daemon, files))
+    facts.add_row("log", plain(log))
+    facts.add_row("store", _describe_store(files))
+    return facts
+
+
+def describe_device(machine: dict[str, Any]) -> str:
+    """Say on what MLX computes: `Device(gpu, 0)` is `gpu 0`."""
+    device = str(machine.get("device")).removeprefix("Device(").removesuffix(")")
+    return plain(device.replace(",", ""))
+
+
+def describe_blas(machine: dict[str, Any]) -> str:
+    """Say in one line which BLAS computes and how fast it was measured to be."""
+    blas = machine.get("blas", {})
+    verdict = "[green]fast[/]" if blas.get("fast") else "[yellow]slow[/]"
+    library = plain(str(blas.get("library") or "the one that MLX ships"))
+    return f"{verdict}  {plain(blas.get('gflops'))} GFLOP/s ({plain(blas.get('product'))}), {library}"
+
+
+def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
+    if not daemon["answers"] and files["locked_by"] is not None:
+        found = daemon["problem"] or f"none on {daemon['socket']}"
+        return f"[yellow]{plain(found)}; but {plain(describe_holder(files['locked_by'], Path(files['path'])))}[/]"
+    if daemon["problem"]:
+        return f"[yellow]{plain(daemon['problem'])}[/]"
+    if not daemon["answers"]:
+        return f"none on {plain(daemon['socket'])}; start one with [cyan]{plain(start_command(daemon['socket']))}[/]"
+    models = ", ".join(model["name"] for model in daemon["models"])
+    return (
+        f"[green]answers[/] on {plain(daemon['socket'])}"
+        f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
+        f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)};"
+        f" {_describe_memory(daemon['memory'])}{_describe_queue(daemon['queue'])}{_describe_config(daemon['config'])}"
+    )
+
+
+def _describe_config(config: dict[str, Any] | None) -> str:
+    if config is None:
+        return ""
+    if config["problem"]:
+        return f"; [yellow]its configuration was not taken over: {plain(config['problem'])}[/]"
+    waits = [
+        f", of which {plain(', '.join(config[what]))} {until}"
+        for what, until in (
+            ("waits_for_restart", "waits for a restart"),
+            ("waits_for_disuse", "waits until no request uses what is in memory"),
+        )
+        if config[what]
+    ]
+    return f"; configured by {plain(config['path'])}{''.join(waits)}"
+
+
+def _describe_queue(queue: dict[str, Any]) -> str:
+    if not queue["waiting"]:
+        return ""
+    back = f", {format_count(queue['background'])} of them in the background" if queue["background"] else ""
+    return f"; {format_plural(queue['waiting'], 'request')} waiting{back} ({format_count(queue['limit'])} may)"
+
+
+def _describe_memory(memory: dict[str, Any]) -> str:
+    taken = memory["weights_bytes"] + memory["sessions_bytes"] + memory["reserved_bytes"]
+    return f"{format_bytes(taken)} of {format_bytes(memory['budget_bytes'])} of memory taken"
+
+
+def _describe_store(files: dict[str, Any]) -> str:
+    if files["readable"]:
+        return f"{plain(files['path'])}: {format_plural(files['sessions'], 'session')}"
+    return f"{plain(files['path'])}: {plain(files['problem'])}"

@@ -1,0 +1,95 @@
+"""`torpor ensure`: a daemon that answers, started if there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...memvid.disk.location import default_store_path
+from ...socket_api.client.client import Client
+from ...socket_api.errors import DaemonUnreachable
+from ...socket_api.wire.address import default_socket_path
+from ..errors import InvalidUsage
+from ..exit_codes import OK
+from ..reach import background
+from ..reach.daemon_link import connect, nobody_is_there
+from ..reach.options import JsonOption, SocketOption
+from ..view.output import Output, plain, write_failure
+from .serve import ConfigOption, LogOption, ModelsOption, ServedStoreOption, named_folders
+
+
+def ensure(
+    model: ModelsOption = None,
+    config: ConfigOption = None,
+    store: ServedStoreOption = None,
+    socket: SocketOption = None,
+    log: LogOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Start a daemon in the background if none answers, and return once it does; leave one that answers as it is.
+
+    Two at once start one. What is said of models is for a daemon that is started; all else that [cyan]torpor serve[/]
+    takes can stand in the file of --config. Nothing is left running where the start fails.
+
+    [bold]Examples[/]
+
+    [cyan]torpor ensure[/]
+    [cyan]torpor ensure --config torpor.toml --json | jq .started[/]
+    """
+    output, socket = Output(as_json=as_json), socket or default_socket_path()
+    log = (log or background.default_log_path()).absolute()
+    arguments = ["--store", str((store or default_store_path()).absolute()), "--socket", str(socket.absolute())]
+    for name, path in named_folders("--model", model).items():
+        arguments += ["--model", f"{name}={path}"]
+    arguments += [] if config is None else ["--config", str(config.absolute())]
+    with _one_at_a_time(log):
+        daemon, started = _find(socket), False
+        if daemon is None:
+            begun = background.start(arguments, log)
+            daemon, started = _find(socket), isinstance(begun, background.Started)
+            if daemon is None and isinstance(begun, background.Refused):
+                write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
+                return begun.status
+    with daemon or connect(socket) as found:
+        return _tell(output, found, store, started=started)
+
+
+def _find(socket: Path) -> Client | None:
+    try:
+        return connect(socket)
+    except DaemonUnreachable as error:
+        if nobody_is_there(error):
+            return None
+        raise
+
+
+@contextlib.contextmanager
+def _one_at_a_time(log: Path) -> Iterator[None]:
+    """The second command waits until the first one's daemon answers, or has failed to start."""
+    descriptor = background.open_log(log)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _tell(output: Output, daemon: Client, store: Path | None, *, started: bool) -> int:
+    status = daemon.status()
+    if store is not None and not started and os.path.realpath(store) != os.path.realpath(status.store):
+        raise InvalidUsage(
+            f"A daemon answers on {daemon.socket_path}, and serves {status.store}. Leave --store out to use it, or "
+            "name another --socket.",
+            socket=str(daemon.socket_path),
+            store=status.store,
+        )
+    facts = {"socket": str(daemon.socket_path), "pid": status.pid, "store": status.store, "started": started}
+    if output.as_json:
+        output.document("ensure", facts)
+    else:
+        serves = f"torpor serves {plain(status.store)} on {plain(str(daemon.socket_path))} (pid {status.pid})"
+        output.line(f"{serves}, {'started now' if started else 'as it did before'}")
+    return OK.number

@@ -1,0 +1,112 @@
+"""`torpor stop`: end the daemon, which puts every session to sleep first, and refuses where it cannot."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...memvid.disk.location import default_store_path
+from ...memvid.units import format_plural
+from ...socket_api.client.client import Client
+from ...socket_api.errors import DaemonUnreachable, RequestTimeout, StopIncomplete
+from ...socket_api.wire.address import default_socket_path
+from ...socket_api.wire.results import ShutdownResult
+from ..exit_codes import OK, PARTIAL
+from ..reach.background import still_running, wait_until_gone
+from ..reach.daemon_link import connect, nobody_is_there
+from ..reach.interrupts import ignore_interrupts
+from ..reach.options import JsonOption, SocketOption
+from ..reach.store_view import describe_holder, find_holder
+from ..view.output import Output, plain, report_error
+
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for sessions to be slept.")
+]
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Stop also where a session cannot be kept whole.")]
+
+
+def stop(
+    force: ForceOption = False,
+    timeout: TimeoutOption = 300.0,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Stop the daemon, after it has put every awake session to sleep.
+
+    Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
+    serve[/]. Says which sessions had changed and were put to sleep, and which had read nothing and are gone. Where a
+    session cannot be put to sleep (a full disk, say), the daemon goes on with all of them and says why; exit status 3.
+    With [cyan]--force[/] it stops all the same: of such a session its ledger is kept, and the rest is computed again
+    when it is used. Where not even that can be written, what it did since its last sleep is lost: status 3, too.
+
+    [bold]Examples[/]
+
+    [cyan]torpor stop[/]
+    [cyan]torpor stop --timeout 20 --json[/]
+    [cyan]torpor stop --force[/]
+    """
+    output = Output(as_json=as_json)
+    pid, report = _shut_down(socket, timeout, force=force)
+    ignore_interrupts()
+    if as_json:
+        body = {"pid": pid, "slept": report.slept, "failed": report.failed, "empty": report.empty}
+        body["ledgers"] = report.ledgers
+        output.document("stop", body)
+    else:
+        _tell(output, pid, report)
+    return PARTIAL.number if report.failed else OK.number
+
+
+def _shut_down(socket: Path | None, timeout_s: float, *, force: bool) -> tuple[int | None, ShutdownResult]:
+    """Ask the daemon to stop and see its process end. Nothing is signalled: the daemon ends itself."""
+    deadline = time.monotonic() + timeout_s
+    with _connect(socket, timeout_s) as client:
+        pid = client.peer_pid
+        try:
+            report = client.shutdown(force=force)
+        except RequestTimeout:
+            raise still_running(pid, timeout_s) from None
+    if pid is not None:
+        wait_until_gone(pid, deadline, timeout_s)
+    return pid, report
+
+
+def _connect(socket: Path | None, timeout_s: float) -> Client:
+    """Open a client. Where no daemon is on the default socket and a process has the default store, say that it does."""
+    try:
+        return connect(socket, timeout_s=timeout_s)
+    except DaemonUnreachable as error:
+        place = default_store_path()
+        holder = find_holder(place) if socket is None and nobody_is_there(error) else None
+        if holder is None:
+            raise
+        raise DaemonUnreachable(
+            f"No daemon answers on {default_socket_path()}, but {describe_holder(holder, place)}.",
+            **error.details,
+            holder_pid=holder,
+        ) from error
+
+
+def _tell(output: Output, pid: int | None, report: ShutdownResult) -> None:
+    output.line(f"daemon {pid or ''} has stopped; {format_plural(len(report.slept), 'session')} put to sleep")
+    for session in report.slept:
+        output.line(f"  {plain(session)}  asleep")
+    for session, reason in report.ledgers.items():
+        output.line(
+            f"  {plain(session)}  its ledger is kept; its tokens are read again when it is used ({plain(reason)})"
+        )
+    for session in report.empty:
+        output.line(f"  {plain(session)}  had read nothing and is gone")
+    if report.failed:
+        reasons = "; ".join(f"{session}: {reason}" for session, reason in report.failed.items())
+        count = format_plural(len(report.failed), "session")
+        report_error(
+            StopIncomplete(
+                f"{count} could not be put to sleep, and what happened there since the last sleep is lost: {reasons}"
+            ),
+            as_json=False,
+        )

@@ -1,0 +1,147 @@
+"""Damage in terms of sessions: which versions a damaged bundle takes with it, and which one can still be woken.
+
+Reads a store's index and manifests. Decides nothing about whether a byte is sound; that is the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...errors import TorporError
+from ...memvid.errors import PUT_BACK
+from ...memvid.format.records import Finding, IndexRow
+from ...memvid.store import Store
+from ...memvid.uri import VERSION_MARK, SessionUri
+from ...socket_api.client.client import Client
+from ..exit_codes import INTEGRITY, exit_status_of
+from .output import MENDING, way_out
+
+OF_NO_VERSION = frozenset({"twin_file", "rival_version", "version_lost", "unknown_file"})
+"""Codes of findings that say themselves what to do, of files that no version looks into."""
+
+_NOT_MENDED = frozenset({"unsafe_path", "store_io", "unsupported_format"})
+"""Codes of findings that say themselves what to do, of files that versions need."""
+
+
+def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Add to each finding the bundle whose file it is about (`bundle`, or None), the versions that need that bundle
+    (`versions`), and what to do about them, by session (`remedies`) and in one text (`remedy`)."""
+    if not findings:
+        return []
+    needs = {row: _bundles_of(store, row) for row in _all_rows(store)}
+    rows_of: dict[SessionUri, list[IndexRow]] = {}
+    for row in needs:
+        rows_of.setdefault(row.uri, []).append(row)
+    damaged = _damaged(findings)
+    explained = []
+    for finding in findings:
+        bundle = _bundle_named(finding.path)
+        hit = [] if finding.code in OF_NO_VERSION else [row for row, bundles in needs.items() if bundle in bundles]
+        uris = [] if finding.code in _NOT_MENDED else _uris(hit)
+        mending = "" if MENDING in finding.message else f"{PUT_BACK} "
+        remedies = [mending + _what_is_intact(uri, rows_of[uri], needs, damaged) for uri in uris]
+        versions = [{"session": str(row.uri), "version": row.version} for row in hit]
+        what_to_do = {"remedies": remedies, "remedy": " ".join(remedies)}
+        explained.append({**asdict(finding), "bundle": bundle, "versions": versions, **what_to_do})
+    return explained
+
+
+def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
+    """If an error says that a session's state is damaged, add to it what `verify` says of that session, and as
+    `intact_version` the latest version that is not: after what might bring the damaged one back, for what sleeps from
+    an older version is the newest from then on.
+
+    Every byte is read, because a suggestion that fails as well would be worse than none.
+    """
+    if exit_status_of(error.code) != INTEGRITY.number:
+        return
+    try:
+        with Store.open(store_path, writable=False) as store:
+            uri = store.resolve(session.partition(VERSION_MARK)[0])
+            needs = {row: _bundles_of(store, row) for row in store.versions(uri)}
+            damaged = _damaged(store.verify(uri, deep=True).findings)
+    except TorporError:
+        return  # what is wrong has been said; that nothing better is known needs no second error
+    if not needs or not damaged:
+        return
+    sound = _sound(list(needs), needs, damaged)
+    if sound:
+        error.details["intact_version"] = max(sound)
+    error.message += f"{way_out(error)} {_what_is_intact(uri, list(needs), needs, damaged)}"
+
+
+@contextmanager
+def naming_the_intact(client: Client, session: str) -> Iterator[None]:
+    """Let damage that a daemon meets in a session's state be told with the latest version that has none."""
+    try:
+        yield
+    except TorporError as error:
+        if exit_status_of(error.code) == INTEGRITY.number:
+            add_suggestion(error, Path(client.status().store), session)
+        raise
+
+
+@contextmanager
+def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
+    """As `naming_the_intact`, for who reads the store's files."""
+    try:
+        yield
+    except TorporError as error:
+        add_suggestion(error, store_path, session)
+        raise
+
+
+def _what_is_intact(
+    uri: SessionUri, rows: list[IndexRow], needs: Mapping[IndexRow, frozenset[str]], damaged: set[str | None]
+) -> str:
+    sound = _sound(rows, needs, damaged)
+    if not sound:
+        return f"No version of {uri} is intact."
+    if max(row.version for row in rows) in sound:
+        return f"The newest version of {uri} is intact; earlier ones are damaged."
+    return _older(uri, max(sound))
+
+
+def _sound(rows: list[IndexRow], needs: Mapping[IndexRow, frozenset[str]], damaged: set[str | None]) -> list[int]:
+    return [row.version for row in rows if not needs[row] & damaged]
+
+
+def _older(uri: SessionUri, version: int) -> str:
+    return (
+        f"Version {version} of {uri} is intact: `torpor wake {uri} --version {version}` goes on from there, and what "
+        "sleeps then is the newest."
+    )
+
+
+def _all_rows(store: Store) -> list[IndexRow]:
+    uris = [row.uri for row in store.iter_sessions()]
+    return [row for uri in sorted(uris) for row in sorted(store.versions(uri), key=lambda row: row.version)]
+
+
+def _bundles_of(store: Store, row: IndexRow) -> frozenset[str]:
+    """The bundles that a version needs: its own, and those that hold blocks of its chain."""
+    own = frozenset({row.bundle_id.hex()})
+    try:
+        with store.open_bundle(row.bundle_id) as reader:
+            return own | {entry.bundle_id.hex() for entry in reader.entries if entry.bundle_id is not None}
+    except TorporError:
+        return own  # it cannot say; being damaged itself, it is among the damaged anyway
+
+
+def _damaged(findings: Sequence[Finding]) -> set[str | None]:
+    """The bundles whose files, being damaged, take versions with them."""
+    return {_bundle_named(finding.path) for finding in findings if finding.code not in OF_NO_VERSION}
+
+
+def _bundle_named(path: str) -> str | None:
+    """The bundle whose file a path names, by its 64 digits; None for other files."""
+    stem = Path(path).name.partition(".")[0]
+    return stem if len(stem) == 64 else None
+
+
+def _uris(rows: list[IndexRow]) -> list[SessionUri]:
+    return sorted({row.uri for row in rows})

@@ -1,0 +1,41 @@
+"""How figures are written for people: seconds, rates, ids, ages (sizes and counts, and how they are read:
+`memvid/units.py`). Pure functions; JSON never uses them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ...memvid.units import three_digits
+
+SHORT_ID_DIGITS = 12  # hex digits of an id that a table shows: 48 bits, enough to tell bundles of one store apart
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration in the unit that suits it: `340 µs`, `12.3 ms`, `3.21 s`, `2 min 05 s`."""
+    if seconds < 0.0009995:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        return f"{three_digits(seconds * 1e3)} ms"
+    if seconds < 120:
+        return f"{three_digits(seconds)} s"
+    whole = round(seconds)
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_rate(count: int, seconds: float) -> str:
+    """Write a rate per second: `1,115/s`; nothing sensible for no time at all."""
+    return f"{count / seconds:,.0f}/s" if seconds > 0 else "–"
+
+
+def format_id(hex_id: str | None) -> str:
+    """Shorten an id for a table; a missing one is a dash."""
+    return hex_id[:SHORT_ID_DIGITS] if hex_id else "–"
+
+
+def format_time(instant_ns: int | None) -> str:
+    """Write a wall-clock instant in local time, to the minute; one that never was is a dash."""
+    if instant_ns is None:
+        return "–"
+    return datetime.fromtimestamp(instant_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,286 @@
+"""Where a command's words go: data to stdout, progress and remarks to stderr, one JSON document with `--json`.
+
+Rules:
+- stdout holds what was asked for and nothing else; piped, it is plain text, and a table is one line a row, its cells
+  set apart by a tab.
+- stderr holds what happens meanwhile: drawn live on a terminal, silent with `--json`. No line of it is broken inside a
+  word; piped, none is broken at all.
+- Every JSON document and error object carries `schema_version`; ids are never shortened there.
+
+Knows nothing of sessions, stores or sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
+
+from ...errors import TorporError
+from ...memvid.errors import PUT_BACK
+from ...memvid.folder.folder import BUNDLES
+from ...memvid.units import format_bytes, format_count
+from ..exit_codes import INTEGRITY, exit_status_of
+from .streams import require_reader
+
+ROOMY_COLUMNS = 72  # a terminal with fewer is narrow: it is shown fewer figures of progress, and no table cut short
+WIDE_COLUMNS = 104  # from here on progress has a bar
+SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
+PIPED_WIDTH = 120  # columns of what is drawn into a file or a pipe; no terminal there to ask, and $COLUMNS is another's
+
+# Delete and the C1 controls; marks of direction and invisible line ends; halves of surrogate pairs.
+_UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
+
+MENDING = "torpor repair"  # a message that names it says itself what to do about damage
+
+OnProgress = Callable[[int, int], None]
+
+
+class Output:
+    """What one run of a command writes, in the one form that was asked for."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.stdout = _console(sys.stdout)
+        self.stderr = _console(sys.stderr)
+
+    def document(self, command: str, body: Mapping[str, Any]) -> None:
+        """Write the one JSON document of a command, whole, on one line."""
+        document = {"schema_version": SCHEMA_VERSION, "command": command, **body}
+        _write_json(sys.stdout, document)
+
+    def remark(self, markup: str) -> None:
+        """Say something beside the data, on stderr; nothing with `--json`."""
+        if not self.as_json:
+            _print_lines(self.stderr, markup)
+
+    def show(self, drawn: RenderableType) -> None:
+        """Draw data on stdout: on a terminal as wide as that is, else every row and text as one line."""
+        self.stdout.print(drawn, soft_wrap=not self.stdout.is_terminal)
+
+    def line(self, markup: str) -> None:
+        """Write one line of data to stdout; it stays one line however narrow the terminal is."""
+        self.stdout.print(markup, highlight=False, soft_wrap=True)
+
+    def stream(self, text: str) -> None:
+        """Write a piece of generated text as it comes, unchanged but for terminal control characters.
+
+        Raises:
+            ReaderGone: nobody reads it any more.
+        """
+        sys.stdout.write(neutralise(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+        require_reader()
+
+    @contextmanager
+    def progress(self, what: str, *, unit: str = "") -> Iterator[OnProgress]:
+        """Show on stderr how far a piece of long work is, at last without a trace; nothing where nobody watches.
+
+        Of work that makes no report the time is shown. A narrow terminal gets no bar, and a narrower one fewer figures.
+        """
+        if self.as_json or not self.stderr.is_terminal:
+            yield _ignore_progress
+            return
+        roomy, wide = (self.stderr.width >= columns for columns in (ROOMY_COLUMNS, WIDE_COLUMNS))
+        columns = (
+            TextColumn("[dim]{task.description}", table_column=Column(no_wrap=True)),
+            *([BarColumn(bar_width=28)] if wide else []),
+            *([TaskProgressColumn()] if roomy else []),
+            _Amount(Column(no_wrap=True)),
+            TimeElapsedColumn(Column(no_wrap=True)),
+            *([TimeRemainingColumn(table_column=Column(no_wrap=True))] if roomy else []),
+        )
+        with Progress(*columns, console=self.stderr, transient=True) as bar:
+            task = bar.add_task(what, total=None, unit=unit)
+
+            def report(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total or None)
+
+            yield report
+
+
+def report_error(error: TorporError, *, as_json: bool) -> int:
+    """Write an expected failure as one line (or one JSON object) on stderr, and give its exit status."""
+    status = exit_status_of(error.code)
+    write_failure(error.code, error.message + way_out(error), status, error.details, as_json=as_json)
+    return status
+
+
+def way_out(error: TorporError) -> str:
+    """What to do about a damaged file of the store, where the error only says which one it is."""
+    path = error.details.get("path")
+    if exit_status_of(error.code) != INTEGRITY.number or MENDING in error.message:
+        return ""
+    if not isinstance(path, str) or f"/{BUNDLES}/" not in path:
+        return ""  # an export, say: no repair of a store mends it
+    return f" {PUT_BACK}"
+
+
+def write_failure(code: str, message: str, status: int, details: Mapping[str, Any], *, as_json: bool) -> None:
+    """Write why a run failed, as the line or the JSON object that ends it."""
+    if not as_json:
+        _print_lines(_console(sys.stderr), f"[bold red]error[/] [dim]{plain(code)}[/]  {plain(message)}")
+        return
+    error = {"code": code, "message": message, "details": dict(details)}
+    _write_json(sys.stderr, {"schema_version": SCHEMA_VERSION, "error": error, "exit_status": status})
+
+
+class _Amount(ProgressColumn):
+    """How much is done of how much, and how much of it in a second."""
+
+    def render(self, task: Task) -> Text:
+        if not task.completed and not task.total:
+            return Text()  # nothing is told of how much it is
+        unit = task.fields["unit"]
+        write = format_bytes if unit == "bytes" else format_count
+        count = write(round(task.completed)) + (f" of {write(round(task.total))}" if task.total else "")
+        rate = f", {write(round(task.speed))}/s" if task.speed else ""
+        return Text(f"{count}{'' if unit == 'bytes' else f' {unit}'.rstrip()}{rate}", style="dim")
+
+
+class PlainTable(Table):
+    """A table without lines; where no terminal shows it, one line a row, its cells set apart by a tab. A terminal too
+    narrow for its words is shown the cells of each row one below the other."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = list(zip(*(column.cells for column in self.columns), strict=True))
+        if console.is_terminal:
+            roomy = not self.show_header or options.max_width >= ROOMY_COLUMNS
+            if roomy or sum(self._least_widths(console)) <= options.max_width:
+                yield from super().__rich_console__(console, options)
+            else:
+                yield from self._one_below_the_other(rows)
+            return
+        if self.show_header:
+            rows.insert(0, tuple(column.header for column in self.columns))
+        for row in rows:
+            cells = [console.render_str(str(cell)).plain.strip() for cell in row]
+            if any(cells):
+                yield Segment("\t".join(cells) + "\n")  # a Text would have its tabs made blanks
+
+    def _least_widths(self, console: Console) -> Iterator[int]:
+        """What each column needs to break no word, and no cell that is to stay whole; with the blanks behind it."""
+        for column in self.columns:
+            parts = [str(column.header), *map(str, column.cells)]
+            measured = [console.render_str(part).__rich_measure__(console, console.options) for part in parts]
+            yield max(each.maximum if column.no_wrap else each.minimum for each in measured) + 2
+
+    def _one_below_the_other(self, rows: list[tuple[RenderableType, ...]]) -> Iterator[RenderableType]:
+        for row in rows:
+            if row is not rows[0]:
+                yield ""
+            facts = facts_table()
+            for column, cell in zip(self.columns, row, strict=True):
+                if str(cell).strip():
+                    facts.add_row(f"  {str(column.header).strip()}", str(cell).strip())
+            yield facts
+
+
+def facts_table() -> Table:
+    """Make the two-column table in which one thing's facts are shown: names dim, values as they are."""
+    table = PlainTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def rows_table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
+    """Make the plain table in which several things are listed, a row each; columns in `whole` are never broken."""
+    table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(
+            column, justify="right" if column in right else "left", no_wrap=column in whole, overflow="fold"
+        )
+    return table
+
+
+def plain(data: object) -> str:
+    """Make data safe to stand in markup, on one line: it neither steers the terminal nor is read as markup (threat 46).
+
+    Every piece of data that goes into a line, a remark or a table passes here: names, paths, labels, messages.
+    """
+    return escape(neutralise(str(data)).replace("\n", "␊").replace("\t", "␉"))
+
+
+def neutralise(text: str) -> str:
+    """Show control characters as symbols, so that stored or generated text cannot steer a terminal (threat 46).
+
+    Line ends and tabs stay. Half characters, which no stream can write, and marks that turn the direction of writing
+    around are shown as a replacement character.
+    """
+    return "".join(_visible(character) for character in text)
+
+
+def _visible(character: str) -> str:
+    point = ord(character)
+    if point < 0x20 and character not in "\n\t":
+        return chr(0x2400 + point)
+    return "\N{REPLACEMENT CHARACTER}" if any(first <= point <= last for first, last in _UNSHOWN) else character
+
+
+def _write_json(stream: TextIO, document: Mapping[str, Any]) -> None:
+    """Write a document on one line, in ASCII where the stream could not take the characters themselves."""
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, default=str)
+    try:
+        text.encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        text = json.dumps(document, ensure_ascii=True, allow_nan=False, default=str)
+    stream.write(text + "\n")
+    stream.flush()
+
+
+def _console(file: Any) -> Console:
+    """Make a console that is as wide as the terminal, and wide enough where there is none."""
+    width = None if file.isatty() else PIPED_WIDTH
+    # Without emoji: the name of a session or a file may well hold a word between colons.
+    return Console(file=file, width=width, highlight=False, emoji=False)
+
+
+def _print_lines(console: Console, markup: str) -> None:
+    """Write a remark: broken between words where a terminal is narrow, and nowhere where there is none."""
+    text = console.render_str(markup)
+    console.print(_between_words(text, console.width) if console.is_terminal else text, soft_wrap=True)
+
+
+def _between_words(text: Text, width: int) -> Text:
+    """Break a text into lines between words; a word that is wider than the terminal, a path say, stays whole."""
+    breaks, column = [], 0
+    for found in re.finditer(r"\n|\S+[^\S\n]*|[^\S\n]+", text.plain):
+        word = found[0]
+        if column and column + cell_len(word.rstrip()) > width:
+            breaks.append(found.start())
+            column = 0
+        column = 0 if word == "\n" else column + cell_len(word)
+    lines = text.divide(breaks)
+    for line in lines[:-1]:
+        line.rstrip()
+    return Text("\n").join(lines)
+
+
+def _ignore_progress(done: int, total: int) -> None:
+    """Take a report where nobody watches."""
+
+
+def render_problem(problem: Mapping[str, Any]) -> str:
+    """Markup for something that is wrong: its code and path, then the sentence."""
+    return f"[red]{plain(problem['code'])}[/]  {plain(problem['path'])}\n  {plain(problem['message'])}"

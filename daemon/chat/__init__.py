@@ -1,0 +1,1 @@
+"""Conversations: what a message reads and writes, folding of a full context."""

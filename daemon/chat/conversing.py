@@ -1,0 +1,199 @@
+"""Turns of a chat: what of them a session has to read, and going back where a transcript leaves what it has read.
+
+Owns the choice between one new message and a transcript that is sent in full; `transcripts.py` compares texts and
+`encoding.py` makes tokens. A transcript is matched by committed text first and by tokens second: what cannot be told
+by its text is rendered, tokenised and compared with the ledger. So an answer that would be tokenised otherwise than it
+was sampled, or a template that drops what the model thought, costs no token.
+
+Going back is time travel: the session is made durable as it stands, and woken at an earlier token. If what was to be
+read there is not read after all, it is left asleep, and the next use finds it as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from ...memvid.units import format_plural
+from ..api.results import Emit
+from ..engine import generation
+from ..engine.cancellation import to_the_end
+from ..engine.engine import Engine
+from ..engine.sampler import initial_key
+from ..errors import InvalidTranscript, TemplateUnusable, TranscriptDiverged
+from ..events.bus import Bus
+from ..events.events import SessionRewound
+from ..memory.claims import Use
+from ..models.chat_template import Message
+from ..models.models import LoadedModel
+from ..prefixes.prefixes import tokens_in_common
+from ..residency.residency import Residency
+from ..sessions.encoding import Encoder, Place
+from ..sessions.sessions import Session
+from ..sessions.transcripts import MAX_TURNS, NewTurn, message_of, spoken, standing
+from ..sleep.hibernation import WakeOrder
+
+ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
+
+
+def require_transcript(messages: Sequence[Message]) -> None:
+    """Refuse messages that a chat cannot go on with.
+
+    Raises:
+        InvalidTranscript: there are none, too many, one of an unknown role, or the last is the assistant's own.
+    """
+    if not 0 < len(messages) <= MAX_TURNS:
+        raise InvalidTranscript(
+            f"A transcript has 1 to {MAX_TURNS} messages, and this has {len(messages)}.",
+            messages=len(messages),
+            limit=MAX_TURNS,
+        )
+    strange = next((at for at, message in enumerate(messages) if message["role"] not in ROLES), None)
+    if strange is not None:
+        raise InvalidTranscript(
+            f"Message {strange} has a role that is none of {', '.join(sorted(ROLES))}.", message_index=strange
+        )
+    if messages[-1]["role"] == "assistant":
+        raise InvalidTranscript(
+            "The last message of a transcript is the assistant's own, so there is nothing to answer. End it with the "
+            "message that is to be answered.",
+            message_index=len(messages) - 1,
+        )
+
+
+class Conversing:
+    """Finds out what a chat has to read. Its callers hold the session alone."""
+
+    def __init__(self, encoder: Encoder, residency: Residency, engine: Engine, bus: Bus) -> None:
+        self._encoder = encoder
+        self._residency = residency
+        self._engine = engine
+        self._bus = bus
+
+    async def message(self, live: Session, message: Message) -> NewTurn:
+        """One new message, behind all that there is.
+
+        Raises:
+            TemplateUnusable, ContextOverflow.
+        """
+        held, opens = len(live.state.tokens), not live.state.tokens or live.has_system_to_say
+        messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
+        place = Place(held, None if opens else live.state.tokens[-1], live.turn_open)
+        try:
+            ids = await self._encoder.messages(live.model, messages, place)
+        except TemplateUnusable as error:
+            if live.has_system_to_say and message["role"] == "system":
+                raise TemplateUnusable(
+                    f"{error.message} {live.uri} has a system text of its own, which comes first, and not every "
+                    "template takes two. Send a message of the user first, or create a session with both texts in one."
+                ) from error
+            raise
+        text_map = live.text_map.answered(held).extended(messages, start=held, end=held + len(ids))
+        return NewTurn(held, ids, text_map)
+
+    async def transcript(self, live: Session, messages: Sequence[Message]) -> NewTurn:
+        """What is new in a transcript.
+
+        Raises:
+            TemplateUnusable, ContextOverflow.
+        """
+        ledger, known = live.state.tokens, live.text_map
+        whole = spoken(messages, live.system)
+        found = standing(known, whole)
+        new = whole[found.kept :]
+        place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True)
+        ids = await self._encoder.messages(live.model, new, place) if new else []
+        read_already = tokens_in_common(ledger[found.at :], ids)
+        lengths = await self._encoder.lengths(live.model, new, place, ids)
+        end = found.at + len(ids)
+        text_map = known.cut(found.at).extended(new, start=found.at, end=end, lengths=lengths)
+        common = max(0, found.common - (len(whole) - len(messages)))
+        return NewTurn(found.at + read_already, ids[read_already:], text_map, common)
+
+    def require_no_divergence(self, live: Session, turn: NewTurn, messages: Sequence[Message]) -> None:
+        """Refuse a transcript that is not what the ledger begins with.
+
+        Raises:
+            TranscriptDiverged: with where, and what can be done.
+        """
+        held = len(live.state.tokens)
+        if turn.at == held:
+            return
+        where = (
+            f"Message {turn.common} of the transcript is not what {live.uri} has there"
+            if turn.common < len(messages)
+            else f"{live.uri} goes on behind the last message of the transcript"
+        )
+        way = (
+            f"To go on from there, fork it at token {turn.at} and send the transcript to the fork"
+            if turn.at
+            else "They have nothing in common: send the transcript to a new session"
+        )
+        raise TranscriptDiverged(
+            f"{where}: of its {format_plural(held, 'token')} the first {turn.at} are the transcript's. {way}; or send "
+            'it with on_divergence "rewind", which puts the session back there and keeps what it has now as an earlier '
+            "version. Nothing has changed.",
+            session=str(live.uri),
+            message_index=turn.common,
+            position=turn.at,
+            token_count=held,
+        )
+
+    async def go_back(self, use: Use, live: Session, turn: NewTurn, emit: Emit) -> Session:
+        """The session at the token where the transcript leaves it; as it stands it is made durable first.
+
+        Raises:
+            What a sleep and a wake raise; the session is then as it was, awake or asleep.
+        """
+        had = len(live.state.tokens)
+        if not turn.at:
+            async with self._residency.models.using(live.model.name, use) as model:
+                kept = await to_the_end(self._residency.put_away(live, emit, "rewind"))
+                back = await self._begin_anew(live, model)
+        else:
+            if live.is_mere_look:
+                self._residency.row_of_awake(live)  # else there is nothing to go back in
+            kept = await to_the_end(self._residency.put_away(live, emit, "rewind"))
+            await self._residency.bring_back(use, WakeOrder(kept.version, turn.at), emit)
+            back = self._residency.awake[live.uri]
+        self._bus.publish(SessionRewound(live.uri, kept.version, had, turn.at))
+        return back
+
+    async def _begin_anew(self, live: Session, model: LoadedModel) -> Session:
+        """The session, looked at before its first token: its next version follows the one that was just put away."""
+        state = await self._engine.call(lambda: model.new_state(initial_key(live.sampling)))
+        anew = replace(
+            live,
+            model=model,
+            state=state,
+            opened_at=None,
+            turn_open=False,
+            unchanged_tokens=0,
+            saved_from=None,
+            salvaged=None,
+            recomputed=None,
+            rewound=False,
+            slept_by=None,
+            differs=(),
+            elsewhere_tokens=0,
+            loss=None,
+            lossy=None,
+            held_bytes=0,
+        )
+        self._residency.admit(anew)
+        return anew
+
+    def leave_asleep(self, before: Session) -> None:
+        """Undo a going back behind which nothing was read or written: the next use finds the session as `before`."""
+        live = self._residency.awake.get(before.uri)
+        if live is not before and (live is None or live.is_mere_look):
+            self._residency.set_aside(before)
+
+    def require_room(self, live: Session, turn: NewTurn, max_tokens: int) -> None:
+        """Refuse what does not fit behind the token at which it would be read.
+
+        Raises:
+            ContextOverflow: with both sizes.
+        """
+        generation.require_room_behind(live.model, turn.at, len(turn.ids) + max_tokens)

@@ -1,0 +1,225 @@
+"""What a request reads into a session and what the model answers: on the engine, told as it goes on, all or nothing.
+
+Owns what of a session changes with it: its ledger's end, its text map, its settings, whether it needs a sleep. Callers
+hold the session alone, awake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ...memvid.format.identity import Identity
+from ...memvid.uri import SessionUri
+from ...snapshot.state import LiveState
+from ..api.results import Emit, GenerateResult, Look, Progress, Token, WakeResult
+from ..engine import generation
+from ..engine.cancellation import LeftMidway, require_wanted
+from ..engine.engine import AnySteps, Engine
+from ..engine.generation import WriteOrder, Written
+from ..engine.sampler import initial_key
+from ..errors import ModelChanged
+from ..events.bus import Bus
+from ..memory.claims import Use
+from ..models.models import LoadedModel
+from ..models.rates import Measured
+from ..prefixes.prefix_history import Reasons
+from ..prefixes.reuse import PrefixReuse
+from ..residency.residency import Residency
+from ..sessions.sessions import Session
+from ..sessions.tracing import tell_decode, tell_prefill
+from ..sessions.transcripts import NewTurn, TextMap, message_of
+
+
+class Exchanges:
+    """Reads and writes in sessions."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        residency: Residency,
+        reuse: PrefixReuse,
+        reasons: Reasons,
+        measured: Measured,
+        bus: Bus,
+    ) -> None:
+        self._engine = engine
+        self._residency = residency
+        self._reuse = reuse
+        self._reasons = reasons
+        self._measured = measured
+        self._bus = bus
+
+    async def room_for(self, use: Use, live: Session, count: int, emit: Emit) -> Session:
+        """The session, once it has room for so many tokens more, in its context and in memory."""
+        generation.require_room(live.model, live.state, count)
+        identity = live.model.identity  # of a model that is unloaded meanwhile nothing else must stay
+        found = await self._residency.room_for(use, count, emit)
+        require_same_model(identity, found.model, found.uri)
+        return found
+
+    async def read(
+        self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool, text_map: TextMap | None = None
+    ) -> int:
+        """Read tokens; how many of them need not be read, because another session had.
+
+        A cancellation that comes when all are read changes nothing here: they are in the ledger to stay.
+        """
+        loop = asyncio.get_running_loop()
+        before, begins = live.state, len(live.state.tokens)
+        adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit) if not before.tokens else None
+        if adopted is not None:
+            live.state = adopted.state
+            self._reasons.took_over(live.uri, adopted.cached_tokens)
+        held = len(live.state.tokens)
+
+        def on_tokens(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(emit, Progress("prefill", done, total))
+            tell_progress(done, total)
+
+        try:
+            rest = ids[adopted.cached_tokens :] if adopted else ids
+            with tell_prefill(self._bus, self._measured, live, len(rest)) as tell_progress:
+                reading = generation.read(live.model, live.state, rest, on_tokens)
+                await self._run(reading, lambda: len(live.state.tokens) > held)
+        finally:
+            if len(live.state.tokens) > held:
+                live.turn_open, live.dirty = turn_open, True
+                live.text_map = live.text_map if text_map is None else text_map
+                if turn_open:
+                    live.open_chat(begins)
+                self._reuse.note(live)
+            else:
+                live.state = before
+        return adopted.cached_tokens if adopted else 0
+
+    async def read_turn(self, live: Session, turn: NewTurn, emit: Emit) -> int:
+        """Read a turn of a chat, and know its messages; how many of its tokens need not be read."""
+        cached, begins = 0, len(live.state.tokens)
+        if turn.ids or not turn.at:
+            cached = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map)
+        live.turn_open, live.text_map = True, turn.text_map
+        live.open_chat(begins)
+        return cached
+
+    async def write(
+        self,
+        live: Session,
+        order: WriteOrder,
+        emit: Emit,
+        *,
+        read: tuple[int, int],
+        started: float,
+        woken: WakeResult | None,
+        look: Look | None = None,
+    ) -> GenerateResult:
+        """Go on writing. read: how many tokens the request had to read, and how many of them another session had. look:
+        what the session was before the request, if only that.
+
+        Raises:
+            GenerationFailed; what was committed before stays. LeftMidway: it was cancelled, and not all was undone.
+        """
+        loop = asyncio.get_running_loop()
+        held = len(live.state.tokens)
+        first_token_s: list[float] = []
+        written = Written()
+
+        def on_token(token: int | None, text: str) -> None:
+            if not first_token_s:
+                first_token_s.append(time.monotonic() - started)
+                tell_first(first_token_s[0])
+            live.dirty = True
+            loop.call_soon_threadsafe(emit, Token(token, text))
+
+        key, dirty = live.state.random_key, live.dirty
+        try:
+            require_wanted()
+            if order.seeded:
+                live.state.random_key = await self._engine.call(lambda: initial_key(order.sampling))
+            with tell_decode(self._bus, self._measured, live) as tell_first:
+                writing = generation.write(live.model, live.state, order, written, on_token)
+                await self._run(writing, lambda: written.ended, writes=True)
+            final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
+        except BaseException as error:
+            # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay.
+            # Before that the session is as it was.
+            if len(live.state.tokens) > held:
+                live.dirty = True
+                _note_answer(live, order, written, held)
+            else:
+                live.state.random_key, live.dirty = key, dirty
+            if isinstance(error, asyncio.CancelledError) and (read[0] or written.tokens):
+                raise LeftMidway(
+                    was_read=read[0] > 0,
+                    tokens=tuple(written.tokens),
+                    text=written.text,
+                    token_count=len(live.state.tokens),
+                    branched=look,
+                ) from None
+            raise
+        finally:
+            if order.seeded:
+                live.state.random_key = key
+        _note_answer(live, order, written, held)
+        self._reuse.note(live)
+        return GenerateResult(
+            session=str(live.uri),
+            text=written.text,
+            tokens=tuple(written.tokens),
+            finish_reason=written.finish_reason,
+            token_count=len(live.state.tokens),
+            prefilled_tokens=read[0] - read[1],
+            cached_tokens=read[1],
+            time_to_first_token_s=first_token_s[0] if first_token_s else None,
+            seconds=time.monotonic() - started,
+            logits_blake3=tuple(written.proofs) if order.prove else None,
+            final_logits_blake3=final,
+            woken=woken,
+            branched=look if live.dirty else None,
+        )
+
+    async def _run(self, steps: AnySteps[None], is_done: Callable[[], bool], *, writes: bool = False) -> None:
+        """Run steps. Whose cancellation comes when they are done has what they did."""
+        try:
+            await self._engine.run(steps, writes=writes)
+        except asyncio.CancelledError:
+            if not is_done():
+                raise
+
+    async def change_sampling(self, live: Session, named: Mapping[str, float | int]) -> None:
+        """Make the parameters that are named the session's. The random key starts anew only where a seed is."""
+        wanted = live.sampling.changed(named)
+        if "seed" in named:
+            live.state.random_key = await self._engine.call(lambda: initial_key(wanted))
+        live.dirty = live.dirty or "seed" in named or wanted != live.sampling
+        live.sampling = wanted
+
+
+def require_same_model(before: Identity, now: LoadedModel, uri: SessionUri) -> None:
+    """Refuse a model that was loaded anew from other files while a session waited for memory.
+
+    Raises:
+        ModelChanged.
+    """
+    if now.identity != before:
+        raise ModelChanged(
+            f"The files of model {now.name!r} changed while {uri} waited for memory; send the request again.",
+            model=now.name,
+            session=str(uri),
+        )
+
+
+def _final_digest(state: LiveState) -> str:
+    assert state.last_logits is not None
+    return generation.logits_digest(state.last_logits)
+
+
+def _note_answer(live: Session, order: WriteOrder, written: Written, held: int) -> None:
+    """Know what a chat has written behind token `held` by the text that was shown of it (QX8)."""
+    if order.keep_end and len(live.state.tokens) > held:
+        # Whatever fails here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
+        with contextlib.suppress(Exception):
+            answer = message_of("assistant", written.text)
+            live.text_map = live.text_map.extended([answer], start=held, end=len(live.state.tokens))

@@ -1,0 +1,201 @@
+"""A running daemon takes over what its configuration file says, all of it or nothing.
+
+The file is read anew when it changes, and when somebody asks. One that is wrong changes nothing, and is told until a
+right one comes. What a running daemon cannot change is told, too, and waits for the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ...errors import TorporError
+from ..api.results import ConfigInfo
+from ..engine.admission import MAX_WAITING, Queue
+from ..errors import InvalidConfiguration
+from ..events.bus import Bus, code_of
+from ..events.events import ConfigurationRefused, ConfigurationTakenOver
+from ..memory.folders import change_in
+from ..memory.memory import require_models_fit
+from ..memory.model_registry import ModelChoice, Shelf
+from ..memory.watching import ChangePolicy
+from ..models.models import look_at
+from ..residency.residency import Residency
+
+_LOG = logging.getLogger(__name__)
+
+SETTLES_S: Final = 0.5
+"""For how long a file has to stay as it is before it is read: editors write it in pieces, or empty it first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a daemon serves and how, of all that can stand in a file. memory_budget: a share of what is available if
+    None; idle_sleep_s: never if None; stop_within_s: as long as it takes if None; max_waiting: requests. fixed: what
+    takes a start to change, by name."""
+
+    models: Mapping[str, ModelChoice]
+    memory_budget: int | None = None
+    idle_sleep_s: float | None = None
+    stop_within_s: float | None = None
+    on_model_change: ChangePolicy = "refuse"
+    max_waiting: int = MAX_WAITING
+    fixed: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """Where the configuration lies, and how it is read, with what the command line says over it. Whoever reads it may
+    raise a TorporError."""
+
+    path: Path
+    read: Callable[[], Settings]
+
+
+class Configuring:
+    """Keeps a daemon to its file until it is closed. settings: those that it was started with."""
+
+    def __init__(
+        self, file: ConfigFile, settings: Settings, shelf: Shelf, residency: Residency, requests: Queue, bus: Bus
+    ) -> None:
+        self._file = file
+        self._settings = settings
+        self._fixed = settings.fixed
+        self._budget = settings.memory_budget
+        self._shelf = shelf
+        self._residency = residency
+        self._requests = requests
+        self._bus = bus
+        self._problem: str | None = None
+        self._reloads = 0
+        self._turn = asyncio.Lock()
+        self._loads: set[asyncio.Task[None]] = set()
+        self._stamp = _stamp_of(file.path)
+        self._closing = asyncio.Event()
+        self._task = asyncio.ensure_future(self._watch())
+
+    def info(self) -> ConfigInfo:
+        """What the daemon has of the file."""
+        waits = [name for name, value in self._settings.fixed.items() if value != self._fixed.get(name)]
+        if self._budget is not None and self._settings.memory_budget is None:
+            waits.append("memory_budget")  # the share of what is available was never taken, and would be another by now
+        return ConfigInfo(
+            str(self._file.path), self._reloads, self._problem, tuple(sorted(waits)), tuple(self._shelf.to_go())
+        )
+
+    async def close(self) -> None:
+        """Look at the file no more."""
+        self._closing.set()
+        await self._task
+        for load in self._loads:
+            load.cancel()
+        if self._loads:
+            await asyncio.wait(self._loads)
+
+    async def reload(self) -> None:
+        """Read the file and take over what it says, or tell what is wrong with it."""
+        async with self._turn:
+            self._stamp = _stamp_of(self._file.path)
+            try:
+                self._require_written()
+                settings = await asyncio.to_thread(self._file.read)
+                await asyncio.to_thread(self._require_possible, settings)
+                require_models_fit(
+                    self._needed_bytes(settings), settings.memory_budget or self._residency.memory.budget
+                )
+            except TorporError as error:
+                _LOG.warning("The configuration stays what it was: %s", error.message)
+                self._problem = f"{error.code}: {error.message}"
+                self._bus.publish(ConfigurationRefused(None, error.code))
+                return
+            await self._apply(settings)
+            self._reloads += 1
+            waits = self.info().waits_for_restart
+            self._bus.publish(ConfigurationTakenOver(None, len(waits)))
+            if waits:
+                _LOG.warning("What takes a restart to change: %s", ", ".join(waits))
+            await self._residency.let_go()
+
+    def _require_possible(self, settings: Settings) -> None:
+        for name, choice in settings.models.items():
+            before = self._settings.models.get(name)
+            if before is None or not choice.is_same_model(before):
+                look_at(name, choice.source, choice.adapter)
+
+    def _require_written(self) -> None:
+        if self._stamp is not None and self._stamp[1] == 0:
+            raise InvalidConfiguration(
+                f"{self._file.path} is empty, as it is while somebody writes it anew; what it said before holds. To "
+                "serve what Torpor serves without a file, start the daemon without --config."
+            )
+
+    def _needed_bytes(self, settings: Settings) -> int:
+        """What all pinned models take together, or the largest of the others, as far as they are loaded."""
+        loaded = {model.name: model.weights_bytes for model in self._shelf.loaded() if model.name in settings.models}
+        pinned = sum(taken for name, taken in loaded.items() if settings.models[name].pinned)
+        return max(pinned, *loaded.values(), 0)
+
+    async def _apply(self, settings: Settings) -> None:
+        """From now on all that the settings say holds, whatever is in memory still: no sleep is waited for, as one may
+        fail."""
+        before, self._settings, self._problem = self._settings, settings, None
+        self._shelf.take_over(settings.models)
+        self._residency.watching.policy = settings.on_model_change
+        self._residency.stop_within_s = settings.stop_within_s
+        self._requests.limit = settings.max_waiting
+        if settings.idle_sleep_s != before.idle_sleep_s:
+            await self._residency.set_idle(settings.idle_sleep_s)
+        if settings.memory_budget is not None and settings.memory_budget != self._budget:
+            self._budget = settings.memory_budget
+            await self._residency.resize(settings.memory_budget)
+        for name, choice in settings.models.items():
+            known = before.models.get(name)
+            if choice.at_start and (known is None or not choice.is_same_model(known)):
+                self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        async def load() -> None:
+            try:
+                await self._residency.load(name)
+            except TorporError as error:  # its place tells of it
+                _LOG.warning("Model %r of the configuration is not loaded: %s", name, error.message)
+
+        task = asyncio.ensure_future(load())
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+
+    async def _has_settled(self) -> bool:
+        """Whether the file has changed, and nobody has gone on writing it for a moment."""
+        found = _stamp_of(self._file.path)
+        while found != self._stamp and not self._closing.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), SETTLES_S)
+            before, found = found, _stamp_of(self._file.path)
+            if found == before:
+                return not self._closing.is_set()
+        return False
+
+    async def _watch(self) -> None:
+        while not self._closing.is_set():
+            if await self._has_settled():
+                try:
+                    await self.reload()
+                except Exception as error:  # noqa: BLE001 - the daemon goes on with what it has
+                    _LOG.exception("The configuration could not be taken over")
+                    self._problem = f"{type(error).__name__}: {error}"
+                    self._bus.publish(ConfigurationRefused(None, code_of(error)))
+            await change_in((self._file.path.absolute().parent,), self._closing)
+
+
+def _stamp_of(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,0 +1,1 @@
+"""The engine thread, which alone calls MLX: generation, batches, sampling, admission, cancellation."""

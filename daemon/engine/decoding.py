@@ -1,0 +1,532 @@
+"""One token more for each session that writes: those of one model in one call, where mlx-lm can, or each alone.
+
+Rules:
+- A state decodes in a batch for as long as its request goes on writing. Meanwhile its caches are rows of the batch, and
+  `LiveState.caches` is empty; whoever wants them asks for its `release`.
+- After a failure every state is as it was before the token: the batch is put back and taken apart, and each of its
+  states reads its token alone, so that the one that fails is the one that is told.
+- Numbers that were computed beside others may differ in the last bits from those computed alone, so a ledger tells
+  which of its tokens were read so (`passes.UNREPEATABLE`).
+- A model decodes in batches only once it has been seen to compute in one what it computes alone.
+- Tokens that are read *along* take no call of their own: their states have rows beside those of the others, as many as
+  are free, and give them back to others that would have none.
+
+Everything here runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import TorporError
+from ...memvid.units import format_plural
+from ...snapshot import batches
+from ...snapshot.caches import arrays_of
+from ...snapshot.canary import TOLERANCE
+from ...snapshot.passes import UNREPEATABLE
+from ...snapshot.state import LiveState
+from ..errors import GenerationFailed
+from ..events.bus import code_of
+from ..events.events import BatchFailed, Event
+from ..models.models import LoadedModel
+
+_LOG = logging.getLogger(__name__)
+
+MOST_ROWS: Final = 16
+"""Sessions that decode in one model call, unless told otherwise."""
+
+MOST_ROWS_EVER: Final = 256
+"""The most that may be told."""
+
+_ROUNDS_TO_COPY: Final = 2
+"""A row is copied in about the time in which it is decoded so often, with some thousands of tokens."""
+
+_MOST_FAILURES: Final = 3
+"""Batches of a model that may fail where each of their sessions alone does not, before it decodes in none any more."""
+
+MOST_PADDING: Final = 0.25
+"""How much of what the rows of a batch hold may be added to make them equally long, and which part of the rows may be
+nobody's. A session that is much shorter or longer than those of a batch decodes in another one, or alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decode:
+    """What a step that writes yields: the token that its state is to read next. It is sent the logits, float32
+    `[vocabulary]`, evaluated with all that the caches hold; or what failed is thrown into it, and the state is as it
+    was. From then on it leaves the caches to the decoder, until it ends.
+
+    alone: not in one call with tokens of others. behind: what else has to be done with the caches behind the token,
+        given its logits, before it counts; only `alone`.
+    """
+
+    model: LoadedModel
+    state: LiveState
+    token: int
+    alone: bool = False
+    behind: Callable[[mx.array], None] | None = None
+
+
+def logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -> mx.array:
+    """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold.
+
+    Raises:
+        GenerationFailed: no token can be drawn from them; an argmax over NaN would quietly give token 0.
+    """
+    logits = model.extend(tokens, state)[0, -1].astype(mx.float32)
+    is_sound = mx.isfinite(mx.logsumexp(logits))
+    mx.eval(logits, is_sound, arrays_of(state.caches))
+    if not is_sound.item():
+        raise GenerationFailed(
+            f"The model's logits after token {len(state.tokens)} contain NaN or infinity: its weights are damaged, or "
+            "its numbers overflow. The session is as it was.",
+            position=len(state.tokens),
+        )
+    return logits
+
+
+def raise_as_failure(error: BaseException, position: int) -> None:
+    """Give what a model raised a name and a code; let our own errors and a closing of the steps pass."""
+    if isinstance(error, Exception) and not isinstance(error, TorporError):
+        raise GenerationFailed(
+            f"The model failed after token {position}: {type(error).__name__}: {error}. The session is as it was.",
+            position=position,
+        ) from error
+
+
+def decode_alone(asked: Decode) -> mx.array:
+    """The logits after the token, read in a call of its own.
+
+    Raises:
+        GenerationFailed: the model failed; the state is as it was.
+    """
+    state = asked.state
+    put_back = state.kept(one_token=True)
+    try:
+        logits = logits_after(asked.model, state, [asked.token])
+        if asked.behind is not None:
+            asked.behind(logits)
+        return logits
+    except BaseException as error:
+        put_back()
+        raise_as_failure(error, len(state.tokens))
+        raise
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """States that decode together, one a row; None in the place of one that has left, whose row computes on for nothing
+    until another state takes it, or until that has cost as much as to copy all others.
+
+    like: empty caches of the model. tell: publishes an event, from the engine thread. rooms: what `batches.rooms_of`
+    says of each state, by its id. width: tokens of the longest row. idle_rows: rows that were computed for nothing.
+    """
+
+    model: LoadedModel
+    like: list[Any]
+    tell: Callable[[Event], None]
+    rows: list[LiveState | None] = field(default_factory=list)
+    caches: batches.Batch = field(default_factory=list)
+    rooms: dict[int, batches.Rooms] = field(default_factory=dict)
+    width: int = 0
+    idle_rows: int = 0
+
+    @property
+    def states(self) -> list[LiveState]:
+        """Those that are in it now."""
+        return [state for state in self.rows if state is not None]
+
+    def has_room(self, more: Sequence[LiveState], most_rows: int, *, without: LiveState | None = None) -> bool:
+        """Whether so many rows, of these lengths, are not too many, and waste no more than they may. without: as if
+        that one had left."""
+        lengths = [len(state.tokens) for state in (*self.states, *more) if state is not without]
+        widest = max(self.width, *lengths)
+        return len(lengths) <= most_rows and widest * len(lengths) <= (1 + MOST_PADDING) * sum(lengths)
+
+    def join(self, states: Sequence[LiveState]) -> None:
+        """Take over the caches of states: in rows that are free, and the others behind all rows.
+
+        Raises:
+            What MLX raises where there is no memory. Those that are not in it have their caches, or are lost.
+        """
+        self.rooms |= {id(state): batches.rooms_of(state.caches) for state in states}
+        rest = [state for state in states if not self._placed(state)]
+        if rest:
+            merged = self._merged(rest)
+            if self.rows:
+                self._extend(merged, rest)
+            else:
+                self.caches = merged
+            self.rows += rest
+        self.width = max(self.width, *(len(state.tokens) for state in states))
+
+    def leave(self, states: Sequence[LiveState]) -> None:
+        """Give states their caches back; to whom there is no memory to do so is lost. A batch that all leave lets go of
+        its layers one by one."""
+        gone = {id(state) for state in states}
+        leaving = [row for row, state in enumerate(self.rows) if state is not None and id(state) in gone]
+        if len(leaving) == len(self.states):
+            self._dissolve()
+            return
+        for row in leaving:
+            state, self.rows[row] = self.rows[row], None
+            if state is not None:
+                self._give_back(state, partial(batches.extract, self.caches, row, self.rooms.pop(id(state))))
+        if leaving and not batches.has_places(self.like):
+            self.close_ranks()
+
+    def close_ranks(self) -> None:
+        """Copy the rows that are in use, so that no other is computed."""
+        held = [row for row, state in enumerate(self.rows) if state is not None]
+        try:
+            batches.retain(self.caches, held)
+        except BaseException:
+            self._lose(self.states)
+            raise
+        self.rows = [self.rows[row] for row in held]
+        self.width = max(len(state.tokens) for state in self.states)
+        self.idle_rows = 0
+
+    @property
+    def wastes(self) -> bool:
+        """Whether the rows that nobody has have cost as much by now as to copy the others, or take too much memory."""
+        too_many = self.rows.count(None) > MOST_PADDING * len(self.rows)
+        return too_many or self.idle_rows >= _ROUNDS_TO_COPY * len(self.rows)
+
+    def decode(self, asked: Mapping[int, Decode]) -> list[mx.array] | None:
+        """The logits of each state, in their order, after the token that it asks for by its id; None if the call failed
+        for any: then the batch is as it was."""
+        put_back = None
+        held = [row for row, state in enumerate(self.rows) if state is not None]
+        try:
+            tokens = [0 if state is None else asked[id(state)].token for state in self.rows]
+            put_back = batches.keep(self.caches, self.like)
+            logits = self.model.run_batch(tokens, self.caches)
+            mine = logits if len(held) == len(tokens) else logits[mx.array(held)]
+            are_sound = mx.all(mx.isfinite(mx.logsumexp(mine, axis=-1)))
+            found = [mine[row] for row in range(len(held))]
+            mx.eval(found, are_sound, batches.arrays(self.caches))
+            if are_sound.item():
+                for state in self.states:
+                    state.computed_tokens += 1
+                    state.passes.add(UNREPEATABLE)
+                self.width += 1
+                self.idle_rows += len(tokens) - len(held)
+                return found
+            self._tell_failed(GenerationFailed.code)
+        except BaseException as error:  # noqa: BLE001 - whichever state it comes of raises it again, alone
+            _LOG.warning("A batch of %d sessions of model %r failed: %s", len(held), self.model.name, error)
+            self._tell_failed(code_of(error))
+        if put_back is not None:
+            put_back()
+        return None
+
+    def _tell_failed(self, code: str) -> None:
+        self.tell(BatchFailed(None, self.model.name, len(self.states), code))
+
+    def _placed(self, state: LiveState) -> bool:
+        if None not in self.rows or not batches.fits_place(self.caches, state.caches):
+            return False
+        row, caches = self.rows.index(None), _given_up(state)
+        try:
+            batches.place(self.caches, row, caches)
+        except BaseException:
+            _take_back(state, caches)
+            raise
+        self.rows[row] = state
+        if None not in self.rows:
+            self.idle_rows = 0
+        return True
+
+    def _merged(self, states: Sequence[LiveState]) -> batches.Batch:
+        rows = [_given_up(state) for state in states]
+        try:
+            return batches.merge(rows)
+        except BaseException:
+            for state, caches in zip(states, rows, strict=True):
+                _take_back(state, caches)
+            raise
+
+    def _extend(self, merged: batches.Batch, joining: Sequence[LiveState]) -> None:
+        try:
+            batches.extend(self.caches, merged)
+        except BaseException:
+            self._dissolve(merged, joining)
+            raise
+
+    def _dissolve(self, merged: batches.Batch | None = None, joining: Sequence[LiveState] = ()) -> None:
+        """Give all states their caches back, also those that were about to join, in a batch of their own."""
+        held = [row for row, state in enumerate(self.rows) if state is not None]
+        states = [*self.states, *joining]
+        rooms = [self.rooms.pop(id(state)) for state in states]
+        try:
+            found = batches.take_apart(self.caches, held, rooms, merged, range(len(joining)))
+        except BaseException as error:  # noqa: BLE001 - there is no memory to give them back to
+            _LOG.error("The state of %d sessions is lost: %s: %s", len(states), type(error).__name__, error)
+            self._lose(states)
+            return
+        for state, caches in zip(states, found, strict=True):
+            self._give_back(state, lambda caches=caches: caches)  # type: ignore[misc]
+        self.caches, self.rows = [], []
+
+    def _give_back(self, state: LiveState, caches: Callable[[], list[Any]]) -> None:
+        try:
+            state.caches = caches()
+            if state.last_logits is not None:  # a row of what all have in common
+                state.last_logits = _copied(state.last_logits)
+        except BaseException as error:  # noqa: BLE001 - there is no memory to give them back to
+            _LOG.error("The state of a session is lost: %s: %s", type(error).__name__, error)
+            state.caches, state.is_lost = [], True
+
+    def _lose(self, states: Sequence[LiveState]) -> None:
+        for state in states:
+            state.caches, state.is_lost = [], True
+        self.caches, self.rows = [], []
+
+
+def _given_up(state: LiveState) -> list[Any]:
+    """A state's caches, which it has no more."""
+    caches, state.caches = list(state.caches), []
+    return caches
+
+
+def _take_back(state: LiveState, caches: list[Any]) -> None:
+    """The caches that were given up, if all of them are there."""
+    state.is_lost = any(cache is None for cache in caches)
+    state.caches = [] if state.is_lost else caches
+
+
+def lost(state: LiveState) -> GenerationFailed:
+    """What whoever uses a state that is lost is told."""
+    return GenerationFailed(
+        f"There was no memory to keep the state of {format_plural(len(state.tokens), 'token')}, so it is lost. The "
+        "session goes on from its last sleep. Start the daemon with a smaller --memory-budget.",
+        position=len(state.tokens),
+    )
+
+
+_Joining = dict[int, tuple[_Batch, list[LiveState]]]
+
+
+def _to_nobody(event: Event) -> None:
+    """What happens in a decoder that nobody listens to."""
+
+
+class Decoder:
+    """Carries out what the steps that write ask for, round by round. most_rows: of one batch; 1: each alone, always."""
+
+    def __init__(self, most_rows: int = MOST_ROWS, tell: Callable[[Event], None] = _to_nobody) -> None:
+        self._most_rows = most_rows
+        self._tell = tell
+        self._batches: list[_Batch] = []
+        self._fit: dict[bytes, bool] = {}
+        self._failures: Counter[bytes] = Counter()
+        self.batched_tokens = 0
+
+    def decode(self, asked: Sequence[Decode], along: Sequence[Decode] = ()) -> list[mx.array | BaseException | None]:
+        """One token for each, and for each its logits or what failed. along: those that are read where they can be in
+        the calls of the others; None for one that was not."""
+        everybody = [*asked, *along]
+        by_state = {id(each.state): each for each in everybody}
+        try:
+            self._settle(asked, along)
+        except BaseException as error:  # noqa: BLE001 - who is in no batch decodes alone, in what memory there is
+            _LOG.warning("Batches could not be settled: %s: %s", type(error).__name__, error)
+        found: dict[int, mx.array | BaseException] = {}
+        found.update((id(each.state), lost(each.state)) for each in everybody if each.state.is_lost)
+        self._batches = [batch for batch in self._batches if batch.states]
+        for batch in self._batches_with(asked):
+            rows = batch.decode(by_state)
+            if rows is not None:
+                self.batched_tokens += len(rows)
+                found.update((id(state), row) for state, row in zip(batch.states, rows, strict=True))
+                continue
+            self._take_apart(batch, by_state, found)
+        for each in asked:
+            if id(each.state) not in found:
+                found[id(each.state)] = _tried(each)
+        # An error has this frame, as the one that led to where it was raised: it must not have the error.
+        return [found.pop(id(each.state), None) for each in everybody]
+
+    def release(self, states: Sequence[LiveState]) -> None:
+        """Give those of the states that are in a batch their caches back. A batch of one is none."""
+        wanted = {id(state) for state in states}
+        for batch in list(self._batches):
+            leaving = [state for state in batch.states if id(state) in wanted]
+            if leaving:
+                staying = len(batch.states) - len(leaving)
+                try:
+                    batch.leave(leaving if staying > 1 else batch.states)
+                except BaseException as error:  # noqa: BLE001 - who could not be given their caches back are lost
+                    _LOG.error("A batch was lost: %s: %s", type(error).__name__, error)
+        self._batches = [batch for batch in self._batches if batch.states]
+
+    def _batches_with(self, asked: Sequence[Decode]) -> list[_Batch]:
+        """Those that one of them is in."""
+        wanted = {id(each.state) for each in asked}
+        return [batch for batch in self._batches if any(id(state) in wanted for state in batch.states)]
+
+    def _settle(self, asked: Sequence[Decode], along: Sequence[Decode]) -> None:
+        """Who decodes with whom: those who did go on so, the others join them or each other."""
+        going_on = {id(each.state) for each in (*asked, *along) if not each.alone}
+        self.release([state for batch in self._batches for state in batch.states if id(state) not in going_on])
+        for model in {id(each.model): each.model for each in asked}.values():
+            self._admit(model, self._waiting(model, asked), along)
+        for batch in self._batches:
+            if batch.wastes:
+                batch.close_ranks()
+
+    def _waiting(self, model: LoadedModel, asked: Sequence[Decode]) -> list[LiveState]:
+        """Who could be in a batch of the model and is in none, the shortest first."""
+        if self._most_rows < 2:
+            return []
+        batched = {id(state) for batch in self._batches for state in batch.states}
+        states = [each.state for each in asked if each.model is model and not each.alone]
+        waiting = [each for each in states if id(each) not in batched and batches.can_batch(each.caches)]
+        return sorted(waiting, key=lambda state: len(state.tokens))
+
+    def _admit(self, model: LoadedModel, states: list[LiveState], along: Sequence[Decode]) -> None:
+        beside, yielding = self._waiting(model, along), {id(each.state) for each in along}
+        running = [batch for batch in self._batches if batch.model is model]
+        unread = [batch for batch in running if all(id(state) in yielding for state in batch.states)]
+        if not (states or beside or unread) or (not running and len(states) + len(beside) < 2):
+            return
+        if not self._is_fit(model):
+            return
+        joining: _Joining = {id(batch): (batch, []) for batch in running}
+        for state in states:
+            place = self._place_for(joining, state, yielding)
+            if place is not None:
+                place.append(state)
+            else:
+                fresh = _Batch(model, model.new_caches(), self._tell)
+                joining[id(fresh)] = (fresh, [state])
+        for batch in unread:
+            if not joining[id(batch)][1]:
+                del joining[id(batch)]
+                self.release(batch.states)  # so that they can go where somebody is read
+        for state in beside:
+            if (place := self._place_in(joining, state)) is not None:
+                place.append(state)
+        for batch, more in joining.values():
+            if more and len(batch.states) + len(more) > 1:
+                if not batch.rows:
+                    self._batches.append(batch)
+                batch.join(more)
+
+    def _place_for(self, joining: _Joining, state: LiveState, yielding: Collection[int]) -> list[LiveState] | None:
+        place = self._place_in(joining, state)
+        return self._place_given_up(joining, state, yielding) if place is None else place
+
+    def _place_in(self, joining: _Joining, state: LiveState) -> list[LiveState] | None:
+        """Those that are about to join a batch that has room for the state, too."""
+        return next((more for batch, more in joining.values() if batch.has_room([*more, state], self._most_rows)), None)
+
+    def _place_given_up(self, joining: _Joining, state: LiveState, yielding: Collection[int]) -> list[LiveState] | None:
+        """As `_place_in`, once one of those has left that are only read along."""
+        for batch, more in joining.values():
+            for other in batch.states:
+                if id(other) in yielding and batch.has_room([*more, state], self._most_rows, without=other):
+                    self.release([other])
+                    return more
+        return None
+
+    def _is_fit(self, model: LoadedModel) -> bool:
+        """Whether the model has been seen to compute in a batch what it computes alone; it is tried once."""
+        digest = model.identity.digest
+        if digest not in self._fit:
+            self._fit[digest] = is_fit_for_batches(model)
+            if not self._fit[digest]:
+                _LOG.warning("Model %r does not decode in batches; its sessions decode one by one.", model.name)
+        return self._fit[digest]
+
+    def _take_apart(
+        self, batch: _Batch, by_state: dict[int, Decode], found: dict[int, mx.array | BaseException]
+    ) -> None:
+        """Decode each state of a batch that failed alone; where none fails, it is the batch that does not work."""
+        states = list(batch.states)
+        self.release(states)
+        for state in states:
+            found[id(state)] = lost(state) if state.is_lost else _tried(by_state[id(state)])
+        if not any(isinstance(found[id(state)], BaseException) for state in states):
+            digest = batch.model.identity.digest
+            self._failures[digest] += 1
+            self._fit[digest] = self._failures[digest] < _MOST_FAILURES
+
+
+def is_fit_for_batches(model: LoadedModel) -> bool:
+    """Whether two sessions of different lengths, decoded as rows of one batch and taken out of it, go on as they do
+    alone, but for the last bits."""
+    most = model.layout.vocabulary - 1
+    prompts, steps = [[min(token, most) for token in each] for each in ([1, 2, 3], [4])], ([0, 1], [1, 0])
+    tolerance = min(TOLERANCE.get(name, 0.0) for name in model.compute_dtype.split("+"))
+    try:
+        alone = [_decoded_alone(model, prompt, step) for prompt, step in zip(prompts, steps, strict=True)]
+        together = _decoded_together(model, prompts, steps)
+        return all(
+            _difference(one, other) <= tolerance
+            for mine, its in zip(alone, together, strict=True)
+            for one, other in zip(mine, its, strict=True)
+        )
+    except Exception as error:  # noqa: BLE001 - models are code of many hands, and raise whatever a batch leads to
+        _LOG.warning("Model %r cannot decode a batch: %s: %s", model.name, type(error).__name__, error)
+        return False
+
+
+def _decoded_alone(model: LoadedModel, prompt: Sequence[int], steps: Sequence[int]) -> list[mx.array]:
+    """The logits after each step."""
+    return _decoded(model, _read(model, prompt), steps)
+
+
+def _decoded_together(
+    model: LoadedModel, prompts: Sequence[Sequence[int]], steps: Sequence[Sequence[int]]
+) -> list[list[mx.array]]:
+    """As alone, but the first token of each is decoded in one batch, and the others after it has been taken apart."""
+    rows = [_read(model, prompt) for prompt in prompts]
+    if not all(batches.can_batch(caches) for caches in rows):
+        raise ValueError("its caches cannot be batched")
+    batch = batches.merge(rows)
+    first = model.run_batch([step[0] for step in steps], batch)
+    mx.eval(first, batches.arrays(batch))
+    return [[first[row], *_decoded(model, batches.extract(batch, row), step[1:])] for row, step in enumerate(steps)]
+
+
+def _decoded(model: LoadedModel, caches: list[Any], steps: Sequence[int]) -> list[mx.array]:
+    found = []
+    for token in steps:
+        found.append(model.run([token], caches)[0, -1])
+        mx.eval(found, arrays_of(caches))
+    return found
+
+
+def _read(model: LoadedModel, prompt: Sequence[int]) -> list[Any]:
+    caches = model.new_caches()
+    mx.eval(model.run(prompt, caches), arrays_of(caches))
+    return caches
+
+
+def _difference(one: mx.array, other: mx.array) -> float:
+    def probabilities(logits: mx.array) -> mx.array:
+        wide = logits.astype(mx.float32)
+        return wide - mx.logsumexp(wide)
+
+    largest = mx.max(mx.abs(probabilities(one) - probabilities(other)))
+    return float(np.asarray(largest))
+
+
+def _tried(asked: Decode) -> mx.array | BaseException:
+    try:
+        return decode_alone(asked)
+    except BaseException as error:  # noqa: BLE001 - it belongs to the session that asked, also a model's SystemExit
+        return error
+
+
+def _copied(logits: mx.array) -> mx.array:
+    return mx.array(np.array(logits))

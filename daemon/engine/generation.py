@@ -1,0 +1,306 @@
+"""Reading and writing tokens, as steps for the engine.
+
+Rules:
+- The ledger and the caches always have one length between two steps. A token enters the ledger when its KV is in
+  every layer's cache and its logits are evaluated, not before (QC9).
+- `read` is all or nothing; `write` commits token by token. Whatever raises, or closes the steps, leaves the state
+  at its last committed token.
+- The logits of the last position are kept: the next token can be drawn at any time, after a wake too, with no
+  model call before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+from blake3 import blake3
+
+from ...memvid.units import format_count, format_plural
+from ...snapshot import memory
+from ...snapshot.caches import arrays_of, without_last
+from ...snapshot.checkpoints import checkpoint_of
+from ...snapshot.passes import MAX_PASS_TOKENS
+from ...snapshot.state import LiveState
+from ..api.results import FinishReason
+from ..api.sampling import Sampling
+from ..errors import ContextOverflow, InvalidTokens
+from ..models import canary
+from ..models.models import LoadedModel
+from .decoding import Decode, logits_after, raise_as_failure
+from .engine import SOON, Steps, WritingSteps
+from .pieces import Pieces
+from .sampler import draw
+from .text import StopStrings, TextStream
+
+# Tokens read between two turns of the engine. Fixed for a device, because results can differ in the last bits when a
+# prompt is fed in other chunk sizes. On a CPU attention computes what the mask then hides, so short chunks are faster
+# (7,168 tokens of the demo model: 9.3 s in chunks of 256, 13.6 of 512, 19.6 of 2,048); a GPU wants long ones.
+DEFAULT_MAX_TOKENS = 512
+"""What a request writes at most that does not say how much."""
+PREFILL_CHUNK_TOKENS = 256 if mx.default_device() == mx.Device(mx.cpu) else MAX_PASS_TOKENS
+_CHECKED_AT_ONCE = 16_384
+"""Token ids: a millisecond or two."""
+
+OnTokens = Callable[[int, int], None]
+OnToken = Callable[[int | None, str], None]
+
+
+def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> None:
+    """Refuse before anything is computed (QC1, QX15).
+
+    Raises:
+        ContextOverflow: with both sizes; the session is as it was.
+    """
+    require_room_behind(model, len(state.tokens), wanted_tokens)
+
+
+def require_room_behind(model: LoadedModel, held: int, wanted_tokens: int) -> None:
+    """As `require_room`, behind so many tokens."""
+    if held + wanted_tokens > model.context_tokens:
+        left = max(0, model.context_tokens - held)
+        fitting = f"At most {format_count(left)} more fit" if left else "No more fit"
+        fold = f"{', or' if left else ';'} fold the session into a smaller one (torpor fold)"
+        way = fold if held else "; a shorter text fits"
+        raise ContextOverflow(
+            f"The session holds {format_plural(held, 'token')} and {format_count(wanted_tokens)} more were asked for, "
+            f"but the context of model {model.name!r} ends at {format_count(model.context_tokens)}. "
+            f"{fitting}{way}.",
+            token_count=held,
+            wanted_tokens=wanted_tokens,
+            context_tokens=model.context_tokens,
+        )
+
+
+def count_to_write(model: LoadedModel, held: int, asked: int | None) -> int:
+    """How many tokens are written at most behind so many: those that are asked for, else some, as far as they fit."""
+    return max(1, min(DEFAULT_MAX_TOKENS, model.context_tokens - held)) if asked is None else asked
+
+
+def require_valid(model: LoadedModel, tokens: Sequence[int]) -> Pieces[None]:
+    """Refuse token ids that the model has no row for (threat 10), and reading nothing at all. In pieces, for there may
+    be a million.
+
+    Raises:
+        InvalidTokens: naming the first such id.
+    """
+    if not tokens:
+        raise InvalidTokens("There is nothing to read: the text has no tokens.")
+    for start in range(0, len(tokens), _CHECKED_AT_ONCE):
+        if start:
+            yield
+        piece = tokens[start : start + _CHECKED_AT_ONCE]
+        wrong = next((token for token in piece if not 0 <= token < model.layout.vocabulary), None)
+        if wrong is not None:
+            raise InvalidTokens(
+                f"Token {wrong} is outside the vocabulary of model {model.name!r}, 0 to {model.layout.vocabulary - 1}.",
+                token=wrong,
+                vocabulary=model.layout.vocabulary,
+            )
+
+
+def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens: OnTokens) -> Steps[None]:
+    """Read tokens to the end of the ledger: all of them, or none when it fails or is given up.
+
+    on_tokens: told how many of how many have been read.
+
+    Raises:
+        GenerationFailed: the model failed.
+    """
+    yield from require_valid(model, tokens)
+    require_room(model, state, len(tokens))
+    held, done = len(state.tokens), 0
+    put_back = state.kept()
+    try:
+        for size, wants_logits in reading(model, state, len(tokens)):
+            chunk = tokens[done : done + size]
+            done += size
+            if wants_logits:
+                logits = logits_after(model, state, chunk)
+                _take_checkpoint(model, state, held + done, chunk[-1], logits)
+            else:
+                model.extend(chunk, state)
+                mx.eval(arrays_of(state.caches))
+            if done < len(tokens):
+                on_tokens(done, len(tokens))
+                # The last token alone is short, and somebody waits for what it leads to.
+                yield SOON if done == len(tokens) - 1 else None
+    except BaseException as error:
+        put_back()
+        raise_as_failure(error, held)
+        raise
+    state.tokens.extend(tokens)
+    state.last_logits = logits
+    on_tokens(len(tokens), len(tokens))
+
+
+def reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[int, bool]]:
+    """How to read that many tokens behind what a state holds: the size of each model call, and whether its logits are
+    wanted.
+
+    The last token is read alone: only its logits are wanted, and those of the others are never computed. So is the last
+    one before each checkpoint.
+    """
+    held = len(state.tokens)
+    position, end = held, held + count
+    while position < end:
+        stop = end if model.layout.by_token else min(end, state.checkpoints.next_due(position))
+        while position < stop - 1:
+            size = min(PREFILL_CHUNK_TOKENS, stop - 1 - position)
+            yield size, False
+            position += size
+        yield 1, True
+        position = stop
+
+
+def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, last: int, logits: mx.array) -> None:
+    """Keep the whole state as it is now, behind the token `last`, if it is time to and the model's caches need it."""
+    if not model.layout.by_token and state.checkpoints.is_due(position):
+        probe = canary.take(model, state, last)
+        state.checkpoints.add(checkpoint_of(state.caches, position, logits, state.random_key, state.passes, probe))
+
+
+@dataclass(slots=True)
+class Written:
+    """What a generation has written so far; true at every moment, also when it is given up.
+
+    proofs: per token the BLAKE3-256 of the float32 logits it was drawn from, when asked for. ended: all is written.
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    proofs: list[str] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """What is asked of a generation. keep_end: whether the end token that closes it goes into the ledger, as it
+    must in a chat, whose template closes each turn with it. alone: never in one model call with other sessions.
+    seeded: whether it draws by random numbers of its own, which leave those of the session as they are."""
+
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    prove: bool = False
+    keep_end: bool = False
+    alone: bool = False
+    seeded: bool = False
+
+
+def write(
+    model: LoadedModel, state: LiveState, order: WriteOrder, written: Written, on_token: OnToken
+) -> WritingSteps[None]:
+    """Draw and commit tokens until an end token, a stop string or the limit.
+
+    Raises:
+        GenerationFailed: the model failed; what was committed before stays.
+    """
+    require_room(model, state, order.max_tokens)
+    text = TextStream(model.tokenizer, state.tokens)
+    stops = StopStrings(order.stop)
+
+    def show(token: int | None, piece: str) -> None:
+        written.text += piece
+        on_token(token, piece)
+
+    for _ in range(order.max_tokens):
+        proof, token = yield from _draw_and_commit(model, state, order)
+        ended = token in model.end_tokens
+        if ended and not order.keep_end:
+            written.finish_reason = "stop"
+            break
+        written.tokens.append(token)
+        if order.prove:
+            written.proofs.append(proof)
+        show(token, stops.push("" if ended else text.push(token)))
+        if ended or stops.found:
+            written.finish_reason = "stop"
+            break
+    else:
+        written.finish_reason = "length"
+    if not stops.found and (left := stops.push(text.finish()) + stops.finish()):
+        show(None, left)
+    written.ended = True
+
+
+def logits_digest(logits: mx.array) -> str:
+    """BLAKE3-256, as hex, of evaluated float32 logits `[vocabulary]`."""
+    bits = memory.contiguous(logits)
+    mx.eval(bits)
+    return blake3(memory.readable(bits)).hexdigest()
+
+
+def find_logits(model: LoadedModel, state: LiveState) -> None:
+    """Read the last token once more, for the logits of a state that was put back without them; one token computed.
+
+    What the caches hold of that token stays as it is, bit for bit: a token read alone may differ from one read in a
+    chunk, and the snapshot's blocks are still referred to.
+
+    Raises:
+        GenerationFailed: the model failed; the state is not to be used.
+    """
+    held, passes = len(state.tokens), state.passes.copy()
+    try:
+        with without_last(state.caches, held):
+            logits = logits_after(model, state, state.tokens[-1:])
+    except BaseException as error:
+        raise_as_failure(error, held)
+        raise
+    finally:
+        state.passes = passes
+    state.last_logits = logits
+
+
+def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) -> WritingSteps[tuple[str, int]]:
+    """Draw one token, and commit it unless it is an end token that is not to be kept."""
+    assert state.last_logits is not None
+    held = len(state.tokens)
+    proof = logits_digest(state.last_logits) if order.prove else ""
+    try:
+        drawn = draw(order.sampling, state.last_logits, state.tokens, state.random_key)
+    except Exception as error:
+        raise_as_failure(error, held)
+        raise
+    if drawn.token in model.end_tokens and not order.keep_end:
+        return proof, drawn.token
+    takes_checkpoint = not model.layout.by_token and state.checkpoints.is_due(held + 1)
+
+    def keep_checkpoint(logits: mx.array) -> None:
+        state.random_key = drawn.next_key
+        _take_checkpoint(model, state, held + 1, drawn.token, logits)
+
+    logits = yield Decode(
+        model, state, drawn.token, order.alone or takes_checkpoint, keep_checkpoint if takes_checkpoint else None
+    )
+    state.random_key = drawn.next_key
+    state.tokens.append(drawn.token)
+    state.last_logits = logits
+    return proof, drawn.token
+
+
+def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: Sequence[int]) -> Steps[None]:
+    """Read tokens again that a session had read before, in model calls of the same sizes, so that the same bits result.
+
+    passes: the sizes, which add up to the tokens. Of the last call the last token is read alone, as `read` reads it.
+
+    Raises:
+        GenerationFailed: the model failed; the state is not to be used.
+    """
+    done, last = 0, passes[-1]
+    for size in (*passes[:-1], *((last - 1,) if last > 1 else ()), 1):
+        chunk = tokens[done : done + size]
+        done += size
+        try:
+            if done == len(tokens):
+                state.last_logits = logits_after(model, state, chunk)
+            else:
+                model.extend(chunk, state)
+                mx.eval(arrays_of(state.caches))
+        except Exception as error:
+            raise_as_failure(error, len(state.tokens))
+            raise
+        state.tokens.extend(chunk)
+        yield None

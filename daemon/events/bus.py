@@ -1,0 +1,213 @@
+"""Who is told of events: subscribers, each with a queue of its own that is bounded.
+
+Rules:
+- Nobody who publishes waits for a subscriber. Whose queue is full loses the oldest, and is told how many.
+- Without a subscriber an event costs the making of its record.
+- A subscription that ends, however it does, leaves nothing behind.
+
+Everything here belongs to the event loop; what other threads have to tell goes through `Bus.from_any_thread`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Self
+
+from ...errors import TorporError
+from ...memvid.uri import SessionUri
+from ..errors import TooManySubscribers, UnknownEvent
+from .events import EVENT_NAMES, Event, Lost, Notice, RequestAccepted, RequestFailed, RequestFinished, Subscribed
+
+MAX_WAITING_EVENTS: Final = 1024
+"""Events that wait for one subscriber: some 500 KiB. A generation makes a handful, however many tokens it has."""
+
+MAX_SUBSCRIBERS: Final = 32
+"""Each is served with every event; more would slow down those who do the work."""
+
+_request: contextvars.ContextVar[int | None] = contextvars.ContextVar("request", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a subscriber is told of: events of these names, all if None, and of this session or namespace only.
+
+    Raises:
+        UnknownEvent: there is no event of such a name.
+    """
+
+    names: frozenset[str] | None = None
+    session: SessionUri | None = None
+    namespace: str | None = None
+
+    def __post_init__(self) -> None:
+        if strange := sorted((self.names or frozenset()) - EVENT_NAMES):
+            raise UnknownEvent(
+                f"There is no event {strange[0]!r}. There are: {', '.join(sorted(EVENT_NAMES))}.",
+                event=strange[0],
+                known=sorted(EVENT_NAMES),
+            )
+
+    def has(self, event: Event) -> bool:
+        """Whether the subscriber is told of it."""
+        if self.names is not None and event.name not in self.names:
+            return False
+        if self.session is not None and event.session != self.session:
+            return False
+        return self.namespace is None or (event.session is not None and event.session.namespace == self.namespace)
+
+
+class Bus:
+    """Passes events on to those who want them."""
+
+    def __init__(self) -> None:
+        self._subscriptions: set[Subscription] = set()
+        self._number = 0
+        self._requests = itertools.count(1)
+        self._closed = False
+        self._under_way = 0
+        self._last_ended = time.monotonic()
+
+    def quiet_s(self) -> float:
+        """Seconds since the last request ended; 0 while one is under way. From any thread."""
+        return 0.0 if self._under_way else time.monotonic() - self._last_ended
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody is told of anything."""
+        return bool(self._subscriptions)
+
+    def publish(self, event: Event) -> None:
+        """Tell everybody who wants to know."""
+        if self._subscriptions:
+            self._number += 1
+            notice = self._notice(event)
+            for subscription in self._subscriptions:
+                subscription.put(notice)
+
+    def from_any_thread(self) -> Callable[[Event], None]:
+        """A function that publishes from whatever thread calls it, on behalf of the request that asks for it here."""
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+
+        def publish(event: Event) -> None:
+            if self._subscriptions:
+                loop.call_soon_threadsafe(self.publish, event, context=context)
+
+        return publish
+
+    def subscribe(self, wanted: Wanted, *, most_waiting: int = MAX_WAITING_EVENTS) -> Subscription:
+        """The events from now on; `subscribed` is the first. most_waiting: how many are kept for a slow reader.
+
+        Raises:
+            TooManySubscribers.
+        """
+        if len(self._subscriptions) >= MAX_SUBSCRIBERS:
+            raise TooManySubscribers(
+                f"{MAX_SUBSCRIBERS} subscribers are told of events already. End one of them, or share its events."
+            )
+        subscription = Subscription(wanted, most_waiting, self._subscriptions.discard)
+        if self._closed:
+            subscription.end()
+        else:
+            self._subscriptions.add(subscription)
+        subscription.put(self._notice(Subscribed(None)), always=True)
+        return subscription
+
+    @contextmanager
+    def request(self, verb: str, session: Callable[[], SessionUri | None]) -> Iterator[None]:
+        """Tell of a request, from its acceptance to its end. session: finds out which it is about, if anybody asks."""
+        about, begun = session() if self.is_watched else None, time.monotonic()
+        token = _request.set(next(self._requests))
+        self._under_way += 1
+        self.publish(RequestAccepted(about, verb))
+        try:
+            yield
+        except BaseException as error:
+            self.publish(RequestFailed(about, verb, code_of(error), time.monotonic() - begun))
+            raise
+        else:
+            self.publish(RequestFinished(about, verb, time.monotonic() - begun))
+        finally:
+            self._under_way, self._last_ended = self._under_way - 1, time.monotonic()
+            _request.reset(token)
+
+    def close(self) -> None:
+        """End every subscription, once its reader has taken what waits for it. Idempotent."""
+        self._closed = True
+        for subscription in tuple(self._subscriptions):
+            subscription.end()
+
+    def _notice(self, event: Event) -> Notice:
+        return Notice(self._number, time.monotonic(), time.time_ns(), _request.get(), event)
+
+
+class Subscription:
+    """Events as they happen: iterate over it, inside `with`, which ends it."""
+
+    def __init__(self, wanted: Wanted, most_waiting: int, on_end: Callable[[Subscription], None]) -> None:
+        self._wanted = wanted
+        self._most_waiting = most_waiting
+        self._on_end = on_end
+        self._waiting: deque[Notice] = deque()
+        self._dropped = 0
+        self._dropped_at: Notice | None = None
+        self._news = asyncio.Event()
+        self._ended = False
+        self.delivered = 0
+        self.lost = 0
+
+    def put(self, notice: Notice, *, always: bool = False) -> None:
+        """Keep an event for the reader, if it is one that was asked for. always: it is, whatever was asked for."""
+        if not always and (self._ended or not self._wanted.has(notice.event)):
+            return
+        if len(self._waiting) >= self._most_waiting:
+            self._dropped += 1
+            self._dropped_at = self._waiting.popleft()
+        self._waiting.append(notice)
+        self._news.set()
+
+    def end(self) -> None:
+        """No more events come. What waits may still be taken."""
+        self._ended = True
+        self._on_end(self)
+        self._news.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Notice:
+        while not self._waiting:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        self.delivered += 1
+        return self._tell_of_loss() if self._dropped else self._waiting.popleft()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+        self._waiting.clear()
+
+    def _tell_of_loss(self) -> Notice:
+        """What stands in the place of all that was dropped, at the time of the last of them."""
+        assert self._dropped_at is not None
+        count, last = self._dropped, self._dropped_at
+        self._dropped, self._dropped_at = 0, None
+        self.lost += count
+        return Notice(last.number, last.monotonic_s, last.time_ns, None, Lost(None, count))
+
+
+def code_of(error: BaseException) -> str:
+    """How an event names an error: never by its message, which may say more."""
+    if isinstance(error, TorporError):
+        return error.code
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else "internal_error"

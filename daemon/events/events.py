@@ -1,0 +1,561 @@
+"""What happens in the daemon, as records: one class for each name that a subscriber can ask for.
+
+Rules: an event tells that something happened, to which session, how large it was and how long it took. It holds no
+text, no token ids and no labels, nothing of what a session has read or written. Sizes are in the unit of the field's
+name, `_bytes` or `_tokens`; times are seconds. A stage that begins also ends, by an event that says how.
+
+Who publishes and who is told is `bus.py`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, Literal
+
+from ...memvid.uri import SessionUri
+
+SleepCause = Literal["asked", "idle", "pressure", "shutdown", "quantise", "fork", "rewind", "fold", "heal"]
+"""Why a session goes to sleep: somebody asked, nobody used it, others need the memory, the daemon stops, it is kept in
+fewer bits, a fork of it needs a version, it goes back for a transcript and what it has is to stay, it is folded, or
+what was damaged of it has been computed again."""
+
+WakeCause = Literal["asked", "warm", "prefix", "fork", "quantise", "heal"]
+"""What a snapshot is read for: a request for the session, one that may come, another session that begins alike, a fork,
+fewer bits, or to compute again what was damaged behind it."""
+
+UnloadCause = Literal["asked", "pressure", "unused", "changed"]
+
+Fact = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all. session: the one that it is about, None where it is about none."""
+
+    name: ClassVar[str] = ""
+    session: SessionUri | None
+
+    def facts(self) -> dict[str, Fact]:
+        """All that the event tells beside the session, by the names of its fields."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name != "session"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed(Event):
+    """A subscription has begun: from here on nothing is missed but what `lost` counts. Told to that subscriber only."""
+
+    name: ClassVar[str] = "subscribed"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Event):
+    """So many events were dropped, the oldest first, because the subscriber did not take them. Told to it only."""
+
+    name: ClassVar[str] = "lost"
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAccepted(Event):
+    """A request that reads, writes, keeps or removes something. verb: the method."""
+
+    name: ClassVar[str] = "request_accepted"
+    verb: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestQueued(Event):
+    """A request has to wait for the session's turn, behind so many others."""
+
+    name: ClassVar[str] = "request_queued"
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished(Event):
+    """A request was carried out."""
+
+    name: ClassVar[str] = "request_finished"
+    verb: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed(Event):
+    """A request was refused, failed, or was cancelled. code: of the error; `cancelled`, or `internal_error`."""
+
+    name: ClassVar[str] = "request_failed"
+    verb: str
+    code: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCreated(Event):
+    """A new, empty session is awake."""
+
+    name: ClassVar[str] = "session_created"
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionForked(Event):
+    """A new session sleeps that begins as another one stands. source: that one."""
+
+    name: ClassVar[str] = "session_forked"
+    source: SessionUri
+    tokens: int
+    tokens_prefilled: int
+    bytes_written: int
+    blocks_reused: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFolded(Event):
+    """A new, smaller session goes on in the place of an exhausted one, which sleeps. source: that one; tail_tokens: how
+    many of its last ones the new session has; prefilled_tokens: what had to be read."""
+
+    name: ClassVar[str] = "session_folded"
+    source: SessionUri
+    source_tokens: int
+    tokens: int
+    tail_tokens: int
+    prefilled_tokens: int
+    bytes_written: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRewound(Event):
+    """A session went back to where a transcript leaves it. version: which it was before, with all its tokens."""
+
+    name: ClassVar[str] = "session_rewound"
+    version: int
+    from_tokens: int
+    to_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDeleted(Event):
+    """A session and all its versions are gone, from memory and from disk."""
+
+    name: ClassVar[str] = "session_deleted"
+    versions: int
+    bytes_freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit(Event):
+    """A session that had read nothing took over what another had read. awake: whether from memory."""
+
+    name: ClassVar[str] = "prefix_hit"
+    source: SessionUri
+    wanted_tokens: int
+    cached_tokens: int
+    awake: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBegan(Event):
+    """So many tokens are to be read."""
+
+    name: ClassVar[str] = "prefill_began"
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress(Event):
+    """A chunk has been read."""
+
+    name: ClassVar[str] = "prefill_progress"
+    done_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEnded(Event):
+    """tokens: what was read into the ledger; 0 where reading failed or was given up, which is all or nothing."""
+
+    name: ClassVar[str] = "prefill_ended"
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken(Event):
+    """The first token of a generation is committed. seconds: since the request was accepted."""
+
+    name: ClassVar[str] = "first_token"
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeEnded(Event):
+    """A generation has ended. tokens: what it committed, also where it failed or was given up."""
+
+    name: ClassVar[str] = "decode_ended"
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailed(Event):
+    """A model call for so many sessions failed. All are as they were, and each goes on alone, so that only the one that
+    it fails for is refused. code: of the error."""
+
+    name: ClassVar[str] = "batch_failed"
+    model: str
+    sessions: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class SleepBegan(Event):
+    """A session of so many tokens is being made durable."""
+
+    name: ClassVar[str] = "sleep_began"
+    cause: SleepCause
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SleepEnded(Event):
+    """The state is durable. bytes_written is 0, and blocks_new too, where the last version is what would be written."""
+
+    name: ClassVar[str] = "sleep_ended"
+    cause: SleepCause
+    version: int
+    tokens: int
+    bytes_written: int
+    logical_bytes: int
+    blocks_new: int
+    blocks_reused: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SleepFailed(Event):
+    """The session stays awake as it was. code: of the error."""
+
+    name: ClassVar[str] = "sleep_failed"
+    cause: SleepCause
+    code: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerKept(Event):
+    """A stop could not write all of a session, and kept its ledger with what was durable of its state; or the scrub
+    found that damaged on which such a ledger rests. tokens: of the ledger; unread_tokens: those that the next request
+    computes again. code: of what kept it from writing all, or of the damage."""
+
+    name: ClassVar[str] = "ledger_kept"
+    version: int
+    tokens: int
+    unread_tokens: int
+    bytes_written: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRead(Event):
+    """What a version had only the tokens of was computed again. same_logits: whether the logits behind them are to the
+    bit those that the session had."""
+
+    name: ClassVar[str] = "ledger_read"
+    tokens: int
+    read_tokens: int
+    same_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WakeBegan(Event):
+    """A snapshot is to be read. version: None is the newest."""
+
+    name: ClassVar[str] = "wake_began"
+    cause: WakeCause
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WakeVerified(Event):
+    """All of it has been read into memory. hashed: whether every byte was compared with its digest."""
+
+    name: ClassVar[str] = "wake_verified"
+    bytes_read: int
+    hashed: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WakeEnded(Event):
+    """The state is put back. canary: the verdict; tokens_prefilled: what had to be computed to come there."""
+
+    name: ClassVar[str] = "wake_ended"
+    cause: WakeCause
+    version: int
+    tokens: int
+    tokens_prefilled: int
+    bytes_read: int
+    canary: str
+    canary_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WakeFailed(Event):
+    """Nothing live has changed. code: of the error."""
+
+    name: ClassVar[str] = "wake_failed"
+    cause: WakeCause
+    code: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPlanned(Event):
+    """So many idle sessions are to sleep and models to be unloaded, so that the request for this session finds memory.
+    That they do is told too."""
+
+    name: ClassVar[str] = "eviction_planned"
+    wanted_bytes: int
+    free_bytes: int
+    sessions: int
+    models: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionRefused(Event):
+    """This session was to make room and could not be put to sleep. code: of the error."""
+
+    name: ClassVar[str] = "eviction_refused"
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAwaited(Event):
+    """The request for this session waits for memory, behind so many others."""
+
+    name: ClassVar[str] = "memory_awaited"
+    wanted_bytes: int
+    free_bytes: int
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGranted(Event):
+    """It has what it waited for. granted: False where its session has to give way first, and it then asks again."""
+
+    name: ClassVar[str] = "memory_granted"
+    wanted_bytes: int
+    granted: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRefused(Event):
+    """What the request for this session wants can never be had."""
+
+    name: ClassVar[str] = "memory_refused"
+    wanted_bytes: int
+    held_bytes: int
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoadBegan(Event):
+    """There is room for a model, as much as its files say that it will take, and it is read into memory."""
+
+    name: ClassVar[str] = "model_load_began"
+    model: str
+    wanted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded(Event):
+    """A model is ready, and takes so much."""
+
+    name: ClassVar[str] = "model_loaded"
+    model: str
+    weights_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoadFailed(Event):
+    """A model could not be loaded. code: of the error, or `cancelled`."""
+
+    name: ClassVar[str] = "model_load_failed"
+    model: str
+    code: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUnloaded(Event):
+    """A model has left memory. cause: somebody asked, others need the room, nobody used it, or its
+    files have changed and it is to be loaded anew."""
+
+    name: ClassVar[str] = "model_unloaded"
+    model: str
+    weights_bytes: int
+    cause: UnloadCause
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFilesChanged(Event):
+    """The files of a model are no more those that it was loaded from. policy: what becomes of it."""
+
+    name: ClassVar[str] = "model_files_changed"
+    model: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFilesRestored(Event):
+    """The files of a model are again those that it was loaded from."""
+
+    name: ClassVar[str] = "model_files_restored"
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationTakenOver(Event):
+    """From now on what the configuration file says holds. waiting: how much of it takes a restart to change."""
+
+    name: ClassVar[str] = "configuration_taken_over"
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationRefused(Event):
+    """The configuration file was read and is wrong; what it said before holds. code: of the error."""
+
+    name: ClassVar[str] = "configuration_refused"
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionScrubbed(Event):
+    """Every byte that a sleeping session's versions need was read again. damage: how much was found wrong."""
+
+    name: ClassVar[str] = "session_scrubbed"
+    bundles: int
+    bytes_read: int
+    damage: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DamageFound(Event):
+    """The scrub found so many things wrong with what a session needs. code: of the first."""
+
+    name: ClassVar[str] = "damage_found"
+    findings: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHealed(Event):
+    """What was damaged was computed again from the stored tokens, and slept as a new version. same_logits: whether the
+    logits behind it are to the bit those that were stored."""
+
+    name: ClassVar[str] = "session_healed"
+    version: int
+    tokens: int
+    recomputed_tokens: int
+    same_logits: bool
+    bytes_written: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HealFailed(Event):
+    """What was damaged was not computed again. code: of the error."""
+
+    name: ClassVar[str] = "heal_failed"
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRepaired(Event):
+    """A repair has followed. mended: files that are whole again; salvaged: sessions of which it saved the beginning;
+    quarantined: files that it set aside; problems: what is left."""
+
+    name: ClassVar[str] = "store_repaired"
+    mended: int
+    salvaged: int
+    quarantined: int
+    problems: int
+
+
+EVENTS: Final[tuple[type[Event], ...]] = (
+    Subscribed,
+    Lost,
+    RequestAccepted,
+    RequestQueued,
+    RequestFinished,
+    RequestFailed,
+    SessionCreated,
+    SessionForked,
+    SessionFolded,
+    SessionRewound,
+    SessionDeleted,
+    PrefixHit,
+    PrefillBegan,
+    PrefillProgress,
+    PrefillEnded,
+    FirstToken,
+    DecodeEnded,
+    BatchFailed,
+    SleepBegan,
+    SleepEnded,
+    SleepFailed,
+    LedgerKept,
+    LedgerRead,
+    WakeBegan,
+    WakeVerified,
+    WakeEnded,
+    WakeFailed,
+    EvictionPlanned,
+    EvictionRefused,
+    MemoryAwaited,
+    MemoryGranted,
+    MemoryRefused,
+    ModelLoadBegan,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
+    ModelFilesChanged,
+    ModelFilesRestored,
+    ConfigurationTakenOver,
+    ConfigurationRefused,
+    SessionScrubbed,
+    DamageFound,
+    SessionHealed,
+    HealFailed,
+    StoreRepaired,
+)
+EVENT_NAMES: Final = frozenset(event.name for event in EVENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """An event, with what a subscriber is told beside it.
+
+    number: counts the events that anybody could be told, so a gap between two is what was not asked for, or lost.
+    monotonic_s, time_ns: when it was published, by the monotonic and by the Unix clock. request: the number of the
+    request on whose behalf it happened; None where nobody asked.
+    """
+
+    number: int
+    monotonic_s: float
+    time_ns: int
+    request: int | None
+    event: Event
+
+
+def _plain(value: Any) -> Fact:
+    return str(value) if isinstance(value, SessionUri) else value

@@ -1,0 +1,235 @@
+"""Models come into memory: on threads of their own, once there is room for them, for whoever needs them first.
+
+What a model will take is reserved before it is loaded, by what its files say at that moment (`models.estimate_bytes`),
+and settled with what it takes. One load of a model is under way at a time; others that need it wait for the same. A
+load that fails is the error of all of them, and the next that needs the model tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+from ...errors import TorporError
+from ...snapshot.digests import DigestCache
+from ...snapshot.memory import require_available
+from ..engine.aside import Aside
+from ..engine.cancellation import to_the_end
+from ..errors import ModelChanged, ModelUnavailable
+from ..events.bus import Bus
+from ..events.events import ModelUnloaded
+from ..models.models import LoadedModel, estimate_bytes, load_model, look_at
+from ..sessions.tracing import tell_load
+from .claims import Claim
+from .memory import Memory, require_models_fit
+from .model_registry import ModelChoice, Place, Shelf
+
+Result = TypeVar("Result")
+Reserve = Callable[[Claim, int], Awaitable[None]]
+_ADVICE = "Serve a smaller model, end other programs on this machine, or put sessions to sleep"
+
+
+class Loader:
+    """Reads models from their files until `close`. The event loop's; the work is done aside, several at once.
+
+    Not on the engine's thread: a load takes seconds, and tokens of other models are drawn meanwhile. All that it makes
+    is evaluated when it comes to another thread, as MLX demands.
+    """
+
+    def __init__(self, digests: DigestCache) -> None:
+        self.digests = digests
+        self._aside = Aside("torpor-load")
+
+    async def estimate(self, name: str, choice: ModelChoice) -> int:
+        """Bytes of memory that a model's weights will take.
+
+        Raises:
+            What `models.estimate_bytes` raises.
+        """
+        return await self._run(name, partial(estimate_bytes, name, choice.source, choice.adapter))
+
+    async def load(self, name: str, choice: ModelChoice, expected: int) -> LoadedModel:
+        """The model, ready to compute. expected: bytes of memory that it will take.
+
+        Raises:
+            What `models.load_model` raises; NotEnoughMemory before it is read: the system has less than it will take;
+            ModelUnavailable for whatever else went wrong.
+        """
+        return await self._run(name, partial(self._load, name, choice, expected))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._aside.close()
+
+    def _load(self, name: str, choice: ModelChoice, expected: int) -> LoadedModel:
+        require_available(expected, f"Model {name!r}", _ADVICE)
+        return load_model(name, choice.source, self.digests, choice.adapter, choice.kv)
+
+    async def _run(self, name: str, work: Callable[[], Result]) -> Result:
+        return await self._aside.run(work, partial(_told, name))
+
+
+class Loading:
+    """Gives requests the models that they need. reserve: memory for a claim, or an error."""
+
+    def __init__(self, shelf: Shelf, memory: Memory, loader: Loader, reserve: Reserve, bus: Bus) -> None:
+        self._bus = bus
+        self._shelf = shelf
+        self._memory = memory
+        self._loader = loader
+        self._reserve = reserve
+
+    @asynccontextmanager
+    async def using(self, name: str, claim: Claim) -> AsyncIterator[LoadedModel]:
+        """Hold a model that is in memory. The claim does not wait for memory meanwhile.
+
+        Raises:
+            UnknownModel. ModelChanged: its files are others than those that it was loaded from. What `Loader.load`
+            raises. MemoryBudgetExceeded, MemoryBusy: there is no room for it.
+        """
+        async with self.holding(name, claim) as place:
+            assert place.model is not None
+            yield place.model
+
+    @asynccontextmanager
+    async def holding(self, name: str, claim: Claim) -> AsyncIterator[Place]:
+        """Hold the place of a model that is in memory: it stays there unless the claim has to wait for memory itself.
+        Who does refers to the model by its place alone, so that it can go.
+
+        Raises:
+            As `using`.
+        """
+        place = self._shelf.place(name)
+        if place.changed:
+            raise has_changed(place)
+        place.holders.append(claim)
+        try:
+            await self._make_ready(place, claim)
+            yield place
+        finally:
+            place.holders.remove(claim)
+            place.last_used = time.monotonic()
+            self._memory.look_again()
+
+    async def _make_ready(self, place: Place, claim: Claim) -> None:
+        while place.model is None:
+            under_way = place.loading
+            if under_way is None:
+                await self._load(place, claim)
+                continue
+            if not claim.request.stands_back():
+                for holder in place.holders:  # whichever of them loads it is waited for
+                    holder.request.lift()
+            error = await self._end_of(under_way, claim)
+            if error is not None:
+                # Each its own: a traceback holds the frames that it went through.
+                raise type(error)(error.message, **error.details)
+
+    async def _end_of(self, under_way: asyncio.Future[TorporError | None], claim: Claim) -> TorporError | None:
+        with self._memory.waiting_for_another(claim, lambda: not under_way.done()):
+            await asyncio.wait([under_way])
+        # One that was given up is begun anew by the first of those that waited for it.
+        return None if under_way.cancelled() else under_way.result()
+
+    async def _load(self, place: Place, claim: Claim) -> None:
+        under_way = place.loading = asyncio.get_running_loop().create_future()
+        try:
+            await self._load_within_budget(place, claim)
+        except TorporError as error:
+            place.problem = f"{error.code}: {error.message}"
+            under_way.set_result(type(error)(error.message, **error.details))
+            raise
+        except BaseException:
+            under_way.cancel()
+            raise
+        else:
+            under_way.set_result(None)
+        finally:
+            place.loading = None
+
+    async def _load_within_budget(self, place: Place, claim: Claim) -> None:
+        reserved, before = 0, claim.reserved
+        claim.what = f"Model {place.name!r}"
+        try:
+            wanted = await self._expected_bytes(place)
+            while True:
+                await self._reserve(claim, wanted - reserved)
+                reserved = wanted
+                missing = await to_the_end(self._load_reserved(place, claim, reserved))
+                if not missing:
+                    return
+                wanted += missing
+        finally:
+            claim.what = None
+            self._memory.release(claim, claim.reserved - before)
+
+    async def _expected_bytes(self, place: Place) -> int:
+        """What a model took when it was last loaded, of files that nobody has touched since; else what they say now."""
+        last = place.facts
+        if last is not None and await asyncio.to_thread(last.files.are_untouched):
+            return last.weights_bytes
+        return await self._loader.estimate(place.name, place.choice)
+
+    async def _load_reserved(self, place: Place, claim: Claim, reserved: int) -> int:
+        """Load a model and put it in its place; 0. If it takes more than is reserved, for its files said less, and the
+        rest is not free, it is given back, and the rest is the answer: what waits for memory must not lie in it
+        uncounted."""
+        with self._shelf.coming(place) as choice:
+            with tell_load(self._bus, place.name, reserved) as tell_end:
+                model = await self._loader.load(place.name, choice, reserved)
+                tell_end(model.weights_bytes)
+            taken = model.weights_bytes
+            missing = max(0, taken - reserved)
+            if missing and not self._memory.take_free(claim, missing):
+                del model
+                gc.collect()
+                self._bus.publish(ModelUnloaded(None, place.name, taken, "pressure"))
+                return missing
+            self._shelf.put(place, model)
+            self._memory.release(claim, reserved + missing)  # at once: it is counted as loaded from now on
+            return 0
+
+
+def has_changed(place: Place) -> ModelChanged:
+    return ModelChanged(
+        f"The files of model {place.name!r} have changed since they were loaded: {', '.join(place.changed)}. Sessions "
+        "that are awake go on; nothing else is begun on it. Put the files back as they were, or take the new ones with "
+        f"`torpor models unload {place.name}`: then what slept with the old ones is refused.",
+        model=place.name,
+        changed=list(place.changed),
+    )
+
+
+async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) -> None:
+    """Load what is to be there from the start, and look at the others.
+
+    memory_budget: bytes that they must fit into; None where that is not known yet.
+
+    Raises:
+        What `Loader.load` raises. MemoryBudgetExceeded: they take more.
+    """
+    for place in shelf.places.values():
+        choice = place.choice
+        if not choice.at_start:
+            await asyncio.to_thread(look_at, place.name, choice.source, choice.adapter)
+            continue
+        expected = await loader.estimate(place.name, choice)
+        if memory_budget is not None:
+            require_models_fit(shelf.weights_bytes() + expected, memory_budget)
+        with shelf.coming(place):
+            shelf.put(place, await loader.load(place.name, choice, expected))
+
+
+def _told(name: str, error: BaseException) -> TorporError:
+    """As the requests are told it, without the frames that it went through: they hold what had been loaded."""
+    if isinstance(error, TorporError):
+        return error.with_traceback(None)
+    return ModelUnavailable(
+        f"Model {name!r} could not be loaded: {type(error).__name__}: {error}. Try again, or see to its files.",
+        model=name,
+    )

@@ -1,0 +1,435 @@
+"""The memory that models and sessions share: one budget, what is taken of it, and who waits for some to become free.
+
+Rules:
+- What a request may take is reserved before it takes it: nothing is allocated on the hope that it will fit.
+- Requests that wait are served in the order in which they came, those that stand back (`admission.py`) after others.
+  The first makes room: idle sessions go to sleep and idle models are unloaded, the least recently used first, none that
+  is in use. Where it has to wait for requests that are at work, those stand back no more.
+- A request that waits holds the turn of its session, and may hold the session's memory, or a model. It never waits for
+  the memory of another one that waits: where all that hold a turn wait, the latest of them gives its session's memory
+  up, at last the first itself if it does not want to grow that session, and then the models that they hold are
+  unloaded; they have it all back when their time comes. So the first always goes on, or is refused because it could
+  never fit.
+- Beside the budget there is what one model call works with, for the engine makes one call at a time: its activations,
+  and one layer's keys and values twice while they grow; and of a model that is being loaded, some weights twice while
+  they are widened (`models.PIECE_BYTES`).
+
+Everything here runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from ...errors import TorporError
+from ...memvid.units import format_bytes
+from ...memvid.uri import SessionUri
+from ...snapshot.memory import available_bytes
+from ..api.results import MemoryInfo
+from ..engine.admission import apart
+from ..errors import MemoryBudgetExceeded, MemoryBusy, sentence_of
+from ..events.bus import Bus, code_of
+from ..events.events import EvictionPlanned, EvictionRefused, MemoryAwaited, MemoryGranted, MemoryRefused
+from ..sessions.sessions import Session, Turns
+from .claims import Claim
+from .eviction import Resident, plan_eviction
+from .model_registry import Shelf
+
+_LOG = logging.getLogger(__name__)
+
+MAX_WAITING_FOR_MEMORY: Final = 256
+"""Requests that may wait for memory. The next is told so, and nothing has happened (QX18)."""
+
+MOST_LINGERING_S: Final = 10.0
+"""For how long somebody may still have weights that were let go of, before nobody waits for them any more."""
+
+MAX_REASONS_TOLD: Final = 4
+"""Sessions of which a refusal says why they could not be put to sleep."""
+
+DEFAULT_SHARE: Final = 0.7
+"""What sessions may take of the memory that is there, unless told otherwise. The rest is for what one model call works
+with, and for everybody else on the machine."""
+
+
+def default_budget(weights_bytes: int) -> int:
+    """The models, which are there already, and a share of what is available beside them."""
+    return weights_bytes + int(DEFAULT_SHARE * available_bytes())
+
+
+def require_models_fit(weights_bytes: int, budget: int) -> None:
+    """Refuse models that alone take more than the budget.
+
+    Raises:
+        MemoryBudgetExceeded: they do.
+    """
+    if weights_bytes > budget:
+        raise MemoryBudgetExceeded(
+            f"The models take {format_bytes(weights_bytes)} of memory, and the budget is {format_bytes(budget)}. Give "
+            "the daemon a larger memory budget, fewer or smaller models, or let those that are not needed together be "
+            "loaded on use (--load use).",
+            wanted_bytes=weights_bytes,
+            held_bytes=0,
+            weights_bytes=weights_bytes,
+            budget_bytes=budget,
+        )
+
+
+class Memory:
+    """The accounts. budget: bytes for all; shelf: the models.
+
+    awake, turns: the sessions in memory, and who uses them; put_away: frees the memory of one whose turn is held.
+    unload: frees that of a model that none of those needs whose sessions stay in memory. bus: who is told of what waits
+        and what is refused.
+    slept_by_pressure, slept_by_idling: how many sessions have gone to sleep without anybody's asking.
+
+    Raises:
+        MemoryBudgetExceeded: the models alone take more.
+    """
+
+    def __init__(
+        self,
+        budget: int,
+        shelf: Shelf,
+        awake: Mapping[SessionUri, Session],
+        turns: Turns,
+        put_away: Callable[[SessionUri], Awaitable[object]],
+        unload: Callable[[str], Awaitable[object]],
+        bus: Bus,
+    ) -> None:
+        self._bus = bus
+        self._budget = budget
+        self._shelf = shelf
+        self._awake = awake
+        self._turns = turns
+        self._put_away = put_away
+        self._unload = unload
+        require_models_fit(shelf.weights_bytes(), budget)
+        self._reserved = 0
+        self._waiting: list[Claim] = []
+        self._stalled: dict[Claim, Callable[[], bool]] = {}
+        self._apart: set[Claim] = set()
+        self._evicting: asyncio.Task[None] | None = None
+        self._looks_again_at = 0.0
+        self.slept_by_pressure = 0
+        self.slept_by_idling = 0
+
+    def info(self) -> MemoryInfo:
+        """What is taken, and by whom."""
+        return MemoryInfo(
+            budget_bytes=self._budget,
+            weights_bytes=self._shelf.weights_bytes(),
+            sessions_bytes=self._sessions(),
+            reserved_bytes=self._reserved,
+            waiting=len(self._waiting),
+            slept_by_pressure=self.slept_by_pressure,
+            slept_by_idling=self.slept_by_idling,
+        )
+
+    @property
+    def for_sessions(self) -> int:
+        """What the budget leaves beside the models."""
+        return self._budget - self._shelf.weights_bytes()
+
+    @property
+    def budget(self) -> int:
+        """Bytes for all."""
+        return self._budget
+
+    def resize(self, budget: int) -> None:
+        """Another budget from now on. If more is taken, what is idle leaves, as far as it can."""
+        self._budget = budget
+        if self._free < 0 and self._evicting is None:
+            self._evicting = apart(self._shrink())
+        self.look_again()
+
+    async def reserve(self, use: Claim, wanted: int, *, grows: bool = False) -> bool:
+        """Reserve that many bytes for a request, waiting for them if need be. grows: its own session is to take them.
+
+        False: the request's own session has to be put to sleep, so that others can go on, or itself if that is not to
+        grow; then it may ask again, and keeps its place.
+
+        Raises:
+            MemoryBudgetExceeded: they can never be had. MemoryBusy: too many wait. Nothing is reserved then.
+        """
+        if wanted <= 0:
+            return True
+        use.grows = grows
+        self._require_possible(use, wanted)
+        if len(self._waiting) >= MAX_WAITING_FOR_MEMORY and use.number > max(each.number for each in self._waiting):
+            raise MemoryBusy(f"{len(self._waiting)} requests already wait for memory; send this one again later.")
+        use.wanted, use.answer = wanted, asyncio.get_running_loop().create_future()
+        self._waiting.append(use)
+        try:
+            self.look_again()
+            if use.answer.done():
+                return await use.answer
+            return await self._wait(use, use.answer)
+        finally:
+            if use in self._waiting:
+                self._waiting.remove(use)
+            use.answer = None
+            if use.passed_at is not None:
+                use.request.stood_back_s += time.monotonic() - use.passed_at
+                use.passed_at = None
+            self.look_again()
+
+    def take_free(self, use: Claim, wanted: int) -> bool:
+        """Reserve that many bytes if they are free now, and nobody waits for any: so that nobody has to go for them."""
+        if self._waiting or wanted > self._free:
+            return False
+        use.reserved += wanted
+        self._reserved += wanted
+        return True
+
+    async def _wait(self, use: Claim, answer: asyncio.Future[bool]) -> bool:
+        begun, wanted = time.monotonic(), use.wanted
+        use.request.waits = True
+        self._bus.publish(MemoryAwaited(use.uri, wanted, max(0, self._free), self._waiting.index(use)))
+        granted = await answer
+        self._bus.publish(MemoryGranted(use.uri, wanted, granted, time.monotonic() - begun))
+        return granted
+
+    def settle(self, use: Claim) -> None:
+        """What a request has reserved is taken or free: from now on its session counts with what it takes."""
+        self._reserved -= use.reserved
+        use.reserved = 0
+        session = self._session_of(use)
+        if session is not None:
+            session.held_bytes, session.last_used = session.resident_bytes, time.monotonic()
+
+    def release(self, use: Claim, reserved: int) -> None:
+        """Of what a request has reserved, that much is free, or counted elsewhere by now."""
+        use.reserved -= reserved
+        self._reserved -= reserved
+        self.look_again()
+
+    @contextmanager
+    def apart(self, number: int) -> Iterator[Claim]:
+        """A request that holds no session's turn, of that place among all."""
+        claim = Claim(None, number)
+        self._apart.add(claim)
+        try:
+            yield claim
+        finally:
+            self._apart.discard(claim)
+            self.settle(claim)
+            self.look_again()
+
+    @contextmanager
+    def waiting_for_another(self, use: Claim, waits: Callable[[], bool]) -> Iterator[None]:
+        """A request waits for another one, which has a turn or loads a model: before that it frees nothing itself.
+        waits: whether it does still; it may hear of the end only in a moment, and is at work from then on."""
+        self._stalled[use] = waits
+        self.look_again()
+        try:
+            yield
+        finally:
+            del self._stalled[use]
+
+    def refuse_waiting(self, error: Callable[[], TorporError]) -> None:
+        """Tell all that wait that they do so in vain."""
+        for use in tuple(self._waiting):
+            self._end(use, error())
+
+    def could_not_sleep(self, uri: SessionUri, error: Exception, use: Claim | None = None) -> None:
+        """A session that was to make room is still in memory; the first that waits looks for others. use: the claim
+        whose own session it is, if it was to make room for that one too, which does not wait at the moment."""
+        why = sentence_of(error)
+        _LOG.warning("%s could not be put to sleep to make room: %s", uri, why)
+        self._bus.publish(EvictionRefused(uri, code_of(error)))
+        for claim in (*self._waiting[:1], *([] if use is None else [use])):
+            claim.unslept[uri] = why
+
+    def look_again(self) -> None:
+        """See to the first that waits. To be called whenever memory or a turn has become free."""
+        self._line_up()
+        while self._waiting:
+            first = self._waiting[0]
+            assert first.answer is not None
+            if first.answer.done():  # given up in this very moment
+                self._waiting.pop(0)
+            elif first.wanted <= self._free:
+                self._grant(first)
+            elif not self._can_wait(first):
+                self._end(first, self._refusal(first, first.wanted))
+            else:
+                return
+
+    def _line_up(self) -> None:
+        """Who stands back behind the others, and all in the order of their coming."""
+        now = time.monotonic()
+        self._waiting.sort(key=lambda each: (each.stands_back(now), each.number))
+        last = -1
+        for each in self._waiting:
+            last = max(last, each.number)
+            if each.number < last and each.passed_at is None:
+                each.passed_at = now
+
+    async def close(self) -> None:
+        """Wait for what is being put to sleep."""
+        if self._evicting is not None:
+            await self._evicting
+
+    @property
+    def _free(self) -> int:
+        return self._budget - self._shelf.weights_bytes() - self._sessions() - self._reserved
+
+    def _sessions(self) -> int:
+        return sum(session.held_bytes for session in self._awake.values())
+
+    def _grant(self, use: Claim) -> None:
+        assert use.answer is not None
+        self._waiting.remove(use)
+        use.reserved += use.wanted
+        self._reserved += use.wanted
+        use.unslept.clear()
+        use.answer.set_result(True)
+
+    def _end(self, use: Claim, error: TorporError) -> None:
+        self._waiting.remove(use)
+        if use.answer is not None and not use.answer.done():
+            use.answer.set_exception(error)
+
+    def _can_wait(self, first: Claim) -> bool:
+        """Whether something is under way that may free memory; if nothing was, it is begun."""
+        if self._evicting is not None:
+            return True
+        if plan := self._plan(first):
+            self._tell_plan(first, plan)
+            self._evicting = apart(self._evict())
+            return True
+        if self._others_at_work(first):
+            return True
+        for use in reversed(self._waiting[1:] if first.grows else self._waiting):
+            session = self._session_of(use)
+            if session is not None and session.state.tokens and session.uri not in first.unslept:
+                self._waiting.remove(use)
+                if use.answer is not None and not use.answer.done():
+                    use.answer.set_result(False)
+                return True
+        if plan := self._plan(first, self._waiting[1:])[:1]:
+            self._tell_plan(first, plan)
+            self._evicting = apart(self._unload_held())
+            return True
+        return self._lingers()
+
+    def _lingers(self) -> bool:
+        """Whether weights are on their way out, which somebody has for a moment still: whoever waits is told when they
+        are gone. What stays for longer than a moment is no reason to wait."""
+        now, until = time.monotonic(), self._shelf.let_go_last() + MOST_LINGERING_S
+        if now < until and self._looks_again_at < until:
+            self._looks_again_at = until
+            asyncio.get_running_loop().call_later(until - now + 0.05, self.look_again)
+        return now < until
+
+    def _tell_plan(self, first: Claim, plan: Collection[SessionUri | str]) -> None:
+        models = sum(isinstance(each, str) for each in plan)
+        free = max(0, self._free)
+        self._bus.publish(EvictionPlanned(first.uri, first.wanted, free, len(plan) - models, models))
+
+    def _others_at_work(self, first: Claim) -> bool:
+        """Whether a request goes on that waits for nobody: at its end at the latest it lets go of what it has. So it
+        is in as much of a hurry as the first that waits."""
+        still = {*self._waiting, *(claim for claim, waits in self._stalled.items() if waits())}
+        turns = {uri for claim in still for uri in (claim.uri, claim.also)}
+        working, apart_from_all = self._turns.in_use() - turns, self._apart - still
+        if not first.stands_back(time.monotonic()):
+            for uri in working:
+                self._turns.lift(uri)
+        return bool(working or apart_from_all)
+
+    def _session_of(self, use: Claim) -> Session | None:
+        return None if use.uri is None else self._awake.get(use.uri)
+
+    def _plan(self, first: Claim, yielding: Collection[Claim] = ()) -> tuple[SessionUri | str, ...]:
+        """What is to leave. yielding: requests that wait, and may lose the models that they hold."""
+        held = self._budget - self._free
+        residents, models = self._residents(first, yielding), self._shelf.residents(yielding)
+        return plan_eviction(residents, held, first.wanted, self._budget, models).leaving
+
+    def _residents(self, first: Claim, yielding: Collection[Claim]) -> Iterator[Resident]:
+        with_turn = self._turns.in_use()
+        in_use = with_turn - {claim.uri for claim in yielding}
+        for uri, session in self._awake.items():
+            if not session.state.tokens and uri not in in_use:
+                continue  # it takes nothing, and does not keep its model: it gets it back when it is used
+            stays = uri in with_turn or uri in first.unslept
+            yield Resident(uri, session.held_bytes, session.last_used, stays, session.model.name)
+
+    async def _evict(self) -> None:
+        """Let what is idle leave, one after the other, as long as the first that waits needs it."""
+        try:
+            while self._waiting and self._waiting[0].wanted > self._free and (chosen := self._plan(self._waiting[0])):
+                await self._let_leave(chosen[0])
+                self.look_again()
+        finally:
+            self._evicting = None
+            self.look_again()
+
+    async def _shrink(self) -> None:
+        """Let what is idle leave, until what is taken fits into the budget."""
+        nobody = Claim(None, -1)
+        try:
+            while self._free < 0 and (chosen := self._plan(nobody)):
+                await self._let_leave(chosen[0])
+                if not isinstance(chosen[0], str) and chosen[0] in self._awake:
+                    nobody.unslept[chosen[0]] = "it stays awake"
+        finally:
+            self._evicting = None
+            self.look_again()
+
+    async def _unload_held(self) -> None:
+        """Unload a model that only those hold who wait behind the first."""
+        try:
+            first = self._waiting[0] if self._waiting else None
+            chosen = self._plan(first, self._waiting[1:]) if first and first.wanted > self._free else ()
+            if chosen:
+                await self._let_leave(chosen[0])
+        finally:
+            self._evicting = None
+            self.look_again()
+
+    async def _let_leave(self, chosen: SessionUri | str) -> None:
+        if isinstance(chosen, str):
+            await self._unload(chosen)
+            return
+        async with self._turns.take(chosen):
+            await self._evict_one(chosen)
+
+    async def _evict_one(self, uri: SessionUri) -> None:
+        try:
+            await self._put_away(uri)
+            self.slept_by_pressure += 1
+        except Exception as error:  # noqa: BLE001 - one session that cannot sleep must not keep others from it
+            self.could_not_sleep(uri, error)
+
+    def _require_possible(self, use: Claim, wanted: int) -> None:
+        """Refuse at once what could not be had if all that can sleep slept: nothing is put to sleep for it."""
+        grown = self._session_of(use) if use.grows else None
+        needed, held = ({grown.model.name}, grown.held_bytes) if grown is not None else (set(), 0)
+        if held + self._shelf.staying_bytes(needed, use) + wanted > self._budget:
+            raise self._refusal(use, wanted)
+
+    def _refusal(self, use: Claim, wanted: int) -> MemoryBudgetExceeded:
+        held, weights = self._budget - self._free, self._shelf.weights_bytes()
+        self._bus.publish(MemoryRefused(use.uri, wanted, held, self._budget))
+        told = list(use.unslept.items())[:MAX_REASONS_TOLD]
+        reasons = [f"{uri} cannot be put to sleep ({why})" for uri, why in told]
+        why = f" {'; '.join(reasons)}." if reasons else ""
+        slept = ", put sessions to sleep" if self._sessions() else ""
+        return MemoryBudgetExceeded(
+            f"{use.what or use.uri} needs {format_bytes(wanted)} of memory more. The budget is "
+            f"{format_bytes(self._budget)}, of which {format_bytes(held)} are taken, {format_bytes(weights)} by the "
+            f"models.{why} Ask for fewer tokens{slept}, or give the daemon a larger memory budget.",
+            session=None if use.uri is None else str(use.uri),
+            wanted_bytes=wanted,
+            held_bytes=held,
+            weights_bytes=weights,
+            budget_bytes=self._budget,
+            unslept={str(uri): why for uri, why in told},
+        )

@@ -1,0 +1,109 @@
+"""Models that nobody has used for a while are unloaded by themselves, and those that are served no more, or are to be
+loaded from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from .model_registry import Place, Shelf
+
+_LOG = logging.getLogger(__name__)
+
+LEAVING_S: Final = 1.0
+"""After how long it is tried again to unload a model that is served no more, or otherwise, and that somebody used."""
+
+_MOST_DOUBLINGS: Final = 6
+"""How often that time is doubled at most where it is something else that fails."""
+
+Clock = Callable[[], float]
+
+
+class Disuse:
+    """Looks at the loaded models whenever one of them may be due, until it is closed.
+
+    last_use: when a model was last used; unload: frees its memory unless somebody uses it, and tells whether it did.
+    What cannot be unloaded is tried again after the same time; what is to go whoever used it when, ever less often.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        last_use: Callable[[str], float],
+        unload: Callable[[str], Awaitable[bool]],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._shelf = shelf
+        self._last_use = last_use
+        self._unload = unload
+        self._clock = clock
+        self._tried: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._task = asyncio.ensure_future(self._run())
+
+    def look_again(self) -> None:
+        """See which models there are now, and after what time they are due."""
+        self._changed.set()
+
+    async def unload(self, name: str) -> None:
+        """Free a model's memory, if nobody uses it and it can be done; else it is tried again."""
+        self._tried[name] = self._clock()
+        try:
+            await self._unload(name)
+            self._failures.pop(name, None)
+        except Exception as error:  # noqa: BLE001 - it stays loaded, and its place tells why
+            self._failures[name] = min(_MOST_DOUBLINGS, self._failures.get(name, 0) + 1)
+            _LOG.warning("Model %r could not be unloaded: %s", name, error)
+
+    async def close(self) -> None:
+        """Wait for the models that are being unloaded, and end."""
+        self._closed = True
+        self._changed.set()
+        await self._task
+
+    async def _run(self) -> None:
+        while not self._closed:
+            for name in self._due():
+                await self.unload(name)
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._next())
+            except TimeoutError:
+                continue
+            self._changed.clear()
+
+    def _due(self) -> list[str]:
+        now = self._clock()
+        found = sorted((deadline, name) for name, deadline in self._deadlines().items())
+        return [name for deadline, name in found if deadline <= now]
+
+    def _next(self) -> float | None:
+        """In how many seconds one may be due: one that is not loaded yet is not before a whole time has passed."""
+        now = self._clock()
+        times = [ttl_s for place in self._shelf.places.values() if (ttl_s := _ttl_of(place)) is not None]
+        deadlines = [deadline - now for deadline in self._deadlines().values()]
+        return max(0.0, min(times + deadlines)) if times else None
+
+    def _deadlines(self) -> dict[str, float]:
+        found = {}
+        for place in self._shelf.places.values():
+            ttl_s, name = _ttl_of(place), place.name
+            if ttl_s is None:
+                continue
+            if place.is_to_go:
+                found[name] = self._tried.get(name, -math.inf) + ttl_s * 2 ** self._failures.get(name, 0)
+            elif place.model is not None:
+                last_use = self._last_use(name)
+                found[name] = max(last_use, self._tried.get(name, last_use)) + ttl_s
+        return found
+
+
+def _ttl_of(place: Place) -> float | None:
+    if place.is_to_go:
+        return LEAVING_S
+    return None if place.choice.pinned else place.choice.ttl_s

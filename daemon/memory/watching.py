@@ -1,0 +1,94 @@
+"""Model files that change under a running daemon are noticed: a model stays what it was when it was loaded, and nobody
+mistakes the files for it.
+
+Folders are watched by the system's means, and looked at every few seconds besides, for where these see nothing (a file
+behind a link, a network's file system). What is touched is compared by stamps first and by digests then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Literal
+
+from ...snapshot.digests import DigestCache
+from ..events.bus import Bus
+from ..events.events import ModelFilesChanged, ModelFilesRestored
+from ..models.loaded_files import LoadedFiles
+from .folders import change_in
+from .model_registry import Place, Shelf
+
+_LOG = logging.getLogger(__name__)
+
+ChangePolicy = Literal["refuse", "reload"]
+CHANGE_POLICIES: Final[tuple[ChangePolicy, ...]] = ("refuse", "reload")
+
+
+class Watching:
+    """Compares the files of the models that were loaded with what they were, until it is closed.
+
+    retire: unloads a model unless somebody uses it, and tells whether it did. policy: what becomes of a model whose
+    files have changed: it serves what is awake, and nothing else is begun on it (`refuse`); or it is unloaded as soon
+    as nobody uses it, and the next request loads what the files are by then (`reload`).
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        digests: DigestCache,
+        retire: Callable[[str], Awaitable[bool]],
+        bus: Bus,
+        policy: ChangePolicy = "refuse",
+    ) -> None:
+        self.policy = policy
+        self._shelf = shelf
+        self._digests = digests
+        self._retire = retire
+        self._bus = bus
+        self._closing = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """Watch no more."""
+        self._closing.set()
+        await self._task
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            for place in list(self._shelf.places.values()):
+                try:
+                    await self._check(place)
+                except Exception as error:  # noqa: BLE001 - the others are watched all the same
+                    _LOG.warning("The files of model %r could not be looked at: %s", place.name, error)
+            await change_in(self._folders(), self._closing)
+
+    def _folders(self) -> frozenset[Path]:
+        files = [_files_of(place) for place in self._shelf.places.values()]
+        return frozenset(folder for each in files if each for folder in each.folders if folder.is_dir())
+
+    async def _check(self, place: Place) -> None:
+        files = _files_of(place)
+        if files is None:
+            return
+        found = await asyncio.to_thread(files.differences, self._digests)
+        if _files_of(place) is not files:
+            return  # it was loaded anew meanwhile
+        self._tell(place, found)
+        place.changed = found
+        if found and self.policy == "reload" and (place.model is None or await self._retire(place.name)):
+            place.changed = ()  # the next load finds what is there then
+
+    def _tell(self, place: Place, found: tuple[str, ...]) -> None:
+        if found and not place.changed:
+            _LOG.warning("The files of model %r have changed under it: %s", place.name, ", ".join(found))
+            self._bus.publish(ModelFilesChanged(None, place.name, self.policy))
+        elif place.changed and not found:
+            self._bus.publish(ModelFilesRestored(None, place.name))
+
+
+def _files_of(place: Place) -> LoadedFiles | None:
+    """What is to be compared: of a model that is loaded, or was when its files changed."""
+    model = place.model or (place.facts if place.changed else None)
+    return model.files if model is not None else None

@@ -1,0 +1,61 @@
+"""Takes the canary of a state before it sleeps, and runs it on what was put back (`snapshot/canary.py`)."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ...snapshot.caches import arrays_of, keep, without_last
+from ...snapshot.canary import POLICIES, Expectation, Policy, Verdict, agree
+from ...snapshot.state import LiveState
+from ..errors import GenerationFailed
+from .models import LoadedModel
+
+__all__ = ("POLICIES", "Policy", "check", "take")
+
+
+def take(model: LoadedModel, state: LiveState, last: int | None = None, *, is_lossy: bool = False) -> mx.array | None:
+    """The logits `[vocabulary]` of the last token run once more behind itself; the state is as it was. None where the
+    last logits serve as the canary.
+
+    last: the last token that the caches hold, where the ledger does not have it yet.
+    is_lossy: whether the caches may hold other values than those from which the last logits were computed. Where the
+        last logits would serve, it is then the last token run again on the state before it.
+    """
+    if model.layout.by_token:
+        return _logits_of_last(model, state) if is_lossy else None
+    put_back = keep(state.caches, one_token=True)
+    try:
+        return _logits(model, state, state.tokens[-1] if last is None else last)
+    finally:
+        put_back()
+
+
+def check(model: LoadedModel, state: LiveState, expected: Expectation) -> Verdict:
+    """Run the canary on a state that was put back, which is then as it was, and compare.
+
+    Raises:
+        CanaryFailed: it does not agree.
+        GenerationFailed: the model failed on it.
+    """
+    found = take(model, state)
+    if found is None:
+        found = _logits_of_last(model, state)
+    return agree(expected, found, compute_dtype=model.compute_dtype, position=len(state.tokens))
+
+
+def _logits_of_last(model: LoadedModel, state: LiveState) -> mx.array:
+    """The logits of the last token, run again on the state before it."""
+    with without_last(state.caches, len(state.tokens)):
+        return _logits(model, state, state.tokens[-1])
+
+
+def _logits(model: LoadedModel, state: LiveState, token: int) -> mx.array:
+    try:
+        logits = model.run([token], state.caches)[0, -1].astype(mx.float32)
+        mx.eval(logits, arrays_of(state.caches))
+    except Exception as error:  # a model's code raises whatever a state of a wrong shape leads to
+        raise GenerationFailed(
+            f"The model failed on the canary at token {len(state.tokens)}: {type(error).__name__}: {error}.",
+            position=len(state.tokens),
+        ) from error
+    return logits

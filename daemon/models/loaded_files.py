@@ -1,0 +1,80 @@
+"""The files that a model was loaded from: what they said then, and whether they still say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import TorporError
+from ...snapshot.adapter_files import identify_adapter, load_settings
+from ...snapshot.digests import DigestCache
+from ...snapshot.model_files import parts_of_files
+
+Stamps = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFiles:
+    """The folder of a model, and that of its adapter if it has one. stamps: of each, its files; parts: what they decide
+    of the identity, with digests."""
+
+    folders: tuple[Path, ...]
+    stamps: tuple[Stamps, ...]
+    parts: Mapping[str, str]
+
+    @classmethod
+    def of(cls, folder: Path, adapter: Path | None, digests: DigestCache) -> LoadedFiles:
+        """What the files say now.
+
+        Raises:
+            ModelFilesMissing, AdapterFilesMissing, ModelFilesChanging.
+        """
+        folders = (folder,) if adapter is None else (folder, adapter)
+        return cls(folders, tuple(map(stamps_of, folders)), _parts(folders, digests))
+
+    def are_untouched(self) -> bool:
+        """Whether they lie there as they did then; one that was touched may say the same all the same."""
+        try:
+            return tuple(map(stamps_of, self.folders)) == self.stamps
+        except OSError:
+            return False
+
+    def differences(self, digests: DigestCache) -> tuple[str, ...]:
+        """The parts that the files say otherwise now, by name; or why they cannot be read, as a sentence.
+
+        Files that are touched and still say the same are no difference.
+        """
+        try:
+            if tuple(map(stamps_of, self.folders)) == self.stamps:
+                return ()
+            now = _parts(self.folders, digests)
+        except TorporError as error:
+            return (error.message,)
+        except OSError as error:
+            return (f"{error.filename} cannot be read: {error.strerror or error}",)
+        return tuple(sorted(name for name, part in self.parts.items() if now.get(name) != part))
+
+
+def stamps_of(folder: Path) -> Stamps:
+    """What tells whether a file of the folder has been touched.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    stamps: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.iterdir()):
+        try:
+            status = file.stat()  # of what a link leads to: a hub's cache is made of links
+        except OSError:
+            continue  # a link that leads nowhere; whoever needs the file says so
+        stamps[file.name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return stamps
+
+
+def _parts(folders: tuple[Path, ...], digests: DigestCache) -> dict[str, str]:
+    folder, *adapters = folders
+    parts = parts_of_files(folder, digests)
+    for adapter in adapters:
+        parts["adapter"] = identify_adapter(load_settings(adapter), adapter, fused=False, digests=digests)
+    return parts

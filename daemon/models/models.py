@@ -1,0 +1,446 @@
+"""Resident models: loaded by mlx-lm, identified by us, with the facts that sessions need.
+
+A model is the bundled demo model, a folder, or a name on a model hub, which mlx-lm downloads. Code that ships with
+a model is never run (threat 57).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx_lm
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import hf_repo_to_path
+
+from ...memvid.format.identity import Identity
+from ...snapshot import adapter_files
+from ...snapshot.adapter_files import identify_adapter, load_settings
+from ...snapshot.caches import arrays_of
+from ...snapshot.checkpoints import Checkpoints
+from ...snapshot.digests import DigestCache
+from ...snapshot.errors import ModelFilesChanging
+from ...snapshot.kinds import quantised
+from ...snapshot.kv_format import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice, kv_format_of
+from ...snapshot.layout import CacheLayout, layout_of
+from ...snapshot.model_files import NO_ADAPTER, files_of, identify, lacks, require_model_files
+from ...snapshot.state import LiveState, token_array
+from ...snapshot.tensor_list import NotWhole, tensor_bytes
+from ..errors import InvalidConfiguration, ModelUnavailable
+from . import backend
+from .adapters import AdapterChoice, attach, folder_of
+from .chat_template import Render, renderer
+from .loaded_files import LoadedFiles, stamps_of
+
+__all__ = ("DEFAULT_KV_GROUP", "KV_BITS", "KV_GROUPS", "KvChoice", "LoadedModel", "load_model")
+
+DEMO_MODEL_NAME = "demo"
+DEMO_MODEL_FOLDER = Path(__file__).parent.parent / "demo_model"
+# Where configurations keep the longest sequence that the model was made for.
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+# For a configuration that names none: a limit all the same, so that a session cannot grow without bound.
+DEFAULT_CONTEXT_TOKENS = 8192
+# The tokenizer would warn of texts longer than this; what does not fit is refused by us, with both sizes.
+_TOKENIZER_SETTINGS = {"model_max_length": 10**9}
+# What the hub's client raises, by the names of its classes: the client is mlx-lm's choice.
+_UNREACHABLE = {"ConnectionError", "LocalEntryNotFoundError", "TimeoutError", "TransportError"}
+_NOT_THERE = {"RepositoryNotFoundError"}
+_HALF = (mx.float16, mx.bfloat16)
+# Types of weights as their files call them, and how much larger they are in float32.
+_HALF_IN_FILES = frozenset({"F16", "BF16"})
+
+PIECE_BYTES: Final = 256 * 1024 * 1024
+"""Weights that are evaluated at once. What is widened is in memory twice until its piece is done, and whoever gives
+MLX's buffers back meanwhile waits for one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to compute.
+
+    parameters: number of weights; weights_bytes: the memory they take; context_tokens: the longest ledger; end_tokens:
+    ids that end a generation; control_texts: what the tokenizer reads as one token wherever it stands; backend: what
+    computes, by the parts of the identity that may differ; files: what it was loaded from.
+    """
+
+    name: str
+    folder: Path
+    network: Any
+    tokenizer: Any
+    identity: Identity
+    backend: Mapping[str, str]
+    layout: CacheLayout
+    compute_dtype: str
+    parameters: int
+    weights_bytes: int
+    context_tokens: int
+    end_tokens: frozenset[int]
+    control_texts: frozenset[str]
+    render: Render
+    files: LoadedFiles
+    kv: KvChoice | None = None
+
+    def without_weights(self) -> LoadedModel:
+        """What is known of the model, when it is unloaded: it computes nothing, and has no tokenizer."""
+        return replace(self, network=None, tokenizer=None, render=_render_nothing)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it has its weights."""
+        return self.network is not None
+
+    def new_caches(self) -> list[Any]:
+        """Empty caches, one a layer."""
+        return _new_caches(self.network, self.kv)
+
+    def new_state(self, random_key: mx.array) -> LiveState:
+        """The state of a session that has read nothing."""
+        checkpoints = Checkpoints(record_bytes=self.layout.record_bytes)
+        return LiveState(token_array(), self.new_caches(), None, random_key, checkpoints=checkpoints)
+
+    def extend(self, tokens: Sequence[int], state: LiveState) -> mx.array:
+        """Read tokens into the state's caches; the unevaluated logits `[1, len(tokens), vocabulary]`.
+
+        The only way in which a state's caches grow, so it is here that computed tokens and passes are counted.
+        """
+        state.computed_tokens += len(tokens)
+        state.passes.add(len(tokens))
+        return self.run(tokens, state.caches)
+
+    def run(self, tokens: Sequence[int], caches: list[Any]) -> mx.array:
+        """One model call: unevaluated logits `[1, len(tokens), vocabulary]`. Counts nothing; who calls it puts the
+        caches back."""
+        logits: mx.array = self.network(mx.array(list(tokens))[None], cache=caches)
+        return logits
+
+    def run_batch(self, tokens: Sequence[int], batch: list[Any]) -> mx.array:
+        """One model call that reads one token for each row of a batch: unevaluated logits `[rows, vocabulary]`."""
+        logits: mx.array = self.network(mx.array(list(tokens))[:, None], cache=batch)[:, -1].astype(mx.float32)
+        return logits
+
+    def encode(self, text: str, *, opening: bool) -> list[int]:
+        """Tokens of a text in which control tokens may be written out, as a template's are.
+
+        opening: whether it begins a ledger, where a tokenizer may put its first token.
+        """
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=opening)
+        return ids
+
+    def encode_plain(self, text: str, *, opening: bool) -> list[int]:
+        """Tokens of somebody's words: what looks like a control token is text like any other, so that a document or
+        a message cannot end a turn or speak for the system."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=opening, split_special_tokens=True)
+        return ids
+
+    def holds_control(self, text: str) -> bool:
+        """Whether the text has the name of a control token in it."""
+        return any(token in text for token in self.control_texts)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def load_model(
+    name: str,
+    source: str,
+    digests: DigestCache,
+    adapter: AdapterChoice | None = None,
+    kv: KvChoice | None = None,
+) -> LoadedModel:
+    """Load a model, evaluate every weight, and find out its identity. On any thread that ends with
+    `mx.clear_streams()`: all that the model has is evaluated then, so that another thread may compute with it.
+
+    source: a folder, or a name on the hub. adapter: what to load on top of it. kv: how to quantise its keys and values
+        as they are computed; they are kept as numbers of the computing type if None.
+
+    Raises:
+        ModelUnavailable: there is no such model, mlx-lm cannot load it, or it cannot keep its KV quantised so.
+        ModelFilesMissing: the folder has not all that a model needs.
+        ModelFilesChanging: the files were written to while they were being loaded.
+        AdapterUnavailable, AdapterFilesMissing, AdapterMismatch: the adapter is not there, not whole, or of another
+            model.
+        UnsupportedCache: it keeps its context in a kind of cache that cannot be slept.
+        InvalidConfiguration: the folder for temporary files, which MLX needs, is not there.
+    """
+    _require_temporary_folder()
+    folder = _folder_of(source)
+    adapter_folder = folder_of(adapter, name) if adapter else None
+    folders = [folder, adapter_folder] if adapter_folder else [folder]
+    before = [stamps_of(each) for each in folders]
+    require_model_files(folder)
+    network, tokenizer, config = _load(name, source, folder)
+    adapter_part = NO_ADAPTER
+    if adapter and adapter_folder:
+        settings = attach(network, adapter_folder, model=name, fused=adapter.fused)
+        adapter_part = identify_adapter(settings, adapter_folder, fused=adapter.fused, digests=digests)
+    compute_dtype = _settle_dtype(network)
+    # All of it, now: a lazily loaded weight would be read from a file that may change under the daemon (threat 53).
+    _evaluate(network)
+    layout = _probe_layout(network, name, kv)
+    identity = identify(
+        folder,
+        chat_template=_template_of(tokenizer),
+        compute_dtype=compute_dtype,
+        kv_format=kv_format_of(layout),
+        cache_layout=str(layout),
+        adapter=adapter_part,
+        digests=digests,
+    )
+    files = LoadedFiles.of(folder, adapter_folder, digests)
+    for each, stamps in zip(folders, before, strict=True):
+        if stamps_of(each) != stamps:
+            raise ModelFilesChanging(
+                f"The files in {each} changed while {name!r} was being loaded. Start again when they are complete.",
+                path=str(each),
+            )
+    weights = [weight for _, weight in tree_flatten(network.parameters())]
+    return LoadedModel(
+        name=name,
+        folder=folder,
+        network=network,
+        tokenizer=tokenizer,
+        identity=identity,
+        backend=backend.describe(adapter_folder),
+        layout=layout,
+        compute_dtype=compute_dtype,
+        parameters=sum(int(weight.size) for weight in weights),
+        weights_bytes=sum(int(weight.nbytes) for weight in weights),
+        context_tokens=_context_tokens(config),
+        end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        control_texts=frozenset(str(text) for text in tokenizer.get_added_vocab()),
+        render=renderer(tokenizer),
+        files=files,
+        kv=kv,
+    )
+
+
+def look_at(name: str, source: str, adapter: AdapterChoice | None) -> None:
+    """Look, without loading it, whether a model could be: at its folder and the adapter's. What is on the hub is not
+    looked at.
+
+    Raises:
+        ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing.
+    """
+    if _is_of_this_machine(source):
+        require_model_files(_folder_of(source))
+    if adapter is not None:
+        load_settings(folder_of(adapter, name))
+
+
+def estimate_bytes(name: str, source: str, adapter: AdapterChoice | None = None) -> int:
+    """Bytes of memory that the weights of a model will take, by the lists in its files; it is downloaded if need be.
+
+    Raises:
+        ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing.
+    """
+    folder = _folder_of(source)
+    require_model_files(folder)
+    files, _ = files_of(folder)
+    if adapter is not None:
+        adapter_folder = folder_of(adapter, name)
+        load_settings(adapter_folder)
+        files.append(adapter_folder / adapter_files.WEIGHTS_FILE)
+    sizes: dict[str, int] = {}
+    for file in files:
+        try:
+            found = tensor_bytes(file)
+        except (NotWhole, OSError) as error:
+            raise ModelUnavailable(f"{file} cannot be read: {error}.", model=name, path=str(file)) from error
+        for kind, size in found.items():
+            sizes[kind] = sizes.get(kind, 0) + size
+    half = sum(size for kind, size in sizes.items() if kind in _HALF_IN_FILES)
+    return sum(sizes.values()) + (half if _widens() else 0)
+
+
+def _evaluate(network: Any) -> None:
+    """Compute every array that a network has, its parameters and what else it keeps, piece by piece.
+
+    And the random key of this thread: each layer draws its first weights with it, and as long as it is not computed it
+    holds what all loads of the thread have drawn.
+    """
+    mx.eval(mx.random.state)
+    piece: list[mx.array] = []
+    for array in _arrays_in(network):
+        piece.append(array)
+        if sum(each.nbytes for each in piece) >= PIECE_BYTES:
+            mx.eval(piece)
+            piece = []
+    mx.eval(piece)
+
+
+def _arrays_in(network: Any) -> Iterator[mx.array]:
+    """All arrays of a network; `parameters` leaves out those whose names begin with an underscore."""
+    for _, leaf in tree_flatten(network):
+        if isinstance(leaf, mx.array):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
+            yield from (value for value in vars(leaf).values() if isinstance(value, mx.array))
+
+
+def _widens() -> bool:
+    """Whether half-precision weights are computed in float32 here."""
+    return bool(mx.default_device() == mx.Device(mx.cpu))
+
+
+def _render_nothing(_messages: object, _opens_turn: bool) -> str:
+    raise AssertionError("a model that is not loaded renders nothing")
+
+
+def _is_of_this_machine(source: str) -> bool:
+    """Whether a source is, or looks like, a path."""
+    path = Path(source).expanduser()
+    return not source or path.exists() or source.startswith((".", "/", "~")) or source.count("/") != 1
+
+
+def _folder_of(source: str) -> Path:
+    path = Path(source).expanduser()
+    _require_no_gguf(path, source)
+    if source and path.is_dir():
+        return path.resolve()
+    if source and path.exists():
+        raise ModelUnavailable(
+            f"{source!r} is a file, and a model is a folder. Give the folder that it lies in, if it is of a model.",
+            source=source,
+        )
+    if _is_of_this_machine(source):
+        raise ModelUnavailable(
+            f"There is no model folder {source!r}. Give an existing folder, or a hub name such as OWNER/NAME.",
+            source=source,
+        )
+    try:
+        return _download(source)
+    except Exception as error:  # the hub's client raises errors of many libraries
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if kinds & _UNREACHABLE:
+            why = "and the model hub could not be reached"
+        elif kinds & _NOT_THERE:
+            why = "and the model hub has no such model that you may read"
+        else:
+            why = f"and it could not be had from the model hub: {_first_line(error)}"
+        raise ModelUnavailable(
+            f"There is no folder {source!r} here, {why}. Give the folder of a model that lies on this machine, as in "
+            "--model NAME=./FOLDER, or what names one on the hub.",
+            source=source,
+            reason=_first_line(error),
+        ) from error
+
+
+def _require_temporary_folder() -> None:
+    """MLX asks for it by these names, in this order, and its own words for what is wrong do not name it."""
+    variable = next((name for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR") if os.environ.get(name)), None)
+    if variable is not None and not Path(os.environ[variable]).is_dir():
+        raise InvalidConfiguration(
+            f"${variable} names {os.environ[variable]!r} for temporary files, and no such folder is there. Make it, or "
+            f"name another or none, and start the daemon again.",
+            path=os.environ[variable],
+        )
+
+
+def _require_no_gguf(path: Path, source: str) -> None:
+    is_one = path.suffix.lower() == ".gguf" and path.is_file()
+    if is_one or (source and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
+        raise ModelUnavailable(
+            f"{source!r} is a model in GGUF form, which MLX-LM does not read. Name the same model in MLX or Hugging "
+            "Face form: a folder with config.json, a tokenizer and .safetensors files, or a hub name (OWNER/NAME).",
+            source=source,
+        )
+
+
+def _download(repository: str) -> Path:
+    # mlx-lm downloads what is missing while loading lazily; then the folder is known locally.
+    mlx_lm.load(repository, lazy=True)
+    return Path(hf_repo_to_path(repository))
+
+
+def _load(name: str, source: str, folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+    try:
+        network, tokenizer, config = mlx_lm.load(
+            str(folder), tokenizer_config=_TOKENIZER_SETTINGS, lazy=True, return_config=True, trust_remote_code=False
+        )
+    except Exception as error:  # mlx-lm and its tokenizer raise whatever a malformed folder leads to
+        missing = lacks(folder)
+        why = _first_line(error) if missing is None else f"{folder} lacks {missing}"
+        raise ModelUnavailable(
+            f"Model {name!r} cannot be loaded from {source!r}: {why}.", model=name, source=source
+        ) from error
+    return network, tokenizer, config
+
+
+def _settle_dtype(network: Any) -> str:
+    """Compute in float32 on a CPU when the weights are half precision: MLX's half-precision products there run at
+    1 to 3 GFLOP/s, float32 ones at a hundred. The name of the type is part of the identity."""
+    dtypes = {
+        weight.dtype for _, weight in tree_flatten(network.parameters()) if mx.issubdtype(weight.dtype, mx.floating)
+    }
+    if _widens() and dtypes & set(_HALF):
+        network.set_dtype(mx.float32)
+        return "float32"
+    return "+".join(sorted(str(dtype).removeprefix("mlx.core.") for dtype in dtypes))
+
+
+def _template_of(tokenizer: Any) -> object:
+    """The chat template that turns are written with: a text that comes with the model, or else code of mlx-lm's."""
+    text = getattr(tokenizer, "chat_template", None)
+    code = getattr(tokenizer, "_chat_template", None)
+    module = inspect.getmodule(code) if code is not None else None
+    return text if module is None else {"text": text, "code": inspect.getsource(module)}
+
+
+def _new_caches(network: Any, kv: KvChoice | None) -> list[Any]:
+    caches: list[Any] = make_prompt_cache(network)
+    if kv is None:
+        return caches
+    return [quantised(cache, bits=kv.bits, group_size=kv.group_size) for cache in caches]
+
+
+def _probe_layout(network: Any, name: str, kv: KvChoice | None) -> CacheLayout:
+    """Read one token, and look at what that made the caches hold; it also warms the model up."""
+    caches = _new_caches(network, kv)
+    try:
+        logits = network(mx.array([[0]]), cache=caches)
+        mx.eval(logits, arrays_of(caches))
+    except Exception as error:  # a model's code raises whatever a cache that it does not expect leads to
+        if kv is None:
+            raise
+        raise ModelUnavailable(
+            f"Model {name!r} cannot keep its KV in {kv.bits} bits in groups of {kv.group_size}: "
+            f"{_why_not_in_groups(network, kv.group_size) or _first_line(error)}, or serve it without --kv-bits.",
+            model=name,
+            bits=kv.bits,
+            group_size=kv.group_size,
+        ) from error
+    return layout_of(caches, int(logits.shape[-1]))
+
+
+def _why_not_in_groups(network: Any, group_size: int) -> str | None:
+    """Which of its heads groups of that size do not divide, and which do; None if they divide all of them."""
+    caches = make_prompt_cache(network)
+    mx.eval(network(mx.array([[0]]), cache=caches))
+    chosen = [one for one in caches if quantised(one, bits=KV_BITS[0], group_size=group_size) is not one]
+    sizes = sorted({array.shape[-1] for array in arrays_of(chosen)})
+    if all(size % group_size == 0 for size in sizes):
+        return None
+    fitting = [str(each) for each in KV_GROUPS if all(size % each == 0 for size in sizes)]
+    way = f"choose groups of {' or '.join(fitting)}" if fitting else "no group does"
+    return f"they do not divide its heads, which hold {' and '.join(map(str, sizes))} numbers; {way}"
+
+
+def _context_tokens(config: dict[str, Any]) -> int:
+    for settings in (config, config.get("text_config") or {}):
+        for key in _CONTEXT_KEYS:
+            value = settings.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return DEFAULT_CONTEXT_TOKENS
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

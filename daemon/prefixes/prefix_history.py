@@ -1,0 +1,160 @@
+"""What became of the prefix of each request: remembered for a while, for whoever asks why something was read again.
+
+Owns the memory of it, in the process alone and bounded; its texts go to who asks and to no log. `why.py` has the rules.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from ...memvid.uri import SessionUri
+from ..api.results import Reuse, Verb
+from ..api.why import Explanation, explain
+from ..sessions.encoding import Encoder
+from ..sessions.sessions import Session
+from .prefixes import tokens_in_common
+from .reuse import PrefixReuse
+
+MAX_REQUESTS: Final = 16
+"""Requests of one session that are remembered, the last ones."""
+
+MAX_SESSIONS: Final = 1024
+"""Sessions of which requests are remembered: those that were asked something last."""
+
+MIN_COMMON_TOKENS: Final = 16
+"""Fewer in common with another session are no prefix: every chat begins with the same control tokens."""
+
+
+class Reasons:
+    """The last requests of sessions. The event loop's."""
+
+    def __init__(self, encoder: Encoder, reuse: PrefixReuse, awake_of: Callable[[SessionUri], Session | None]) -> None:
+        self._encoder = encoder
+        self._reuse = reuse
+        self._awake_of = awake_of
+        self._of: OrderedDict[SessionUri, deque[Reuse]] = OrderedDict()
+        self._under_way = 0
+        self._gone: set[str] = set()  # sessions that were forgotten while something was being found out
+
+    def of(self, uri: SessionUri) -> tuple[Reuse, ...]:
+        """What is remembered of a session, the latest last."""
+        return tuple(self._of.get(uri, ()))
+
+    def forget(self, uri: SessionUri) -> None:
+        """Remember nothing of a session any more, nor what others were told that it had read."""
+        self._of.pop(uri, None)
+        gone = str(uri)
+        if self._under_way:
+            self._gone.add(gone)
+        for requests in self._of.values():
+            for at, reuse in enumerate(requests):
+                if reuse.source == gone and reuse.expected_text is not None:
+                    requests[at] = replace(reuse, expected_text=None)
+
+    async def note(
+        self,
+        live: Session,
+        verb: Verb,
+        ids: Sequence[int],
+        at: int | None = None,
+        message_index: int | None = None,
+        *,
+        refusing: bool = False,
+    ) -> None:
+        """Remember a request that is about to read `ids` behind the first `at` tokens, all of them if None. refusing:
+        it is refused if that are fewer than there are."""
+        self._under_way += 1
+        try:
+            reuse = await self._found(live, verb, ids, at, message_index, refusing=refusing)
+            if reuse.source in self._gone:
+                reuse = replace(reuse, expected_text=None)
+            self._remember(live.uri, reuse)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._gone.clear()
+
+    async def _found(
+        self,
+        live: Session,
+        verb: Verb,
+        ids: Sequence[int],
+        at: int | None,
+        message_index: int | None,
+        *,
+        refusing: bool,
+    ) -> Reuse:
+        held = len(live.state.tokens)
+        kept, now = held if at is None else at, time.time_ns()
+        if not held:
+            return await self._of_a_new_session(live, verb, ids, now)
+        if kept == held:
+            return Reuse(verb, now, "hit", str(live.uri), held, held)
+        found = [*live.state.tokens[:kept], *ids]
+        told = await self._explained(live, live.state.tokens[:], found, kept)
+        reuse = _diverged(verb, now, live.uri, kept, held, told, message_index)
+        return replace(reuse, became="refused") if refusing else reuse
+
+    def took_over(self, uri: SessionUri, cached_tokens: int) -> None:
+        """The last request took over so many tokens of another session, and did not read them."""
+        requests = self._of.get(uri)
+        if requests:
+            requests[-1] = replace(requests[-1], cached_tokens=cached_tokens)
+
+    def went_back(self, uri: SessionUri) -> None:
+        """The last request went back to where it diverged, and has been read from there."""
+        requests = self._of.get(uri)
+        if requests:
+            requests[-1] = replace(requests[-1], became="rewound")
+
+    async def _of_a_new_session(self, live: Session, verb: Verb, ids: Sequence[int], now: int) -> Reuse:
+        near = await self._reuse.nearest(live, ids, self._awake_of)
+        if near is None:
+            return Reuse(verb, now, "none")
+        source, ledger = near
+        common = tokens_in_common(ledger, ids)
+        # Of the last token the logits are wanted, so it is read in any case.
+        if common == len(ledger) or common >= len(ids) - 1:
+            return Reuse(verb, now, "hit", str(source), common, len(ledger))
+        if common < MIN_COMMON_TOKENS:
+            return Reuse(verb, now, "none")
+        told = await self._explained(live, ledger, ids, common)
+        return _diverged(verb, now, source, common, len(ledger), told, None)
+
+    async def _explained(self, live: Session, expected: Sequence[int], found: Sequence[int], at: int) -> Explanation:
+        return await self._encoder.with_words(live.model, lambda words: explain(expected, found, at, words))
+
+    def _remember(self, uri: SessionUri, reuse: Reuse) -> None:
+        self._of.setdefault(uri, deque(maxlen=MAX_REQUESTS)).append(reuse)
+        self._of.move_to_end(uri)
+        while len(self._of) > MAX_SESSIONS:
+            self._of.popitem(last=False)
+
+
+def _diverged(
+    verb: Verb,
+    now: int,
+    source: SessionUri,
+    common: int,
+    stored: int,
+    told: Explanation,
+    message_index: int | None,
+) -> Reuse:
+    return Reuse(
+        verb,
+        now,
+        "diverged",
+        str(source),
+        common,
+        stored,
+        common,
+        message_index,
+        told.expected_text,
+        told.found_text,
+        told.cause,
+        told.remedy,
+    )

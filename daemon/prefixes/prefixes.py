@@ -1,0 +1,141 @@
+"""Which sessions begin with the same tokens: what a new session need not read again.
+
+A tree of full blocks for each namespace and identity: the way from the root spells the tokens, block by block, so
+sessions that begin alike share their nodes, and the longest prefix of a new text is found by walking down. It is
+derived from ledgers and knows no state: a source that it names may be gone by the time it is asked.
+
+Prefixes are never found across namespaces, nor across identities: model, adapter, tokenizer, template and precision are
+all part of the identity, tools and template arguments are tokens (MS1).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from blake3 import blake3
+
+from ...memvid.format.blocks import BLOCK_TOKENS
+from ...memvid.uri import SessionUri
+
+_KEY_BYTES: Final = 16
+Root = tuple[str, bytes]
+
+
+@dataclass(slots=True)
+class _Node:
+    """The tokens up to the end of one block. sources: sessions of which this is the last full block."""
+
+    parent: _Node | None
+    key: bytes
+    children: dict[bytes, _Node] = field(default_factory=dict)
+    sources: dict[SessionUri, None] = field(default_factory=dict)
+
+    def nodes(self) -> Iterator[_Node]:
+        """This one and all below it, this one first."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += node.children.values()
+
+    def sessions(self) -> Iterator[SessionUri]:
+        """The sessions that go through here; of those that end at one node the latest first."""
+        for node in self.nodes():
+            yield from reversed(node.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Full blocks that a text and sessions have in common. sources: some of those sessions, lazily."""
+
+    tokens: int
+    sources: Iterator[SessionUri]
+
+
+class PrefixTree:
+    """The ledgers of sessions by their blocks. Not thread-safe: the event loop's."""
+
+    def __init__(self) -> None:
+        self._roots: dict[Root, _Node] = {}
+        self._ends: dict[SessionUri, tuple[Root, _Node, int]] = {}
+
+    def __len__(self) -> int:
+        """Sessions that it knows."""
+        return len(self._ends)
+
+    def __contains__(self, uri: SessionUri) -> bool:
+        return uri in self._ends
+
+    @property
+    def node_count(self) -> int:
+        """Blocks that it knows; sessions that begin alike have theirs in common."""
+        return sum(sum(1 for _ in root.nodes()) - 1 for root in self._roots.values())
+
+    def put(self, uri: SessionUri, identity: bytes, ledger: Sequence[int]) -> None:
+        """Know a session by its ledger, instead of what was known of it."""
+        self.remove(uri)
+        root = (uri.namespace, identity)
+        node = self._roots.setdefault(root, _Node(None, b""))
+        for key in _keys(ledger):
+            node = node.children.setdefault(key, _Node(node, key))
+        node.sources[uri] = None
+        self._ends[uri] = (root, node, len(ledger))
+
+    def remove(self, uri: SessionUri) -> None:
+        """Forget a session; of its blocks nothing stays that no other one has."""
+        if uri not in self._ends:
+            return
+        root, node, _ = self._ends.pop(uri)
+        del node.sources[uri]
+        while node.parent is not None and not node.sources and not node.children:
+            del node.parent.children[node.key]
+            node = node.parent
+        if node.parent is None and not node.sources and not node.children:
+            del self._roots[root]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._roots.clear()
+        self._ends.clear()
+
+    def sessions(self, namespace: str, identity: bytes) -> Iterator[SessionUri]:
+        """Sessions of that identity, lazily and in no order."""
+        root = self._roots.get((namespace, identity))
+        return iter(()) if root is None else root.sessions()
+
+    def find(self, namespace: str, identity: bytes, tokens: Sequence[int]) -> Match | None:
+        """The longest run of full blocks at the beginning of `tokens` that some session has; None if none has one."""
+        node, count = self._roots.get((namespace, identity)), 0
+        if node is None:
+            return None
+        for key in _keys(tokens):
+            below = node.children.get(key)
+            if below is None:
+                break
+            node, count = below, count + BLOCK_TOKENS
+        return Match(count, node.sessions()) if count else None
+
+
+def tokens_in_common(ledger: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many leading tokens two ledgers share."""
+    one, other = _packed(ledger), _packed(tokens)
+    most = min(len(one), len(other))
+    for start in range(0, most, BLOCK_TOKENS):
+        end = min(start + BLOCK_TOKENS, most)
+        if one[start:end] != other[start:end]:
+            return next(at for at in range(start, end) if one[at] != other[at])
+    return most
+
+
+def _packed(tokens: Sequence[int]) -> array[int]:
+    return tokens if isinstance(tokens, array) else array("I", tokens)
+
+
+def _keys(tokens: Sequence[int]) -> Iterator[bytes]:
+    """A key for each full block. 128 bits of BLAKE3: what is found by one is compared with the ledger all the same."""
+    packed = _packed(tokens)
+    for start in range(0, len(packed) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        yield blake3(packed[start : start + BLOCK_TOKENS].tobytes()).digest(_KEY_BYTES)

@@ -1,0 +1,272 @@
+"""Prefix reuse: a session that has read nothing begins with what another one has read of the same tokens.
+
+Owns the choice of the source and the way its state comes over: copied from memory, or read from the store and proven
+like any wake. What it learns is lost with the process; at the start ledgers are read from the store in the background.
+
+`exact`, which is the default, takes as much as was read in the very model calls in which this session would read it, so
+that keys, values and logits are to the bit what they would have been; `longest` takes every token in common. Never used
+are states that are lossy, were computed by what may compute other bits, or lost how they were read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+from ...errors import TorporError
+from ...memvid.format.blocks import BLOCK_TOKENS
+from ...memvid.format.bundle import BundleReader
+from ...memvid.format.lossy import LOSSY
+from ...memvid.format.salvaged import SALVAGED
+from ...memvid.store import Store
+from ...memvid.uri import SessionUri
+from ...snapshot import restore
+from ...snapshot.borrowing import borrow
+from ...snapshot.errors import NotEnoughMemory
+from ...snapshot.identity import decide_bits, require_circumstances, tokens_from_elsewhere
+from ...snapshot.passes import Passes
+from ...snapshot.state import LiveState, token_array
+from ..api.results import Emit
+from ..engine.cancellation import to_the_end
+from ..engine.engine import Engine, Steps
+from ..engine.generation import reading
+from ..engine.pieces import NAMES_AT_ONCE
+from ..events.bus import Bus
+from ..events.events import PrefixHit
+from ..models.models import LoadedModel
+from ..sessions.sessions import Session
+from ..sleep.hibernation import Hibernation, WakeOrder
+from .prefixes import PrefixTree, tokens_in_common
+from .reuse_counts import Hits
+
+ReusePolicy = Literal["exact", "longest", "off"]
+REUSE_POLICIES: Final[tuple[ReusePolicy, ...]] = ("exact", "longest", "off")
+AwakeOf = Callable[[SessionUri], Session | None]
+
+_MOST_SOURCES: Final = 4
+"""How many sessions that begin alike are asked before the tokens are read after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A state that holds the first tokens of a text already, how many, and whose they were."""
+
+    state: LiveState
+    cached_tokens: int
+    source: SessionUri
+
+
+class PrefixReuse:
+    """Finds and brings over what need not be read again. The event loop's."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        hibernation: Hibernation,
+        bus: Bus,
+        found: Hits,
+        policy: ReusePolicy = "exact",
+    ) -> None:
+        self.hits = self.misses = self.cached_tokens = 0
+        self._bus = bus
+        self._found = found
+        self._store = store
+        self._engine = engine
+        self._hibernation = hibernation
+        self._policy = policy
+        self._tree = PrefixTree()
+        self._learning: asyncio.Task[None] | None = None
+
+    def learn_stored(self) -> None:
+        """Begin to read the ledgers of the sessions that sleep, in the background."""
+        if self._policy != "off":
+            self._learning = asyncio.ensure_future(self._learn_stored())
+
+    async def close(self) -> None:
+        """Stop learning."""
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.wait({self._learning})
+
+    async def learned(self) -> None:
+        """Wait until the ledgers of all that slept at the start are known."""
+        if self._learning is not None:
+            await asyncio.wait({self._learning})
+
+    def note(self, session: Session) -> None:
+        """Know what a session has read by now."""
+        if self._policy != "off":
+            self._tree.put(session.uri, session.model.identity.digest, session.state.tokens)
+
+    def forget(self, uri: SessionUri) -> None:
+        """Know nothing of a session any more."""
+        self._tree.remove(uri)
+
+    async def adopt(self, session: Session, ids: Sequence[int], awake_of: AwakeOf, emit: Emit) -> Adopted | None:
+        """A state for a session that has read nothing and is to read `ids`; None if all of them have to be read. Of the
+        last token the logits are wanted, so it is always read (QX6)."""
+        if self._policy == "off" or len(ids) <= BLOCK_TOKENS:
+            return None
+        begun, wanted = time.monotonic(), token_array(b"")
+        wanted.extend(ids[:-1])
+        match = self._tree.find(session.uri.namespace, session.model.identity.digest, wanted)
+        for uri in list(itertools.islice(match.sources, _MOST_SOURCES)) if match else ():
+            try:
+                live = awake_of(uri)
+                state = await (
+                    self._from_store(session, uri, wanted, len(ids), emit)
+                    if live is None
+                    else self._from_memory(session, live, wanted, len(ids))
+                )
+            except NotEnoughMemory:
+                continue
+            except TorporError:
+                self._tree.remove(uri)  # it is damaged, gone, or not what it was; others may do
+                continue
+            if state is not None:
+                self.hits += 1
+                self._found.add(uri)
+                self.cached_tokens += (cached := len(state.tokens))
+                seconds = time.monotonic() - begun
+                self._bus.publish(PrefixHit(session.uri, uri, len(ids), cached, live is not None, seconds))
+                return Adopted(state, cached, uri)
+        self.misses += 1
+        return None
+
+    async def nearest(
+        self, session: Session, ids: Sequence[int], awake_of: AwakeOf
+    ) -> tuple[SessionUri, Sequence[int]] | None:
+        """Another session, which of a few begins longest as `ids` do, and its tokens; None if there is none. Of those
+        that sleep one is read."""
+        if self._policy == "off":
+            return None
+        namespace, identity = session.uri.namespace, session.model.identity.digest
+        match = self._tree.find(namespace, identity, ids)
+        sources = match.sources if match else self._tree.sessions(namespace, identity)
+        looked_at: list[tuple[SessionUri, Sequence[int]]] = []
+        has_read = False
+        for uri in list(itertools.islice(sources, _MOST_SOURCES)):
+            live = awake_of(uri)
+            if live is not None:
+                looked_at.append((uri, live.state.tokens[:]))
+            elif not has_read and (ledger := await self._stored_ledger(uri)) is not None:
+                looked_at.append((uri, ledger))
+                has_read = True
+        return max(looked_at, key=lambda near: tokens_in_common(near[1], ids), default=None)
+
+    async def _stored_ledger(self, uri: SessionUri) -> Sequence[int] | None:
+        row = self._store.find_session(uri)
+        if row is None:
+            return None
+        try:
+            return token_array(await self._hibernation.on_io(partial(self._ledger_of, uri, row.version)))
+        except TorporError:
+            return None  # damaged or gone: whoever wakes it says so
+
+    async def _from_memory(
+        self, session: Session, live: Session, wanted: Sequence[int], count: int
+    ) -> LiveState | None:
+        if live.loss is not None or live.elsewhere_tokens or live.salvaged is not None:
+            return None
+        source = live.state
+        usable = self._usable(session, source.tokens, source.passes, wanted, count)
+        if usable < BLOCK_TOKENS:
+            return None
+        caches, key = session.model.new_caches(), session.state.random_key
+
+        def steps() -> Steps[LiveState | None]:
+            self._engine.release(source)
+            return (yield from borrow(source, caches, key, usable))
+
+        return await self._engine.run(steps())
+
+    async def _from_store(
+        self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int, emit: Emit
+    ) -> LiveState | None:
+        found = await self._hibernation.on_io(lambda: self._look(session, uri, wanted, count))
+        if found is None:
+            return None
+        version, usable = found
+        order = WakeOrder(version, usable, cause="prefix")
+        wake = self._hibernation.wake(uri, order, session.model, emit)
+        woken = await to_the_end(wake)  # threads fill memory for it, from a file that must stay open
+        state = woken.session.state
+        state.random_key, state.last_logits = session.state.random_key, None
+        state.checkpoints.cut(0)  # they lie in the other session's bundle
+        return state
+
+    def _look(self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int) -> tuple[int, int] | None:
+        """The version and position of a sleeping session that are of use, if any is; reads manifest and headers.
+
+        Raises:
+            SessionNotFound: it is gone. What else the store says of a bundle that cannot be read.
+        """
+        model = session.model
+        with self._store.open_session(uri) as reader:
+            kept = reader.manifest.session
+            differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=False)
+            is_from_elsewhere = decide_bits(differs) or tokens_from_elsewhere(kept) > 0
+            if kept.get(LOSSY) is not None or is_from_elsewhere or kept.get(SALVAGED) is not None:
+                return None
+            plan_at = _planner(reader, model)
+            whole = plan_at(None)
+            usable = self._usable(session, token_array(whole.tokens), whole.held_passes, wanted, count)
+            if usable < BLOCK_TOKENS or whole.loss is not None:
+                return None
+            resumed = plan_at(usable).resumed_tokens
+        return (reader.manifest.version, resumed) if resumed >= BLOCK_TOKENS else None
+
+    def _usable(
+        self, session: Session, ledger: Sequence[int], passes: Passes, wanted: Sequence[int], count: int
+    ) -> int:
+        common = tokens_in_common(ledger, wanted)
+        if self._policy == "longest":
+            return common
+        return read_alike(passes, reading(session.model, session.state, count), common)
+
+    async def _learn_stored(self) -> None:
+        for uri in itertools.chain.from_iterable(self._store.iter_uris(NAMES_AT_ONCE)):
+            try:
+                await self._learn(uri)
+            except TorporError:
+                continue  # damaged or gone: whoever wakes it says so
+
+    async def _learn(self, uri: SessionUri) -> None:
+        """Know what a session that sleeps has read, as long as it is there: nobody may find it once it was deleted."""
+        while uri not in self._tree and (row := self._store.find_session(uri)) is not None:
+            tokens = await self._hibernation.on_io(partial(self._ledger_of, uri, row.version))
+            now = self._store.find_session(uri)
+            if uri not in self._tree and now is not None and now.bundle_id == row.bundle_id:
+                self._tree.put(uri, row.identity_digest, token_array(tokens))
+
+    def _ledger_of(self, uri: SessionUri, version: int) -> bytes:
+        with self._store.open_session(uri, version) as reader:
+            return bytes(reader.tokens())
+
+
+def read_alike(passes: Passes, reading: Iterator[tuple[int, bool]], common: int) -> int:
+    """How many of the `common` first tokens were read in the calls in which `reading` would read them.
+
+    reading: sizes of the calls to come, from the first token on.
+    """
+    position = 0
+    for done, (size, _) in zip(passes, reading, strict=False):
+        if done != size or position + size > common:
+            break
+        position += size
+    return position
+
+
+def _planner(reader: BundleReader, model: LoadedModel) -> Callable[[int | None], restore.WakePlan]:
+    def plan_at(at: int | None) -> restore.WakePlan:
+        return restore.plan_wake(
+            reader, model.identity, model.layout, model=model.name, context_tokens=model.context_tokens, at=at
+        )
+
+    return plan_at

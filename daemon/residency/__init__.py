@@ -1,0 +1,1 @@
+"""Which sessions are in memory, which sleep, and how they are listed and planned for."""

@@ -1,0 +1,138 @@
+"""What is done with all sessions of a label at once: figures, waking ahead of need, and clearing away.
+
+Each session is held in its own turn, so nobody sees one half cleared. What a clear takes, it takes everywhere: memory,
+disk, what new sessions find to begin with, and counters (GM8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from ...errors import TorporError
+from ...memvid.errors import SessionNotFound
+from ...memvid.uri import SessionUri
+from ..api.results import ClearResult, DeleteResult, Emit, LabelFigures, SessionInfo, StatsResult, Warmed, WarmResult
+from ..engine.cancellation import to_the_end
+from ..engine.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
+from ..prefixes.reuse_counts import Hits
+from ..sleep.maintenance import MAX_PROBLEMS_TOLD
+from .residency import Residency
+from .roll import Roll
+
+
+class Labels:
+    """Does it. delete: one whose turn is held, with all that is known."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        hits: Hits,
+        roll: Roll,
+        delete: Callable[[SessionUri], Awaitable[DeleteResult]],
+    ) -> None:
+        self._residency = residency
+        self._hits = hits
+        self._roll = roll
+        self._delete = delete
+
+    async def stats(self, label: str | None, namespace: str | None) -> StatsResult:
+        """Figures of all sessions, and of those of each label."""
+        infos = await in_pieces(self._roll.infos(namespace))
+        return await in_pieces(self._stats(infos, label))
+
+    async def warm(
+        self, uris: Sequence[SessionUri], label: str | None, namespace: str | None, emit: Emit
+    ) -> WarmResult:
+        """Wake sessions as far as there is memory that nobody uses: those that are named, and those of a label, the
+        last used first."""
+        if label is not None:
+            latest = sorted(
+                await self._of(label, namespace), key=lambda info: (info.state != "awake", -(info.slept_ns or 0))
+            )
+            uris = [*uris, *(SessionUri.parse(info.session) for info in latest)]
+        warmed = [await self._warm_one(uri, emit) for uri in dict.fromkeys(uris)]
+        infos = await in_pieces(self._roll.of(uri for uri, _, _ in warmed))
+        return WarmResult(
+            tuple(
+                Warmed(info=infos[uri], hit=hit, left=left, hits=self._hits.of(uri))
+                for uri, hit, left in warmed
+                if uri in infos  # else it was deleted meanwhile
+            )
+        )
+
+    async def _warm_one(self, uri: SessionUri, emit: Emit) -> tuple[SessionUri, bool, str | None]:
+        try:
+            async with self._residency.turn(uri) as use:
+                if await self._residency.live(uri) is not None:
+                    self._hits.add(uri)
+                    return uri, True, None
+                return uri, False, await self._residency.warm(use, emit)
+        except TorporError as error:
+            return uri, False, error.code
+
+    async def clear(self, label: str, namespace: str | None, *, dry_run: bool) -> ClearResult:
+        """Delete every session of a label; also those that come to have it while this goes on."""
+        taken: dict[str, SessionInfo] = {}
+        reports: list[DeleteResult] = []
+        failed: dict[str, str] = {}
+        while left := [info for info in await self._of(label, namespace) if info.session not in taken]:
+            for info in left:
+                taken[info.session] = info
+                if not dry_run:
+                    await self._clear_one(SessionUri.parse(info.session), label, reports, failed)
+        cleared = taken.values() if dry_run else [taken[report.session] for report in reports]
+        problems = [problem for report in reports for problem in report.problems]
+        return ClearResult(
+            label=label,
+            dry_run=dry_run,
+            sessions=tuple(info.session for info in cleared),
+            tokens=sum(info.token_count for info in cleared),
+            resident_bytes=sum(info.resident_bytes for info in cleared),
+            stored_bytes=sum(info.stored_bytes for info in cleared),
+            bytes_freed=sum(report.bytes_freed for report in reports),
+            failed=failed,
+            problems=tuple(problems[:MAX_PROBLEMS_TOLD]),
+            problems_left_out=max(0, len(problems) - MAX_PROBLEMS_TOLD)
+            + sum(report.problems_left_out for report in reports),
+        )
+
+    async def _clear_one(
+        self, uri: SessionUri, label: str, reports: list[DeleteResult], failed: dict[str, str]
+    ) -> None:
+        try:
+            async with self._residency.turn(uri):
+                info = self._roll.find(uri)
+                if info is not None and label in info.labels:
+                    reports.append(await to_the_end(self._delete(uri)))
+        except SessionNotFound:
+            return  # deleted meanwhile
+        except TorporError as error:
+            failed[str(uri)] = f"{error.code}: {error.message}"
+
+    async def _of(self, label: str, namespace: str | None) -> list[SessionInfo]:
+        return [info for info in await in_pieces(self._roll.infos(namespace)) if label in info.labels]
+
+    def _stats(self, infos: Sequence[SessionInfo], label: str | None) -> Pieces[StatsResult]:
+        """Of all of them, or of those of a label, and for each label that they have, or for that one."""
+        total = LabelFigures(None, 0, 0, 0, 0, 0, 0)
+        by_label = {} if label is None else {label: replace(total, label=label)}
+        for looked_at, info in enumerate(infos, 1):
+            if label is None or label in info.labels:
+                total = self._with(total, info)
+                for name in dict.fromkeys(info.labels) if label is None else (label,):
+                    by_label[name] = self._with(by_label.get(name) or LabelFigures(name, 0, 0, 0, 0, 0, 0), info)
+            if not looked_at % SESSIONS_AT_ONCE:
+                yield
+        return StatsResult(total=total, labels=tuple(by_label[name] for name in sorted(by_label)))
+
+    def _with(self, figures: LabelFigures, info: SessionInfo) -> LabelFigures:
+        return LabelFigures(
+            label=figures.label,
+            sessions=figures.sessions + 1,
+            awake=figures.awake + (info.state == "awake"),
+            tokens=figures.tokens + info.token_count,
+            resident_bytes=figures.resident_bytes + info.resident_bytes,
+            stored_bytes=figures.stored_bytes + info.stored_bytes,
+            hits=figures.hits + self._hits.of(SessionUri(info.namespace, info.name)),
+        )

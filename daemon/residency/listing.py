@@ -1,0 +1,419 @@
+"""What sessions and models look like to those who ask: records made from live objects and from index rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from ...memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
+from ...memvid.folder.marks import SessionMarks
+from ...memvid.folder.versions import lineage_of
+from ...memvid.format.bundle import BundleReader
+from ...memvid.format.lossy import LOSSY, Lossy
+from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.uri import SessionUri
+from ...snapshot.canary import Verdict
+from ...snapshot.errors import MalformedSnapshot
+from ...snapshot.identity import Difference, circumstances_in
+from ...snapshot.layout import described
+from ...snapshot.lossy import Loss
+from ...snapshot.state import token_array
+from ..api.origin import FOLDED_FROM, FORKED_FROM, Origin
+from ..api.results import (
+    ForkResult,
+    Look,
+    ModelInfo,
+    PartDiffers,
+    SessionDetail,
+    SessionInfo,
+    SleepResult,
+    VersionInfo,
+    WakeResult,
+)
+from ..api.sampling import Sampling
+from ..memory.model_registry import Place
+from ..models.models import LoadedModel
+from ..sessions.sessions import Durable, Session
+from ..sessions.unprocessed_tail import unread_in
+from ..sleep.forking import Forked, ForkOrder
+from .looks import LeftLook
+
+# How much of a session's end is shown: enough to recognise it by.
+TAIL_TOKENS = 160
+TAIL_CHARACTERS = 400
+
+
+def model_info(place: Place, last_used: float, sessions_awake: int) -> ModelInfo:
+    """A model that is served. last_used: by the monotonic clock."""
+    model = place.model or place.facts
+    return ModelInfo(
+        name=place.name,
+        path=place.choice.source if model is None else str(model.folder),
+        identity=None if model is None else model.identity.digest.hex(),
+        compute_dtype=None if model is None else model.compute_dtype,
+        parameters=None if model is None else model.parameters,
+        resident=place.model is not None,
+        context_tokens=None if model is None else model.context_tokens,
+        adapter=None if model is None else dict(model.identity.parts)["adapter"],
+        loading=place.loading is not None,
+        pinned=place.choice.pinned,
+        ttl_s=place.choice.ttl_s,
+        weights_bytes=0 if place.model is None else place.model.weights_bytes,
+        sessions_awake=sessions_awake,
+        loads=place.loads,
+        idle_s=max(0.0, time.monotonic() - last_used),
+        problem=_problem_of(place),
+        changed=place.changed,
+    )
+
+
+def _problem_of(place: Place) -> str | None:
+    if not place.is_to_go:
+        return place.problem
+    if place.leaving:
+        waits = "it is served no more, and goes with its last use"
+    else:
+        waits = "it is what it was before the configuration changed, and is loaded anew when nobody uses it any more"
+    return waits if place.stays_for is None else f"{waits}; {place.stays_for}"
+
+
+def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: int = 0) -> SessionInfo:
+    """A session in memory; `newest` is its last durable version, and all of them together take `stored_bytes`."""
+    return SessionInfo(
+        session=str(live.uri),
+        namespace=live.uri.namespace,
+        name=live.uri.name,
+        state="awake",
+        model=live.model.name,
+        token_count=len(live.state.tokens),
+        version=live.durable.version if live.durable else None,
+        bundle_id=live.durable.bundle_id.hex() if live.durable else None,
+        resident_bytes=live.resident_bytes,
+        stored_bytes=stored_bytes,
+        dirty=live.dirty,
+        labels=live.labels,
+        slept_ns=newest.created_ns if newest else None,
+        sampling=live.sampling,
+        salvaged=live.salvaged,
+        lossy=_lossy(live.loss),
+        look=look_of(live, newest),
+    )
+
+
+def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
+    """A session on disk, as the index knows it, by its last version and the bytes that all of them take; its sampling
+    parameters are in the bundle, and are given only by those who have read it."""
+    return SessionInfo(
+        session=str(row.uri),
+        namespace=row.uri.namespace,
+        name=row.uri.name,
+        state="asleep",
+        model=row.model,
+        token_count=row.ledger_tokens,
+        version=row.version,
+        bundle_id=row.bundle_id.hex(),
+        resident_bytes=0,
+        stored_bytes=stored_bytes,
+        dirty=False,
+        labels=row.labels,
+        slept_ns=row.created_ns,
+        sampling=sampling,
+        salvaged=row.salvaged,
+        unread_tokens=row.unread_tokens,
+        lossy=row.lossy,
+    )
+
+
+def info_of_left(versions: Sequence[IndexRow], look: LeftLook | None, sampling: Sampling | None = None) -> SessionInfo:
+    """A session on disk, by its versions, oldest first: as its newest has it, or where a look at it stood."""
+    newest, stored_bytes = versions[-1], _stored_bytes(versions)
+    if look is None:
+        return info_of_asleep(newest, stored_bytes, sampling)
+    row = look.find_in(versions) or newest
+    info = replace(
+        info_of_asleep(row, stored_bytes, sampling),
+        slept_ns=newest.created_ns,
+        look=Look(look.version, look.token_count, newest.version, newest.ledger_tokens),
+    )
+    if look.at_token is None:
+        return info
+    return replace(
+        info,
+        token_count=look.at_token,
+        unread_tokens=0,
+        salvaged=row.salvaged and row.salvaged.within(look.at_token),
+        lossy=row.lossy and Lossy(row.lossy.bits, min(row.lossy.tokens, look.at_token)),
+    )
+
+
+def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionMarks) -> SessionDetail:
+    """A session in memory, in full. versions: oldest first; its own is an earlier one where it is looked at there."""
+    own = next((row for row in versions if live.durable and row.version == live.durable.version), None)
+    return SessionDetail(
+        info=info_of_awake(live, versions[-1] if versions else None, _stored_bytes(versions)),
+        versions=tuple(version_info(row, marks) for row in versions),
+        tail_text=_tail(live.model, live.state.tokens),
+        layers=tuple(entry.described for entry in live.model.layout.entries if entry.in_use),
+        lineage=() if own is None else lineage_of(versions, own),
+        identity=dict(live.model.identity.parts),
+        backend=dict(live.model.backend),
+        lossy=_lossy(live.loss),
+        forked_from=live.forked_from,
+        folded_from=live.folded_from,
+    )
+
+
+def detail_of_asleep(
+    store: Store,
+    versions: Sequence[IndexRow],
+    marks: SessionMarks,
+    models: Collection[LoadedModel],
+    look: LeftLook | None,
+) -> SessionDetail:
+    """A session on disk, in full, by its versions, oldest first, as `info_of_left` has it.
+
+    models: those that are resident. Its text is told only if the very model is among them, under whatever name: to
+    another tokenizer the tokens mean another text, or none.
+
+    Raises:
+        SessionNotFound: the version that was looked at is not stored any more.
+        StoreError: the bundle is missing, damaged, or not what the index says.
+        MalformedSnapshot: it is sound, but not of the form that this version writes.
+        InvalidSampling: its sampling parameters are out of range.
+    """
+    row = versions[-1] if look is None else look.row_in(versions)
+    model = next((model for model in models if model.identity.digest == row.identity_digest), None)
+    with store.open_session(row.uri, row.version) as reader:
+        manifest = reader.manifest
+        identity = dict(manifest.identity.parts)
+        backend = circumstances_in(manifest.session.get("backend"))
+        unread = unread_in(manifest.session, row.uri)
+        ledger = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
+        if not (reader.entries or unread) or not isinstance(manifest.session.get("sampling"), dict):
+            raise MalformedSnapshot(
+                f"The snapshot of {row.uri} has no state in it that this version writes.", session=str(row.uri)
+            )
+        layers = _layers(row.uri, reader)
+        sampling = Sampling.from_map(manifest.session["sampling"])
+        forked_from = _origin_in(row, manifest.session.get(FORKED_FROM))
+        folded_from = _origin_in(row, manifest.session.get(FOLDED_FROM))
+        info = info_of_left(versions, look, sampling)
+        tail = _tail(model, ledger[: info.token_count]) if model is not None else ""
+        loss = _loss_in(row, manifest.session.get(LOSSY), info.token_count)
+    return SessionDetail(
+        info=info,
+        versions=tuple(version_info(each, marks) for each in versions),
+        tail_text=tail,
+        layers=layers,
+        lineage=lineage_of(versions, versions[-1]),
+        identity=identity,
+        backend=backend,
+        lossy=_lossy(loss),
+        forked_from=forked_from,
+        folded_from=folded_from,
+    )
+
+
+def marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
+    """A session's tags and pins; none if they cannot be read, which must not keep anybody from looking."""
+    try:
+        return store.marks(uri)
+    except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
+        return SessionMarks()
+
+
+def version_info(row: IndexRow, marks: SessionMarks) -> VersionInfo:
+    """One sleep, with its marks."""
+    return VersionInfo(
+        version=row.version,
+        bundle_id=row.bundle_id.hex(),
+        parent=row.parent.hex() if row.parent else None,
+        token_count=row.ledger_tokens,
+        bundle_bytes=row.bundle_bytes,
+        logical_bytes=row.logical_bytes,
+        created_ns=row.created_ns,
+        tags=tuple(sorted(tag for tag, named in marks.tags.items() if named == row.bundle_id)),
+        pinned=row.bundle_id in marks.pins,
+    )
+
+
+def receipt_of_sleep(receipt: Receipt, *, seconds: float) -> SleepResult:
+    """The receipt of a sleep that wrote."""
+    return SleepResult(
+        session=str(receipt.uri),
+        version=receipt.version,
+        bundle_id=receipt.bundle_id.hex(),
+        parent=receipt.parent.hex() if receipt.parent else None,
+        token_count=receipt.ledger_tokens,
+        bytes_written=receipt.bytes_written,
+        logical_bytes=receipt.logical_bytes,
+        blocks_new=receipt.blocks_new,
+        blocks_reused=receipt.blocks_reused,
+        seconds=seconds,
+    )
+
+
+def result_of_fork(order: ForkOrder, forked: Forked, *, seconds: float) -> ForkResult:
+    """The receipt of a fork."""
+    receipt = forked.receipt
+    return ForkResult(
+        session=str(receipt.uri),
+        forked_from=order.origin,
+        version=receipt.version,
+        bundle_id=receipt.bundle_id.hex(),
+        token_count=order.tokens,
+        tokens_prefilled=forked.computed_tokens,
+        bytes_written=receipt.bytes_written,
+        logical_bytes=receipt.logical_bytes,
+        blocks_new=receipt.blocks_new,
+        blocks_reused=receipt.blocks_reused,
+        seconds=seconds,
+    )
+
+
+def receipt_of_kept(
+    durable: Durable, uri: SessionUri, *, already_asleep: bool = False, looked_at: int | None = None
+) -> SleepResult:
+    """The receipt of a sleep for which nothing had to be written: the state is in its last bundle already, whether
+    the session was awake and unchanged or asleep (threat 46: asking again is safe).
+
+    blocks_reused: the spans of the chain; its state record is of the last bundle alone.
+    """
+    return SleepResult(
+        session=str(uri),
+        version=durable.version,
+        bundle_id=durable.bundle_id.hex(),
+        parent=durable.parent.hex() if durable.parent else None,
+        token_count=durable.ledger_tokens,
+        bytes_written=0,
+        logical_bytes=durable.logical_bytes,
+        blocks_new=0,
+        blocks_reused=sum(1 for entry in durable.entries if entry.kind == "span"),
+        seconds=0.0,
+        already_asleep=already_asleep,
+        looked_at=looked_at,
+    )
+
+
+def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
+    """The last snapshot of a session that sleeps, from its manifest; reads the disk.
+
+    Raises:
+        StoreError: the bundle is missing, damaged, or not what the index says.
+    """
+    with store.open_session(row.uri, row.version) as reader:
+        return Durable(
+            row.version,
+            row.bundle_id,
+            row.parent,
+            row.token_count,
+            row.logical_bytes,
+            reader.entries,
+            row.unread_tokens,
+        )
+
+
+def look_of(live: Session, newest: IndexRow | None) -> Look | None:
+    """What is only looked at: a session at an earlier token or version than its newest one ends with."""
+    if not live.is_mere_look or live.durable is None or newest is None:
+        return None
+    return Look(live.durable.version, len(live.state.tokens), newest.version, newest.ledger_tokens)
+
+
+def wake_result(
+    live: Session,
+    newest: IndexRow | None,
+    *,
+    bytes_read: int,
+    tokens_prefilled: int,
+    seconds: float,
+    already_awake: bool,
+    verified: bool = True,
+    canary: Verdict = "not_run",
+    canary_seconds: float = 0.0,
+) -> WakeResult:
+    """The report of a wake; `tokens_prefilled` is what the model computed on the way, `newest` the session's newest
+    version."""
+    return WakeResult(
+        session=str(live.uri),
+        version=live.durable.version if live.durable else None,
+        bundle_id=live.durable.bundle_id.hex() if live.durable else None,
+        token_count=len(live.state.tokens),
+        tokens_prefilled=tokens_prefilled,
+        bytes_read=bytes_read,
+        seconds=seconds,
+        already_awake=already_awake,
+        differs=parts_that_differ(live.differs),
+        verified=verified,
+        canary=canary,
+        canary_seconds=canary_seconds,
+        lossy=_lossy(live.loss),
+        salvaged=live.salvaged,
+        recomputed=live.recomputed,
+        look=look_of(live, newest),
+    )
+
+
+def parts_that_differ(differs: Sequence[Difference]) -> tuple[PartDiffers, ...]:
+    """What is other than when a session slept, as it is told."""
+    return tuple(PartDiffers(each.field, each.stored, each.live) for each in differs)
+
+
+def _lossy(loss: Loss | None) -> Lossy | None:
+    return None if loss is None else Lossy(loss.bits, loss.tokens)
+
+
+def _loss_in(row: IndexRow, stored: object, token_count: int) -> Loss | None:
+    """What a version's map says of the loss of its first tokens; what was salvaged of a version has fewer than the map
+    tells of."""
+    try:
+        found = Loss.from_map(stored)
+    except ValueError as error:
+        raise MalformedSnapshot(
+            f"The snapshot of {row.uri} does not tell its loss: {error}.", session=str(row.uri)
+        ) from error
+    return found and found.within(min(token_count, row.token_count))
+
+
+def _origin_in(row: IndexRow, stored: object) -> Origin | None:
+    try:
+        return Origin.from_map(stored)
+    except ValueError as error:
+        raise MalformedSnapshot(
+            f"The snapshot of {row.uri} does not tell where it comes from: {error}.", session=str(row.uri)
+        ) from error
+
+
+def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:
+    if not tokens:
+        return ""  # of such a session the model may have been unloaded
+    text = model.decode(tokens[-TAIL_TOKENS:])
+    if len(tokens) > TAIL_TOKENS:
+        text = text.lstrip("\N{REPLACEMENT CHARACTER}")  # the cut may go through a character of several tokens
+    return text[-TAIL_CHARACTERS:]
+
+
+def _stored_bytes(versions: Sequence[IndexRow]) -> int:
+    """A version's file holds what is new in it, so a session takes what all of them take."""
+    return sum(row.bundle_bytes for row in versions)
+
+
+def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
+    """The caches that a bundle holds, in words.
+
+    Raises:
+        MalformedSnapshot: its slots are not those of caches.
+    """
+    spans = [entry for entry in reader.entries if entry.kind == "span"]
+    states = [entry for entry in reader.entries if entry.kind == "state"]
+    slots = [
+        [spec for spec, _ in reader.read_header(chosen[at]).slots] if chosen else []
+        for chosen, at in ((spans, 0), (states, -1))
+    ]
+    try:
+        return described(*slots)
+    except (ValueError, IndexError) as error:
+        raise MalformedSnapshot(
+            f"The blocks of {uri} do not hold what caches hold ({error}).", session=str(uri)
+        ) from error

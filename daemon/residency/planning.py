@@ -1,0 +1,198 @@
+"""What a wake would do, told without doing any of it, and whether a session that is awake could be woken so.
+
+Reads manifest and block headers, and no state. Nothing is loaded, woken, put to sleep, reserved or told to subscribers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from ...memvid.format.blocks import BlockEntry
+from ...memvid.format.bundle import BundleReader
+from ...memvid.format.records import IndexRow
+from ...memvid.units import format_plural
+from ...memvid.uri import SessionUri
+from ...snapshot.identity import require_nothing_differs
+from ...snapshot.restore import no_such_position
+from ..api.results import MeasuredRate, PlannedFile, WakePlanResult
+from ..engine.generation import PREFILL_CHUNK_TOKENS
+from ..errors import ModelNotLoaded, SessionAwake
+from ..memory.loading import has_changed
+from ..memory.model_registry import Shelf
+from ..models.models import LoadedModel
+from ..models.rates import Rate, Rates
+from ..sessions.sessions import Session
+from ..sessions.unprocessed_tail import unread_in
+from ..sleep.hibernation import Hibernation, Prospect, WakeOrder
+from . import listing
+from .residency import Residency
+
+MAX_FILES_TOLD: Final = 32
+"""Bundles that a plan names; those that it reads most of."""
+
+
+class Planning:
+    """Plans wakes, and tells what was measured with each plan. The event loop's."""
+
+    def __init__(self, hibernation: Hibernation, residency: Residency, shelf: Shelf) -> None:
+        self._hibernation = hibernation
+        self._residency = residency
+        self._shelf = shelf
+
+    async def plan(self, uri: SessionUri, order: WakeOrder) -> WakePlanResult:
+        """What `Residency.bring_back` would do. The caller holds the session's turn.
+
+        Raises:
+            What the wake would raise before it reads a block. ModelNotLoaded: nobody knows yet what the model's caches
+            are like.
+        """
+        live = self._residency.awake.get(uri)
+        if live is not None and not await self._hibernation.is_superseded(live):
+            require_as_ordered(live, order, self._residency.find_row(uri, order.version))
+            return self._of_awake(live)
+        order = self._residency.order_of(uri, order)
+        row = self._residency.row_of(uri, order.version)
+        place = self._shelf.place(row.model)
+        if place.changed:
+            raise has_changed(place)
+        model = self._shelf.facts(row.model)
+        if model is None:
+            raise ModelNotLoaded(
+                f"Model {row.model!r} has not been loaded since the daemon began, so nobody knows yet what a wake on "
+                f"it would take. Load it: torpor models load {row.model}",
+                model=row.model,
+            )
+        reader, prospect = await self._hibernation.look(uri, order, model)
+        with reader:
+            unread = unread_in(reader.manifest.session, uri) if order.at_token is None else None
+            count, is_loaded = len(unread.tokens) if unread else 0, place.model is not None
+            if prospect is None:
+                return self._of_ledger_alone(reader, model, count, is_loaded=is_loaded)
+            return self._told(reader, prospect, model, count, is_loaded=is_loaded)
+
+    def _told(
+        self, reader: BundleReader, prospect: Prospect, model: LoadedModel, unread: int, *, is_loaded: bool
+    ) -> WakePlanResult:
+        """unread: tokens behind all blocks, which the wake reads in either way."""
+        plan, choice, manifest = prospect.plan, prospect.choice, reader.manifest
+        files = _files_of([*plan.spans, *([plan.state] if plan.state else [])])
+        return WakePlanResult(
+            session=str(manifest.uri),
+            version=manifest.version,
+            bundle_id=reader.bundle_id.hex(),
+            token_count=plan.target_tokens + unread,
+            already_awake=False,
+            model=model.name,
+            model_loaded=is_loaded,
+            way=choice.way,
+            reason=choice.reason,
+            bytes_to_read=plan.read_bytes,
+            blocks=len(plan.spans) + (plan.state is not None),
+            files=files[:MAX_FILES_TOLD],
+            files_left_out=max(0, len(files) - MAX_FILES_TOLD),
+            restored_tokens=plan.resumed_tokens,
+            computed_tokens=plan.replayed_tokens + unread,
+            verified=not prospect.trusting,
+            memory_bytes=model.layout.most_bytes(manifest.token_count + unread, PREFILL_CHUNK_TOKENS),
+            restore_seconds=choice.restore_s,
+            recompute_seconds=choice.recompute_s,
+            recompute=self._hibernation.recompute_policy,
+            rates=_rates(self._hibernation.rates_of(model)),
+            differs=listing.parts_that_differ(prospect.differs),
+        )
+
+    def _of_ledger_alone(
+        self, reader: BundleReader, model: LoadedModel, count: int, *, is_loaded: bool
+    ) -> WakePlanResult:
+        return WakePlanResult(
+            session=str(reader.manifest.uri),
+            version=reader.manifest.version,
+            bundle_id=reader.bundle_id.hex(),
+            token_count=count,
+            already_awake=False,
+            model=model.name,
+            model_loaded=is_loaded,
+            way="recompute",
+            reason="A stop had no time to keep more than its ledger, so all of it is computed again.",
+            computed_tokens=count,
+            memory_bytes=model.layout.most_bytes(count, PREFILL_CHUNK_TOKENS),
+            recompute=self._hibernation.recompute_policy,
+            rates=_rates(self._hibernation.rates_of(model)),
+        )
+
+    def _of_awake(self, live: Session) -> WakePlanResult:
+        return WakePlanResult(
+            session=str(live.uri),
+            version=live.durable.version if live.durable else None,
+            bundle_id=live.durable.bundle_id.hex() if live.durable else None,
+            token_count=len(live.state.tokens),
+            already_awake=True,
+            model=live.model.name,
+            model_loaded=live.model.is_loaded,
+            way=None,
+            reason="It is awake already, so a wake does nothing.",
+            recompute=self._hibernation.recompute_policy,
+            rates=_rates(self._hibernation.rates_of(live.model)),
+            differs=listing.parts_that_differ(live.differs),
+        )
+
+
+def require_as_ordered(live: Session, order: WakeOrder, stored: IndexRow | None) -> None:
+    """Refuse to wake a session at another version or position than the one at which it is awake; at a position that
+    there would not be if it slept; and, if the order is strict, where something else had computed it.
+
+    stored: the version that the order names, the newest where it names none; None where the index has none.
+
+    Raises:
+        SessionAwake, NoSuchPosition, IdentityMismatch
+    """
+    version, held = live.durable.version if live.durable else None, len(live.state.tokens)
+    slept = held if stored is None or (live.dirty and order.version is None) else stored.ledger_tokens
+    if order.at_token is not None and order.at_token > slept:
+        raise no_such_position(slept, order.at_token)
+    changed = live.dirty or (live.is_cut_short and order.at_token is None)
+    other_version = order.version is not None and (order.version != version or changed)
+    if other_version or order.at_token not in (None, held):
+        raise _awake_otherwise(live, order)
+    if order.strict:
+        require_nothing_differs(live.differs, model=live.model.name)
+
+
+def _awake_otherwise(live: Session, order: WakeOrder) -> SessionAwake:
+    version, held = live.durable.version if live.durable else None, len(live.state.tokens)
+    wanted = [
+        f"token {order.at_token}" if order.at_token is not None else "",
+        f"version {order.version}" if order.version is not None else "",
+    ]
+    return SessionAwake(
+        f"{live.uri} is awake{' and has changed' if live.dirty else f' at version {version}'}, with "
+        f"{format_plural(held, 'token')}; put it to sleep before waking {' of '.join(filter(None, wanted))}.",
+        session=str(live.uri),
+        version=order.version,
+        at_token=order.at_token,
+    )
+
+
+def _files_of(entries: list[BlockEntry]) -> tuple[PlannedFile, ...]:
+    blocks, sizes = Counter[bytes](), Counter[bytes]()
+    for entry in entries:
+        assert entry.bundle_id is not None
+        blocks[entry.bundle_id] += 1
+        sizes[entry.bundle_id] += entry.raw_bytes
+    return tuple(PlannedFile(bundle_id.hex(), blocks[bundle_id], size) for bundle_id, size in sizes.most_common())
+
+
+def _rates(rates: Rates) -> tuple[MeasuredRate, ...]:
+    fixed = rates.fixed
+    return (
+        _rate("restore_bytes_per_s", rates.restore_verified),
+        _rate("trusting_restore_bytes_per_s", rates.restore_trusting),
+        MeasuredRate("fixed_seconds", fixed.seconds if fixed else None, fixed.samples if fixed else 0),
+        _rate("prefill_tokens_per_s", rates.prefill),
+        _rate("decode_tokens_per_s", rates.decode),
+    )
+
+
+def _rate(name: str, rate: Rate | None) -> MeasuredRate:
+    return MeasuredRate(name, rate.per_second if rate else None, rate.samples if rate else 0)

@@ -1,0 +1,73 @@
+"""Sessions that nobody has used for a while go to sleep by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from ...memvid.uri import SessionUri
+from .sessions import Session
+
+_LOG = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+
+class Idling:
+    """Looks at the sessions that are awake whenever one of them may be due, until it is closed.
+
+    put_away: frees a session's memory unless somebody uses it. What cannot be put to sleep is logged, and tried again
+    after the same time.
+    """
+
+    def __init__(
+        self,
+        awake: Mapping[SessionUri, Session],
+        idle_s: float,
+        put_away: Callable[[SessionUri], Awaitable[None]],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._awake = awake
+        self._idle_s = idle_s
+        self._put_away = put_away
+        self._clock = clock
+        self._tried: dict[SessionUri, float] = {}
+        self._closing = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """Wait for the session that is being put to sleep, and end."""
+        self._closing.set()
+        await self._task
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            for uri in self._due():
+                if self._closing.is_set():
+                    break
+                self._tried[uri] = self._clock()
+                try:
+                    await self._put_away(uri)
+                except Exception as error:  # noqa: BLE001 - it stays awake, and the others still go to sleep
+                    _LOG.warning("%s could not be put to sleep for being idle: %s", uri, error)
+            self._tried = {uri: tried for uri, tried in self._tried.items() if uri in self._awake}
+            try:
+                await asyncio.wait_for(self._closing.wait(), max(0.0, self._next() - self._clock()))
+            except TimeoutError:
+                continue
+
+    def _due(self) -> list[SessionUri]:
+        """Those whose time has come, the longest idle first."""
+        now = self._clock()
+        found = [(self._deadline(session), uri) for uri, session in self._awake.items() if session.state.tokens]
+        return [uri for deadline, uri in sorted(found) if deadline <= now]
+
+    def _next(self) -> float:
+        """When the next one may be due: one that is not awake yet is not before a whole time has passed."""
+        deadlines = [self._deadline(session) for session in self._awake.values() if session.state.tokens]
+        return min(deadlines, default=self._clock() + self._idle_s)
+
+    def _deadline(self, session: Session) -> float:
+        return max(session.last_used, self._tried.get(session.uri, session.last_used)) + self._idle_s

@@ -1,0 +1,51 @@
+"""Which stored blocks a sleep reads again before it refers to them.
+
+A block was found good when it was written, woken or scrubbed, and may have rotted since. While its session is awake the
+state is in memory as well; once that is gone, a version that refers to rot never wakes. So a sleep first reads what
+nobody has read for long, no more at a time than takes a moment. What is damaged is written anew from memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from ...memvid.format.blocks import BlockEntry
+from ...memvid.limits import MIB
+
+REREAD_AFTER_S: Final = 3600.0
+"""How long what was read counts as good. An hour of rot is a small share of what a disk does in a year."""
+
+REREAD_BYTES: Final = 64 * MIB
+"""What one sleep reads again: some hundredths of a second from memory, some tenths from a disk. The next one goes on
+with what is then unread for longest."""
+
+
+class LastRead:
+    """When each stored block of a session was last read whole and found good, by the clock that tells the date."""
+
+    def __init__(self) -> None:
+        self._at: dict[bytes, float] = {}
+
+    def note(self, blocks: Iterable[BlockEntry]) -> None:
+        """They have just been read."""
+        now = time.time()
+        self._at.update((block.id, now) for block in blocks)
+
+    def keep(self, blocks: Iterable[BlockEntry], unread: Collection[bytes]) -> None:
+        """These are the session's blocks from now on; all but the `unread` ones have just been read, or written."""
+        now = time.time()
+        self._at = {block.id: self._at.get(block.id, 0.0) if block.id in unread else now for block in blocks}
+
+    def doubted(self, blocks: Sequence[BlockEntry], scrubbed_s: float) -> tuple[BlockEntry, ...]:
+        """Those to read again, unread for longest first. scrubbed_s: when all of them were last read by the scrub."""
+        now = time.time()
+        read_at = {block.id: max(self._at.get(block.id, 0.0), scrubbed_s) for block in blocks}
+        stale = [block for block in blocks if not 0 <= now - read_at[block.id] < REREAD_AFTER_S]
+        chosen, left = [], REREAD_BYTES
+        for block in sorted(stale, key=lambda block: read_at[block.id]):
+            if block.raw_bytes <= left:
+                chosen.append(block)
+                left -= block.raw_bytes
+        return tuple(chosen)

@@ -1,0 +1,383 @@
+"""A session that is awake, and the turn-taking of requests for one session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from ...memvid.disk.clock import now_ns
+from ...memvid.format.blocks import BlockEntry
+from ...memvid.format.ledger_tail import UNREAD
+from ...memvid.format.lossy import LOSSY
+from ...memvid.format.records import Receipt
+from ...memvid.format.salvaged import SALVAGED, Salvaged
+from ...memvid.uri import SessionUri
+from ...snapshot.caches import growth_bytes, resident_bytes
+from ...snapshot.checkpoints import Checkpoints
+from ...snapshot.errors import MalformedSnapshot
+from ...snapshot.identity import ELSEWHERE, Difference, circumstances_in, compare, decide_bits, tokens_from_elsewhere
+from ...snapshot.lossy import Loss, LossyTokens
+from ...snapshot.state import LiveState
+from ..api.origin import FOLDED_FROM, FORKED_FROM, Origin
+from ..api.recomputed import RECOMPUTED, Recomputed
+from ..api.sampling import Sampling
+from ..engine.admission import Request, current
+from ..errors import SessionBusy
+from ..models.models import LoadedModel
+from .rereading import LastRead
+from .transcripts import MAX_SYSTEM_CHARS, TEXT_MAP, TextMap, own_system_of
+from .unprocessed_tail import Unread
+
+# Requests that may wait for one session. The next is told that it is busy, and nothing has happened (QX18).
+MAX_WAITING = 16
+# The last time, in nanoseconds of the Unix clock, that 64 bits hold: in the year 2262.
+MAX_TIME_NS = 2**63 - 1
+# Under which the session map tells where a chat has begun.
+OPENED = "chat_opened_at"
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The last snapshot of a session: what a sleep made, or what a wake read.
+
+    entries: its chain of blocks, for the next sleep to refer to. unread_tokens: those of its ledger behind them.
+    """
+
+    version: int
+    bundle_id: bytes
+    parent: bytes | None
+    token_count: int
+    logical_bytes: int
+    entries: tuple[BlockEntry, ...]
+    unread_tokens: int = 0
+
+    @property
+    def ledger_tokens(self) -> int:
+        """All tokens of its ledger: those that a wake gives back."""
+        return self.token_count + self.unread_tokens
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> Durable:
+        """The snapshot that a sleep has made."""
+        return cls(
+            receipt.version,
+            receipt.bundle_id,
+            receipt.parent,
+            receipt.token_count,
+            receipt.logical_bytes,
+            receipt.entries,
+            receipt.unread_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    """A session with its state in memory.
+
+    unchanged_tokens: leading tokens whose KV is still what the durable snapshot holds.
+    system: the text that opens its chat, unless a transcript brings one; None if there is none. opened_at: the token
+        at which a chat has begun, behind which it is not said any more; None where none has.
+    turn_open: whether the ledger ends inside an assistant's turn of a chat.
+    text_map: the messages that were committed, as far as a chat alone has made the ledger.
+    dirty: whether anything has changed since the durable snapshot.
+    saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None for any other.
+    salvaged: how much of that a repair saved, of this snapshot or of one that it goes back to; None where none did.
+    slept_by: what computed the snapshot that it was woken from; None where it was not woken.
+    rewound: whether it was woken at an earlier version than the last. It is a look at that one until something is read
+        or written; only then does the session go on from there, and sleep as a new version.
+    differs: what computed the snapshot that it was woken from otherwise than what computes here.
+    elsewhere_tokens: its first tokens that something else computed than what computes here, maybe to other bits.
+    loss: which of its tokens were ever kept in few bits; None for a session that is exact.
+    lossy: tokens in the form in which the next sleep keeps them; None where it keeps what is new exact.
+    recomputed: what of it was computed again after damage; None where nothing was.
+    forked_from: where it began; None for a session that was not forked. folded_from: what it began with a summary of;
+        None where it did not.
+    unread: what follows in its ledger and has to be read before it is anybody's; None where nothing does.
+    last_read: when the blocks of its last snapshot were last found good.
+    held_bytes: memory that its state took when a request last let go of it, and last_used: when that was, by the
+        monotonic clock. Meanwhile the engine changes it.
+    """
+
+    uri: SessionUri
+    model: LoadedModel
+    state: LiveState
+    sampling: Sampling
+    labels: tuple[str, ...] = ()
+    system: str | None = None
+    opened_at: int | None = None
+    turn_open: bool = False
+    text_map: TextMap = field(default_factory=TextMap)
+    created_ns: int = field(default_factory=now_ns)
+    durable: Durable | None = None
+    unchanged_tokens: int = 0
+    dirty: bool = True
+    saved_from: bytes | None = None
+    salvaged: Salvaged | None = None
+    rewound: bool = False
+    slept_by: Mapping[str, str] | None = None
+    differs: tuple[Difference, ...] = ()
+    elsewhere_tokens: int = 0
+    loss: Loss | None = None
+    lossy: LossyTokens | None = None
+    forked_from: Origin | None = None
+    recomputed: Recomputed | None = None
+    folded_from: Origin | None = None
+    unread: Unread | None = None
+    last_read: LastRead = field(default_factory=LastRead, compare=False)
+    held_bytes: int = field(default=0, compare=False)
+    last_used: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def has_system_to_say(self) -> bool:
+        """Whether the next message comes behind its system text."""
+        return bool(self.system) and self.opened_at is None
+
+    def open_chat(self, at: int) -> None:
+        """A chat goes on at a token, or begins there. Its system text stays known, unless it is too long for that."""
+        if self.opened_at is None:
+            self.opened_at = at
+        if len(self.system or "") > MAX_SYSTEM_CHARS:
+            self.system = None
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether it holds fewer tokens than the snapshot that it was woken from."""
+        return self.durable is not None and len(self.state.tokens) < self.durable.ledger_tokens
+
+    def holds_all_of(self, version: bytes) -> bool:
+        """Whether all of a stored version, a bundle id, is in memory as it was written."""
+        if self.durable is None or self.durable.bundle_id != version or self.is_cut_short:
+            return False
+        return not self.dirty or self.unchanged_tokens >= self.durable.token_count
+
+    @property
+    def is_mere_look(self) -> bool:
+        """Whether it was woken at an earlier token or version and nothing has happened since. Asleep it would be the
+        whole session again, as its newest version has it, or a new version that nobody asked for; so it leaves memory
+        in a way of its own (`looks.py`)."""
+        return (self.is_cut_short or self.rewound) and not self.dirty
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it is what the last wake found as the newest version, and nothing has happened in it since."""
+        return self.durable is not None and not self.dirty and not self.rewound
+
+    def gave_way_to(self, newest: bytes) -> bool:
+        """Whether the session's newest version, a bundle id, is that which this was saved from: then a repair has
+        brought it back, and the next use of the session finds that one, unless something has happened here since."""
+        return self.saved_from is not None and self.saved_from == newest and self.is_untouched
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the state takes; while it decodes in a batch, what it took when a request last let go of it."""
+        if self.state.tokens and not self.state.caches:
+            return self.held_bytes
+        logits = self.state.last_logits.nbytes if self.state.last_logits is not None else 0
+        return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes + logits
+
+    def growth_bytes(self, token_count: int, at_once: int) -> int:
+        """Memory that the state takes at most beyond what it does, once it holds that many tokens and while they are
+        read, never more than `at_once` in one model call."""
+        state, layout = self.state, self.model.layout
+        growth = growth_bytes(state.caches, layout, token_count, at_once)
+        if not layout.by_token:
+            growth += state.checkpoints.growth_bytes(len(state.tokens), token_count)
+        return growth + (layout.logits_bytes if state.last_logits is None else 0)
+
+    def let_go(self) -> None:
+        """Keep of the state the ledger alone, and of the model what is known without its weights: a request that waits
+        for memory knows the session still, and would have its memory."""
+        self.state = replace(self.state, caches=[], last_logits=None, checkpoints=Checkpoints())
+        self.model = self.model.without_weights()
+
+    def computed_by(self) -> dict[str, str]:
+        """What computed the logits that a canary will be compared with: where nothing has been computed since the wake,
+        that is what had computed the snapshot, but for a canary that each sleep takes anew."""
+        if self.slept_by is None or self.state.computed_tokens or not self.model.layout.by_token:
+            return dict(self.model.backend)
+        return dict(self.slept_by)
+
+    def came_from(self, kept: Mapping[str, Any], restored_tokens: int) -> None:
+        """Take down what had computed a snapshot, by its session map, so many of whose first tokens it has just so.
+
+        Raises:
+            MalformedSnapshot: the map is not one that `to_map` makes.
+        """
+        self.slept_by = circumstances_in(kept.get("backend"))
+        self.differs = compare(self.slept_by, self.model.backend).differing
+        elsewhere = len(self.state.tokens) if decide_bits(self.differs) else tokens_from_elsewhere(kept)
+        self.elsewhere_tokens = min(elsewhere, restored_tokens)
+
+    def to_map(self) -> dict[str, Any]:
+        """What a snapshot keeps of the session beside its model state."""
+        return {
+            "model": self.model.name,
+            "labels": list(self.labels),
+            "sampling": self.sampling.to_map(),
+            "system": self.system,
+            OPENED: self.opened_at,
+            "turn_open": self.turn_open,
+            "created_ns": self.created_ns,
+            **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
+            **({ELSEWHERE: self.elsewhere_tokens} if self.elsewhere_tokens else {}),
+            **({LOSSY: self.loss.to_map()} if self.loss else {}),
+            **({FORKED_FROM: self.forked_from.to_map()} if self.forked_from else {}),
+            **({RECOMPUTED: self.recomputed.to_map()} if self.recomputed else {}),
+            **({FOLDED_FROM: self.folded_from.to_map()} if self.folded_from else {}),
+            **({SALVAGED: self.salvaged.to_map()} if self.salvaged else {}),
+            **({UNREAD: self.unread.to_map()} if self.unread else {}),
+        }
+
+    @classmethod
+    def woken(
+        cls, uri: SessionUri, model: LoadedModel, state: LiveState, durable: Durable, kept: Mapping[str, Any]
+    ) -> Session:
+        """A session from its restored state and what `to_map` kept.
+
+        Raises:
+            MalformedSnapshot: the map is not one that `to_map` makes.
+            InvalidSampling: its sampling parameters are out of range.
+        """
+        try:
+            unread = _unread_behind(len(state.tokens), kept)
+            end = len(state.tokens) + (len(unread.tokens) if unread else 0)
+            text_map = TextMap.from_map(kept.get(TEXT_MAP)).cut(len(state.tokens))
+            # Before sessions kept it, a text that had been said was in the text map alone.
+            system = kept["system"] if OPENED in kept else kept["system"] or own_system_of(kept.get(TEXT_MAP))
+            return cls(
+                uri=uri,
+                model=model,
+                state=state,
+                sampling=sampling_of(kept),
+                labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
+                system=None if system is None else _typed({"system": system}, "system", str),
+                opened_at=_opened_before(end, kept),
+                # Wherever a chat's reading or writing ended, it is the assistant's turn.
+                turn_open=_typed(kept, "turn_open", bool) or text_map.end == len(state.tokens),
+                text_map=text_map,
+                created_ns=_time_ns(kept, "created_ns"),
+                durable=durable,
+                unchanged_tokens=durable.token_count,
+                dirty=False,
+                loss=Loss.from_map(kept.get(LOSSY)),
+                forked_from=Origin.from_map(kept.get(FORKED_FROM)),
+                recomputed=Recomputed.from_map(kept.get(RECOMPUTED)),
+                folded_from=Origin.from_map(kept.get(FOLDED_FROM)),
+                unread=unread,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedSnapshot(
+                f"The snapshot of {uri} lacks what a session needs ({type(error).__name__}: {error}).", session=str(uri)
+            ) from error
+
+
+def _unread_behind(count: int, kept: Mapping[str, Any]) -> Unread | None:
+    """The end of the ledger, where it stands behind the tokens that were restored: not of what a repair has cut short,
+    nor at an earlier token."""
+    unread = Unread.from_map(kept.get(UNREAD))
+    return unread if unread is not None and unread.start == count else None
+
+
+def _opened_before(end: int, kept: Mapping[str, Any]) -> int | None:
+    """Where a chat has begun, unless the ledger ends before it. Older snapshots have a system text until it is said."""
+    if OPENED not in kept:
+        return 0 if kept["system"] is None else None
+    at = None if kept[OPENED] is None else _typed(kept, OPENED, int)
+    if at is not None and at < 0:
+        raise ValueError(f"a chat has begun at token {at}")
+    return at if at is not None and at < end else None
+
+
+def sampling_of(kept: Mapping[str, Any]) -> Sampling:
+    """A session's sampling parameters, out of what `Session.to_map` kept.
+
+    Raises:
+        MalformedSnapshot: there are none.
+        InvalidSampling: they are out of range.
+    """
+    stored = kept.get("sampling")
+    if type(stored) is not dict:
+        raise MalformedSnapshot("The snapshot lacks the sampling parameters that a session needs.")
+    return Sampling.from_map(stored)
+
+
+def _typed(kept: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
+    value = kept[name]
+    # Exactly: a bool is an int to isinstance, and what is not what `to_map` wrote was written by somebody else.
+    if type(value) is not kind:
+        raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _label(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(f"a label is of type {type(value).__name__}, not str")
+    return value
+
+
+def _time_ns(kept: Mapping[str, Any], name: str) -> int:
+    value = _typed(kept, name, int)
+    if not 0 <= value <= MAX_TIME_NS:
+        raise ValueError(f"{name} is {value}, not a time from 0 to {MAX_TIME_NS}")
+    return value
+
+
+class Turns:
+    """Lets requests for one session through one after the other, in the order in which they came: those before one that
+    is in a hurry are, too, from then on."""
+
+    def __init__(self) -> None:
+        self._lines: dict[SessionUri, tuple[asyncio.Lock, list[Request]]] = {}
+        self._released = asyncio.Event()
+
+    def in_use(self) -> set[SessionUri]:
+        """The sessions that somebody holds or waits for."""
+        return set(self._lines)
+
+    async def released(self, within_s: float | None) -> None:
+        """Wait until somebody lets go of a session, for so many seconds at most."""
+        self._released.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._released.wait(), within_s)
+
+    def users(self, uri: SessionUri) -> int:
+        """How many hold the session or wait for it."""
+        return len(self._lines[uri][1]) if uri in self._lines else 0
+
+    def lift(self, uri: SessionUri) -> None:
+        """Let those that hold a session or wait for it stand back no more."""
+        for request in self._lines[uri][1]:
+            request.lift()
+
+    @asynccontextmanager
+    async def take(self, uri: SessionUri, *, always: bool = False) -> AsyncIterator[None]:
+        """Hold the session alone. always: wait however many wait already.
+
+        Raises:
+            SessionBusy: too many requests wait for it already; nothing has happened.
+        """
+        if self.users(uri) > MAX_WAITING and not always:
+            raise SessionBusy(
+                f"{MAX_WAITING} requests already wait for {uri}; send this one again later.", session=str(uri)
+            )
+        lock, line = self._lines.setdefault(uri, (asyncio.Lock(), []))
+        request = current()
+        request.waits = request.waits or bool(line)
+        if not request.stands_back():
+            self.lift(uri)
+        line.append(request)
+        try:
+            async with lock:
+                yield
+        finally:
+            line.remove(request)
+            if not line:
+                del self._lines[uri]
+            self._released.set()

@@ -1,0 +1,118 @@
+"""The end of a ledger that a version has without its keys and values: what a stop had no time, or no room, to write.
+
+Owns how the session map tells it, and its bounds. The version is one of the tokens before it, in full; these are read
+again when the session is used next.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...memvid.format.ledger_tail import UNREAD
+from ...memvid.limits import MAX_TOKENS
+from ...memvid.uri import SessionUri
+from ...snapshot.errors import MalformedSnapshot
+from ...snapshot.passes import Passes
+from ...snapshot.state import token_array
+from .transcripts import TEXT_MAP, TextMap
+
+_DIGEST_CHARS: Final = 64
+_KEY_BYTES: Final = 8
+_FIELDS: Final = {
+    "start": int,
+    "tokens": bytes,
+    "passes": bytes,
+    "random_key": bytes,
+    "logits_digest": str,
+    "turn_open": bool,
+    TEXT_MAP: dict,
+}
+_DAMAGED: Final = "damaged"
+"""The field that is there only where it is true."""
+
+
+def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
+    """The end of a ledger in a session map.
+
+    Raises:
+        MalformedSnapshot: it is not what `to_map` makes.
+    """
+    try:
+        return Unread.from_map(kept.get(UNREAD))
+    except (KeyError, ValueError) as error:
+        raise MalformedSnapshot(
+            f"The end of the ledger of {uri} is not of the form that this version writes: {error}.", session=str(uri)
+        ) from error
+
+
+def without_unread(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A session map that has no end of a ledger: of a session at an earlier token."""
+    return {name: value for name, value in kept.items() if name != UNREAD}
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """start: how many tokens stand before it; it is of no ledger of another length. tokens: uint32, behind those, maybe
+    none where only what follows has changed. passes: how they were read. random_key: what the next token would
+    have been drawn with, uint32 `[2]` as bytes. logits_digest: of the float32 logits behind
+    them, as hex. text_map, turn_open: of the whole ledger. damaged: whether there were blocks of some of it, which
+    damage took."""
+
+    start: int
+    tokens: array[int]
+    passes: Passes
+    random_key: bytes
+    logits_digest: str
+    text_map: TextMap
+    turn_open: bool
+    damaged: bool = False
+
+    def to_map(self) -> dict[str, Any]:
+        """What the session map keeps."""
+        return {
+            "start": self.start,
+            "tokens": self.tokens.tobytes(),
+            "passes": self.passes.tobytes(),
+            "random_key": self.random_key,
+            "logits_digest": self.logits_digest,
+            "turn_open": self.turn_open,
+            TEXT_MAP: self.text_map.to_map(),
+            **({_DAMAGED: True} if self.damaged else {}),
+        }
+
+    @classmethod
+    def from_map(cls, stored: object) -> Unread | None:
+        """Read what `to_map` kept; None for a version that has all of its ledger.
+
+        Raises:
+            ValueError: it is not what `to_map` makes.
+        """
+        if stored is None:
+            return None
+        if type(stored) is not dict:
+            raise ValueError(f"{UNREAD} is not the end of a ledger")
+        fields = dict(stored)
+        damaged = fields.pop(_DAMAGED, False)
+        if type(damaged) is not bool or {name: type(value) for name, value in fields.items()} != _FIELDS:
+            raise ValueError(f"{UNREAD} is not the end of a ledger")
+        size = len(stored["tokens"])
+        if size % 4 or not 0 <= stored["start"] <= MAX_TOKENS - size // 4:
+            raise ValueError(f"{UNREAD} has {size} bytes of tokens, four each, behind {stored['start']} tokens")
+        if len(stored["random_key"]) != _KEY_BYTES or len(stored["logits_digest"]) != _DIGEST_CHARS:
+            raise ValueError(f"{UNREAD} has a random key or a digest of a size that cannot be")
+        tokens, text_map = token_array(stored["tokens"]), TextMap.from_map(stored[TEXT_MAP])
+        if text_map.end > stored["start"] + len(tokens):
+            raise ValueError(f"{UNREAD} has a text map that ends behind the ledger")
+        return cls(
+            stored["start"],
+            tokens,
+            Passes.from_bytes(stored["passes"], len(tokens)),
+            stored["random_key"],
+            stored["logits_digest"],
+            text_map,
+            stored["turn_open"],
+            damaged,
+        )

@@ -1,0 +1,143 @@
+"""Restore or recompute: which of the two a wake does, from what has been measured here.
+
+Owns the decision, a function of values, and the sentence that says why. Does not read, compute or measure anything.
+
+Restoring gives back the very bits that slept, computes nothing, and keeps the engine free for others: it is what a wake
+does unless the daemon was told otherwise. `exact` lets a wake compute the tokens again where that is measured to be
+faster and where all of them were read in calls that can be made again; what results is kept only if it is, bit for bit,
+what is stored. `fastest` keeps it also where it is not, and the session says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...memvid.units import format_plural
+from ..api.recomputed import RecomputePolicy, WakeWay
+from ..models.rates import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Model calls by what they cost: tokens that are read in chunks, each reading's last one alone behind them, as the
+    prefill rate has it; and calls of one token alone."""
+
+    in_chunks: int = 0
+    alone: int = 0
+
+    @classmethod
+    def of(cls, runs: Iterable[tuple[int, int]]) -> Calls:
+        """Calls that read so many tokens each, and how many of them, run by run."""
+        in_chunks = alone = 0
+        behind_chunk = False
+        for size, count in runs:
+            if size > 1:
+                in_chunks += size * count
+            else:
+                in_chunks += behind_chunk
+                alone += count - behind_chunk
+            behind_chunk = size > 1
+        return cls(in_chunks, alone)
+
+    @property
+    def tokens(self) -> int:
+        return self.in_chunks + self.alone
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What each of the two ways would have to do.
+
+    read_bytes, hashed: what restoring reads, and whether it hashes that; behind: what it computes behind the record.
+    again: what recomputing computes: all. obstacle: why this wake cannot be that at all; inexact: why other bits may
+    result. Both are parts of a sentence, None where there is nothing.
+    """
+
+    read_bytes: int
+    hashed: bool
+    behind: Calls
+    again: Calls
+    obstacle: str | None = None
+    inexact: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is done, why, and how long each would take; None where a rate that it needs is not measured."""
+
+    way: WakeWay
+    reason: str
+    restore_s: float | None
+    recompute_s: float | None
+
+
+def choose(work: Work, rates: Rates, policy: RecomputePolicy) -> Choice:
+    """Decide."""
+    restore_s, recompute_s = _restoring(work, rates), _computing(work.again, rates)
+    if recompute_s is not None and rates.fixed is not None:
+        recompute_s += rates.fixed.seconds
+    way, reason = _decide(work, rates, policy, restore_s, recompute_s)
+    return Choice(way, reason, restore_s, recompute_s)
+
+
+def _decide(
+    work: Work, rates: Rates, policy: RecomputePolicy, restore_s: float | None, recompute_s: float | None
+) -> tuple[WakeWay, str]:
+    if restore_s is None or recompute_s is None:
+        missing = " and ".join(_missing(work, rates))
+        return "restore", f"It is restored, as always where a rate is not measured yet: {missing}."
+    if recompute_s >= restore_s:
+        return "restore", "Restoring is the faster way, and gives back the very bits that slept."
+    why_not = work.obstacle or (work.inexact if policy != "fastest" else None)
+    if why_not is not None:
+        return "restore", f"Computing the tokens again would be faster, but {why_not}; so it is restored."
+    if policy == "off":
+        return "restore", (
+            "Computing the tokens again would be faster; it is restored all the same, for that is exact and keeps the "
+            "model free. torpor serve --recompute exact allows the other."
+        )
+    if policy == "exact":
+        return "recompute", (
+            "Computing the tokens again is faster. What results is kept if it is, bit for bit, what is stored; if not, "
+            "it is restored."
+        )
+    return "recompute", (
+        "Computing the tokens again is faster. The session says that it was recomputed if other bits result, as the "
+        "daemon was told (serve --recompute fastest)."
+    )
+
+
+def _restoring(work: Work, rates: Rates) -> float | None:
+    reading = rates.restore_verified if work.hashed else rates.restore_trusting
+    behind = _computing(work.behind, rates)
+    if reading is None or rates.fixed is None or behind is None:
+        return None
+    return rates.fixed.seconds + work.read_bytes * reading.seconds + behind
+
+
+def _computing(calls: Calls, rates: Rates) -> float | None:
+    if (calls.in_chunks and rates.prefill is None) or (calls.alone and rates.decode is None):
+        return None
+    seconds = calls.in_chunks * rates.prefill.seconds if rates.prefill else 0.0
+    return seconds + (calls.alone * rates.decode.seconds if rates.decode else 0.0)
+
+
+def _missing(work: Work, rates: Rates) -> list[str]:
+    missing = []
+    if (rates.restore_verified if work.hashed else rates.restore_trusting) is None or rates.fixed is None:
+        missing.append("no wake was seen")
+    if rates.prefill is None and (work.again.in_chunks or work.behind.in_chunks):
+        missing.append("no text was read")
+    if rates.decode is None and (work.again.alone or work.behind.alone):
+        missing.append("no token was written")
+    return missing
+
+
+def unrepeatable_calls(count: int) -> str:
+    """Why tokens may come out otherwise whose calls nobody can make again (`passes.UNREPEATABLE`)."""
+    were = "was" if count == 1 else "were"
+    tokens = format_plural(count, "token")
+    return (
+        f"{tokens} of it {were} computed beside other sessions, or in calls that were cut, which nobody can make again"
+    )

@@ -1,0 +1,94 @@
+"""Compaction in the background: after sleeps, one session at a time, while no sleep is being written.
+
+Owns when, and on which thread. What it does is the store's: a compaction blocks no sleep or wake, and may stop between
+any two of its steps. Nothing that goes wrong here is anybody's failure: it is logged, and tried again after the
+session's next sleep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from ...memvid.errors import SessionNotFound, StoreError
+from ...memvid.format.records import Receipt
+from ...memvid.maintenance.compaction_plan import CompactionPolicy
+from ...memvid.store import Store
+from ...memvid.uri import SessionUri
+from .disk_space import Stop, Way
+
+_LOG = logging.getLogger(__name__)
+
+
+class Compactor:
+    """Keeps the number of files that a wake opens low. Safe from several threads."""
+
+    def __init__(self, store: Store, policy: CompactionPolicy, way: Way) -> None:
+        self._store = store
+        self._way = way
+        self._policy = policy
+        # A thread of its own: the writer's is for sleeps, which must not wait until a large file has been copied.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-compact")
+        self._lock = threading.Lock()
+        self._due: dict[SessionUri, None] = {}
+        self._closing = False
+
+    @contextlib.contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """A sleep is being written: what is under way here stops at its next step, and goes on afterwards."""
+        try:
+            with self._way.sleeping():
+                yield
+        finally:
+            with self._lock:  # what stopped for it is due before it looks whether the sleep has ended
+                if self._due and not self._must_stop():
+                    self._thread.submit(self._work)
+
+    def consider(self, receipt: Receipt) -> None:
+        """Compact the session of a sleep, if its newest version has become spread over many files. Within the sleep's
+        `giving_way`: it begins when that ends."""
+        holders = {entry.bundle_id for entry in receipt.entries} - {receipt.bundle_id}
+        if len(holders) > self._policy.max_holders:
+            with self._lock:
+                self._due[receipt.uri] = None
+
+    def close(self) -> None:
+        """Wait for the step that has begun, and end the thread. What is left is done after a later sleep."""
+        with self._lock:
+            self._closing = True
+        self._thread.shutdown(cancel_futures=True)
+
+    def _must_stop(self) -> bool:
+        return self._closing or self._way.has_sleeps
+
+    def _work(self) -> None:
+        while (uri := self._next()) is not None:
+            stop = Stop(self._must_stop)
+            with self._way.compacting():
+                self._compact(uri, stop)
+            if stop.was_told:
+                with self._lock:
+                    self._due[uri] = None
+
+    def _next(self) -> SessionUri | None:
+        with self._lock:
+            if self._must_stop() or not self._due:
+                return None
+            uri = next(iter(self._due))
+            del self._due[uri]
+            return uri
+
+    def _compact(self, uri: SessionUri, stop: Stop) -> None:
+        try:
+            report = self._store.compact(uri, policy=self._policy, should_stop=stop)
+            for problem in report.problems:
+                _LOG.warning("compacting %s: %s: %s", uri, problem.code, problem.message)
+        except SessionNotFound:
+            pass  # deleted meanwhile
+        except StoreError as error:
+            _LOG.warning("compacting %s: %s: %s", uri, error.code, error.message)
+        except Exception:  # noqa: BLE001 - a bug here must not end the thread for all sessions
+            _LOG.exception("compacting %s", uri)

@@ -1,0 +1,104 @@
+"""Forks: a session that begins as another one stands at some token, and has its own history from there.
+
+Owns how a fork comes to be. It is a version of its own from the start, durable
+before it exists for anybody, whose chain refers to the blocks of the other: nothing is copied, however long the context
+is, and neither can change what the other has, for blocks never change. Forked at an earlier token, what is cut off
+behind the last full block is computed and written anew, as a wake at that token does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...memvid.disk.clock import now_ns
+from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.uri import SessionUri
+from ..api.origin import FORKED_FROM, Origin
+from ..api.results import Emit
+from ..models.models import LoadedModel
+from ..sessions.unprocessed_tail import without_unread
+from .hibernation import Hibernation, WakeOrder
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOrder:
+    """What is to be forked. at_token: all of the version's tokens if None; labels: its own ones if None."""
+
+    row: IndexRow
+    uri: SessionUri
+    at_token: int | None = None
+    labels: tuple[str, ...] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the fork has."""
+        return self.row.ledger_tokens if self.at_token is None else self.at_token
+
+    @property
+    def origin(self) -> Origin:
+        """What the fork says of where it comes from."""
+        return Origin.of(self.row, self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """What came of a fork: its first version, and how many tokens the model had to compute for it."""
+
+    receipt: Receipt
+    computed_tokens: int
+
+
+class Forking:
+    """Makes forks, in the store alone where it can be done there."""
+
+    def __init__(self, store: Store, hibernation: Hibernation) -> None:
+        self._store = store
+        self._hibernation = hibernation
+
+    async def refer_to_all(self, order: ForkOrder) -> Forked:
+        """The first version of a new session, with all of the other's tokens. Whoever calls it has the turns of both.
+
+        Raises:
+            StoreError: the other version is damaged or gone, or there is no room for the fork.
+        """
+        return Forked(await self._hibernation.on_writer(lambda: self._refer_to_all(order)), 0)
+
+    async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: Emit) -> Forked:
+        """The first version of a new session, at an earlier token. Whoever calls it has the turns of both, and memory
+        for the other's state.
+
+        Raises:
+            StoreError: the other version is damaged or gone, or there is no room for the fork.
+            NoSuchPosition: the version has fewer tokens. What else a wake raises, where one is needed.
+        """
+        wake = WakeOrder(order.row.version, order.at_token, hashing=True, cause="fork")
+        woken = await self._hibernation.wake(order.row.uri, wake, model, emit)
+        session = woken.session
+        session.uri, session.created_ns = order.uri, now_ns()
+        session.labels = session.labels if order.labels is None else order.labels
+        session.forked_from = order.origin
+        computed = session.state.computed_tokens
+        return Forked(await self._hibernation.sleep(session, emit, cause="fork", may_wait=True), computed)
+
+    def _refer_to_all(self, order: ForkOrder) -> Receipt:
+        """A version with the very chain of the other, by its manifest; no block is read or written."""
+        with self._store.open_session(order.row.uri, order.row.version) as reader:
+            manifest = reader.manifest
+            return self._store.write_bundle(
+                uri=order.uri,
+                identity=manifest.identity,
+                parent=reader.bundle_id,
+                reused=reader.entries,
+                blocks=(),
+                session=_map_of_fork(manifest.session, order),
+                token_count=manifest.token_count,
+            )
+
+
+def _map_of_fork(kept: Mapping[str, Any], order: ForkOrder) -> dict[str, Any]:
+    if order.at_token is not None:
+        kept = without_unread(kept)
+    labels = kept.get("labels") if order.labels is None else list(order.labels)
+    return {**kept, "labels": labels, "created_ns": now_ns(), FORKED_FROM: order.origin.to_map()}

@@ -1,0 +1,257 @@
+"""Ledgers without state: what is kept of a session whose keys and values a stop cannot write, and how it is read again.
+
+Owns both ways. A version that is made so refers to all blocks of the session's last one that still hold what its caches
+do, and tells the tokens behind them (`unprocessed_tail.py`): a few bytes for each, written in one small file. Nothing
+that was read or said is lost with the keys and values; the next request for the session computes them again, in the
+model calls in which they were computed before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...memvid.errors import CorruptBlock, Corruption, IndexFailed, StoreError
+from ...memvid.format.blocks import BlockEntry
+from ...memvid.format.identity import Identity
+from ...memvid.format.ledger_tail import UNREAD
+from ...memvid.format.packing import pack
+from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.units import format_plural
+from ...memvid.uri import SessionUri
+from ...snapshot import memory
+from ...snapshot.capture import plan_reuse
+from ...snapshot.errors import ContextTooShort, MalformedSnapshot
+from ...snapshot.passes import Passes
+from ...snapshot.state import token_array
+from ..api.recomputed import Recomputed
+from ..engine.engine import Engine, Steps
+from ..engine.generation import logits_digest, replay
+from ..events.bus import Bus
+from ..events.events import LedgerKept, LedgerRead
+from ..sessions.sessions import Session
+from ..sessions.transcripts import TEXT_MAP
+from ..sessions.unprocessed_tail import Unread, unread_in
+from .hibernation import Hibernation
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What a ledger stands behind: blocks of a durable version, and by what they were computed."""
+
+    bundle_id: bytes | None
+    blocks: Sequence[BlockEntry]
+    backend: Any
+
+
+class Ledgers:
+    """Keeps the ledgers of sessions that cannot be kept whole. Callers hold the session alone."""
+
+    def __init__(self, store: Store, hibernation: Hibernation, engine: Engine, bus: Bus) -> None:
+        self._store = store
+        self._hibernation = hibernation
+        self._engine = engine
+        self._bus = bus
+
+    async def keep(self, session: Session, why: str) -> None:
+        """Have a version with all of the session's ledger and what was durable of its state; one that says all of it
+        already, as after a stop that was refused, is not written again. The session is as it was, and still needs its
+        sleep. why: the code of what keeps it from that.
+
+        Raises:
+            StoreError: not even that could be made durable.
+        """
+        key, digest = await self._engine.call(lambda: _end_of(session))
+        make = partial(self._write, session, key, digest)
+        try:
+            receipt = await self._hibernation.on_indexed_writer(partial(make, relying=True))
+        except Corruption:  # what it would refer to went, or was damaged, since it was looked at
+            receipt = await self._hibernation.on_indexed_writer(partial(make, relying=False))
+        if receipt is not None:
+            self._tell_kept(receipt, why)
+
+    async def keep_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
+        """A version in the place of one that ends in a ledger, and whose blocks are damaged behind its first tokens:
+        all that follows these is a ledger now. The caller holds the session, which sleeps or is a mere look.
+
+        records: positions of its sound state records.
+
+        Raises:
+            StoreError: it could not be made durable, or what is left of the version cannot be read.
+        """
+        make = partial(self._write_less, row, sound_tokens, records)
+        receipt = await self._hibernation.on_indexed_writer(make)
+        self._tell_kept(receipt, CorruptBlock.code)
+        return receipt
+
+    async def read(self, session: Session) -> Recomputed | None:
+        """Read what the session has not read of its ledger; what that was, None if it was no token. There is memory for
+        it. Where this fails, or is given up, the session is not to be used. Only what came out otherwise than it was is
+        told of the session from then on.
+
+        Raises:
+            GenerationFailed: the model failed. MalformedSnapshot, ContextTooShort: the ledger cannot be the model's.
+        """
+        unread, start = session.unread, len(session.state.tokens)
+        if unread is None:
+            return None
+        _require_readable(session, unread)
+        await self._engine.run(_steps(session, unread))
+        same = await self._engine.call(lambda: _digest_of(session) == unread.logits_digest)
+        assert session.durable is not None, "the end of a ledger comes out of a version"
+        read = Recomputed(session.durable.version, start, len(unread.tokens), same, damaged=unread.damaged)
+        again = read if unread.tokens else None
+        session.text_map, session.turn_open, session.unread = unread.text_map, unread.turn_open, None
+        session.dirty = True
+        self._bus.publish(LedgerRead(session.uri, len(session.state.tokens), len(unread.tokens), same))
+        if not same:
+            session.recomputed = session.recomputed or again
+        return again
+
+    def _tell_kept(self, receipt: Receipt, why: str) -> None:
+        version, tokens, unread = receipt.version, receipt.ledger_tokens, receipt.unread_tokens
+        self._bus.publish(LedgerKept(receipt.uri, version, tokens, unread, receipt.bytes_written, why))
+
+    def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt | None:
+        """None where the newest version is just what would be written. relying: refer to what is durable, where that
+        can be read."""
+        state, rest = session.state, self._rest_of(session) if relying else None
+        rest = rest or _Rest(None, (), dict(session.model.backend))
+        held = _tokens_in(rest.blocks)
+        kept = session.to_map() | {"backend": rest.backend}
+        behind, passes = state.tokens[held:], state.passes.after(held)
+        unread = Unread(held, behind, passes, key, digest, session.text_map, session.turn_open)
+        kept["turn_open"] = False
+        if self._is_newest(session.uri, rest, _with_end(kept, unread)):
+            return None
+        return self._put(session.uri, session.model.identity, rest.bundle_id, rest.blocks, kept, unread)
+
+    def _rest_of(self, session: Session) -> _Rest | None:
+        """What is durable of the session; None where nothing is, or it cannot be read, whatever the reason: the ledger
+        has all of it.
+
+        Raises:
+            IndexFailed: nothing can be written either, until it is made anew.
+        """
+        if (durable := session.durable) is None:
+            return None
+        try:
+            with self._store.open_session(session.uri, durable.version) as reader:
+                blocks = _still_held(session, reader.entries)
+                return _Rest(durable.bundle_id, blocks, reader.manifest.session.get("backend"))
+        except IndexFailed:
+            raise
+        except StoreError as error:
+            _LOG.warning("the ledger of %s rests on nothing: %s: %s", session.uri, error.code, error.message)
+            return None
+
+    def _is_newest(self, uri: SessionUri, rest: _Rest, kept: Mapping[str, Any]) -> bool:
+        """Whether the newest version is one of these blocks that says so."""
+        try:
+            with self._store.open_session(uri) as reader:
+                manifest = reader.manifest
+        except IndexFailed:
+            raise
+        except StoreError:
+            return False
+        if (manifest.parent, [each.id for each in manifest.blocks]) != (
+            rest.bundle_id,
+            [each.id for each in rest.blocks],
+        ):
+            return False
+        return pack(manifest.session, "session map") == pack(kept, "session map")
+
+    def _write_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
+        with self._store.open_session(row.uri, row.version) as reader:
+            manifest, tokens = reader.manifest, token_array(reader.tokens())
+            reused = plan_reuse(reader.entries, sound_tokens, records)
+        unread = unread_in(manifest.session, row.uri)
+        assert unread is not None, "it ends in a ledger"
+        held = _tokens_in(reused)
+        passes = Passes().cut(len(tokens) - held)  # nobody knows how these were read
+        for size in unread.passes:
+            passes.add(size)
+        less = replace(unread, start=held, tokens=tokens[held:] + unread.tokens, passes=passes, damaged=True)
+        return self._put(row.uri, manifest.identity, reader.bundle_id, reused, manifest.session, less)
+
+    def _put(
+        self,
+        uri: SessionUri,
+        identity: Identity,
+        parent: bytes | None,
+        reused: Sequence[BlockEntry],
+        kept: Mapping[str, Any],
+        unread: Unread,
+    ) -> Receipt:
+        """Write a version of blocks that are durable, with the end of its ledger behind them."""
+        return self._store.write_bundle(
+            uri=uri,
+            identity=identity,
+            parent=parent,
+            reused=reused,
+            blocks=(),
+            session=_with_end(kept, unread),
+            token_count=unread.start,
+            beyond="reserve",
+        )
+
+
+def _with_end(kept: Mapping[str, Any], unread: Unread) -> dict[str, Any]:
+    return {**kept, TEXT_MAP: unread.text_map.cut(unread.start).to_map(), UNREAD: unread.to_map()}
+
+
+def _tokens_in(entries: Sequence[BlockEntry]) -> int:
+    return max((entry.end for entry in entries if entry.kind == "span"), default=0)
+
+
+def _still_held(session: Session, entries: Sequence[BlockEntry]) -> Sequence[BlockEntry]:
+    """The blocks of the session's last version whose tokens are the first of its ledger, as it computed them."""
+    assert session.durable is not None
+    if session.unchanged_tokens >= session.durable.token_count:
+        return entries
+    records = [entry.start for entry in entries if entry.kind == "state"]
+    return plan_reuse(entries, session.unchanged_tokens, records)
+
+
+def _end_of(session: Session) -> tuple[bytes, str]:
+    """The random key of a session and the digest of its logits; on the engine thread."""
+    key = memory.contiguous(session.state.random_key)
+    mx.eval(key)
+    return bytes(memory.readable(key)), _digest_of(session)
+
+
+def _digest_of(session: Session) -> str:
+    assert session.state.last_logits is not None, "a session that has read something has logits"
+    return logits_digest(session.state.last_logits)
+
+
+def _steps(session: Session, unread: Unread) -> Steps[None]:
+    sizes = list(unread.passes.between(0, len(unread.tokens)))
+    if sizes:
+        yield from replay(session.model, session.state, unread.tokens, sizes)
+    session.state.random_key = mx.array(np.frombuffer(unread.random_key, dtype="<u4"))
+
+
+def _require_readable(session: Session, unread: Unread) -> None:
+    model, count = session.model, len(session.state.tokens) + len(unread.tokens)
+    if (highest := max(unread.tokens, default=0)) >= model.layout.vocabulary:
+        raise MalformedSnapshot(
+            f"The ledger has token {highest}, and the model's vocabulary ends at {model.layout.vocabulary - 1}.",
+            token=highest,
+            vocabulary=model.layout.vocabulary,
+        )
+    if count > model.context_tokens:
+        raise ContextTooShort(
+            f"The ledger holds {format_plural(count, 'token')}, and the context of model {model.name!r} ends at "
+            f"{model.context_tokens}.",
+            token_count=count,
+            context_tokens=model.context_tokens,
+        )

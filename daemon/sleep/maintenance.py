@@ -1,0 +1,133 @@
+"""Looking after the store while sessions are served: one operation at a time, on a thread of its own.
+
+Owns that thread and the form in which an operation's report is told. The store takes its own locks, and only for its
+commits, so sleeps and wakes go on meanwhile; for the same reason this is not the thread that writes snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ...memvid import operations
+from ...memvid.format.records import Finding, MaintenanceReport
+from ...memvid.operations import MarkedVersion, Order
+from ...memvid.store import Store
+from ..api.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult, MarksResult
+from ..errors import ServiceClosed
+from .disk_space import Stop, Way
+
+# What a report tells one by one. A store may have millions of files; an answer has to fit into a frame.
+MAX_ACTIONS_TOLD = 10_000
+MAX_PROBLEMS_TOLD = 1_000
+
+Result = TypeVar("Result")
+
+
+class Maintenance:
+    """The one who looks after a store. `close` waits for what has begun, for that must not meet a closed store."""
+
+    def __init__(self, store: Store, way: Way) -> None:
+        self._store = store
+        self._way = way
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-maintain")
+        self._stopping = threading.Event()
+
+    async def carry_out(self, order: Order) -> MaintenanceResult:
+        """Carry an order out after those that came before it. Raises what the store's operation raises."""
+        return result_of(await self.run(lambda: self._carry_out(order)))
+
+    def _carry_out(self, order: Order) -> MaintenanceReport:
+        if order.operation != "compact" or order.dry_run:
+            return operations.carry_out(self._store, order)
+        reports = []
+        while True:  # what stopped to give way to a sleep without room goes on after it
+            stop = Stop(self._stopping.is_set, lambda: self._way.is_claimed)
+            with self._way.compacting():
+                reports.append(operations.carry_out(self._store, order, stop))
+            if not stop.was_told or self._stopping.is_set():
+                return _as_one(reports)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Do work on the store that may take long, after what came before it.
+
+        Raises:
+            ServiceClosed: the daemon stops, and has not begun it.
+        """
+
+        def begin() -> Result:
+            if self._stopping.is_set():
+                raise ServiceClosed("The daemon is stopping; try again when it is back.")
+            return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, begin)
+
+    def stop(self) -> None:
+        """Begin nothing more; a compaction stops at its next step, and all else that has begun goes on to its end."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """`stop`, wait for the operation that has begun, and end the thread."""
+        self.stop()
+        self._thread.shutdown()
+
+
+def _as_one(reports: Sequence[MaintenanceReport]) -> MaintenanceReport:
+    """The report of an operation that was carried out in several goes: what several found wrong is told once."""
+    return dataclasses.replace(
+        reports[-1],
+        actions=tuple(action for report in reports for action in report.actions),
+        bytes_freed=sum(report.bytes_freed for report in reports),
+        bytes_written=sum(report.bytes_written for report in reports),
+        problems=tuple(dict.fromkeys(problem for report in reports for problem in report.problems)),
+    )
+
+
+def problems_told(problems: Sequence[Finding]) -> tuple[MaintenanceProblem, ...]:
+    """Problems as plain data, as many as a reply takes."""
+    return tuple(MaintenanceProblem(one.path, one.code, one.message) for one in problems[:MAX_PROBLEMS_TOLD])
+
+
+def result_of(report: MaintenanceReport) -> MaintenanceResult:
+    """A report as plain data, with its lists cut where they are too long."""
+    return MaintenanceResult(
+        operation=report.operation,
+        dry_run=report.dry_run,
+        actions=tuple(
+            MaintenanceAction(
+                kind=action.kind,
+                path=action.path,
+                session=None if action.session is None else str(action.session),
+                version=action.version,
+                size_bytes=action.size_bytes,
+                reason=action.reason,
+            )
+            for action in report.actions[:MAX_ACTIONS_TOLD]
+        ),
+        actions_left_out=max(0, len(report.actions) - MAX_ACTIONS_TOLD),
+        bytes_freed=report.bytes_freed,
+        bytes_written=report.bytes_written,
+        problems=problems_told(report.problems),
+        problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
+    )
+
+
+def nothing_done(operation: str, *, dry_run: bool) -> MaintenanceResult:
+    """The report of an operation that found nothing on the disk to do."""
+    return MaintenanceResult(operation, dry_run, (), 0, 0, 0, (), 0)
+
+
+def with_awake(result: MaintenanceResult, session: str, token_count: int) -> MaintenanceResult:
+    """The report of a forget whose session is awake: what memory alone holds goes too, and stands first."""
+    tokens = f"{token_count:,} token{'' if token_count == 1 else 's'}"
+    awake = MaintenanceAction("remove", "", session, None, 0, f"the awake session, {tokens}, leaves memory")
+    return dataclasses.replace(result, actions=(awake, *result.actions))
+
+
+def marks_of(marked: MarkedVersion) -> MarksResult:
+    """The marks of a version as plain data."""
+    return MarksResult(str(marked.uri), marked.version, marked.bundle_id.hex(), marked.tags, marked.pinned)

@@ -1,0 +1,364 @@
+"""Keeps sessions that sleep in fewer bits: a plan of values first, then for each session a new version.
+
+Rules:
+- Only a session that sleeps, and only its last version, and not if that is pinned or has a tag. The version is read and
+  proven like any wake, its full blocks are quantised, and it is put to sleep as the next one: so a crash leaves what a
+  crash in a sleep leaves, and the exact version stays until a prune removes it.
+- What is kept in as few bits already is referred to. What is kept in fewer is never written in more.
+- The canary of the new version is computed from what a wake of it gives back. The ledger, the last logits, the random
+  key and all whole state stay exact.
+- A version that a repair has saved from a damaged one is left: a newer one would hide the whole one when it comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ...errors import TorporError
+from ...memvid.errors import InvalidPolicy
+from ...memvid.folder.marks import SessionMarks
+from ...memvid.folder.retention import EARLIEST_NS
+from ...memvid.format.blocks import BLOCK_TOKENS, BlockEntry
+from ...memvid.format.bundle import BundleReader
+from ...memvid.format.records import Receipt
+from ...memvid.format.salvaged import salvaged_from
+from ...memvid.limits import MAX_KEEP_DAYS
+from ...memvid.store import IndexRow, Store
+from ...memvid.units import format_bytes
+from ...memvid.uri import SessionUri
+from ...snapshot.layout import CANARY_KIND, CacheLayout
+from ...snapshot.lossy import Loss, StoredArray, quantise, stored_bytes, worst
+from ...snapshot.lossy_kinds import BITS, choose
+from ...snapshot.records import require_spans
+from ...snapshot.restore import read_checkpoint
+from ..api.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult
+from ..engine.engine import Engine, Steps
+from ..errors import ServiceClosed
+from ..models.models import LoadedModel
+from ..sessions.sessions import Session
+from .hibernation import Hibernation, WakeOrder
+from .maintenance import MAX_ACTIONS_TOLD, MAX_PROBLEMS_TOLD
+
+_LOG = logging.getLogger(__name__)
+_DAY_NS: Final = 24 * 3600 * 10**9
+
+QUANTISE_BITS: Final = BITS
+PASS_SECONDS: Final = 3600.0
+"""How often a policy of age looks at the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseOrder:
+    """In how many bits to keep sessions that have slept for so many days, or, if None, however long. clock: tells what
+    time it is, in nanoseconds of the Unix clock."""
+
+    bits: int
+    after_days: float | None = None
+    dry_run: bool = False
+    clock: Callable[[], int] = time.time_ns
+
+
+def order_of(session: str | None, bits: int | None, after_days: float | None, *, dry_run: bool) -> QuantiseOrder:
+    """An order out of what was asked.
+
+    Raises:
+        InvalidPolicy: bits that nothing can be kept in, no number of days, or neither a session nor an age.
+    """
+    if bits not in BITS:
+        raise InvalidPolicy(f"Sessions can be kept in {' or '.join(map(str, BITS))} bits, not {bits}.", field="bits")
+    if session is None and after_days is None:
+        raise InvalidPolicy("Say which session to quantise, or after how many days of sleep.", field="session")
+    if after_days is not None and not 0 <= after_days <= MAX_KEEP_DAYS:  # so no NaN
+        raise InvalidPolicy(f"after_days is a number of days from 0 to {MAX_KEEP_DAYS}.", field="after_days")
+    return QuantiseOrder(bits, after_days, dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class AgePolicy:
+    """Keep in so many bits what has slept for so many days; looked at when the daemon starts, and then every so often.
+
+    Raises InvalidPolicy for numbers that mean nothing.
+    """
+
+    after_days: float
+    bits: int
+    every_s: float = PASS_SECONDS
+    clock: Callable[[], int] = time.time_ns
+
+    def __post_init__(self) -> None:
+        order_of(None, self.bits, self.after_days, dry_run=False)
+
+    @property
+    def order(self) -> QuantiseOrder:
+        """What it asks for each time."""
+        return QuantiseOrder(self.bits, self.after_days, clock=self.clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span block as far as the plan needs it. is_done: whether it is kept in as few bits as is asked already."""
+
+    token_count: int
+    raw_bytes: int
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would be done to one version. left: why nothing, None where the tokens `[start, end)` would be quantised,
+    which takes raw bytes from `before` to `after`. again: raw bytes of what is written again as it is, since it lies
+    behind what changes: the last, not full block, and records of state.
+    """
+
+    row: IndexRow
+    left: str | None = None
+    start: int = 0
+    end: int = 0
+    before: int = 0
+    after: int = 0
+    again: int = 0
+
+    @property
+    def raw_bytes(self) -> int:
+        """What the new version has of its own; the heads of its blocks and of its file come on top."""
+        return self.after + self.again
+
+
+def why_left(row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> str | None:
+    """Why a session is left as it is, by what is known before anything is read; None if it may be quantised.
+
+    A date in the future, or before there was this program, makes nothing old.
+    """
+    if is_awake:
+        return "the session is awake"
+    if order.after_days is None:
+        return None
+    now_ns = order.clock()
+    if not EARLIEST_NS <= row.created_ns <= now_ns:
+        return "its date cannot be believed"
+    if now_ns - row.created_ns < order.after_days * _DAY_NS:
+        return f"it has not slept for {order.after_days:g} days"
+    return None
+
+
+def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int, states: Sequence[tuple[int, int]] = ()) -> Plan:
+    """Which of a version's full blocks to quantise: those from the first one on that is not done, for a block names
+    the one before it. packed_bytes: raw bytes of a full block afterwards; states: of each record of state where it
+    is, and its raw bytes afterwards."""
+    full = [span for span in spans if span.token_count == BLOCK_TOKENS]
+    if not full:
+        return Plan(row, left=f"it has no full block: only whole ones, of {BLOCK_TOKENS} tokens, are quantised")
+    first = next((at for at, span in enumerate(full) if not span.is_done), len(full))
+    before, after = sum(span.raw_bytes for span in full[first:]), packed_bytes * (len(full) - first)
+    if first == len(full):
+        return Plan(row, left="its full blocks are kept in as few bits already")
+    start = first * BLOCK_TOKENS
+    again = sum(span.raw_bytes for span in spans if span.token_count != BLOCK_TOKENS)
+    again += sum(raw_bytes for at, raw_bytes in states if at > start)
+    return Plan(row, None, start, len(full) * BLOCK_TOKENS, before, after, again)
+
+
+def is_done(arrays: Collection[StoredArray], bits: int) -> bool:
+    """Whether all arrays of a block that can be kept in so few bits are."""
+    return all(
+        choose(array.exact, bits) is None or (array.quantisation is not None and array.quantisation.bits <= bits)
+        for array in arrays
+    )
+
+
+class Quantising:
+    """Plans and carries out; the caller holds the session alone."""
+
+    def __init__(self, store: Store, engine: Engine, hibernation: Hibernation) -> None:
+        self._store = store
+        self._engine = engine
+        self._hibernation = hibernation
+
+    async def leave(self, row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> Plan | None:
+        """A plan to leave the session as it is, where its row or its marks say so already; None otherwise.
+
+        Raises:
+            StoreError: the marks cannot be read.
+        """
+
+        def look() -> Plan | None:
+            left = why_left(row, order, is_awake=is_awake) or _mark_on(row, self._store.marks(row.uri))
+            return None if left is None else Plan(row, left)
+
+        return await self._hibernation.on_io(look)
+
+    async def plan(self, row: IndexRow, order: QuantiseOrder, model: LoadedModel | None) -> Plan:
+        """What an order means for one session that it does not leave, by its last version. Reads the heads of its
+        blocks where need be.
+
+        model: that of its name, maybe without its weights; None if there is none.
+
+        Raises:
+            StoreError: blocks cannot be read.
+            SnapshotError: its blocks are not those of its model.
+        """
+        return await self._hibernation.on_io(lambda: self._plan(row, order, model))
+
+    def _plan(self, row: IndexRow, order: QuantiseOrder, model: LoadedModel | None) -> Plan:
+        if model is None or model.identity.digest != row.identity_digest:
+            return Plan(row, "its model is not served here")
+        if not any(choose(exact, order.bits) for exact in model.layout.span_slots(BLOCK_TOKENS)):
+            return Plan(row, "none of its caches can be kept in few bits")
+        with self._store.open_session(row.uri, row.version) as reader:
+            if salvaged_from(reader.manifest) is not None:
+                return Plan(row, "it is what a repair has saved of a damaged version")
+            spans, packed_bytes = _spans(reader, model.layout, order.bits), stored_bytes(model.layout, order.bits)
+            return plan_spans(row, spans, packed_bytes, _states(reader, model.layout))
+
+    async def carry_out(self, plan: Plan, bits: int, model: LoadedModel) -> Receipt:
+        """Write the next version of a session, with the planned tokens in few bits.
+
+        Raises:
+            what a wake and a sleep raise; the session is then as it was.
+        """
+        uri = plan.row.uri
+        order = WakeOrder(version=plan.row.version, hashing=True, cause="quantise")
+        woken = await self._hibernation.wake(uri, order, model, _ignore)
+        session = woken.session
+        with self._store.open_session(uri, plan.row.version) as reader:
+            await self._engine.run(_quantise(session, reader, plan, bits))
+        return await self._hibernation.sleep(session, _ignore, cause="quantise", may_wait=True)
+
+
+def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:
+    """What is said of a version that has a mark, with the command that takes the mark away."""
+    name = f"{row.uri.namespace}/{row.uri.name}"
+    if row.bundle_id in marks.pins:
+        return f"version {row.version} is pinned: `torpor unpin {name}@{row.version}`, then quantise again"
+    tag = next((tag for tag, named in sorted(marks.tags.items()) if named == row.bundle_id), None)
+    return tag and f"version {row.version} is tagged {tag}: `torpor untag {name} {tag}`, then quantise again"
+
+
+def _spans(reader: BundleReader, layout: CacheLayout, bits: int) -> list[Span]:
+    return [
+        Span(
+            entry.token_count,
+            entry.raw_bytes,
+            is_done(require_spans(reader, entry, layout.span_slots(entry.token_count)), bits),
+        )
+        for entry in reader.entries
+        if entry.kind == "span"
+    ]
+
+
+def _states(reader: BundleReader, layout: CacheLayout) -> list[tuple[int, int]]:
+    """Of each record of state its position, and the raw bytes that it takes behind what was quantised: the last one
+    has a canary then, computed anew, and those before it have none."""
+    found = []
+    for entry in reader.entries:
+        if entry.kind == "state":
+            slots = [spec for spec, _ in reader.read_header(entry).slots]
+            canary = layout.canary_bytes if entry is reader.entries[-1] else 0
+            canary -= sum(spec.size_bytes for spec in slots if spec.kind == CANARY_KIND)
+            found.append((entry.start, entry.raw_bytes + canary))
+    return found
+
+
+def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> Steps[None]:
+    """Make a woken session what its next version holds, on the engine thread.
+
+    The checkpoints behind the first block that changes are taken into memory, to be written again behind others.
+    """
+    state, layout = session.state, session.model.layout
+    for entry in _checkpoints_behind(reader.entries, plan.start, state.checkpoints.positions):
+        state.checkpoints.add(read_checkpoint(reader, entry, layout))
+        yield None
+    session.lossy = yield from quantise(state.caches, layout, bits, plan.start, plan.end)
+    session.loss = worst(session.loss, Loss(bits, plan.end))
+    session.unchanged_tokens = min(session.unchanged_tokens, plan.start)
+    session.dirty = True
+
+
+def _checkpoints_behind(entries: Sequence[BlockEntry], start: int, positions: Collection[int]) -> list[BlockEntry]:
+    return [entry for entry in entries if entry.kind == "state" and entry.start > start and entry.start in positions]
+
+
+class Tally:
+    """What becomes of an order, session by session, as a report."""
+
+    def __init__(self, order: QuantiseOrder) -> None:
+        self._order = order
+        self._actions: list[MaintenanceAction] = []
+        self._problems: list[MaintenanceProblem] = []
+        self._written = 0
+
+    def add(self, plan: Plan, receipt: Receipt | None) -> None:
+        """One session: left, planned (no receipt), or done."""
+        row = plan.row
+        if plan.left is not None:
+            self._actions.append(MaintenanceAction("keep", "", str(row.uri), row.version, 0, plan.left))
+            return
+        before, after = format_bytes(plan.before), format_bytes(plan.after)
+        what = f"{before} of keys and values are {after} in {self._order.bits} bits"
+        stays = f"version {row.version} stays as it is until a prune removes it"
+        size, version = (plan.raw_bytes, row.version) if receipt is None else (receipt.bytes_written, receipt.version)
+        self._written += 0 if receipt is None else receipt.bytes_written
+        self._actions.append(MaintenanceAction("quantise", "", str(row.uri), version, size, f"{what}; {stays}"))
+
+    def fail(self, uri: SessionUri, error: TorporError) -> None:
+        """One session that could not be quantised, and is as it was."""
+        self._problems.append(MaintenanceProblem(str(uri), error.code, error.message))
+
+    def report(self) -> MaintenanceResult:
+        """The report, what was done first, as long as a reply takes. Of a plan what would be written is told by its raw
+        bytes, to which the heads of blocks and files come."""
+        written, actions = self._written, sorted(self._actions, key=lambda action: action.kind == "keep")
+        if self._order.dry_run:
+            written = sum(action.size_bytes for action in self._actions)
+        return MaintenanceResult(
+            operation="quantise",
+            dry_run=self._order.dry_run,
+            actions=tuple(actions[:MAX_ACTIONS_TOLD]),
+            actions_left_out=max(0, len(actions) - MAX_ACTIONS_TOLD),
+            bytes_freed=0,
+            bytes_written=written,
+            problems=tuple(self._problems[:MAX_PROBLEMS_TOLD]),
+            problems_left_out=max(0, len(self._problems) - MAX_PROBLEMS_TOLD),
+        )
+
+
+class Ageing:
+    """Carries a policy of age out again and again, until it is closed. What goes wrong is logged, and tried again."""
+
+    def __init__(self, carry_out: Callable[[], Awaitable[MaintenanceResult]], every_s: float) -> None:
+        self._carry_out = carry_out
+        self._every_s = every_s
+        self._closing = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """Wait for the session that is being written, and end."""
+        self._closing.set()
+        await self._task
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            begun = time.monotonic()
+            try:
+                for problem in (await self._carry_out()).problems:
+                    _LOG.warning("quantising %s: %s: %s", problem.path, problem.code, problem.message)
+            except ServiceClosed:
+                pass  # in the midst of a stop, which may yet be refused
+            except TorporError as error:
+                _LOG.warning("quantising: %s: %s", error.code, error.message)
+            except Exception:  # noqa: BLE001 - a bug here must not end the policy
+                _LOG.exception("quantising")
+            left_s = max(0.0, self._every_s - (time.monotonic() - begun))
+            try:
+                await asyncio.wait_for(self._closing.wait(), left_s)
+            except TimeoutError:
+                continue
+
+
+def _ignore(_event: object) -> None:
+    """For work that nobody watches."""

@@ -1,0 +1,100 @@
+"""Analyses of what is stored, while sessions are served: one at a time, on a thread of its own.
+
+Owns that thread, and how an analysis that nobody waits for any more is stopped. Reads the store and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from ...memvid.errors import BundleMissing
+from ...memvid.format.bundle import BundleReader
+from ...memvid.format.records import IndexRow
+from ...memvid.store import Store
+from ...snapshot.analysis import DEFAULT_KIND, analyse, encode
+from ..api.results import Emit, Progress
+from ..errors import ServiceClosed
+
+_GONE: Final = "its parent is not in the store any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Analysed:
+    """Of which version an artifact is, and the artifact, as JSON."""
+
+    row: IndexRow
+    artifact: str
+
+
+class Analyst:
+    """The one who analyses stored versions. `close` stops what has begun and waits for its end."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-analyse")
+        self._closing = threading.Event()
+
+    async def analyse(self, version: str, *, kind: str | None, labels: Sequence[str] | None, emit: Emit) -> Analysed:
+        """The artifact of the version that `version` means. Cancelling the task stops the work at its next step.
+
+        Raises:
+            SessionNotFound, AmbiguousVersion: which version is meant cannot be told.
+            StoreError: it is missing or damaged.
+            MalformedSnapshot: it is sound, but not of the form that this version of Torpor writes.
+            ServiceClosed: the daemon stops.
+        """
+        loop = asyncio.get_running_loop()
+        left = threading.Event()
+
+        def report(done: int, total: int) -> None:
+            self._require_wanted(left)
+            loop.call_soon_threadsafe(emit, Progress("analyse", done, total))
+
+        def work() -> Analysed:
+            self._require_wanted(left)
+            return self._analyse(version, kind or DEFAULT_KIND, labels, report)
+
+        try:
+            return await loop.run_in_executor(self._thread, work)
+        finally:
+            left.set()
+
+    def _require_wanted(self, left: threading.Event) -> None:
+        if left.is_set() or self._closing.is_set():
+            raise ServiceClosed("The daemon stops, or nobody waits for this analysis any more; ask again.")
+
+    def _analyse(
+        self, version: str, kind: str, labels: Sequence[str] | None, report: Callable[[int, int], None]
+    ) -> Analysed:
+        row = self._store.resolve_version(version)
+        with ExitStack() as stack:
+            reader = stack.enter_context(self._store.open_session(row.uri, row.version))
+            parent, why = self._open_parent(reader)
+            if parent is not None:
+                stack.enter_context(parent)
+            document = analyse(reader, parent, kind=kind, labels=labels, why_no_parent=why, on_progress=report)
+        return Analysed(row, encode(document).decode())
+
+    def _open_parent(self, reader: BundleReader) -> tuple[BundleReader | None, str]:
+        if reader.manifest.parent is None:
+            return None, "it has no parent"
+        try:
+            parent = self._store.open_bundle(reader.manifest.parent)
+        except BundleMissing:
+            return None, _GONE
+        row = self._store.find_session(parent.manifest.uri, parent.manifest.version)
+        if row is None or row.bundle_id != parent.bundle_id:  # deleted, and its file kept for what others need of it
+            parent.close()
+            return None, _GONE
+        return parent, ""
+
+    def close(self) -> None:
+        """Stop the analysis that has begun, and end the thread."""
+        self._closing.set()
+        self._thread.shutdown(cancel_futures=True)

@@ -1,0 +1,515 @@
+"""Healing: what damaged blocks have lost is computed again from the stored tokens, before a repair gives it up.
+
+Of each session whose newest version has a damaged block: wake what stands before it, read the tokens behind it in the
+very calls in which they were read, and sleep. In the environment that computed them the same bits result, and with them
+the same block ids; then the repair that follows mends the damaged version itself, out of the new blocks. Elsewhere the
+new version is what there is, and says what was computed again.
+
+Of a session that is awake nothing need be computed: all of it is in memory, and sleeps anew, without damaged blocks.
+
+Of one that ends in a ledger alone (`ledgers.py`), what is damaged becomes part of that where nothing tells what its
+state was: it is computed at the next use.
+
+What cannot be computed again (the ledger itself is damaged, or the record at its end) is left to the repair: it saves
+the longest sound beginning, and puts the damaged file into quarantine. Where it is only not to be had now (no memory or
+room on the disk, a model that cannot be loaded, a daemon that stops), nothing is touched, whoever asks. Where this
+daemon never can (a model that it does not serve), a repair that somebody asks for goes on, and none that nobody does.
+A repair sees to the whole store, so all that is damaged in it comes first, whichever session it was found in.
+
+A stop waits for no more than a block that is read and a model call: what is not healed then is as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeVar
+
+from ...errors import TorporError
+from ...memvid.checking.set_aside_versions import LOST
+from ...memvid.errors import Corruption, ReadBackFailed, SessionNotFound, StoreError, UnsafePath, UnsupportedFormat
+from ...memvid.format.blocks import BlockEntry
+from ...memvid.format.bundle import BundleReader
+from ...memvid.format.lossy import LOSSY
+from ...memvid.format.salvaged import salvaged_of
+from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.units import format_plural
+from ...memvid.uri import SessionUri
+from ...snapshot.errors import (
+    CanaryFailed,
+    ContextTooShort,
+    IdentityMismatch,
+    LayoutMismatch,
+    MalformedSnapshot,
+    UnsupportedCache,
+)
+from ...snapshot.identity import require_same
+from ...snapshot.passes import Passes, tokens_of
+from ...snapshot.restore import read_checkpoint
+from ...snapshot.state import LiveState, token_array
+from ..api.recomputed import Recomputed
+from ..engine.admission import standing_back
+from ..engine.cancellation import to_the_end
+from ..engine.engine import Engine, Steps
+from ..engine.sampler import initial_key
+from ..errors import NotRecomputable, RepairPutOff, ServiceClosed, SessionBusy, UnknownModel, sentence_of
+from ..events.bus import Bus, code_of
+from ..events.events import HealFailed, SessionHealed, StoreRepaired
+from ..models.models import LoadedModel
+from ..residency.residency import Residency
+from ..sessions.sessions import Durable, Session, sampling_of
+from ..sessions.unprocessed_tail import unread_in
+from ..sleep.hibernation import Hibernation, WakeOrder, durable_of
+from ..sleep.maintenance import Maintenance
+from ..sleep.recomputing import read_again
+
+_LOG = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Left = Literal["settled", "not_here", "not_now"]
+
+_CANNOT_BE: Final = (Corruption, NotRecomputable, SessionNotFound)
+_NOT_HERE: Final = (
+    UnknownModel,
+    IdentityMismatch,
+    LayoutMismatch,
+    UnsupportedCache,
+    MalformedSnapshot,
+    ContextTooShort,
+    CanaryFailed,
+    UnsupportedFormat,
+    UnsafePath,  # which a repair leaves alone, with all that may need it
+)
+
+_MAX_TOLD: Final = 4
+"""Sessions that the sentence of a refusal names."""
+_MOST_LISTED: Final = 1_000
+"""Sessions that its details name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is left of a version: its tokens, the first position that is in a damaged span (or its end), the positions
+    of the sound records before that, and the record at its end; None where a ledger goes on behind it, which tells what
+    is to come out of that: that takes what is damaged in, where there is no such record or the bits are fewer."""
+
+    tokens: Sequence[int]
+    first_broken: int
+    records: tuple[int, ...]
+    end: BlockEntry | None
+
+    def start(self, passes: Passes, *, by_token: bool) -> int:
+        """Where reading can go on in the very calls in which it was done: where one of them ended, and, for caches that
+        cannot be cut back, there is a record."""
+        return whole_calls(passes, self.first_broken) if by_token else max(self.records, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What is left to a repair of a session that was damaged: `settled`: what it finds, for it is healed or cannot be;
+    `not_here`: what another daemon could heal; `not_now`: what this one can another time, and why it did not."""
+
+    left: Left = "settled"
+    why: str = ""
+
+
+_SETTLED: Final = _Outcome()
+
+
+class Healing:
+    """Heals sessions, each in its turn, and has the store repaired then."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        hibernation: Hibernation,
+        maintenance: Maintenance,
+        residency: Residency,
+        bus: Bus,
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._hibernation = hibernation
+        self._maintenance = maintenance
+        self._residency = residency
+        self._bus = bus
+        self.healed = self.failed = 0
+
+    async def mend(self, uri: SessionUri) -> None:
+        """Heal this session and all others of which the newest version is damaged, and repair the store; that is put
+        off where one of them could be healed, but not by this daemon now.
+
+        Raises:
+            StoreError: the store cannot be repaired now. ServiceClosed: the daemon stops, and what is not healed yet is
+                as it was.
+        """
+        with standing_back():
+            left = await self._heal([uri])
+        self._require_going_on()
+        if all(each.left == "settled" for each in left.values()):
+            held = await to_the_end(self._maintenance.run(self._held_back))
+            for held_uri, versions in held.items():
+                self._tell_failure(held_uri, _refusal(held_uri, versions))
+            if held:
+                return
+            self._require_going_on()
+            report = await to_the_end(self._maintenance.run(self._store.repair))
+            kinds = [action.kind for action in report.actions]
+            self._bus.publish(
+                StoreRepaired(
+                    None,
+                    mended=kinds.count("rewrite") + kinds.count("restore"),
+                    salvaged=kinds.count("salvage"),
+                    quarantined=kinds.count("quarantine"),
+                    problems=len(report.problems),
+                )
+            )
+
+    async def heal(self) -> None:
+        """Heal all sessions of which the newest version is damaged, as far as this daemon can, before a repair that
+        somebody has asked for gives up what it does not find.
+
+        Raises:
+            RepairPutOff: some could be healed, only not now; no repair is to give them up. ServiceClosed: the daemon
+                stops.
+        """
+        left = await self._heal([])
+        if put_off := {uri: each.why for uri, each in left.items() if each.left == "not_now"}:
+            raise _put_off(put_off)
+        self._require_going_on()
+
+    async def foresee(self) -> dict[SessionUri, tuple[int, str]]:
+        """What `heal` would begin with: the newest versions that are damaged, and what would be done to each, as a
+        sentence. Whether there is memory and room for it is not looked at."""
+        damaged = await asyncio.to_thread(self._damaged, ())
+        told = {uri: await self._foresee(uri) for uri in damaged}
+        return {uri: each for uri, each in told.items() if each is not None}
+
+    async def _foresee(self, uri: SessionUri) -> tuple[int, str] | None:
+        async with self._residency.turn(uri):
+            row = self._store.find_session(uri)
+            if row is None:
+                return None  # deleted meanwhile
+            live = await self._residency.live(uri)
+            if live is not None and live.holds_all_of(row.bundle_id):
+                return row.version, "It is awake, and is written anew."
+            try:
+                found = await self._hibernation.on_io(lambda: self._look(row))
+                if found is not None and found.end is not None:
+                    model = self._residency.facts(row.model)
+                    with self._store.open_session(uri, row.version) as reader:
+                        if model is not None:
+                            require_same(reader.manifest.identity, model.identity, model=model.name)
+            except TorporError as error:
+                return None if _outcome_of(error).left != "not_now" else (row.version, sentence_of(error))
+        if found is None:
+            return None
+        computed = format_plural(len(found.tokens) - found.first_broken, "token")
+        return row.version, f"{computed} or more that are damaged, or stand behind that, are computed again."
+
+    async def _heal(self, suspects: Sequence[SessionUri]) -> dict[SessionUri, _Outcome]:
+        """Heal the suspects, and all sessions that are found damaged."""
+        damaged = await asyncio.to_thread(self._damaged, suspects)  # a wake needs the threads that read for it
+        return {each: await self._heal_in_turn(each) for each in damaged}
+
+    def _require_going_on(self, _read_bytes: int = 0) -> None:
+        """Raises ServiceClosed once the daemon stops: what was to be healed is found again when it is back. On any
+        thread."""
+        if self._hibernation.stopping is not None:
+            raise ServiceClosed("The daemon stops; what is damaged is healed when it is back.")
+
+    def _unless_stopping(self, steps: Steps[Result]) -> Steps[Result]:
+        """Steps that end, for good, at the first that finds the daemon stopping."""
+        with contextlib.closing(steps):
+            while True:
+                self._require_going_on()
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                yield None
+
+    async def _heal_in_turn(self, uri: SessionUri) -> _Outcome:
+        begun = time.monotonic()
+        try:
+            async with self._residency.turn(uri) as use:
+                row = self._store.find_session(uri)
+                if row is None:
+                    return _SETTLED  # deleted meanwhile
+                live = await self._residency.live(uri)
+                if live is not None and live.holds_all_of(row.bundle_id):
+                    return await to_the_end(self._keep_awake(live))
+                found = await self._hibernation.on_io(lambda: self._look(row))
+                if found is None:
+                    return _SETTLED
+                if found.end is None:
+                    await to_the_end(self._heal_ledger(row, found))
+                    return _SETTLED
+                async with self._residency.room_to_wake(use, row) as model:
+                    if self._residency.require_row(uri).version != row.version:
+                        raise SessionBusy(f"{uri} gave its memory to others and slept meanwhile.", session=str(uri))
+                    receipt, told = await to_the_end(self._compute(row, found, found.end, model))
+                self._lead_on(uri, row, receipt, told.start)
+        except TorporError as error:
+            self._tell_failure(uri, error)
+            return _outcome_of(error)
+        self.healed += 1
+        _LOG.warning("%s was damaged, and is healed as version %d", uri, receipt.version)
+        self._bus.publish(
+            SessionHealed(
+                uri,
+                version=receipt.version,
+                tokens=receipt.ledger_tokens,
+                recomputed_tokens=told.tokens,
+                same_logits=told.same_logits,
+                bytes_written=receipt.bytes_written,
+                seconds=time.monotonic() - begun,
+            )
+        )
+        return _SETTLED
+
+    async def _keep_awake(self, live: Session) -> _Outcome:
+        """Have a session that is awake in a version without damaged blocks."""
+        newest = live.durable
+        assert newest is not None
+        sound = await asyncio.to_thread(self._sound_beginning, live.uri, newest.version)
+        if len(sound) == len(newest.entries):
+            return _SETTLED
+        live.durable = replace(newest, entries=sound)
+        try:
+            await self._residency.keep(live, _ignore, "heal")
+        except TorporError as error:
+            live.durable = newest
+            self._tell_failure(live.uri, error)
+            return _Outcome("not_now", sentence_of(error))  # it is all in memory
+        return _SETTLED
+
+    def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
+        """A session that was woken at an earlier token of a version goes on from that which takes its place: it would
+        else sleep in front of it, as soon as the damaged one is gone."""
+        self._residency.looks.lead_on(uri, row.bundle_id, receipt)
+        live = self._residency.awake.get(uri)
+        if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
+            live.durable = Durable.of(receipt)
+            live.unchanged_tokens = min(live.unchanged_tokens, recomputed_from)
+
+    def _tell_failure(self, uri: SessionUri, error: TorporError) -> None:
+        self.failed += 1
+        _LOG.warning("%s cannot be healed: %s: %s", uri, error.code, error.message)
+        self._bus.publish(HealFailed(uri, code_of(error)))
+
+    def _held_back(self) -> dict[SessionUri, list[int]]:
+        """Earlier versions that could be computed again, which nobody does, and that a repair would give up now: those
+        that a mark holds, and those with tokens that no sound one begins with. Reads the whole store.
+
+        Raises:
+            StoreError: something of the store could not be read.
+        """
+        report = self._store.repair(dry_run=True)
+        lost = {finding.path for finding in report.problems if finding.code == LOST}
+        going: dict[SessionUri, set[int]] = {}
+        for action in report.actions:
+            if action.path in lost and action.session is not None and action.version is not None:
+                going.setdefault(action.session, set()).add(action.version)
+        held: dict[SessionUri, list[int]] = {}
+        for uri, versions in going.items():
+            if found := self._held_of(uri, versions):
+                held[uri] = found
+        return held
+
+    def _held_of(self, uri: SessionUri, going: Container[int]) -> list[int]:
+        rows = self._store.versions(uri)
+        kept = [ledger for row in rows if row.version not in going and (ledger := self._ledger_of(row)) is not None]
+        marked = self._marked(uri)
+        held = []
+        for row in rows:
+            ledger = self._ledger_of(row) if row.version in going and self._is_computable(row) else None
+            if ledger is None:
+                continue
+            if marked is None or row.bundle_id in marked or not any(each.startswith(ledger) for each in kept):
+                held.append(row.version)
+        return held
+
+    def _marked(self, uri: SessionUri) -> Collection[bytes] | None:
+        """The bundles of a session that have a mark; None where nobody can tell."""
+        try:
+            return self._store.marks(uri).numbers.keys()
+        except StoreError:
+            return None
+
+    def _is_computable(self, row: IndexRow) -> bool:
+        try:
+            return self._look(row) is not None
+        except (*_CANNOT_BE, MalformedSnapshot):
+            return False
+
+    def _ledger_of(self, row: IndexRow) -> bytes | None:
+        """All tokens of a version, uint32; None where they are damaged."""
+        try:
+            with self._store.open_session(row.uri, row.version) as reader:
+                unread = unread_in(reader.manifest.session, row.uri)
+                return reader.tokens() + (unread.tokens.tobytes() if unread is not None else b"")
+        except (*_CANNOT_BE, MalformedSnapshot):
+            return None
+
+    def _damaged(self, suspects: Sequence[SessionUri]) -> list[SessionUri]:
+        """The suspects, and all others whose newest versions are damaged. Reads the whole store."""
+        known: dict[BlockEntry, bool] = {}
+        rows = [row for row in self._store.iter_sessions() if row.uri not in suspects]
+        return [*suspects, *(row.uri for row in rows if not self._is_whole(row, known))]
+
+    def _is_whole(self, row: IndexRow, known: dict[BlockEntry, bool]) -> bool:
+        try:
+            with self._store.open_session(row.uri, row.version) as reader:
+                for entry in reader.entries:
+                    if entry not in known:
+                        known[entry] = _is_sound(reader, entry, self._require_going_on)
+                return all(known[entry] for entry in reader.entries)
+        except SessionNotFound:
+            return True  # deleted meanwhile
+        except StoreError:
+            return False  # it is looked at again in its turn, which tells what is damaged from what could not be read
+
+    def _sound_beginning(self, uri: SessionUri, version: int) -> tuple[BlockEntry, ...]:
+        """The blocks of a version that a sleep may refer to: sound ones before the first tokens that are damaged.
+
+        Raises:
+            StoreError: something of it could not be read.
+        """
+        try:
+            with self._store.open_session(uri, version) as reader:
+                reader.tokens()
+                sound = []
+                for entry in reader.entries:
+                    if _is_sound(reader, entry, self._require_going_on):
+                        sound.append(entry)
+                    elif entry.kind == "span":
+                        break
+                return tuple(sound)
+        except (Corruption, SessionNotFound):
+            return ()
+
+    def _look(self, row: IndexRow) -> _Found | None:
+        with self._store.open_session(row.uri, row.version) as reader:
+            return _look(reader, self._require_going_on)
+
+    async def _heal_ledger(self, row: IndexRow, found: _Found) -> None:
+        """What was damaged is read again with the ledger behind it, at the next use."""
+        receipt = await self._residency.ledgers.keep_less(row, found.first_broken, found.records)
+        self._lead_on(row.uri, row, receipt, receipt.token_count)
+        self.healed += 1
+        _LOG.warning("%s was damaged before its ledger, and has more of it in version %d", row.uri, receipt.version)
+
+    async def _compute(
+        self, row: IndexRow, found: _Found, last: BlockEntry, model: LoadedModel
+    ) -> tuple[Receipt, Recomputed]:
+        """A new version of a session that sleeps, with what was damaged computed again."""
+        reader = await self._hibernation.on_io(lambda: self._store.open_session(row.uri, row.version))
+        try:
+            require_same(reader.manifest.identity, model.identity, model=model.name)
+            end = await self._engine.call(lambda: read_checkpoint(reader, last, model.layout))
+            start = found.start(end.passes, by_token=model.layout.by_token)
+            state = await self._state_at(start, row, reader, model)
+            same = await self._engine.run(self._unless_stopping(read_again(model, state, found.tokens, end)))
+            session = Session.woken(row.uri, model, state, durable_of(reader, 0), reader.manifest.session)
+            session.salvaged = salvaged_of(reader.manifest)
+        finally:
+            reader.close()
+        session.recomputed = Recomputed(row.version, start, len(found.tokens) - start, same)
+        session.came_from(reader.manifest.session, start)
+        session.unchanged_tokens, session.dirty = start, True
+        receipt = await self._hibernation.sleep(session, _ignore, cause="heal", may_wait=True)
+        return receipt, session.recomputed
+
+    async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:
+        """What the session's state was after so many tokens."""
+        if start:
+            order = WakeOrder(row.version, start, hashing=True, cause="heal")
+            return (await self._hibernation.wake(row.uri, order, model, _ignore)).session.state
+        settings = sampling_of(reader.manifest.session)
+        return await self._hibernation.begin(model, lambda: initial_key(settings))
+
+
+def _outcome_of(error: TorporError) -> _Outcome:
+    """What an error leaves to a repair, which needs neither memory nor a model, and would give up what is put off."""
+    if isinstance(error, _CANNOT_BE) and not isinstance(error, ReadBackFailed):
+        return _SETTLED
+    return _Outcome("not_here" if isinstance(error, _NOT_HERE) else "not_now", sentence_of(error))
+
+
+def _put_off(put_off: Mapping[SessionUri, str]) -> RepairPutOff:
+    told = "; ".join(f"{uri} ({why.rstrip('.')})" for uri, why in list(put_off.items())[:_MAX_TOLD])
+    more = f"; and {len(put_off) - _MAX_TOLD} others" if len(put_off) > _MAX_TOLD else ""
+    return RepairPutOff(
+        f"Nothing was repaired, for that would cut short what can be computed again, only not now: {told}{more}. See "
+        "to that and repair again; or stop the daemon and repair without it, which cuts them to what is sound.",
+        sessions={str(uri): why for uri, why in list(put_off.items())[:_MOST_LISTED]},
+    )
+
+
+def _refusal(uri: SessionUri, versions: Sequence[int]) -> RepairPutOff:
+    told = ", ".join(map(str, versions[:_MAX_TOLD])) + (", ..." if len(versions) > _MAX_TOLD else "")
+    return RepairPutOff(
+        f"Nothing is repaired unasked: that would give up earlier versions of {uri} ({told}), which are damaged, and "
+        "of which all tokens are there. Put back their files from a backup, prune them, or ask for a repair.",
+        session=str(uri),
+    )
+
+
+def whole_calls(passes: Passes, token_count: int) -> int:
+    """How many of the first tokens were read by calls that read no others: where reading can go on as it was done."""
+    position = 0
+    for size in passes:
+        if position + tokens_of(size) > token_count:
+            break
+        position += tokens_of(size)
+    return position
+
+
+def _look(reader: BundleReader, on_bytes: Callable[[int], None]) -> _Found | None:
+    """What is damaged of a version; None if nothing is. on_bytes: is told of what is read, and may raise.
+
+    Raises:
+        Corruption: its ledger is. StoreError: something of it could not be read. NotRecomputable: the record at its end
+            is damaged, or it is lossy.
+    """
+    tokens = token_array(reader.tokens())
+    broken = [entry for entry in reader.entries if not _is_sound(reader, entry, on_bytes)]
+    if not broken:
+        return None
+    is_lossy = reader.manifest.session.get(LOSSY) is not None
+    goes_on = unread_in(reader.manifest.session, reader.manifest.uri) is not None
+    if is_lossy and not goes_on:
+        raise NotRecomputable(
+            f"{reader.manifest.uri} was kept in fewer bits, and what rests on those cannot be computed again.",
+            session=str(reader.manifest.uri),
+        )
+    ends = [entry for entry in reader.entries if entry.kind == "state" and entry.start == len(tokens)]
+    end = ends[-1] if ends and ends[-1] not in broken and not is_lossy else None
+    if end is None and not goes_on:
+        raise NotRecomputable(
+            f"{reader.manifest.uri} has no sound record of its last position.", session=str(reader.manifest.uri)
+        )
+    first = min((entry.start for entry in broken if entry.kind == "span"), default=len(tokens) - 1)
+    records = (entry.start for entry in reader.entries if entry.kind == "state" and entry not in broken)
+    return _Found(tokens, first, tuple(each for each in records if each <= first), end)
+
+
+def _is_sound(reader: BundleReader, entry: BlockEntry, on_bytes: Callable[[int], None]) -> bool:
+    """Whether a block is what was written. Raises StoreError: it could not be read, which proves nothing."""
+    try:
+        with reader.holding(entry) as file:
+            file.check_payloads(entry.id, on_bytes)
+    except Corruption:
+        return False
+    return True
+
+
+def _ignore(_event: object) -> None:
+    """For work that nobody watches."""

@@ -1,0 +1,221 @@
+"""The idle scrub: what sleeps is read again, slowly and while nobody wants anything, so that rot is found and healed
+while there is something to heal it from.
+
+Owns when, how fast, and in which order. What damage is, the store says; what is done about it is `healing.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from ...errors import TorporError
+from ...memvid.checking.set_aside_versions import LOST
+from ...memvid.errors import SessionNotFound
+from ...memvid.folder.scrub_mark import ScrubMark, left_of, place_of
+from ...memvid.format.records import Finding, VerifyReport
+from ...memvid.store import Store
+from ...memvid.uri import SessionUri
+from ..api.results import ScrubInfo
+from ..engine.pieces import NAMES_AT_ONCE, in_pieces
+from ..errors import ServiceClosed
+from ..events.bus import Bus
+from ..events.events import DamageFound, SessionScrubbed
+
+_LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+DEFAULT_BYTES_PER_S: Final = 8 * 1024 * 1024
+"""A tenth of what a slow disk reads, or a hundredth of a fast one: a store of 100 GiB in three and a half hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubPolicy:
+    """bytes_per_s: how fast; idle_s: after how long without a request; round_s: how often all is read at most; look_s:
+    how soon it is seen that somebody wants something, or nobody does any more."""
+
+    bytes_per_s: int = DEFAULT_BYTES_PER_S
+    idle_s: float = 5.0
+    round_s: float = 24 * 3600.0
+    look_s: float = 0.5
+
+
+def seconds_ahead(done_bytes: int, passed_s: float, bytes_per_s: int) -> float:
+    """How long to wait, so that what was read was not read faster than it should be."""
+    return max(0.0, done_bytes / bytes_per_s - passed_s)
+
+
+class _GivenUp(Exception):  # the daemon stops; never leaves this module
+    pass
+
+
+class Scrub:
+    """Reads one session after the other until it is closed. mend: is told of each that has damage, and sees to it."""
+
+    def __init__(
+        self, store: Store, policy: ScrubPolicy, bus: Bus, mend: Callable[[SessionUri], Awaitable[None]]
+    ) -> None:
+        self._store = store
+        self._policy = policy
+        self._bus = bus
+        self._mend = mend
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-scrub")
+        self._stop = threading.Event()
+        self._closing = asyncio.Event()
+        self._mark = store.load_scrub_mark()
+        self._left: deque[SessionUri] | None = None
+        self._suspects: deque[SessionUri] = deque()
+        self._unmended: set[SessionUri] = set()
+        self._tell = bus.from_any_thread()
+        self._sessions = self._bytes_read = self._damaged = 0
+        self._task = asyncio.ensure_future(self._run())
+
+    def info(self, healed: int, unhealed: int) -> ScrubInfo:
+        """What came of it since the daemon began."""
+        return ScrubInfo(
+            bytes_per_s=self._policy.bytes_per_s,
+            sessions=self._sessions,
+            bytes_read=self._bytes_read,
+            damaged=self._damaged,
+            healed=healed,
+            unhealed=unhealed,
+            last_ns=self._mark.checked_ns or None,
+        )
+
+    def suspect(self, uri: SessionUri) -> None:
+        """A wake has found a session damaged: it is read, and seen to, as soon as nobody wants anything."""
+        if uri not in self._suspects:
+            self._suspects.append(uri)
+
+    async def close(self) -> None:
+        """Stop at the next block, wait for a repair that has begun, and end the thread."""
+        self._closing.set()
+        self._stop.set()
+        await self._task
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                if self._left is None:  # the round of the daemon before this one goes on
+                    self._left = await self._behind(self._mark.after) if self._mark.begun_ns else deque()
+                if self._suspects and self._is_idle():
+                    await self._check(self._suspects.popleft(), in_round=False)
+                    continue
+                if self._left and self._is_idle():
+                    await self._check(self._left.popleft(), in_round=True)
+                    continue
+                if not self._left and self._round_is_due():
+                    await self._begin_round()
+            except Exception as error:  # noqa: BLE001 - whatever one session's reading ends with, the others are read
+                _LOG.warning("the scrub: %s", error.message if isinstance(error, TorporError) else repr(error))
+            await self._wait(self._policy.look_s)
+
+    async def _begin_round(self) -> None:
+        """From the first session on, if there is any: a store that is empty still has all of its first round."""
+        begun_ns, everybody = time.time_ns(), await self._behind(b"")
+        if everybody:
+            self._mark = ScrubMark(b"", begun_ns, self._mark.checked_ns)
+            self._left = everybody
+
+    async def _check(self, uri: SessionUri, *, in_round: bool) -> None:
+        """Read one session, and see to it if it is damaged."""
+        try:
+            report = await self._in_thread(partial(self._read, uri))
+        except (_GivenUp, SessionNotFound):
+            self._unmended.discard(uri)
+            return  # the daemon stops, or it was deleted meanwhile
+        if damage := damage_in(report):
+            self._damaged += 1
+            self._bus.publish(DamageFound(uri, len(damage), damage[0].code))
+            try:
+                await self._mend(uri)
+            except ServiceClosed:
+                await self._leave(uri)
+                return
+        self._unmended.discard(uri)
+        if in_round:
+            await self._passed(uri)
+
+    async def _behind(self, after: bytes) -> deque[SessionUri]:
+        """The sessions that a round has still to read behind that place."""
+        return deque(await in_pieces(left_of(self._store.iter_uris(NAMES_AT_ONCE), after)))
+
+    def _round_is_due(self) -> bool:
+        """Whether the last round began long enough ago; or in what is the future by a clock that was put back."""
+        begun_s, now_s = self._mark.begun_ns / 1e9, time.time()
+        return not begun_s <= now_s < begun_s + self._policy.round_s
+
+    async def _leave(self, uri: SessionUri) -> None:
+        """The daemon stops before a damaged session was seen to: the next one begins a round anew, and finds it; so
+        does this one, if it does not stop after all."""
+        self._unmended.add(uri)
+        self._mark = ScrubMark(b"", 0, self._mark.checked_ns)
+        await self._save_mark()
+
+    async def _passed(self, uri: SessionUri) -> None:
+        self._mark = ScrubMark(place_of(uri), self._mark.begun_ns, time.time_ns())
+        if not self._unmended:
+            await self._save_mark()
+
+    async def _save_mark(self) -> None:
+        await self._in_thread(lambda: self._store.save_scrub_mark(self._mark))
+
+    def _read(self, uri: SessionUri) -> VerifyReport:
+        """Compare every byte that a session's versions need with its digest, on the scrub's thread."""
+        begun = time.monotonic()
+        pace = _Pace(self._policy, self._stop, self._is_idle)
+        report = self._store.verify(uri, deep=True, pace=pace)
+        self._sessions += 1
+        self._bytes_read += report.bytes_checked
+        seconds = time.monotonic() - begun
+        found = len(damage_in(report))
+        self._tell(SessionScrubbed(uri, report.bundles_checked, report.bytes_checked, found, seconds))
+        return report
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _is_idle(self) -> bool:
+        return self._bus.quiet_s() >= self._policy.idle_s
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+class _Pace:
+    """Holds a thread that reads to a rate, and up while somebody wants something."""
+
+    def __init__(self, policy: ScrubPolicy, stop: threading.Event, is_idle: Callable[[], bool]) -> None:
+        self._policy = policy
+        self._stop = stop
+        self._is_idle = is_idle
+        self._begun = time.monotonic()
+        self._done = 0
+
+    def __call__(self, size_bytes: int) -> None:
+        """So many bytes were read. Raises _GivenUp where the daemon stops."""
+        self._done += size_bytes
+        ahead = seconds_ahead(self._done, time.monotonic() - self._begun, self._policy.bytes_per_s)
+        if self._stop.wait(ahead):
+            raise _GivenUp
+        while not self._is_idle():
+            if self._stop.wait(self._policy.look_s):
+                raise _GivenUp
+            self._begun, self._done = time.monotonic(), 0  # what was not read meanwhile is not made up for
+
+
+def damage_in(report: VerifyReport) -> list[Finding]:
+    """What a report has found that a repair has not yet been told of: what it has set aside is told again each time."""
+    return [finding for finding in report.findings if finding.code != LOST]

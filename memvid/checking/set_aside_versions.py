@@ -1,0 +1,325 @@
+"""Versions that repair has set aside and that are not back: which they are, what each lacks, and how that is told.
+
+Owns the sentence about a lost version, and what in quarantine is which bundle: by its content where it is whole, for a
+file may have come under another one's name. Changes nothing but the endings that a delete has left there
+(`settle_leaving`).
+
+How it scales: nothing is read while no version is set aside. Otherwise the manifests of these and of their sessions'
+versions, the directories of the files that they look into, and of what only quarantine holds every byte, for nothing
+else tells whether it is sound. Memory grows with the blocks of one session's versions that are set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+from ..errors import StoreError, StoreIoError, UnsafePath
+from ..folder import duplicate_files, quarantine
+from ..folder.folder import QUARANTINE, StoreFolder
+from ..format.blocks import BlockEntry
+from ..format.bundle import BundleFile, FrameFile
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.ledger_tail import UNREAD, unread_of
+from ..format.manifest import Manifest
+from ..format.records import Finding, IndexRow
+from ..format.salvage import DamagedFile, NamedFile
+from ..format.salvaged import salvaged_from
+from ..index.index import Index
+from ..units import format_plural
+from ..uri import SessionUri
+
+_T = TypeVar("_T")
+
+LOST: Final = "version_lost"
+"""The code of a finding about a version that is lost, or set aside."""
+
+_NAMED: Final = 3
+"""How many files a loss names that would make up for it."""
+
+
+def loss_message(
+    uri: SessionUri, version: int, token_count: int, missing: Collection[str], held: int | None, where: str = ""
+) -> str:
+    """What of a version is gone, and what would bring it back.
+
+    missing: the paths of the files whose blocks are nowhere; none where a repair finds all of them.
+    held: how many of its tokens another version begins with, `where`; None where nobody can tell. Nor can anybody tell
+    the tokens of a version that only its marks tell of: 0.
+    """
+    if held is None:
+        tokens = f" with its {format_plural(token_count, 'token')}" if token_count else ""
+        gone = f"is lost{tokens}, but for what other versions of it hold,"
+    else:
+        rest = f"the first {held} are in {where}" if held else "no other version has any"
+        gone = f"is lost: of its {format_plural(token_count, 'token')} {rest}, {token_count - held} are gone"
+    paths = list(missing)
+    more = f" and {len(paths) - _NAMED} other files" if len(paths) > _NAMED else ""
+    files = f"{', '.join(paths[:_NAMED])}{more} {'is' if len(paths) == 1 else 'are'} put back from a backup and "
+    return (
+        f"Version {version} of {uri} {gone} until {files if paths else ''}the store is repaired again (`torpor "
+        "repair`). `torpor gc --quarantine` gives up what is set aside."
+    )
+
+
+def tokens_in_common(chain: Iterable[BlockEntry], spans: Iterable[BlockEntry]) -> int:
+    """How many tokens two chains of spans begin with together."""
+    same = 0
+    for one, two in zip(chain, spans, strict=False):
+        if one.id != two.id:
+            break
+        same = one.end
+    return same
+
+
+def ledger_in_common(one: Manifest, other: Manifest) -> int:
+    """How many tokens the ledgers of two versions begin with together; those that neither has blocks of too, where both
+    have the same."""
+    same = tokens_in_common(spans_of(one), spans_of(other))
+    if same == one.token_count == other.token_count and one.session.get(UNREAD) == other.session.get(UNREAD):
+        return same + unread_of(other)
+    return same
+
+
+def spans_of(manifest: Manifest) -> list[BlockEntry]:
+    """The spans of a version, without the state records between them."""
+    return [entry for entry in manifest.blocks if entry.kind == "span"]
+
+
+def list_waiting(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
+    """As `quarantine.list_bundles`, but a whole bundle that lies under another one's name by its own id. Raises
+    UnsafePath, StoreIoError."""
+    return [
+        (_content_id(folder, bundle_id, name) if suffix != RETIRED_SUFFIX else bundle_id, suffix, name)
+        for bundle_id, suffix, name in quarantine.list_bundles(folder)
+    ]
+
+
+def names_of_versions(folder: StoreFolder) -> dict[bytes, list[str]]:
+    """The names in quarantine of each bundle that lies there as a version. Raises UnsafePath, StoreIoError."""
+    found: dict[bytes, list[str]] = {}
+    for bundle_id, suffix, name in list_waiting(folder):
+        if suffix == LIVE_SUFFIX:
+            found.setdefault(bundle_id, []).append(name)
+    return found
+
+
+def set_aside_among(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> set[bytes]:
+    """Those of the bundles that lie in quarantine as versions: set aside, and not deleted, for a delete takes that
+    ending away before it retires a bundle's file. All of them where nobody can look. Raises StoreIoError."""
+    asked = set(bundle_ids)
+    try:
+        found = names_of_versions(folder) if asked else {}
+    except UnsafePath:
+        return asked
+    return {one for one in asked if any(quarantine.is_own(folder, name) for name in found.get(one, ()))}
+
+
+def content_of_retired(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
+    """The bundle that a retired file is as a whole, where its name says another, which is not sound under its own; None
+    for any other file. Raises StoreIoError."""
+    other = version_in(functools.partial(folder.open_as, bundle_id, RETIRED_SUFFIX))
+    if other is None or other == bundle_id:
+        return None
+    with contextlib.suppress(StoreError), contextlib.closing(BundleFile(*folder.open_bundle(other), other)):
+        return None
+    return other
+
+
+def list_leaving(folder: StoreFolder) -> set[bytes]:
+    """The bundles that a delete has taken out of what is set aside, with every file of theirs: where their rows stand
+    it was cut off. Raises UnsafePath, StoreIoError."""
+    found = list_waiting(folder)
+    left = {one for one, suffix, _ in found if suffix == LIVE_SUFFIX}
+    return {one for one, suffix, _ in found if suffix == quarantine.LEAVING_SUFFIX} - left
+
+
+def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
+    """End what a delete has begun with what was set aside: files of versions that are gone become retired, those of a
+    version that is set aside still are its own again. Those that could not be renamed, by path, and why.
+
+    Raises:
+        UnsafePath, StoreIoError: the quarantine cannot be looked into.
+        DurabilityLost
+    """
+    found = quarantine.list_bundles(folder)
+    leaving = [(one, name) for one, suffix, name in found if suffix == quarantine.LEAVING_SUFFIX]
+    if not leaving:
+        return {}
+    given_up = index.given_up().keys()
+    back = [name for one, name in leaving if _content_id(folder, one, name) in given_up]
+    # Where the index's file is behind, rows stand in it of which nothing else says that they are gone.
+    gone = [name for _, name in leaving if name not in back and not index.file_is_behind]
+    failed = quarantine.give_ending(folder, back, LIVE_SUFFIX)
+    return failed | quarantine.give_ending(folder, gone, RETIRED_SUFFIX)
+
+
+def version_in(open_file: Callable[[], tuple[int, str]]) -> bytes | None:
+    """The version that a file is as a whole, whatever its name says; None for any other file. Raises StoreIoError:
+    the system refused to read it, so nobody knows."""
+    return look_into(open_file, lambda file: file.bundle_id if file.manifest is not None else None)
+
+
+def look_into(open_file: Callable[[], tuple[int, str]], look: Callable[[BundleFile], _T | None]) -> _T | None:
+    """What is seen in a bundle's file, whatever its name says; None where it is not whole. Raises StoreIoError."""
+    try:
+        with contextlib.closing(BundleFile(*open_file(), None)) as file:
+            return look(file)
+    except StoreIoError:
+        raise
+    except StoreError:
+        return None
+
+
+def _content_id(folder: StoreFolder, bundle_id: bytes, name: str) -> bytes:
+    return version_in(functools.partial(quarantine.open_name, folder, name)) or bundle_id
+
+
+def find_losses(folder: StoreFolder, index: Index, uri: SessionUri | None = None) -> Iterator[Finding]:
+    """The versions, of one session or of all, that are set aside, and what would bring each back. One that gave way to
+    what it was saved from is none, nor one whose file is back. Where nobody can look into quarantine, that alone."""
+    rows = [
+        row
+        for row in index.given_up().values()
+        if uri in (None, row.uri) and folder.suffix_of(row.bundle_id) != LIVE_SUFFIX
+    ]
+    if not rows:
+        return
+    waiting: dict[bytes, list[tuple[str, str]]] = {}
+    try:
+        for bundle_id, suffix, name in list_waiting(folder):
+            waiting.setdefault(bundle_id, []).append((suffix, name))
+    except StoreError as error:
+        yield _untold(folder, len(rows), error)
+        return
+    rows.sort(key=lambda row: (row.uri, row.version))
+    for _, its in itertools.groupby(rows, lambda row: row.uri):
+        search = _Search(folder, index, waiting)
+        for row in its:
+            yield from search.find(row)
+
+
+def _untold(folder: StoreFolder, count: int, error: StoreError) -> Finding:
+    message = f"What is lost of the versions that repair has set aside ({count}) cannot be told. {error.message}"
+    return Finding(f"{folder.path}/{QUARANTINE}", error.code, message)
+
+
+def gave_way_to(folder: StoreFolder, index: Index, bundle_ids: Collection[bytes]) -> dict[bytes, bytes]:
+    """The versions set aside that were saved from one of these bundles, with that one; none where nobody can look into
+    quarantine."""
+    uris = {row.uri for row in index.rows_of(bundle_ids).values()}
+    given_up = {one for one, row in index.given_up().items() if row.uri in uris}
+    found: dict[bytes, bytes] = {}
+    with contextlib.suppress(StoreError):
+        for bundle_id, suffix, name in list_waiting(folder) if given_up else ():
+            if suffix != LIVE_SUFFIX or bundle_id not in given_up or bundle_id in found:
+                continue
+            with contextlib.suppress(StoreError):
+                with contextlib.closing(NamedFile(*quarantine.open_name(folder, name), bundle_id)) as file:
+                    source = salvaged_from(file.manifest)
+                if source is not None and source in bundle_ids and folder.suffix_of(bundle_id) != LIVE_SUFFIX:
+                    found[bundle_id] = source
+    return found
+
+
+class _Search:
+    """What the versions of one session lack that are set aside."""
+
+    def __init__(self, folder: StoreFolder, index: Index, waiting: Mapping[bytes, Sequence[tuple[str, str]]]) -> None:
+        self._folder = folder
+        self._index = index
+        self._waiting = waiting
+        self._sound: set[bytes] = set()
+        self._nowhere: set[tuple[bytes, bytes]] = set()
+
+    def find(self, row: IndexRow) -> Iterator[Finding]:
+        path = self._folder.bundle_path(row.bundle_id)
+        manifest, places = self._read(row.bundle_id)
+        if manifest is None:
+            message = loss_message(row.uri, row.version, row.ledger_tokens, [path], None)
+        elif (source := salvaged_from(manifest)) is not None and self._index.rows_of([source]):
+            return
+        else:
+            lacking = self._lacking(row.bundle_id, manifest, places)
+            held = self._held(row.uri, manifest)
+            missing = [self._folder.bundle_path(place) for place in lacking]
+            message = loss_message(row.uri, row.version, row.ledger_tokens, missing, held, "another version")
+        yield Finding(path, LOST, message)
+
+    def _read(self, bundle_id: bytes) -> tuple[Manifest | None, Mapping[bytes, bytes]]:
+        """A version's manifest and where it looks for blocks, of the file in quarantine that tells most of it. As for
+        a repair: what lies there as retired is no version, and only has blocks."""
+        found: Manifest | None = None
+        for name in [name for suffix, name in self._waiting.get(bundle_id, ()) if suffix == LIVE_SUFFIX]:
+            with contextlib.suppress(StoreError):
+                with contextlib.closing(BundleFile(*quarantine.open_name(self._folder, name), bundle_id)) as file:
+                    if file.manifest is not None:
+                        return file.manifest, {entry.id: entry.bundle_id or bundle_id for entry in file.entries}
+                continue
+            with contextlib.suppress(StoreError):
+                opened = quarantine.open_name(self._folder, name)
+                with contextlib.closing(NamedFile(*opened, bundle_id)) as damaged:
+                    found = found or damaged.manifest
+        return found, {}
+
+    def _lacking(self, bundle_id: bytes, manifest: Manifest, places: Mapping[bytes, bytes]) -> list[bytes]:
+        """The bundles whose files a version needs, and whose blocks are nowhere; in the order of first use."""
+        wanted: dict[bytes, set[bytes]] = {}
+        for entry in manifest.blocks:
+            wanted.setdefault(places.get(entry.id, bundle_id), set()).add(entry.id)
+        return [place for place, blocks in wanted.items() if not self._all_there(place, blocks)]
+
+    def _all_there(self, place: bytes, blocks: set[bytes]) -> bool:
+        left = blocks - self._sound
+        if any((place, block) in self._nowhere for block in left):
+            return False
+        with (
+            contextlib.suppress(StoreError),
+            contextlib.closing(duplicate_files.open_frames(self._folder, place)) as file,
+        ):
+            left -= file.frames.keys()
+        for _, name in self._waiting.get(place, ()):
+            if left:
+                left -= self._sound_in(name, place, left)
+        left = {block for block in left if not any(self._holds(one, block) for one in self._index.holders_of(block))}
+        self._sound |= blocks - left
+        self._nowhere |= {(place, block) for block in left}
+        return not left
+
+    def _sound_in(self, name: str, place: bytes, blocks: set[bytes]) -> set[bytes]:
+        """Those of the blocks whose frames in a file in quarantine are good."""
+        found: set[bytes] = set()
+        with contextlib.suppress(StoreError), contextlib.closing(self._open_waiting(name, place)) as file:
+            for block in blocks & file.frames.keys():
+                with contextlib.suppress(StoreError):
+                    file.check_payloads(block)
+                    found.add(block)
+        return found
+
+    def _open_waiting(self, name: str, bundle_id: bytes) -> FrameFile:
+        try:
+            return FrameFile(*quarantine.open_name(self._folder, name), bundle_id)
+        except StoreError:
+            return DamagedFile(*quarantine.open_name(self._folder, name), bundle_id)
+
+    def _holds(self, bundle_id: bytes, block: bytes) -> bool:
+        with (
+            contextlib.suppress(StoreError),
+            contextlib.closing(duplicate_files.open_frames(self._folder, bundle_id)) as file,
+        ):
+            return block in file.frames
+        return False
+
+    def _held(self, uri: SessionUri, version: Manifest) -> int:
+        """How many of a version's tokens another version of its session begins with."""
+        most = 0
+        for row in self._index.versions(uri):
+            with contextlib.suppress(StoreError):
+                fd, path = self._folder.open_bundle(row.bundle_id)
+                with contextlib.closing(BundleFile(fd, path, row.bundle_id)) as file:
+                    if file.manifest is not None:
+                        most = max(most, ledger_in_common(file.manifest, version))
+        return most

@@ -1,0 +1,244 @@
+"""Budgets: how many bytes the store may hold, may write in a day, and must leave free on the disk.
+
+A pure decision over figures, and an account of the work under way, whose meters are asked before each write. Knows
+nothing of what is written. Deleting is never asked about: whatever frees space is always allowed.
+
+Sleeps come first. What a compaction writes takes the place of what is there, so it is never counted as what the store
+holds, not even while it is being written; and of what may be written in a day it leaves half to sleeps.
+
+A day is a day of UTC by the clock, and each day has a count of its own. A clock that is set back finds the count of
+that earlier day as it was left; one that runs ahead begins a new day early, and comes back to the old count when it is
+put right. So a wrong clock gives at most one day's budget for each day that it visits, and never locks beyond the day
+that it shows. What is begun before midnight counts for the day on which it was begun.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Final, Literal
+
+from ..errors import BudgetExceeded, InvalidPolicy
+from ..limits import MAX_BUNDLE_BYTES
+from ..units import format_bytes
+from .paths import io_error
+
+STORE_BYTES: Final = "max_store_bytes"
+DAY_BYTES: Final = "max_bytes_per_day"
+FREE_BYTES: Final = "min_free_bytes"
+
+_MAX_BUDGET_BYTES: Final = 1024 * MAX_BUNDLE_BYTES
+_DAY_NS: Final = 24 * 60 * 60 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the user allows; None: no bound. Raises InvalidPolicy for what is no number of bytes, however it is built.
+
+    `max_bytes_per_day` spares a disk that wears; `min_free_bytes` leaves room for everybody else.
+    """
+
+    max_store_bytes: int | None = None
+    max_bytes_per_day: int | None = None
+    min_free_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is None and one.name != FREE_BYTES:
+                continue
+            if type(value) is not int or not 0 <= value <= _MAX_BUDGET_BYTES:
+                raise InvalidPolicy(
+                    f"{one.name} is a whole number of bytes from 0 to {_MAX_BUDGET_BYTES}.", field=one.name
+                )
+
+
+UNLIMITED: Final = Budget()
+
+Beyond = Literal["budgets", "reserve"]
+"""What a piece of work may go beyond: the store's and the day's budget, or what the disk must keep free, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The figures that a budget is held against, as of one moment.
+
+    `store_bytes` is what the store holds: None where what is written takes the place of what is there, as in a
+    compaction, which leaves half of a day to sleeps. `written_today` is what was written this UTC day, `free_bytes`
+    what the disk has left for us.
+    """
+
+    store_bytes: int | None
+    written_today: int
+    free_bytes: int
+
+    @property
+    def is_replacing(self) -> bool:
+        return self.store_bytes is None
+
+
+def require_room(budget: Budget, standing: Standing, size_bytes: int) -> None:
+    """Raise BudgetExceeded if writing `size_bytes` more would go past a budget."""
+    most, held = budget.max_store_bytes, standing.store_bytes
+    if most is not None and held is not None and held + size_bytes > most:
+        raise _exceeded(
+            STORE_BYTES,
+            limit=most,
+            used=held,
+            needed=size_bytes,
+            standing=f"The store may hold {format_bytes(most)} and holds {format_bytes(held)}",
+            advice="Delete sessions (`torpor rm`), drop old versions (`torpor prune`), or serve with a larger "
+            "`--store-budget`.",
+        )
+    most, written = budget.max_bytes_per_day, standing.written_today
+    if most is not None and standing.is_replacing:
+        most //= 2
+    if most is not None and written + size_bytes > most:
+        may = f"The store may write {format_bytes(most)} a day"
+        if standing.is_replacing:
+            may = f"A compaction may write until {format_bytes(most)} were written in a day"
+        raise _exceeded(
+            DAY_BYTES,
+            limit=most,
+            used=written,
+            needed=size_bytes,
+            standing=f"{may}, and {format_bytes(written)} were written since midnight UTC",
+            advice="Try again tomorrow, or serve with a larger `--daily-write-budget`.",
+        )
+    least, free = budget.min_free_bytes, standing.free_bytes
+    if least and free - size_bytes < least:
+        raise _exceeded(
+            FREE_BYTES,
+            limit=least,
+            used=free,
+            needed=size_bytes,
+            standing=f"The disk must keep {format_bytes(least)} free and has {format_bytes(free)}",
+            advice="Free some space (`torpor rm` works), or serve with a smaller `--keep-free`.",
+        )
+
+
+def _exceeded(which: str, *, limit: int, used: int, needed: int, standing: str, advice: str) -> BudgetExceeded:
+    more = f"; this needs {format_bytes(needed)} more" if needed else ""  # asked ahead, before the size is known
+    return BudgetExceeded(
+        f"{standing}{more}. {advice} The store is as it was.", which=which, limit=limit, used=used, needed=needed
+    )
+
+
+class Account:
+    """What the work under way in one open store takes of its budgets. Safe from several threads.
+
+    Every figure is asked for at each write: `held_bytes` for what the store's files have, `written_on` for what was
+    written on a day by work that has ended, `free_bytes` for what the disk has left, in which all that was written is
+    already counted.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        held_bytes: Callable[[], int],
+        written_on: Callable[[int], int],
+        free_bytes: Callable[[], int],
+    ) -> None:
+        self.budget = budget
+        self._held_bytes = held_bytes
+        self._written_on = written_on
+        self._free_bytes = free_bytes
+        self._lock = threading.Lock()
+        self._meters: list[Meter] = []
+
+    def begin(self, day: int, *, replacing: bool = False, beyond: Beyond | None = None) -> Meter:
+        """A meter for a piece of work. `replacing`: what it writes takes the place of what is there. `beyond`: what is
+        not held against it, though all it writes is counted."""
+        budget = self.budget
+        if beyond is not None:
+            budget = UNLIMITED if beyond == "reserve" else Budget(min_free_bytes=budget.min_free_bytes)
+        meter = Meter(self, budget, day, replacing)
+        with self._lock:
+            self._meters.append(meter)
+        return meter
+
+    def end(self, meter: Meter, keep: Callable[[int, int], None]) -> None:
+        """The work is done or given up; `keep` takes its day and bytes over into what `written_on` tells."""
+        with self._lock:
+            try:
+                if meter.written_bytes:
+                    keep(meter.day, meter.written_bytes)
+            finally:
+                self._meters.remove(meter)
+
+    def settle(self, meter: Meter) -> None:
+        """What the work has written is among the store's files now, and counts there."""
+        with self._lock:
+            meter.reserved_bytes = 0
+
+    def take(self, meter: Meter, size_bytes: int) -> None:
+        """Count so many bytes, or raise BudgetExceeded and count nothing."""
+        with self._lock:
+            require_room(meter.budget, self._standing(meter), size_bytes)
+            meter.written_bytes += size_bytes
+            if not meter.replacing:
+                meter.reserved_bytes += size_bytes
+
+    def require(self, meter: Meter, size_bytes: int) -> None:
+        """Raise BudgetExceeded if there is no room for so many bytes now. Counts nothing."""
+        with self._lock:
+            require_room(meter.budget, self._standing(meter), size_bytes)
+
+    def _standing(self, meter: Meter) -> Standing:
+        """The figures that this work's budget is held against; those that it has no bound for are not looked at."""
+        budget = meter.budget
+        store_bytes, written, free = 0, 0, 0
+        if budget.max_store_bytes is not None and not meter.replacing:
+            store_bytes = self._held_bytes() + sum(other.reserved_bytes for other in self._meters)
+        if budget.max_bytes_per_day is not None:
+            under_way = sum(other.written_bytes for other in self._meters if other.day == meter.day)
+            written = self._written_on(meter.day) + under_way
+        if budget.min_free_bytes:
+            free = self._free_bytes()
+        return Standing(None if meter.replacing else store_bytes, written, free)
+
+
+class Meter:
+    """One piece of work's part of an account: called with each number of bytes just before they are written."""
+
+    def __init__(self, account: Account, budget: Budget, day: int, replacing: bool) -> None:
+        self.budget = budget
+        self.day = day
+        self.replacing = replacing
+        self.written_bytes = 0
+        self.reserved_bytes = 0
+        self._account = account
+
+    def __call__(self, size_bytes: int) -> None:
+        """Ask for so many bytes, and count them. Raises BudgetExceeded."""
+        self._account.take(self, size_bytes)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is any budget that it is held against."""
+        return self.budget != UNLIMITED
+
+    def require(self, size_bytes: int) -> None:
+        """Ask ahead for so many bytes, and count none. Raises BudgetExceeded."""
+        self._account.require(self, size_bytes)
+
+    def settle(self) -> None:
+        """What was written has its place among the store's files."""
+        self._account.settle(self)
+
+
+def utc_day(instant_ns: int) -> int:
+    """The day of an instant, counted from 1970."""
+    return instant_ns // _DAY_NS
+
+
+def free_bytes_of(folder_fd: int, path: str) -> int:
+    """What the disk of an open folder has left for us. Raises StoreIoError."""
+    try:
+        status = os.statvfs(folder_fd)
+    except OSError as error:
+        raise io_error(error, "ask for the free space of", path) from error
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,325 @@
+"""The one place that writes durably: complete writes, flushes, renames, and what their failures mean.
+
+Owns temporary files and the order write → flush → rename → flush folder. Knows nothing of what is written.
+
+Rules: a file once published is never changed. A failed write leaves nothing but a temporary file, which is removed.
+After a failed flush nobody knows what the disk holds, so it is never tried again: DurabilityLost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ...errors import TorporError
+from ..errors import DurabilityLost, NoSpace, StoreError, StoreIoError
+from ..limits import MAX_IOVECS
+from ..units import format_bytes
+from .paths import FILE_MODE, io_error
+
+TEMP_SUFFIX: Final = ".tmp"
+TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp(-journal)?", re.ASCII)
+"""Of a temporary file, and of what SQLite has beside one while it makes an index in it."""
+"""What `TempFile` calls its files: nothing else is taken for a leftover."""
+
+NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_NO_LINKS_ERRNOS: Final = frozenset(
+    {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+)
+"""What a filesystem answers that has no hard links."""
+
+_STAT_BLOCK_BYTES: Final = 512
+"""What `st_blocks` counts in, whatever the filesystem's own blocks are."""
+
+_TEMP_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write_error(
+    error: OSError, action: str, path: str, otherwise: str = "", *, fd: int | None = None, needed_bytes: int = 0
+) -> StoreError:
+    """The typed error for a write that failed, without a flush being involved.
+
+    otherwise: another way out where the place may not be written. fd: the file that was being
+    written; needed_bytes: how long it was to be.
+    """
+    if error.errno in NO_SPACE_ERRNOS:
+        details = _room(error, fd, needed_bytes)
+        return NoSpace(
+            f"No room to {action} {path}: {os.strerror(error.errno or 0)}.{describe_room(details)} Free some space "
+            "(`torpor rm` works on a full disk, and says so where a damaged or missing version keeps it from freeing "
+            "any) and try again; the store is as it was.",
+            path=path,
+            action=action,
+            errno=error.errno,
+            **details,
+        )
+    return writable_advised(io_error(error, action, path), otherwise)
+
+
+def _room(error: OSError, fd: int | None, needed_bytes: int) -> dict[str, int]:
+    """What a full disk has free once this file is gone, and what the file needs; of a quota or a limit the disk knows
+    nothing."""
+    if error.errno != errno.ENOSPC or fd is None:
+        return {}
+    try:
+        disk, written_bytes = os.fstatvfs(fd), os.fstat(fd).st_blocks * _STAT_BLOCK_BYTES
+    except OSError:
+        return {}
+    return {"free_bytes": disk.f_bavail * disk.f_frsize + written_bytes, "needed_bytes": needed_bytes}
+
+
+def describe_room(details: Mapping[str, Any]) -> str:
+    """What a `NoSpace` knows of the room, as a sentence with a space before it; nothing where it knows nothing."""
+    if "free_bytes" not in details:
+        return ""
+    free, needed = format_bytes(details["free_bytes"]), format_bytes(details["needed_bytes"])
+    return f" This needs about {needed}, and {free} are free there."
+
+
+def writable_advised(error: StoreIoError, otherwise: str = "") -> StoreIoError:
+    """The error with what makes a place writable, if that it may not be written is why. otherwise: another way out."""
+    number = error.details.get("errno")
+    if number == errno.EROFS:
+        advice = "Mount its file system for writing"
+    elif number in (errno.EACCES, errno.EPERM):
+        advice = f"Give user {os.geteuid()}, as whom this runs, the right to write there"
+    else:
+        return error
+    return StoreIoError(f"{error.message} {advice}{otherwise}.", **error.details)
+
+
+def sync_file(fd: int, path: str) -> None:
+    """Flush a file to the disk itself. Raises DurabilityLost."""
+    _sync(fd, path)
+
+
+def sync_folder(fd: int, path: str) -> None:
+    """Flush a folder, so that the names in it survive. Raises DurabilityLost."""
+    _sync(fd, path)
+
+
+def _sync(fd: int, path: str) -> None:
+    try:
+        if sys.platform == "darwin":
+            import fcntl
+
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync on macOS stops at the drive's cache
+        else:
+            os.fsync(fd)
+    except OSError as error:
+        raise DurabilityLost(
+            f"Flushing {path} to the disk failed: {os.strerror(error.errno or 0)}. What the disk holds of it is "
+            "unknown; nothing more is written until the store is opened again. Check the disk first.",
+            path=path,
+            errno=error.errno,
+        ) from error
+
+
+class TempFile:
+    """A file being written, private until `publish`. One thread at a time."""
+
+    def __init__(self, folder_fd: int, folder_path: str) -> None:
+        self._folder_fd = folder_fd
+        self._folder_path = folder_path
+        self._name = f"{secrets.token_hex(8)}{TEMP_SUFFIX}"
+        self.path = f"{folder_path}/{self._name}"
+        self.size_bytes = 0
+        self.whole_bytes: Callable[[], int] = lambda: 0  # how long it is to be; asked only where the disk is full
+        self.closed = False
+        try:
+            self.fd = os.open(self._name, _TEMP_FLAGS, FILE_MODE, dir_fd=folder_fd)
+        except OSError as error:
+            raise write_error(error, "create", self.path) from error
+        self._published = False
+
+    def append(self, buffers: Sequence[memoryview | bytes]) -> None:
+        """Write all buffers at the end, however often the system takes only a part. Raises NoSpace, StoreIoError."""
+        waiting = [memoryview(buffer).cast("B") for buffer in buffers if memoryview(buffer).nbytes]
+        done = 0  # buffers written in full; the one after them may have been cut
+        while done < len(waiting):
+            try:
+                written = os.writev(self.fd, waiting[done : done + MAX_IOVECS])
+            except OSError as error:
+                left = sum(buffer.nbytes for buffer in waiting[done:])
+                raise self._write_error(error, self.size_bytes + left) from error
+            self.size_bytes += written
+            while done < len(waiting) and written >= waiting[done].nbytes:
+                written -= waiting[done].nbytes
+                done += 1
+            if written:
+                waiting[done] = waiting[done][written:]
+
+    def rewrite_start(self, data: bytes) -> None:
+        """Overwrite the first bytes: the header is known last, and a torn file must not look whole."""
+        position = 0
+        while position < len(data):
+            try:
+                position += os.pwrite(self.fd, data[position:], position)
+            except OSError as error:
+                raise self._write_error(error, len(data)) from error
+
+    def write_at(self, offset: int, buffers: Sequence[memoryview | bytes]) -> None:
+        """Write buffers one after the other from a place on, for a file whose layout is known before its content."""
+        for buffer in buffers:
+            left = memoryview(buffer).cast("B")
+            while left.nbytes:
+                try:
+                    written = os.pwrite(self.fd, left, offset)
+                except OSError as error:
+                    raise self._write_error(error, offset + left.nbytes) from error
+                left, offset = left[written:], offset + written
+        self.size_bytes = max(self.size_bytes, offset)
+
+    def _write_error(self, error: OSError, end: int) -> StoreError:
+        """end: where in the file ends what was being written."""
+        if error.errno != errno.ENOSPC:
+            return write_error(error, "write", self.path)
+        try:
+            needed = max(self.whole_bytes(), self.size_bytes, end)
+        except TorporError:  # the rest cannot even be read: then how long it is stays unsaid
+            return write_error(error, "write", self.path)
+        return write_error(error, "write", self.path, fd=self.fd, needed_bytes=needed)
+
+    def sync(self) -> None:
+        sync_file(self.fd, self.path)
+
+    def publish(self, folder_fd: int, name: str, folder_path: str, *, replacing: bool = False) -> None:
+        """Give the flushed file its name and flush both folders. After it returns the file survives power loss.
+
+        Raises:
+            DurabilityLost: a folder could not be flushed. The name is taken back as far as possible, but not where the
+                file took the place of another (`replacing`): that one is gone, and nothing would be left of either.
+        """
+        try:
+            os.rename(self._name, name, src_dir_fd=self._folder_fd, dst_dir_fd=folder_fd)
+        except OSError as error:
+            raise write_error(error, "rename", f"{folder_path}/{name}") from error
+        self._published = True
+        try:
+            sync_folder(folder_fd, folder_path)
+            if folder_fd != self._folder_fd:
+                sync_folder(self._folder_fd, self._folder_path)
+        except DurabilityLost:
+            if not replacing:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder_fd)
+            raise
+
+    def publish_new(self, name: str) -> None:
+        """Give the flushed file a name in its own folder that nothing has, and flush the folder.
+
+        A link fails where the name is taken, as no rename does. Where there are no links the name is taken by an empty
+        file first, which only a crash can leave behind.
+
+        Raises:
+            FileExistsError: the name is taken; nothing was changed.
+            DurabilityLost: the folder could not be flushed; the name is taken back as far as possible.
+        """
+        path = f"{self._folder_path}/{name}"
+        try:
+            self._link(name)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise write_error(error, "create", path) from error
+        try:
+            os.unlink(self._name, dir_fd=self._folder_fd)
+            self._published = True
+        except FileNotFoundError:
+            self._published = True  # renamed
+        except OSError:
+            pass  # the file has its name; that it has two is nothing to fail for, and `close` tries again
+        try:
+            sync_folder(self._folder_fd, self._folder_path)
+        except DurabilityLost:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._folder_fd)
+            raise
+
+    def _link(self, name: str) -> None:
+        folder = self._folder_fd
+        try:
+            os.link(self._name, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS_ERRNOS:
+                raise
+            os.close(os.open(name, _TEMP_FLAGS, FILE_MODE, dir_fd=folder))
+            try:
+                os.rename(self._name, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+                raise
+
+    def close(self) -> None:
+        """Close, and remove the file unless it was published. Never raises; leftovers are removed at the next open."""
+        self.closed = True
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+        if not self._published:
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=self._folder_fd)
+
+
+def write_file(
+    folder_fd: int, name: str, data: bytes, folder_path: str, *, temp_fd: int | None = None, replacing: bool = False
+) -> None:
+    """Write a small file durably and atomically; its temporary file may lie in another folder.
+
+    With `replacing` a file of that name is replaced: whatever fails, either the old one or the new one is there.
+    """
+    temp = TempFile(folder_fd if temp_fd is None else temp_fd, folder_path)
+    try:
+        temp.append([data])
+        temp.sync()
+        temp.publish(folder_fd, name, folder_path, replacing=replacing)
+    finally:
+        temp.close()
+
+
+def make_folder(parent_fd: int, name: str, parent_path: str, mode: int) -> None:
+    """Create a folder durably; one that is there is left alone."""
+    try:
+        os.mkdir(name, mode, dir_fd=parent_fd)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise write_error(error, "create", f"{parent_path}/{name}") from error
+    sync_folder(parent_fd, parent_path)
+
+
+def rename(folder_fd: int, old: str, new: str, folder_path: str) -> None:
+    """Rename within one folder; durable after the next `sync_folder`. Raises FileNotFoundError as it is."""
+    try:
+        os.rename(old, new, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise write_error(error, "rename", f"{folder_path}/{old}") from error
+
+
+def is_plain(folder_fd: int, name: str) -> bool:
+    """Whether a name is there and means a regular file, not a folder or a link."""
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def remove(folder_fd: int, name: str, folder_path: str) -> bool:
+    """Remove a name, if it is there; durable after the next `sync_folder`. Says whether it was."""
+    try:
+        os.unlink(name, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_error(error, "remove", f"{folder_path}/{name}") from error
+    return True

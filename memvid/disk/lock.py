@@ -1,0 +1,149 @@
+"""One writer for each store: a flock on STORE/lock, and the check that the lock file is still the one we locked.
+
+The kernel frees the lock when its owner dies, however it dies, so there is no stale lock; the pid in the file only
+helps a person. A file unlinked and made anew could be locked by a second owner: the inode is compared after locking
+and again before each write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import Final
+
+from ..errors import LockLost, StoreIoError, StoreLocked
+from .durable import writable_advised
+from .paths import io_error, open_file, stat_name, stat_open
+
+LOCK_NAME: Final = "lock"
+_OTHERWISE: Final = (
+    ", or choose another store (--store, $TORPOR_STORE). Without that it can be looked at (torpor ls, show, verify, "
+    "du) and copied from (torpor export), but neither served nor changed"
+)
+_ATTEMPTS: Final = 16
+_MAX_PID_BYTES: Final = 32
+
+
+class StoreLock:
+    """Held from construction until `close`. Raises StoreLocked if another process, or another Store, has it."""
+
+    def __init__(self, root_fd: int, store_path: str) -> None:
+        self._root_fd = root_fd
+        self._path = f"{store_path}/{LOCK_NAME}"
+        self._pid = os.getpid()
+        self._fd = self._acquire()
+        self._write_pid()
+
+    def _acquire(self) -> int:
+        for _ in range(_ATTEMPTS):
+            try:
+                fd = open_file(self._root_fd, LOCK_NAME, os.O_RDWR | os.O_CREAT, self._path)
+            except StoreIoError as error:  # the first thing that anybody does who writes
+                raise writable_advised(error, _OTHERWISE) from error
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = _read_pid(fd)
+                os.close(fd)
+                who = f"process {holder}" if holder else "another process"
+                kill = f"kill {holder}" if holder else "kill PID"
+                raise StoreLocked(
+                    f"The store is in use by {who}: {self._path} is locked. Stop that daemon, or talk to it; if its "
+                    f"socket is gone, `{kill}` puts its sessions to sleep and ends it.",
+                    path=self._path,
+                    holder_pid=holder,
+                ) from error
+            except OSError as error:
+                os.close(fd)
+                raise io_error(error, "lock", self._path) from error
+            try:
+                current = self._is_current(fd)
+            except BaseException:
+                os.close(fd)  # else this process would lock itself out
+                raise
+            if current:
+                return fd
+            os.close(fd)
+        raise LockLost(f"{self._path} keeps being replaced. Stop whatever removes it.", path=self._path)
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            named = stat_name(self._root_fd, LOCK_NAME, self._path)
+        except FileNotFoundError:
+            return False
+        ours = stat_open(fd, self._path)
+        return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def _write_pid(self) -> None:
+        with contextlib.suppress(OSError):  # information only; on a full disk the lock still holds
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def require_held(self) -> None:
+        """Raise LockLost unless this process has the lock, and the file that we locked is still the store's."""
+        if os.getpid() != self._pid:
+            raise LockLost(
+                f"{self._path} is locked by process {self._pid}, of which this one was forked: it writes nothing. Open "
+                "the store again once that one has closed it.",
+                path=self._path,
+            )
+        if self._fd < 0 or not self._is_current(self._fd):
+            raise LockLost(
+                f"{self._path} was removed or replaced while it was locked. This store writes no more; stop the "
+                "daemon, see that no other one runs, and start it again.",
+                path=self._path,
+            )
+
+    def close(self) -> None:
+        """Let go. The file stays: unlinking a lock file is how two owners come about. A forked child gives up only what
+        it has inherited: the lock is its parent's."""
+        if self._fd >= 0:
+            if os.getpid() == self._pid:
+                with contextlib.suppress(OSError):  # a child that is being forked has the file, and would have the lock
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def find_holder(root_fd: int, store_path: str) -> int | None:
+    """The pid of the process that has the store for writing; None if nobody has, or one that could not write its pid.
+
+    A lock is tried for only where that process is there: the trial would turn a writer away that opens the store in the
+    same instant.
+
+    Raises:
+        UnsafePath, StoreIoError: the lock file cannot be looked at.
+    """
+    path = f"{store_path}/{LOCK_NAME}"
+    try:
+        fd = open_file(root_fd, LOCK_NAME, os.O_RDONLY, path)
+    except FileNotFoundError:
+        return None
+    try:
+        holder = _read_pid(fd)
+        if holder is None or not _is_there(holder):
+            return None
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder
+    except OSError as error:
+        raise io_error(error, "look at", path) from error
+    finally:
+        os.close(fd)
+    return None
+
+
+def _read_pid(fd: int) -> int | None:
+    text = os.pread(fd, _MAX_PID_BYTES, 0).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return pid > 0

@@ -1,0 +1,179 @@
+"""Opens what is in a store without leaving it: one component at a time, never through a link, never by a client's text.
+
+Owns the refusal of links, FIFOs, devices, second hard links and foreign owners. Knows nothing of what files hold.
+
+Rules: every open is relative to an open folder and carries O_NOFOLLOW and O_CLOEXEC; files also O_NONBLOCK, for a
+FIFO would block forever. The store's own path is the user's choice and is resolved once; inside it no link is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final
+
+from ..errors import StoreError, StoreIoError, UnsafePath
+
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+
+Stamp = tuple[int, int, int, int, int]
+"""Device, inode, size, modification and change time of a file. The change time is what nobody can set back."""
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_CHOOSE_ANOTHER: Final = "It is no store either: choose a folder of your own (--store, or $TORPOR_STORE)."
+_PUT_THE_FILE: Final = (
+    "Inside a store nothing is followed. Put the file itself in its place; or move this out of the store, and let "
+    "`torpor repair` save what needed it."
+)
+
+
+def open_root(path: str, mark: str) -> int:
+    """Open the store's own folder. Raises FileNotFoundError if it is absent; links above it are the user's choice.
+
+    Of one that is refused and has no file `mark`, so is no store, nobody is told how to make it usable.
+    """
+    fd = os.open(os.path.realpath(path), _FOLDER_FLAGS)
+    try:
+        is_marked = mark in os.listdir(fd)
+    except OSError:
+        is_marked = False
+    return _require_private_folder(fd, path, "" if is_marked else _CHOOSE_ANOTHER)
+
+
+def open_folder(parent_fd: int, name: str, path: str) -> int:
+    """Open a folder inside the store. Raises FileNotFoundError, UnsafePath."""
+    try:
+        fd = os.open(name, _FOLDER_FLAGS, dir_fd=parent_fd)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _why_refused(error, path) from error
+    return _require_private_folder(fd, path)
+
+
+def open_file(parent_fd: int, name: str, flags: int, path: str) -> int:
+    """Open a regular file of our own with a single name. Raises FileNotFoundError, UnsafePath, StoreIoError."""
+    try:
+        fd = os.open(name, flags | _FILE_FLAGS, FILE_MODE, dir_fd=parent_fd)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _why_refused(error, path) from error
+    try:
+        require_own_regular(stat_open(fd, path), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_foreign_file(path: str) -> int:
+    """Open a file of the user's, anywhere, to read it: links and owners are the user's choice, but it must be a file.
+
+    Raises:
+        StoreIoError: it is not there, may not be read, or is a folder, a FIFO or a device.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise io_error(error, "open", path) from error
+    except ValueError as error:  # a null character
+        raise StoreIoError("That is no path that a file can have.", path=path, action="open", errno=0) from error
+    if not stat.S_ISREG(stat_open(fd, path).st_mode):
+        os.close(fd)
+        raise StoreIoError(f"{path} is not a file.", path=path, action="read", errno=0)
+    return fd
+
+
+def list_names(folder_fd: int, path: str) -> list[str]:
+    """The names in a folder, sorted. Raises StoreIoError.
+
+    By a descriptor of its own: copies of one share their place in the folder, so that of two threads which list it at
+    once one would miss names.
+    """
+    try:
+        own_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder_fd)
+        try:
+            return sorted(os.listdir(own_fd))
+        finally:
+            os.close(own_fd)
+    except OSError as error:
+        raise io_error(error, "list", path) from error
+
+
+def stat_name(folder_fd: int, name: str, path: str) -> os.stat_result:
+    """The status of a name in a folder, of a link itself. Raises FileNotFoundError, StoreIoError."""
+    try:
+        return os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise io_error(error, "look at", path) from error
+
+
+def stat_open(fd: int, path: str) -> os.stat_result:
+    """The status of an open file. Raises StoreIoError."""
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise io_error(error, "look at", path) from error
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """What tells a file from another under its name, and from itself after something was written to it."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def require_own_regular(status: os.stat_result, path: str) -> None:
+    """Raise UnsafePath unless this is a regular file of our own that has no second name."""
+    if not stat.S_ISREG(status.st_mode):
+        raise _unsafe(path, "it is not a regular file", _PUT_THE_FILE)
+    if status.st_uid != os.geteuid():
+        raise _unsafe(path, f"it belongs to user {status.st_uid}", _give_to_you(path, status))
+    if status.st_nlink > 1:  # 0 is a file that was deleted after we opened it
+        advice = (
+            "Whoever has another of its names can change it. Make it a file of its own: cp -p FILE FILE.copy && mv "
+            "FILE.copy FILE"
+        )
+        raise _unsafe(path, f"it has {status.st_nlink} hard links", advice)
+
+
+def _require_private_folder(fd: int, path: str, otherwise: str = "") -> int:
+    try:
+        status = stat_open(fd, path)
+        if status.st_uid != os.geteuid():
+            raise _unsafe(path, f"it belongs to user {status.st_uid}", otherwise or _give_to_you(path, status))
+        if status.st_mode & _OTHERS_MAY_WRITE:
+            raise _unsafe(path, "others may write in it", otherwise or f"Take that away: chmod go-w {path}")
+    except StoreError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _give_to_you(path: str, status: os.stat_result) -> str:
+    """What makes a file usable for who works now; whose it should be, nobody here can know."""
+    return f"Work as user {status.st_uid}, or, if it should be yours: sudo chown {os.geteuid()} {path}"
+
+
+def _why_refused(error: OSError, path: str) -> Exception:
+    """What an open that was refused means: a link or a wrong kind of file is unsafe."""
+    if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+        return _unsafe(path, "it is a link, or not the kind of file that belongs there", _PUT_THE_FILE)
+    return io_error(error, "open", path)
+
+
+def io_error(error: OSError, action: str, path: str) -> StoreIoError:
+    """An operating system's failure with what was being done and where."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return StoreIoError(
+        f"Cannot {action} {path}: {reason}.", path=path, action=action, errno=error.errno or 0, reason=reason
+    )
+
+
+def _unsafe(path: str, why: str, advice: str) -> UnsafePath:
+    return UnsafePath(f"{path} is refused: {why}. {advice}", path=path, reason=why)

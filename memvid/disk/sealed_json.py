@@ -1,0 +1,91 @@
+"""JSON files that say themselves whether they are what was written: store.json and marks.json.
+
+Owns their form: canonical JSON (keys sorted, no spaces, ASCII, a newline at the end) with a format, a version, and a
+digest over all the rest. Knows nothing of what the other fields mean.
+
+Rule: the digest is taken in the same way in every later version, so that damage is not mistaken for a later version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from blake3 import blake3
+
+from ..errors import UnsupportedFormat
+
+_DIGEST: Final = "digest"
+_NODE_STARTS: Final = (b"[", b"{", b",")
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFormat:
+    """A kind of file: its name, the version that is written and read, and how large it may be."""
+
+    name: str
+    version: int
+    max_bytes: int
+    max_nodes: int
+
+    def encode(self, fields: Mapping[str, Any]) -> bytes:
+        """The file's bytes: the same fields give the same bytes."""
+        rest = {**fields, "format": self.name, "version": self.version}
+        return _canonical({**rest, _DIGEST: _digest(rest)})
+
+    def decode(self, data: bytes, path: str) -> dict[str, Any]:
+        """The fields of a file that is in every byte what `encode` gives.
+
+        Raises:
+            UnsupportedFormat: a later version, and undamaged.
+            ValueError, TypeError, RecursionError: anything else that was not written so; `reason_of` puts it in words.
+        """
+        document = self._parse(data)
+        if document.pop(_DIGEST, None) != _digest(document):
+            raise ValueError("its digest does not fit its content")
+        name, version = document.pop("format", None), document.pop("version", None)
+        if name != self.name:
+            raise ValueError(f"it does not say that it is a {self.name}")
+        if type(version) is int and version > self.version:
+            raise UnsupportedFormat(
+                f"{path} has version {version}; this program reads version {self.version}. Use the Torpor that wrote "
+                "it. Nothing was touched.",
+                path=path,
+                found=version,
+                supported=self.version,
+            )
+        if self.encode(document) != data:  # another version, spaces, order, numbers in another form
+            raise ValueError("it is not in the form in which it is written")
+        return document
+
+    def _parse(self, data: bytes) -> dict[str, Any]:
+        if len(data) > self.max_bytes:
+            raise ValueError(f"it has more than {self.max_bytes} bytes")
+        if sum(map(data.count, _NODE_STARTS)) > self.max_nodes:
+            raise ValueError(f"it holds more than {self.max_nodes} values")
+        document = json.loads(data.decode("ascii"), object_pairs_hook=_unique)
+        if not isinstance(document, dict):
+            raise ValueError("it is not a map")  # noqa: TRY004 - one kind of error for all that is malformed
+        return document
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file was not read, to stand within a sentence."""
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error).rstrip(".")[:300]
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
+
+
+def _digest(rest: Mapping[str, Any]) -> str:
+    return blake3(_canonical(rest)).hexdigest()

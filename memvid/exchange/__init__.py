@@ -1,0 +1,1 @@
+"""What leaves a store and comes into it: export, import, backup, tensors for other programs."""

@@ -1,0 +1,138 @@
+"""STORE/incoming: where a client of a running daemon puts a bundle for the daemon to take.
+
+Owns the folder's name and the putting in. A client hands over an id and never a path, so nothing that it says is ever
+joined to a folder. Needs no lock: a file gets its name only once it is complete, flushed and checked, and whoever takes
+it checks it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from ..disk import durable
+from ..disk.paths import FOLDER_MODE, io_error, open_file, open_folder, stat_open
+from ..errors import BundleMissing
+from ..folder.folder import INCOMING, StoreFolder, load_store_uuid, open_existing_root
+from ..format.bundle import BundleFile
+from ..format.layout import LIVE_SUFFIX
+from ..limits import CHUNK_BYTES
+from ..uri import SessionUri
+from .import_checks import open_exported, require_manifest, require_whole
+
+
+def hand_over(store_path: str, source_path: str) -> bytes:
+    """Put a checked copy of an exported bundle into a store's folder `incoming`, durably; gives its bundle id.
+
+    Raises:
+        StoreIoError, NoSpace: it cannot be read, or not be written.
+        Corruption, LimitExceeded: it is no bundle, or a damaged one, lacks blocks of its own, or would unfold to far
+            more than a session; nothing is left behind.
+    """
+    with _folder_of(store_path, make=True) as (folder_fd, path):
+        temp = durable.TempFile(folder_fd, path)
+        try:
+            _copy(source_path, temp)
+            temp.sync()
+            bundle_id = _check(temp, source_path)
+            temp.publish(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path, replacing=True)
+        finally:
+            temp.close()
+    return bundle_id
+
+
+def take_back(store_path: str, bundle_id: bytes) -> None:
+    """Remove what was handed over and not taken; what is gone needs no removing."""
+    with contextlib.suppress(FileNotFoundError), _folder_of(store_path) as (folder_fd, path):
+        durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path)
+
+
+def open_waiting(folder: StoreFolder, bundle_id: bytes) -> tuple[int, str]:
+    """Open what was handed over to an open store: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
+    name = bundle_id.hex() + LIVE_SUFFIX
+    path = f"{folder.path}/{INCOMING}/{name}"
+    try:
+        with _incoming_of(folder) as folder_fd:
+            return open_file(folder_fd, name, os.O_RDONLY, path), path
+    except FileNotFoundError as error:
+        raise _missing(bundle_id, path) from error
+
+
+def remove_taken(folder: StoreFolder, bundle_id: bytes) -> None:
+    """Durably remove what an open store has taken. Raises StoreIoError, DurabilityLost."""
+    with contextlib.suppress(FileNotFoundError), _incoming_of(folder) as folder_fd:
+        path = f"{folder.path}/{INCOMING}"
+        if durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path):
+            durable.sync_folder(folder_fd, path)
+
+
+def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
+    """Whose snapshot a handed-over bundle is. Raises BundleMissing, and what damage raises."""
+    name = bundle_id.hex() + LIVE_SUFFIX
+    place = f"{store_path}/{INCOMING}/{name}"
+    try:
+        with _folder_of(store_path) as (folder_fd, _):
+            fd = open_file(folder_fd, name, os.O_RDONLY, place)
+    except FileNotFoundError as error:
+        raise _missing(bundle_id, place) from error
+    with contextlib.closing(BundleFile(fd, place, bundle_id)) as file:
+        return require_manifest(file).uri
+
+
+def _copy(source_path: str, temp: durable.TempFile) -> None:
+    fd = open_exported(source_path)
+    try:
+        temp.whole_bytes = lambda: stat_open(fd, source_path).st_size
+        while data := os.read(fd, CHUNK_BYTES):
+            temp.append([data])
+    except OSError as error:
+        raise io_error(error, "read", source_path) from error
+    finally:
+        os.close(fd)
+
+
+def _check(temp: durable.TempFile, source_path: str) -> bytes:
+    """Check every byte of the copy, as whoever takes it will; gives its bundle id."""
+    try:
+        fd = os.dup(temp.fd)
+    except OSError as error:
+        raise io_error(error, "open", temp.path) from error
+    with contextlib.closing(BundleFile(fd, source_path, None)) as file:
+        require_whole(file)
+        return file.bundle_id
+
+
+def _missing(bundle_id: bytes, path: str) -> BundleMissing:
+    return BundleMissing(
+        f"Nothing was handed over as {path}. Put the file there first, complete, and ask again.",
+        bundle_id=bundle_id.hex(),
+        path=path,
+    )
+
+
+@contextlib.contextmanager
+def _incoming_of(folder: StoreFolder) -> Iterator[int]:
+    fd = open_folder(folder.root_fd, INCOMING, f"{folder.path}/{INCOMING}")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _folder_of(store_path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """The folder's descriptor and its path, for messages. Raises FileNotFoundError, NoStore, UnsafePath."""
+    root_fd = open_existing_root(store_path)
+    try:
+        load_store_uuid(root_fd, store_path)
+        if make:
+            durable.make_folder(root_fd, INCOMING, store_path, FOLDER_MODE)
+        path = f"{store_path}/{INCOMING}"
+        folder_fd = open_folder(root_fd, INCOMING, path)
+    finally:
+        os.close(root_fd)
+    try:
+        yield folder_fd, path
+    finally:
+        os.close(folder_fd)

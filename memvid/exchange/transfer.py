@@ -1,0 +1,414 @@
+"""Versions leave a store as one file each, and come into one.
+
+Owns the exported file (a bundle of the same id whose directory looks for no block elsewhere), where it may be put, and
+what version it becomes. What must be true of a file before that, `import_checks` says.
+
+Rules:
+- An export is flushed and read back before it gets its name, and never takes the place of a file that is there. It
+  works in a store that was opened for reading: nothing in the store is written.
+- Nothing of a file is believed before every byte of it was checked: bundle id, directory, each block's id and bytes,
+  its place in the chain, the identity. What is wrong with it is an error, and nothing was written.
+- An import overwrites nothing. It keeps its bundle id, version and all, where that version number is free, no bundle
+  that cannot be read may have it, and it is not beyond what a store counts to; anything else becomes the next version,
+  with the imported bundle as parent.
+- The same file again is what is there already, under its own id or as such a next version: an import that was cut off
+  after it had finished is not done twice.
+- Blocks that the store holds already, every byte compared, are referred to and not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ..disk.budget import Meter
+from ..disk.clock import now_ns
+from ..disk.durable import TempFile
+from ..disk.targets import new_file
+from ..errors import (
+    BundleMissing,
+    CorruptBundle,
+    Corruption,
+    IndexMismatch,
+    ReadBackFailed,
+    StoreBusy,
+    StoreIoError,
+    Truncated,
+)
+from ..format.blocks import BlockEntry
+from ..format.bundle import BundleFile, BundleReader, FilePool, FrameFile
+from ..format.directory import file_bytes_with
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.ledger_tail import unread_of
+from ..format.manifest import Manifest, bundle_id_of
+from ..format.records import ExportReport, IndexRow, Receipt
+from ..format.writer import BundleWriter
+from ..index.index import LIVE, IndexedBundle, row_of
+from ..limits import MAX_IMPORTED_VERSION
+from ..uri import SessionUri
+from ..writing.core import StoreCore
+from ..writing.sleeping import Holdings, environment, moved_blocks, publish, with_name_of_its_own
+from .import_checks import open_exported, require_whole
+from .incoming import open_waiting, remove_taken
+from .kinship import require_kin
+
+Progress = Callable[[int, int], None]
+
+_TRIES: Final = 8
+"""How often an import writes its file: again each time what it led to went elsewhere meanwhile. The last time it leads
+nowhere and copies every block, so only the file whose place it takes can still stop it."""
+
+
+# --- export
+
+
+def export_version(
+    core: StoreCore,
+    reader: BundleReader,
+    target: str | os.PathLike[str],
+    on_progress: Progress | None = None,
+    *,
+    replacing: bool = False,
+) -> ExportReport:
+    """Write an open version with all its blocks to one file. See `Store.export_session`."""
+    with new_file(core.folder.root_fd, target, replacing=replacing) as temp:
+        _write_whole(temp, reader, on_progress)
+    manifest = reader.manifest
+    return ExportReport(
+        uri=manifest.uri,
+        version=manifest.version,
+        bundle_id=reader.bundle_id,
+        path=os.path.abspath(os.fspath(target)),
+        token_count=manifest.token_count + unread_of(manifest),
+        blocks=len(manifest.blocks),
+        logical_bytes=manifest.logical_bytes,
+        file_bytes=temp.size_bytes,
+    )
+
+
+def _write_whole(temp: TempFile, reader: BundleReader, on_progress: Progress | None) -> None:
+    manifest = reader.manifest
+    writer = BundleWriter(temp)
+    done = 0
+
+    def frame_bytes(entry: BlockEntry) -> int:
+        with reader.holding(entry) as file:
+            return file.frame_of(entry.id).frame_bytes
+
+    for entry in writer.each(reader.entries, frame_bytes):
+        with reader.holding(entry) as file:
+            writer.add_copy(file, entry.id)
+        done += entry.raw_bytes
+        if on_progress is not None:
+            on_progress(done, manifest.logical_bytes)
+    try:
+        writer.finish(manifest.encode(), manifest.blocks, reader.bundle_id, {})
+    except ReadBackFailed as error:
+        for entry in reader.entries:  # a damaged original does not read back either
+            with reader.holding(entry) as file:
+                file.check_block(entry.id)
+        raise _bad_copy(error, "Nothing was exported") from error
+
+
+# --- import
+
+
+def import_file(
+    core: StoreCore,
+    source: str | os.PathLike[str],
+    as_uri: SessionUri | None = None,
+    on_progress: Progress | None = None,
+    *,
+    only_kin: bool = False,
+) -> Receipt:
+    """Let an exported file become a version. See `Store.import_file`."""
+    core.require_writable()
+    core.mend_index_file()
+    path = os.path.abspath(os.fspath(source))
+    with contextlib.closing(BundleFile(open_exported(path), path, None)) as file:
+        return _import(core, file, as_uri, on_progress, only_kin=only_kin)
+
+
+def adopt_incoming(
+    core: StoreCore,
+    bundle_id: bytes,
+    as_uri: SessionUri | None = None,
+    on_progress: Progress | None = None,
+    *,
+    only_kin: bool = False,
+) -> Receipt:
+    """Let a bundle that was put into STORE/incoming become a version. See `Store.adopt_incoming`."""
+    core.require_writable()
+    core.mend_index_file()
+    fd, path = open_waiting(core.folder, bundle_id)
+    with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+        receipt = _import(core, file, as_uri, on_progress, only_kin=only_kin)
+    with contextlib.suppress(StoreIoError), core.poisoning():  # gc removes what is left
+        remove_taken(core.folder, bundle_id)
+    return receipt
+
+
+def _import(
+    core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_progress: Progress | None, *, only_kin: bool
+) -> Receipt:
+    manifest = require_whole(file, on_progress)
+    uri = as_uri or manifest.uri
+    with core.importing:  # the same bundle twice at once is once
+        if as_uri is None:
+            present = core.index.find(manifest.uri, manifest.version)
+            if present is not None and present.bundle_id == file.bundle_id:
+                return _receipt_of_present(core, present)
+            _require_unknown(core, file.bundle_id)
+        earlier = _earlier_import(core, file.bundle_id, manifest, uri)
+        if earlier is None and only_kin:
+            require_kin(core, file, manifest, uri)
+        if as_uri is None:
+            with core.this_version(uri, manifest.version, file.bundle_id) as is_free:
+                if is_free and manifest.version <= MAX_IMPORTED_VERSION:
+                    return _import_as_it_is(core, file, manifest)
+        return earlier or _import_as_next(core, file, manifest, uri)
+
+
+def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
+    """The receipt of a version that is there already; only if it is as sound as what was about to be imported."""
+    try:
+        file, release = core.open_pinned(row.bundle_id)
+        with contextlib.ExitStack() as stack:
+            stack.callback(release)
+            stack.enter_context(contextlib.closing(file))
+            pool = stack.enter_context(contextlib.closing(FilePool(core.open_frames)))
+            entries = file.entries
+            for entry in entries:
+                assert entry.bundle_id is not None  # a file says of each block where it is
+                with pool.holding(entry.bundle_id) as holder:
+                    holder.check_block(entry.id)
+    except Corruption as error:
+        raise type(error)(
+            f"The store has this version already, but not whole: {error.message} Import it under another name, then "
+            "run `torpor repair`, which takes what is missing from there.",
+            **error.details,
+        ) from error
+    return Receipt(
+        uri=row.uri,
+        version=row.version,
+        bundle_id=row.bundle_id,
+        parent=row.parent,
+        token_count=row.token_count,
+        bytes_written=0,
+        logical_bytes=row.logical_bytes,
+        blocks_new=0,
+        blocks_reused=len(entries),
+        entries=entries,
+        unread_tokens=row.unread_tokens,
+    )
+
+
+def _earlier_import(core: StoreCore, bundle_id: bytes, imported: Manifest, uri: SessionUri) -> Receipt | None:
+    """The receipt of the version that an earlier import of the same bundle under this name has made, if it is sound."""
+    for row in reversed(core.index.versions(uri)):
+        if (row.parent, row.token_count, row.logical_bytes) != (
+            bundle_id,
+            imported.token_count,
+            imported.logical_bytes,
+        ):
+            continue
+        with contextlib.suppress(Corruption), contextlib.closing(core.open_bundle(row.bundle_id)) as file:
+            if file.manifest is not None and _same_state(file.manifest, imported):
+                return _receipt_of_present(core, row)
+    return None
+
+
+def _same_state(one: Manifest, other: Manifest) -> bool:
+    return (one.identity, one.blocks, one.session) == (other.identity, other.blocks, other.session)
+
+
+def _require_unknown(core: StoreCore, bundle_id: bytes) -> None:
+    """Refuse a bundle that the index has, but not as the version that it is: one that cannot be read at present, or
+    that another bundle has taken the number of. One that is missed, or that repair has set aside, comes back so."""
+    if core.index.knows(bundle_id) and bundle_id not in {*core.index.missed(), *core.index.given_up()}:
+        raise _unusable(core, bundle_id)
+
+
+def _unusable(core: StoreCore, bundle_id: bytes) -> CorruptBundle:
+    path = core.folder.bundle_path(bundle_id)
+    return CorruptBundle(
+        f"The store has {path} already, but cannot use it as it is. Import the file under another name, or run "
+        "`torpor repair` first.",
+        path=path,
+        part="file",
+    )
+
+
+class _Intake:
+    """One import under way: the blocks of an imported file on their way into a file of the store."""
+
+    def __init__(self, core: StoreCore, source: BundleFile, holdings: Holdings, temp: TempFile, room: Meter) -> None:
+        self._core = core
+        self._source = source
+        self._holdings = holdings
+        self._temp = temp
+        self._room = room
+        self._writer = BundleWriter(temp, room)
+        self._places: dict[bytes, bytes] = {}
+
+    def take(self, manifest: Manifest, also: FrameFile | None = None, *, alone: bool = False) -> None:
+        """Copy the blocks that the store does not hold elsewhere (`alone`: every one), and all that `also` holds.
+
+        Raises:
+            BudgetExceeded: there is no room for them; nothing was written.
+        """
+        copied = dict.fromkeys(also.frames, also) if also is not None else {}
+        for entry in manifest.blocks:
+            holder = None if alone or entry.id in copied else self._holdings.find_sound(entry.id)
+            if holder is None:
+                copied[entry.id] = self._source
+            else:
+                self._places[entry.id] = holder
+        frames = [file.frame_of(block_id) for block_id, file in copied.items()]
+        self._room.require(file_bytes_with(frames, manifest.blocks, self._places, len(manifest.encode())))
+        for block_id, file in self._writer.each(copied.items(), lambda one: one[1].frame_of(one[0]).frame_bytes):
+            self._writer.add_copy(file, block_id)
+
+    def is_led_right(self) -> bool:
+        """Whether every block that is not copied is still where it was found. To be asked while committing."""
+        return not moved_blocks(self._core, self._places)
+
+    def publish(self, bundle: IndexedBundle) -> None:
+        publish(self._core, self._temp, bundle, self._room)
+
+    def finish(self, manifest: Manifest, also: FrameFile | None = None) -> tuple[IndexedBundle, Receipt]:
+        encoded = manifest.encode()
+        bundle_id = bundle_id_of(encoded)
+        try:
+            directory = self._writer.finish(encoded, manifest.blocks, bundle_id, self._places)
+        except ReadBackFailed as error:
+            for file in filter(None, (self._source, also)):
+                for block_id in file.frames:
+                    file.check_block(block_id)
+            raise _bad_copy(error, "Nothing was imported") from error
+        frames = tuple(self._writer.frames)
+        row = row_of(manifest, bundle_id, self._temp.size_bytes)
+        new = sum(entry.id in self._writer.frames for entry in manifest.blocks)
+        receipt = Receipt(
+            uri=manifest.uri,
+            version=manifest.version,
+            bundle_id=bundle_id,
+            parent=manifest.parent,
+            token_count=manifest.token_count,
+            bytes_written=self._temp.size_bytes,
+            logical_bytes=manifest.logical_bytes,
+            blocks_new=new,
+            blocks_reused=len(manifest.blocks) - new,
+            entries=tuple(entry.held_by(self._places.get(entry.id, bundle_id)) for entry in manifest.blocks),
+            unread_tokens=unread_of(manifest),
+        )
+        return IndexedBundle(bundle_id, LIVE, row, directory.holders, frames), receipt
+
+
+@contextlib.contextmanager
+def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, Callable[[bytes], None]]]:
+    with contextlib.ExitStack() as stack:
+        pin = stack.enter_context(core.pinning())
+        holdings = stack.enter_context(contextlib.closing(Holdings(core, pin)))
+        room = stack.enter_context(core.metering())
+        room(0)  # where nothing may be written any more, not even a temporary file is made
+        stack.enter_context(core.poisoning())
+        temp = stack.enter_context(contextlib.closing(core.new_temp()))
+        yield _Intake(core, source, holdings, temp, room), pin
+
+
+def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri: SessionUri) -> Receipt:
+    """A new version of a session, with the blocks of the imported bundle, which becomes its parent."""
+    with core.next_version(uri) as version:
+        manifest = Manifest(
+            uri=uri,
+            version=version,
+            parent=source.bundle_id,
+            identity=imported.identity,
+            token_count=imported.token_count,
+            created_ns=now_ns(),
+            blocks=imported.blocks,
+            session=imported.session,
+            environment=environment(),
+        )
+        manifest = with_name_of_its_own(core, manifest)
+        for attempt in range(1, _TRIES + 1):
+            with _intake(core, source) as (intake, _):
+                intake.take(manifest, alone=attempt == _TRIES)
+                bundle, receipt = intake.finish(manifest)
+                with core.committing():
+                    if intake.is_led_right():
+                        intake.publish(bundle)
+                        return receipt
+        raise AssertionError("a file that leads nowhere is led right")
+
+
+def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) -> Receipt:
+    """The imported bundle itself becomes a version.
+
+    Where its session was deleted and its file still holds blocks for others, the new file holds those too: it takes the
+    place of the retired one, under the name that the others look for.
+
+    Raises:
+        IndexMismatch: a live file of the bundle lies in the store, and the index does not know it.
+        CorruptBundle: one does of a version that was set aside, or missed.
+        StoreBusy: the retired file was written anew each time.
+    """
+    for attempt in range(1, _TRIES + 1):
+        with _intake(core, source) as (intake, pin), contextlib.ExitStack() as stack:
+            pin(source.bundle_id)  # from here on its file loses no frame
+            _require_no_stranger(core, source.bundle_id)
+            retired = _open_retired(core, source.bundle_id)
+            if retired is not None:
+                stack.enter_context(contextlib.closing(retired))
+            intake.take(manifest, retired, alone=attempt == _TRIES)
+            bundle, receipt = intake.finish(manifest, retired)
+            with core.committing():
+                if intake.is_led_right() and _is_same(core, source.bundle_id, retired):
+                    intake.publish(bundle)
+                    with contextlib.suppress(StoreIoError):  # nobody looks into it beside the live one
+                        core.folder.remove(source.bundle_id, RETIRED_SUFFIX)
+                    return receipt
+    path = core.folder.bundle_path(source.bundle_id, RETIRED_SUFFIX)
+    raise StoreBusy(f"{path} was written anew each time the import was about to replace it. Try again.", path=path)
+
+
+def _require_no_stranger(core: StoreCore, bundle_id: bytes) -> None:
+    """Refuse to take the place of a live file that the index does not know, or knows as gone: somebody put it there."""
+    if core.folder.suffix_of(bundle_id) == LIVE_SUFFIX:
+        if core.index.knows(bundle_id):  # back, and perhaps damaged: a repair sees to either
+            raise _unusable(core, bundle_id)
+        path = core.folder.bundle_path(bundle_id)
+        raise IndexMismatch(
+            f"{path} lies in the store already, but its index does not know it: the file was put there past Torpor. "
+            "Run `torpor rebuild-index`, which takes it in; then import again if the session is not there.",
+            path=path,
+            field="bundle_id",
+        )
+
+
+def _open_retired(core: StoreCore, bundle_id: bytes) -> FrameFile | None:
+    """The retired file of a bundle; None where there is none, or nothing of it but the name."""
+    try:
+        return core.open_frames(bundle_id)
+    except BundleMissing:
+        return None
+    except Truncated:
+        if core.folder.is_emptied(bundle_id):
+            return None
+        raise
+
+
+def _is_same(core: StoreCore, bundle_id: bytes, retired: FrameFile | None) -> bool:
+    """Whether a bundle's retired file, or that there is nothing in one, is still what it was."""
+    if retired is None:
+        return core.folder.is_gone(bundle_id)
+    return core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX and core.folder.is_current(bundle_id, retired.stamp())
+
+
+def _bad_copy(error: ReadBackFailed, consequence: str) -> ReadBackFailed:
+    return ReadBackFailed(
+        f"What was written did not read back as it should. {consequence}. Check memory and disk.", **error.details
+    )

@@ -1,0 +1,613 @@
+"""The store's folder: which files there are, under which names, and how each comes and goes.
+
+Owns store.json, the names of bundle files and the meaning of their endings. Knows nothing of their contents.
+
+    bundles/ab/<64 hex>.mvb   a version of a session
+    bundles/ab/<64 hex>.mvr   retired: its session is deleted, but other bundles may still need its blocks
+    bundles/*.tmp             an unfinished sleep; removed at the next open for writing
+
+Retiring is one rename, so it takes no disk space and a crash leaves a bundle in one state or the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import threading
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ..disk import durable
+from ..disk.lock import LOCK_NAME
+from ..disk.paths import (
+    FOLDER_MODE,
+    Stamp,
+    io_error,
+    list_names,
+    open_file,
+    open_folder,
+    open_root,
+    stamp_of,
+    stat_name,
+)
+from ..disk.sealed_json import SealedFormat, reason_of
+from ..errors import PUT_BACK, BundleMissing, CorruptStoreFile, DurabilityLost, NoStore, NotAStore, StoreError
+from ..format.layout import BEGINNING, LIVE_SUFFIX, RETIRED_SUFFIX
+from ..limits import MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES
+
+STORE_VERSION: Final = 1
+STORE_FILE: Final = "store.json"
+BUNDLES: Final = "bundles"
+QUARANTINE: Final = "quarantine"
+INCOMING: Final = "incoming"
+_ANOTHER_PLACE: Final = ", or choose another place for the store (--store, $TORPOR_STORE)"
+
+_FORMAT: Final = SealedFormat("torpor.store", STORE_VERSION, MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES)
+_BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)
+_PREFIX_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
+
+
+class StoreFolder:
+    """Open descriptors of a store's folders. Safe from several threads; writes need the store's lock."""
+
+    def __init__(self, path: str, root_fd: int, store_uuid: str) -> None:
+        self.path = path
+        self.root_fd = root_fd
+        self.uuid = store_uuid
+        self._held_bytes: int | None = None
+        self._file_count: int | None = None
+        self._temps: weakref.WeakSet[durable.TempFile] = weakref.WeakSet()
+        self._making_temp = threading.Lock()
+        try:
+            self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+        except FileNotFoundError as error:
+            raise NotAStore(
+                f"{path}/{BUNDLES} is missing, and with it every session. Put it back from a backup, or mount it.",
+                path=f"{path}/{BUNDLES}",
+            ) from error
+
+    def close(self) -> None:
+        """Close the folders. A later use fails instead of meeting a descriptor that means something else by then."""
+        for fd in (self.bundles_fd, self.root_fd):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.bundles_fd = self.root_fd = -1
+
+    # --- what store.json says
+
+    def require_store_file(self) -> StoreFile:
+        """What store.json says now. Raises CorruptStoreFile also where it is missing or another store's, which an open
+        store can tell; UnsupportedFormat, UnsafePath, StoreIoError."""
+        try:
+            file = load_store_file(self.root_fd, self.path)
+        except (NoStore, NotAStore) as error:
+            raise corrupt_store_file(self.path, "it is missing") from error
+        if file.uuid != self.uuid:
+            raise corrupt_store_file(self.path, "it is another store's")
+        return file
+
+    def says_marked(self) -> bool:
+        """Whether store.json says that there is a file of marks. Raises as `require_store_file`."""
+        return self.require_store_file().marked
+
+    def say_marked(self) -> None:
+        """Let store.json say that there is a file of marks, durably. Raises NoSpace, StoreIoError, DurabilityLost."""
+        self.write_store_file(marked=True)
+
+    def write_store_file(self, *, marked: bool) -> None:
+        """Put a new store.json in the place of the one that is there, if there is one, durably."""
+        file = StoreFile(self.uuid, marked)
+        _write_store_file(self.root_fd, self.bundles_fd, self.path, file, replacing=True)
+
+    # --- bundle files
+
+    def bundle_path(self, bundle_id: bytes, suffix: str = LIVE_SUFFIX) -> str:
+        """For messages only; files are opened by descriptor."""
+        name = bundle_id.hex()
+        return f"{self.path}/{BUNDLES}/{name[:2]}/{name}{suffix}"
+
+    def open_bundle(self, bundle_id: bytes) -> tuple[int, str]:
+        """Open a bundle's file, live or retired: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
+        name = bundle_id.hex()
+        for _ in range(2):  # twice: it may be retired between the two attempts
+            for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+                path = self.bundle_path(bundle_id, suffix)
+                with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                    return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
+        raise BundleMissing(
+            f"The bundle {self.bundle_path(bundle_id)} is missing. {PUT_BACK}",
+            bundle_id=name,
+            path=self.bundle_path(bundle_id),
+        )
+
+    def open_as(self, bundle_id: bytes, suffix: str) -> tuple[int, str]:
+        """Open a bundle's file of one ending, as `open_bundle`."""
+        name, path = bundle_id.hex(), self.bundle_path(bundle_id, suffix)
+        try:
+            with self._prefix_folder(name[:2]) as folder_fd:
+                return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
+        except FileNotFoundError as error:
+            raise BundleMissing(f"{path} is missing.", bundle_id=name, path=path) from error
+
+    def has_bundle(self, bundle_id: bytes) -> bool:
+        """Whether a bundle's file is there by name, live or retired."""
+        name = bundle_id.hex()
+        for _ in range(2):  # as in `open_bundle`
+            for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+                with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                    stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
+                    return True
+        return False
+
+    def suffix_of(self, bundle_id: bytes) -> str | None:
+        """A bundle's ending at present; None if there is no file of it."""
+        name = bundle_id.hex()
+        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+            with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
+                return suffix
+        return None
+
+    def size_of(self, bundle_id: bytes) -> int:
+        """The bytes of a bundle's file, live or retired; 0 if there is none."""
+        name = bundle_id.hex()
+        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+            with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                return stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)).st_size
+        return 0
+
+    def is_emptied(self, bundle_id: bytes) -> bool:
+        """Whether a retired bundle has only its name left, as `empty_retired` leaves it: it holds bytes of nobody."""
+        return self.suffix_of(bundle_id) == RETIRED_SUFFIX and not self.size_of(bundle_id)
+
+    def is_gone(self, bundle_id: bytes) -> bool:
+        """Whether there is no byte of a bundle any more: it was removed or emptied, by a delete or by somebody else."""
+        return self.suffix_of(bundle_id) is None or self.is_emptied(bundle_id)
+
+    def is_current(self, bundle_id: bytes, stamp: Stamp) -> bool:
+        """Whether a bundle's name, live or retired, still means the file with this stamp, untouched."""
+        found = self.stamp_of(bundle_id, LIVE_SUFFIX) or self.stamp_of(bundle_id, RETIRED_SUFFIX)
+        return found == stamp
+
+    def stamp_of(self, bundle_id: bytes, suffix: str) -> Stamp | None:
+        """What tells a bundle's file of this ending from another that takes its place; None if there is none."""
+        name = bundle_id.hex()
+        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            return stamp_of(stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)))
+        return None
+
+    def stamps_of(self, bundle_ids: Iterable[bytes]) -> dict[bytes, Stamp]:
+        """The stamps of the live files of those of the bundles that have one, each folder opened once."""
+        found: dict[bytes, Stamp] = {}
+        for first, some in itertools.groupby(sorted(bundle_ids), lambda bundle_id: bundle_id[:1]):
+            with contextlib.suppress(FileNotFoundError), self._prefix_folder(first.hex()) as folder_fd:
+                for bundle_id in some:
+                    with contextlib.suppress(FileNotFoundError):
+                        name = bundle_id.hex() + LIVE_SUFFIX
+                        found[bundle_id] = stamp_of(stat_name(folder_fd, name, self.bundle_path(bundle_id)))
+        return found
+
+    def list_bundles(self) -> dict[bytes, str]:
+        """All bundle files by id, with their ending. A bundle with both endings counts as live. Raises StoreIoError."""
+        return self.list_with_twins()[0]
+
+    def list_with_twins(self) -> tuple[dict[bytes, str], list[bytes]]:
+        """As `list_bundles`, and the bundles that are there with both endings. Raises StoreIoError."""
+        found: dict[bytes, str] = {}
+        twins: list[bytes] = []
+        for prefix in self._names():
+            if not _PREFIX_NAME.fullmatch(prefix):
+                continue
+            with self._prefix_folder(prefix) as folder_fd:
+                for name in reversed(list_names(folder_fd, f"{self.path}/{BUNDLES}/{prefix}")):
+                    match = _BUNDLE_NAME.fullmatch(name)
+                    if match and match[1].startswith(prefix):
+                        bundle_id = bytes.fromhex(match[1])
+                        if bundle_id in found:
+                            twins.append(bundle_id)
+                        found[bundle_id] = match[2]
+        self._file_count = len(found)
+        return found, twins
+
+    def list_strangers(self) -> list[str]:
+        """Paths of what does not belong under bundles/: for verify, which only reports it."""
+        strangers = []
+        for prefix in self._names():
+            path = f"{self.path}/{BUNDLES}/{prefix}"
+            if not _PREFIX_NAME.fullmatch(prefix):
+                strangers += [] if durable.TEMP_NAME.fullmatch(prefix) else [path]
+                continue
+            with self._prefix_folder(prefix) as folder_fd:
+                for name in list_names(folder_fd, path):
+                    match = _BUNDLE_NAME.fullmatch(name)
+                    if not match or not name.startswith(prefix):
+                        strangers.append(f"{path}/{name}")
+        return strangers
+
+    def publish(self, temp: durable.TempFile, bundle_id: bytes) -> str:
+        """Give a flushed temporary file its name, durably. Returns the path."""
+        name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
+        with self._prefix_folder(name[:2]) as folder_fd:
+            temp.publish(folder_fd, name + LIVE_SUFFIX, path)
+        self._count(temp.size_bytes, files=1)
+        return f"{path}/{name}{LIVE_SUFFIX}"
+
+    def take_in(self, from_fd: int, old_name: str, bundle_id: bytes, old_path: str) -> None:
+        """Give a file of another folder of the store the name of a live bundle, durably but for its old folder."""
+        name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
+        with self._prefix_folder(name[:2]) as folder_fd:
+            try:
+                os.rename(old_name, name + LIVE_SUFFIX, src_dir_fd=from_fd, dst_dir_fd=folder_fd)
+            except OSError as error:
+                raise durable.write_error(error, "rename", old_path) from error
+            durable.sync_folder(folder_fd, path)
+        self._held_bytes = self._file_count = None
+
+    def replace(self, temp: durable.TempFile, bundle_id: bytes, suffix: str) -> None:
+        """Let a flushed temporary file take the place of a bundle's file, durably."""
+        name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        with self._prefix_folder(name[:2]) as folder_fd:
+            old_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
+            temp.publish(folder_fd, name + suffix, path, replacing=True)
+        self._count(temp.size_bytes - old_bytes)
+
+    def put_beside(self, temp: durable.TempFile, bundle_id: bytes) -> None:
+        """Give a flushed temporary file the name of a retired bundle, durably. Beside a live file of the same bundle it
+        counts for nothing until that one is gone."""
+        name = bundle_id.hex()
+        with self._prefix_folder(name[:2]) as folder_fd:
+            path = f"{self.path}/{BUNDLES}/{name[:2]}"
+            temp.publish(folder_fd, name + RETIRED_SUFFIX, path, replacing=True)
+        self._held_bytes = self._file_count = None
+
+    def retire(self, bundle_id: bytes) -> None:
+        """Durably turn a version of a session into a mere holder of blocks; a file that is gone needs no turning."""
+        name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            durable.rename(folder_fd, name + LIVE_SUFFIX, name + RETIRED_SUFFIX, path)
+            durable.sync_folder(folder_fd, path)
+
+    def empty_retired(self, bundle_id: bytes) -> int:
+        """Give back a retired file's bytes but keep its name; the bytes that this frees, 0 if it was not there."""
+        name = bundle_id.hex()
+        path = self.bundle_path(bundle_id, RETIRED_SUFFIX)
+        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            fd = open_file(folder_fd, name + RETIRED_SUFFIX, os.O_WRONLY, path)
+            try:
+                size_bytes = os.fstat(fd).st_size
+                os.ftruncate(fd, 0)
+                self._count(-size_bytes)
+                return size_bytes
+            except OSError as error:
+                raise io_error(error, "empty", path) from error
+            finally:
+                os.close(fd)
+        return 0
+
+    def remove(self, bundle_id: bytes, suffix: str) -> int:
+        """Durably remove a bundle's file; the bytes that this frees, 0 if it was not there."""
+        name = bundle_id.hex()
+        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            size_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
+            durable.remove(folder_fd, name + suffix, path)
+            self._count(-size_bytes, files=-1)
+            durable.sync_folder(folder_fd, path)
+            return size_bytes
+        return 0
+
+    # --- how many there are, and how much they take
+
+    def file_count(self) -> int:
+        """How many bundle files there are: as they were listed last, and what this object has done since."""
+        return len(self.list_bundles()) if self._file_count is None else self._file_count
+
+    def held_bytes(self) -> int:
+        """The bytes of all bundle files, live and retired: looked at once, then kept up with what this object does.
+
+        The first call costs a look at each file; who moves files past this object calls `recount`.
+        """
+        if self._held_bytes is None:
+            self._held_bytes = self.recount()
+        return self._held_bytes
+
+    def recount(self) -> int:
+        """Look at each bundle file anew."""
+        self._file_count = None
+        total = 0
+        for prefix in filter(_PREFIX_NAME.fullmatch, self._names()):
+            path = f"{self.path}/{BUNDLES}/{prefix}"
+            with contextlib.suppress(FileNotFoundError), self._prefix_folder(prefix) as folder_fd:
+                for name in filter(_BUNDLE_NAME.fullmatch, list_names(folder_fd, path)):
+                    with contextlib.suppress(FileNotFoundError):
+                        total += stat_name(folder_fd, name, f"{path}/{name}").st_size
+        self._held_bytes = total
+        return total
+
+    def _count(self, size_bytes: int, files: int = 0) -> None:
+        if self._file_count is not None:
+            self._file_count += files
+        if self._held_bytes is not None:
+            self._held_bytes += size_bytes
+
+    # --- temporary files
+
+    def new_temp(self) -> durable.TempFile:
+        with self._making_temp:  # else it is taken for a leftover before it is known
+            temp = durable.TempFile(self.bundles_fd, f"{self.path}/{BUNDLES}")
+            self._temps.add(temp)
+            return temp
+
+    def leftover_temps(self) -> list[str]:
+        """The names of temporary files that nobody is writing. Only under the store's lock.
+
+        Small files are written at one go under the store's writing lock: who holds that too meets none of them.
+        """
+        with self._making_temp:
+            names = list(filter(durable.TEMP_NAME.fullmatch, self._names()))
+            written = {os.path.basename(temp.path) for temp in self._temps.copy() if not temp.closed}
+            return [name for name in names if name not in written and durable.is_plain(self.bundles_fd, name)]
+
+    def remove_temps(self) -> int:
+        """Remove what unfinished writes left behind; how many there were. Only under the store's lock.
+
+        Only files with a name that `TempFile` gives, and only in bundles/: everything else is somebody's own.
+        """
+        path = f"{self.path}/{BUNDLES}"
+        count = 0
+        for name in filter(durable.TEMP_NAME.fullmatch, self._names()):
+            if durable.is_plain(self.bundles_fd, name):
+                count += durable.remove(self.bundles_fd, name, path)
+        return count
+
+    def _names(self) -> list[str]:
+        return list_names(self.bundles_fd, f"{self.path}/{BUNDLES}")
+
+    @contextlib.contextmanager
+    def _prefix_folder(self, prefix: str) -> Iterator[int]:
+        fd = open_folder(self.bundles_fd, prefix, f"{self.path}/{BUNDLES}/{prefix}")
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+# --- store.json
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """What store.json says: which store this is, and whether there is a file of marks."""
+
+    uuid: str
+    marked: bool
+
+    def encode(self) -> bytes:
+        return _FORMAT.encode({"uuid": self.uuid, "marked": self.marked})
+
+
+def load_store_file(root_fd: int, path: str) -> StoreFile:
+    """Read store.json.
+
+    Raises:
+        NoStore: there is none. NotAStore: that of something else, or there are bundles without one.
+        CorruptStoreFile: damaged. UnsupportedFormat: of a later version, and undamaged. UnsafePath, StoreIoError.
+    """
+    file_path = f"{path}/{STORE_FILE}"
+    try:
+        data = read_store_file(root_fd, path)
+    except FileNotFoundError as error:
+        raise (_without_store_file(path) if looks_like_store(root_fd, path) else no_store(path)) from error
+    try:
+        return _decode(data, file_path)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        if BUNDLES not in list_names(root_fd, path):
+            raise NotAStore(
+                f"{path} is not a store: there is no folder {BUNDLES}, and {file_path} is not a store's "
+                f"({reason_of(error)}). Choose another folder.",
+                path=file_path,
+            ) from error
+        raise corrupt_store_file(path, reason_of(error)) from error
+
+
+def load_store_uuid(root_fd: int, path: str) -> str:
+    """The uuid that store.json tells. Raises as `load_store_file`."""
+    return load_store_file(root_fd, path).uuid
+
+
+def read_store_file(root_fd: int, path: str) -> bytes:
+    """The bytes of store.json, or one more than it may have. Raises FileNotFoundError, UnsafePath, StoreIoError."""
+    file_path = f"{path}/{STORE_FILE}"
+    fd = open_file(root_fd, STORE_FILE, os.O_RDONLY, file_path)
+    try:
+        return os.read(fd, MAX_STORE_JSON_BYTES + 1)
+    except OSError as error:
+        raise io_error(error, "read", file_path) from error
+    finally:
+        os.close(fd)
+
+
+def _decode(data: bytes, file_path: str) -> StoreFile:
+    found = _FORMAT.decode(data, file_path)
+    file = StoreFile(str(uuid.UUID(found.get("uuid"))), found.get("marked") is True)
+    if file.encode() != data:
+        raise ValueError("it is not in the form in which it is written")
+    return file
+
+
+def corrupt_store_file(path: str, reason: str) -> CorruptStoreFile:
+    """The error for a store.json that is not what was written, with what to do."""
+    file_path = f"{path}/{STORE_FILE}"
+    return CorruptStoreFile(
+        f"{file_path} is damaged: {reason}. Put it back from a backup; without one `torpor repair --store {path}` "
+        "makes it again, and nothing is lost.",
+        path=file_path,
+        reason=reason,
+    )
+
+
+def create_store(root_fd: int, path: str, store_uuid: str | None = None) -> str:
+    """Make an empty folder a store, under its lock; store.json comes last, so that a crash leaves no half store.
+    `store_uuid`: whose backup it is."""
+    for name in (BUNDLES, QUARANTINE):
+        durable.make_folder(root_fd, name, path, FOLDER_MODE)
+    store_uuid = store_uuid or str(uuid.uuid4())
+    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+    try:
+        _write_store_file(root_fd, bundles_fd, path, StoreFile(store_uuid, marked=False), replacing=False)
+    finally:
+        os.close(bundles_fd)
+    return store_uuid
+
+
+def _write_store_file(root_fd: int, bundles_fd: int, path: str, file: StoreFile, *, replacing: bool) -> None:
+    """Its temporary file lies in `bundles`, where leftovers are looked for."""
+    durable.write_file(root_fd, STORE_FILE, file.encode(), path, temp_fd=bundles_fd, replacing=replacing)
+
+
+def has_store_file(root_fd: int, path: str) -> bool:
+    return STORE_FILE in list_names(root_fd, path)
+
+
+def require_creatable(root_fd: int, path: str) -> None:
+    """Refuse to turn a folder that holds something else into a store."""
+    if looks_like_store(root_fd, path):
+        raise _without_store_file(path)
+    for name in list_names(root_fd, path):
+        if name == LOCK_NAME:
+            continue
+        if name in (BUNDLES, QUARANTINE):
+            fd = open_folder(root_fd, name, f"{path}/{name}")
+            try:
+                empty = all(durable.TEMP_NAME.fullmatch(inside) for inside in list_names(fd, f"{path}/{name}"))
+            finally:
+                os.close(fd)
+            if empty:
+                continue
+        raise NotAStore(
+            f"{path} is not a store and holds other things ({name[:80]!a}). Choose another folder, or put its "
+            f"{STORE_FILE} back.",
+            path=path,
+        )
+
+
+def open_or_make_root(path: str) -> int:
+    """Open the store's folder for writing, creating it (0700) with what is missing above it; new names are flushed."""
+    parents = [os.path.join(os.path.realpath(path), os.pardir)]
+    above = os.path.dirname(path)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+        parents.append(above)
+    try:
+        with contextlib.suppress(FileExistsError):  # also where the system refuses to say that it is a folder
+            os.makedirs(path, FOLDER_MODE, exist_ok=True)
+        fd = open_root(path, STORE_FILE)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotAStore(_no_folder(path, error), path=path) from error
+    except OSError as error:
+        raise durable.write_error(error, "create", path, _ANOTHER_PLACE) from error
+    try:
+        for parent in parents:
+            _flush_parent(parent)
+    except DurabilityLost:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _no_folder(path: str, error: OSError) -> str:
+    """Why a folder could not be made: a file is in its way, or what the system says."""
+    if isinstance(error, NotADirectoryError):
+        return f"{path} cannot be a store: there is a file, not a folder, at it or above it."
+    return f"{path} cannot be a store: it cannot be made there ({error.strerror}). Choose another folder."
+
+
+def _flush_parent(path: str) -> None:
+    """Flush a folder above the store. One that may not be opened (another user's) is left out: we made no name in it.
+
+    Raises:
+        DurabilityLost: it may hold the store's name no more after a power cut.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        durable.sync_folder(fd, path)
+    finally:
+        os.close(fd)
+
+
+def open_existing_root(path: str) -> int:
+    try:
+        return open_root(path, STORE_FILE)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise no_store(path) from error
+    except OSError as error:
+        raise io_error(error, "open", path) from error
+
+
+def looks_like_store(root_fd: int, path: str) -> bool:
+    """Whether a folder has what only a store has: in `bundles` a file that has a bundle's name and begins like one of
+    the version that this program reads. Whether there is a store.json is not asked."""
+    try:
+        bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+    except (FileNotFoundError, StoreError):
+        return False
+    try:
+        prefixes = sorted(filter(_PREFIX_NAME.fullmatch, list_names(bundles_fd, f"{path}/{BUNDLES}")))
+        return any(_has_a_bundle(bundles_fd, prefix, f"{path}/{BUNDLES}/{prefix}") for prefix in prefixes)
+    finally:
+        os.close(bundles_fd)
+
+
+def _has_a_bundle(bundles_fd: int, prefix: str, path: str) -> bool:
+    try:
+        fd = open_folder(bundles_fd, prefix, path)
+    except (FileNotFoundError, StoreError):
+        return False
+    try:
+        names = (name for name in list_names(fd, path) if _BUNDLE_NAME.fullmatch(name) and name.startswith(prefix))
+        return any(_begins_like_a_bundle(fd, name, f"{path}/{name}") for name in names)
+    finally:
+        os.close(fd)
+
+
+def _begins_like_a_bundle(folder_fd: int, name: str, path: str) -> bool:
+    try:
+        fd = open_file(folder_fd, name, os.O_RDONLY, path)
+    except (FileNotFoundError, StoreError):
+        return False
+    try:
+        return os.pread(fd, len(BEGINNING), 0) == BEGINNING
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _without_store_file(path: str) -> NotAStore:
+    return NotAStore(
+        f"{path} has a store's bundles, but its {STORE_FILE} is missing. `torpor repair --store {path}` makes it "
+        "again.",
+        path=path,
+    )
+
+
+def no_store(path: str) -> NoStore:
+    return NoStore(
+        f"There is no store at {path}. Name another (--store, or $TORPOR_STORE); `torpor serve` makes one in a folder "
+        "that is new or empty.",
+        path=path,
+    )

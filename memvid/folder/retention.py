@@ -1,0 +1,149 @@
+"""Which versions of a session a retention keeps, and why: a pure plan.
+
+Rules:
+- The newest version, tagged ones and pinned ones always stay. A retention that asks for nothing keeps everything.
+- A version stays if any rule keeps it. Newer and older are told by version numbers, never by a clock.
+- A version that cannot be woken counts for nothing: the newest that can be woken stays, those that are newer stay
+  beside it, and `keep_last` and `keep_days` count from there. A session without one that can be woken loses nothing.
+- Days are counted back from the session's newest such version, not from now: time alone removes nothing, and neither
+  does a clock that is ahead today. `now_ns` only tells which dates lie in the future.
+- A date that cannot be believed (in the future, or before there was this program) keeps its version: a clock that was
+  wrong for a while must not cost a memory. A version is never taken to be older than the versions before it.
+- What is left: a newest version that was itself made under a clock that is still ahead makes the others look old. Ask
+  for `keep_last` beside `keep_days`, and no clock can take the last versions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import InvalidPolicy
+from ..format.records import IndexRow
+from ..limits import MAX_KEEP_DAYS, MAX_VERSION
+from ..uri import SessionUri
+from .marks import Marks
+
+EARLIEST_NS: Final = 1_735_689_600 * 10**9
+"""2025-01-01 UTC. No bundle is older than the program; a date before it is a clock that was never set."""
+
+_DAY_NS: Final = 24 * 60 * 60 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What to keep of each session. None: that rule is not asked for; no rule at all keeps everything.
+
+    Raises InvalidPolicy for numbers that mean nothing, however it is built.
+    """
+
+    keep_last: int | None = None
+    keep_days: float | None = None
+
+    def __post_init__(self) -> None:
+        last, days = self.keep_last, self.keep_days
+        if last is not None and (type(last) is not int or not 1 <= last <= MAX_VERSION):
+            raise InvalidPolicy(
+                "keep_last is a whole number of versions, 1 or more. The newest one always stays: delete or forget the "
+                "session to be rid of it.",
+                field="keep_last",
+            )
+        if days is not None and (type(days) not in (int, float) or not 0 < days <= MAX_KEEP_DAYS):  # so no NaN
+            raise InvalidPolicy(
+                f"keep_days is a number of days, more than 0 and at most {MAX_KEEP_DAYS}.", field="keep_days"
+            )
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.keep_last is None and self.keep_days is None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A version that stays, and every reason why."""
+
+    row: IndexRow
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """By session, oldest version first: that is the order in which to drop."""
+
+    keep: tuple[Kept, ...]
+    drop: tuple[IndexRow, ...]
+
+
+def plan_retention(
+    rows: Iterable[IndexRow], marks: Marks, retention: Retention, now_ns: int, unsound: Collection[bytes] = ()
+) -> RetentionPlan:
+    """Decide for every version in `rows`: all versions of one or more sessions, in any order. `unsound` are bundles
+    that cannot be woken; the more of them, the more stays."""
+    sessions: defaultdict[SessionUri, list[IndexRow]] = defaultdict(list)
+    for row in rows:
+        sessions[row.uri].append(row)
+    keep: list[Kept] = []
+    drop: list[IndexRow] = []
+    for _, versions in sorted(sessions.items()):
+        versions.sort(key=lambda row: row.version)
+        recent = _within_days(versions, retention.keep_days, now_ns, unsound)
+        newer = sum(row.bundle_id not in unsound for row in versions)
+        for row in versions:
+            newer -= row.bundle_id not in unsound
+            newest = _newest(row, versions[-1]) if newer == 0 else ()
+            reasons = [*newest, *_reasons(row, newer, marks, retention), *recent.get(row.bundle_id, ())]
+            if reasons:
+                keep.append(Kept(row, tuple(reasons)))
+            else:
+                drop.append(row)
+    return RetentionPlan(tuple(keep), tuple(drop))
+
+
+def _newest(row: IndexRow, last: IndexRow) -> list[str]:
+    return ["newest" if row is last else "no later version can be woken"]
+
+
+def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> list[str]:
+    """Why a version stays, but for its date or for being the newest; `newer` counts the versions after it that can be
+    woken."""
+    marked = marks.of(row.bundle_id)
+    reasons = ["pinned"] if marked.pinned else []
+    reasons += [f"tagged {tag}" for tag in marked.tags]
+    if retention.keeps_all:
+        reasons.append("nothing is to be dropped")
+    if retention.keep_last is not None and newer < retention.keep_last:
+        reasons.append(f"among the last {retention.keep_last}")
+    return reasons
+
+
+def _within_days(
+    versions: Sequence[IndexRow], days: float | None, now_ns: int, unsound: Collection[bytes]
+) -> dict[bytes, list[str]]:
+    """Which versions their dates keep, by bundle id; `versions` are one session's, oldest first."""
+    if days is None:
+        return {}
+    dated = _dates(versions, now_ns)
+    counting = (date for row, date in zip(versions, dated, strict=True) if row.bundle_id not in unsound)
+    newest_ns = max((date for date in counting if date is not None), default=0)
+    oldest_ns = newest_ns - int(days * _DAY_NS)
+    kept = {}
+    for row, date_ns in zip(versions, dated, strict=True):
+        if date_ns is None:
+            kept[row.bundle_id] = ["its date cannot be believed"]
+        elif date_ns >= oldest_ns:
+            kept[row.bundle_id] = [f"within {days:g} days"]
+    return kept
+
+
+def _dates(versions: Sequence[IndexRow], now_ns: int) -> list[int | None]:
+    """When each version was made as far as it can be believed: not before the versions that it follows."""
+    dates: list[int | None] = []
+    latest_ns = 0
+    for row in versions:
+        believable = EARLIEST_NS <= row.created_ns <= now_ns
+        if believable:
+            latest_ns = max(latest_ns, row.created_ns)
+        dates.append(latest_ns if believable else None)
+    return dates

@@ -1,0 +1,77 @@
+"""How far the scrub of a store has come, in a small file, so that the next daemon goes on where the last one stopped.
+
+Sessions are read in the order of a digest of their names, round and round: whose turn is next is the one whose last
+reading is longest ago. The file has only the first bytes of that digest, so that it tells nobody the name of a session
+that is gone. It is a convenience: one that is lost, or damaged, costs a round that begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from ..disk.sealed_json import SealedFormat
+from ..uri import SessionUri
+from .folder import StoreFolder
+from .small_files import load_small, save_small
+
+SCRUB_FILE: Final = "scrub.json"
+_PLACE_BYTES: Final = 2
+_FORMAT: Final = SealedFormat("torpor.scrub", 1, 4096, 64)
+_FIELDS: Final = {"after": str, "begun_ns": int, "checked_ns": int}
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubMark:
+    """A round that is under way, or has ended.
+
+    after: place of the session that was read last, empty at the beginning. begun_ns, checked_ns: when the round began,
+    and when a session was last read, by the Unix clock; 0 for never.
+    """
+
+    after: bytes = b""
+    begun_ns: int = 0
+    checked_ns: int = 0
+
+
+def place_of(uri: SessionUri) -> bytes:
+    """Where a session stands in a round."""
+    return blake3(str(uri).encode()).digest()
+
+
+def read_ns(mark: ScrubMark, uri: SessionUri) -> int:
+    """Since when, at least, a session has been read in the round that is under way; 0 if it has not."""
+    return mark.begun_ns if place_of(uri) <= mark.after else 0
+
+
+def left_of(pages: Iterable[Sequence[SessionUri]], after: bytes) -> Generator[None, None, list[SessionUri]]:
+    """The sessions that a round still has to read, in order. Yields behind each page of all sessions."""
+    left: dict[bytes, SessionUri] = {}
+    for page in pages:
+        left.update((place, uri) for uri in page if (place := place_of(uri)) > after)
+        yield
+    return [left[place] for place in sorted(left)]
+
+
+def load_mark(folder: StoreFolder) -> ScrubMark:
+    """The mark that was saved last; that of a store that was never read where there is none that can be used."""
+    fields = load_small(folder, SCRUB_FILE, _FORMAT)
+    try:
+        if fields is None or {name: type(value) for name, value in fields.items()} != _FIELDS:
+            return ScrubMark()
+        return ScrubMark(bytes.fromhex(fields["after"]), fields["begun_ns"], fields["checked_ns"])
+    except ValueError:
+        return ScrubMark()
+
+
+def save_mark(folder: StoreFolder, mark: ScrubMark) -> None:
+    """Save it durably in the place of the last one. Raises NoSpace, StoreIoError, DurabilityLost."""
+    fields = {
+        "after": mark.after[:_PLACE_BYTES].hex(),
+        "begun_ns": mark.begun_ns,
+        "checked_ns": mark.checked_ns,
+    }
+    save_small(folder, SCRUB_FILE, _FORMAT, fields)

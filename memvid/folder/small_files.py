@@ -1,0 +1,35 @@
+"""Small files of a store that are a convenience: one that is lost, or damaged, costs what its owner can find again.
+
+Owns how they are read and kept. Knows nothing of what their fields mean.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..disk import durable
+from ..disk.paths import open_file
+from ..disk.sealed_json import SealedFormat
+from ..errors import StoreError
+from .folder import StoreFolder
+
+
+def load_small(folder: StoreFolder, name: str, form: SealedFormat) -> dict[str, Any] | None:
+    """The fields of the file of that name; None where there is none, or none that is what was written."""
+    path = f"{folder.path}/{name}"
+    try:
+        fd = open_file(folder.root_fd, name, os.O_RDONLY, path)
+        try:
+            return form.decode(os.read(fd, form.max_bytes + 1), path)
+        finally:
+            os.close(fd)
+    except (OSError, StoreError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def save_small(folder: StoreFolder, name: str, form: SealedFormat, fields: Mapping[str, Any]) -> None:
+    """Keep the fields durably in the place of the last ones. Raises NoSpace, StoreIoError, DurabilityLost."""
+    data = form.encode(fields)
+    durable.write_file(folder.root_fd, name, data, folder.path, temp_fd=folder.bundles_fd, replacing=True)

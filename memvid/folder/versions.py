@@ -1,0 +1,126 @@
+"""Which version of a session a selector means: by number, by tag, or by the beginning of its bundle id.
+
+Pure. Owns the rule that a selector means exactly one version: several are an error that lists them, never a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..errors import AmbiguousVersion, SessionNotFound
+from ..format.records import IndexRow
+from ..uri import VERSION_MARK, Selector, SessionUri
+from .marks import Marks
+
+_SHORT_ID_DIGITS: Final = 12
+_MAX_LISTED: Final = 8
+
+
+def select_version(
+    uri: SessionUri,
+    rows: Sequence[IndexRow],
+    marks: Marks,
+    selector: Selector,
+    waiting: Sequence[IndexRow] = (),
+) -> IndexRow:
+    """The one of a session's versions (`rows`, all of them) that `selector` means. `waiting` are those of the session
+    that repair has set aside.
+
+    Raises:
+        AmbiguousVersion: it means several; `candidates` lists a reference to each.
+        SessionNotFound: it means none, or one that is set aside.
+    """
+    tagged = marks.tagged(uri, selector.tag) if selector.tag is not None else None
+    matches = [row for row in rows if _means(selector, tagged, row)]
+    if len(matches) > 1:
+        raise _ambiguous(uri, matches, selector)
+    if not matches and any(_means(selector, tagged, row) for row in waiting):
+        raise set_aside(uri, [row.version for row in waiting])
+    if not matches:
+        raise _no_version(uri, rows, marks, selector, tagged)
+    return matches[0]
+
+
+def _means(selector: Selector, tagged: bytes | None, row: IndexRow) -> bool:
+    return (
+        row.version == selector.number
+        or row.bundle_id == tagged
+        or (selector.id_prefix is not None and row.bundle_id.hex().startswith(selector.id_prefix))
+    )
+
+
+def _ambiguous(uri: SessionUri, matches: Sequence[IndexRow], selector: Selector) -> AmbiguousVersion:
+    # whole ids: a shorter one could be what was ambiguous
+    candidates = [f"{uri}{VERSION_MARK}{row.bundle_id.hex()}" for row in matches]
+    shown = ", ".join(f"version {row.version} ({row.bundle_id.hex()})" for row in matches[:_MAX_LISTED])
+    more = f" and {len(matches) - _MAX_LISTED} more" if len(matches) > _MAX_LISTED else ""
+    return AmbiguousVersion(
+        f"{uri}{VERSION_MARK}{selector.text} means {len(matches)} versions: {shown}{more}. Give more digits of the id.",
+        session=str(uri),
+        selector=selector.text,
+        candidates=candidates,
+    )
+
+
+def _no_version(
+    uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector, tagged: bytes | None
+) -> SessionNotFound:
+    if tagged is not None:
+        why = (
+            f"The tag {selector.text!r} of {uri} names the bundle {tagged.hex()[:_SHORT_ID_DIGITS]}, which is none of "
+            "its versions now: it cannot be read, or is gone. `torpor verify` says more."
+        )
+    else:
+        tags = sorted(marks.session(uri).tags)
+        known = [
+            describe_versions([row.version for row in rows]),
+            f"the tags {', '.join(tags[:_MAX_LISTED])}" if tags else "",
+        ]
+        why = f"{uri} has no version {selector.text!r}; it has {' and '.join(filter(None, known))}."
+    return SessionNotFound(why, session=str(uri), version=selector.text, suggestions=[str(uri)])
+
+
+def set_aside(uri: SessionUri, numbers: Sequence[int]) -> SessionNotFound:
+    """The error for versions that repair has set aside, where no other one is meant."""
+    them, are = ("them", "are") if len(numbers) > 1 else ("it", "is")
+    return SessionNotFound(
+        f"{describe_versions(numbers).capitalize()} of {uri} {are} set aside and cannot be woken: blocks of {them} are "
+        f"missing or damaged. `torpor verify` says which file to put back, `torpor repair` then brings {them} back, "
+        f"and `torpor gc --quarantine` gives {them} up.",
+        session=str(uri),
+        set_aside=sorted(numbers),
+        suggestions=[],
+    )
+
+
+def _parts(run: Sequence[int]) -> list[str]:
+    return [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+
+
+def describe_versions(numbers: Sequence[int]) -> str:
+    """Which versions there are, as text: whole runs of numbers, for some between may be gone."""
+    if not numbers:
+        return "no versions"
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = [part for run in runs[:_MAX_LISTED] for part in _parts(run)]
+    if len(runs) > _MAX_LISTED:
+        shown.append(f"others up to {runs[-1][-1]}")
+    text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return f"version{'s' if len(numbers) > 1 else ''} {text}"
+
+
+def lineage_of(versions: Sequence[IndexRow], row: IndexRow) -> tuple[str, ...]:
+    """The bundle ids, in hex, from a version back along the parents, as far as they are versions of its session."""
+    by_id = {each.bundle_id: each for each in versions}
+    line: list[str] = []
+    current: bytes | None = row.bundle_id
+    while current is not None and current in by_id and current.hex() not in line:
+        line.append(current.hex())
+        current = by_id[current].parent
+    return tuple(line)

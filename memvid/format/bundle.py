@@ -1,0 +1,621 @@
+"""Reading bundles: a file as a holder of frames (`FrameFile`), with its manifest (`BundleFile`), and a session's state
+wherever its blocks lie (`BundleReader`).
+
+Owns every check between a file descriptor and a slot's raw bytes. Knows nothing of the index or of who owns a session.
+
+Rules: a length is compared with its limit before memory is taken for it. A bundle id is recomputed before a field of
+the manifest is used, the directory's digest before a place in it, a block id before a field of its header, a slot's
+digest after its bytes were filled in: the caller gets an error or the right bytes, but its buffers may hold the wrong
+ones when an error is raised.
+Reads are positioned, so all methods may be called from several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NoReturn, Self
+
+from blake3 import blake3
+
+from ..disk.paths import Stamp, io_error, stamp_of, stat_open
+from ..errors import (
+    PUT_BACK,
+    BlockMissing,
+    BundleMismatch,
+    BundleMissing,
+    CorruptBlock,
+    CorruptBundle,
+    LimitExceeded,
+    StoreClosed,
+    Truncated,
+)
+from ..limits import (
+    CHUNK_BYTES,
+    MAX_BLOCK_HEADER_BYTES,
+    MAX_IOVECS,
+    MAX_OPEN_ANCESTORS,
+    MAX_REMEMBERED_HEAD_BYTES,
+    MAX_SLOTS,
+)
+from .blocks import BlockEntry, BlockHeader, SlotSpec, span_parents
+from .blocks import block_id as block_id_of
+from .codecs import CODEC_NAMES, RAW_CODE, decode_chunks, decode_into
+from .directory import Directory, Frame, decode_directory, digest_of, require_covers
+from .layout import (
+    HEADER_BYTES,
+    LIVE_SUFFIX,
+    TRAILER_BYTES,
+    FrameHead,
+    StoredSlot,
+    Trailer,
+    aligned,
+    decode_frame_head,
+    decode_trailer,
+    head_bytes_for,
+    require_header,
+)
+from .manifest import Manifest, bundle_id_of, decode_manifest
+
+_MAX_HEAD_BYTES: Final = head_bytes_for(MAX_BLOCK_HEADER_BYTES, MAX_SLOTS)
+
+Head = tuple[BlockHeader, FrameHead]
+"""A frame's head, taken apart, and the block header in it."""
+
+READ_BYTES: Final = 1 << 20
+"""Of slots that are read in one call: what a processor still has near when it comes to hashing it."""
+
+
+class FrameFile:
+    """A bundle file as a holder of frames: header, trailer and directory have been checked. Owns its descriptor.
+
+    Its manifest is not read: what a frame holds is proven by its block id, whoever's manifest asks for it.
+    `checked_heads` is its user's: the heads that were found to be what a manifest says.
+    """
+
+    def __init__(self, fd: int, path: str, expected_id: bytes | None) -> None:
+        """Take over `fd` and check the file's frame of reference; on an error the descriptor is closed.
+
+        Raises:
+            UnsupportedFormat, Truncated, TrailingData, CorruptBundle, BundleMismatch
+        """
+        self._fd = fd
+        self.path = path
+        self.checked_heads: dict[bytes, Head] = {}
+        try:
+            self.file_bytes = stat_open(fd, path).st_size
+            self._load(expected_id)
+        except BaseException:
+            self.close()
+            raise
+
+    trailer: Trailer
+    bundle_id: bytes
+    directory: Directory
+    frames: dict[bytes, Frame]
+
+    def _load(self, expected_id: bytes | None) -> None:
+        require_header(self._read(0, min(HEADER_BYTES, self.file_bytes)), self.file_bytes, self.path)
+        data = self._read(self.file_bytes - TRAILER_BYTES, TRAILER_BYTES)
+        trailer = self.trailer = decode_trailer(data, self.file_bytes, self.path)
+        self.bundle_id = trailer.bundle_id
+        if expected_id is not None and self.bundle_id != expected_id:
+            raise BundleMismatch(
+                f"{self.path} holds the bundle {self.bundle_id.hex()}: its content is not what its name promises. "
+                f"{PUT_BACK}",
+                path=self.path,
+                expected=expected_id.hex(),
+                found=self.bundle_id.hex(),
+            )
+        encoded = self._read(trailer.directory_offset, trailer.directory_bytes)
+        if digest_of(encoded) != trailer.directory_digest:
+            raise CorruptBundle(
+                f"{self.path}: the directory is damaged: its digest is not the one in the trailer.",
+                path=self.path,
+                part="directory",
+            )
+        self.directory = decode_directory(encoded, trailer.manifest_offset, self.path)
+        self.frames = {frame.id: frame for frame in self.directory.frames}
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def stamp(self) -> Stamp:
+        """What tells the open file from another one under its name, and whether something was written over it since."""
+        return stamp_of(stat_open(self._fd, self.path))
+
+    def was_emptied(self) -> bool:
+        """Whether bytes were taken away since it was opened: a delete on a full disk does so with what nobody needs."""
+        return stat_open(self._fd, self.path).st_size < self.file_bytes
+
+    def frame_of(self, block_id: bytes) -> Frame:
+        """Where a block's frame is. Raises BlockMissing unless this file holds it."""
+        frame = self.frames.get(block_id)
+        if frame is None:
+            raise BlockMissing(
+                f"{self.path} does not hold the block {block_id.hex()} that a bundle looks for in it.",
+                block_id=block_id.hex(),
+                path=self.path,
+            )
+        return frame
+
+    def read_head(self, block_id: bytes) -> Head:
+        """Read a block's head and recompute its id. Raises BlockMissing, CorruptBundle, LimitExceeded, Truncated."""
+        frame = self.frame_of(block_id)
+        if frame.head_bytes > _MAX_HEAD_BYTES:
+            raise LimitExceeded(
+                f"{self.path}: a block's head has {frame.head_bytes} bytes, the limit is {_MAX_HEAD_BYTES}.",
+                path=self.path,
+                size_bytes=frame.head_bytes,
+                limit=_MAX_HEAD_BYTES,
+            )
+        head = decode_frame_head(self._read(frame.offset, frame.head_bytes), self.path)
+        if block_id_of(head.block_header) != block_id:
+            self._bad_head(frame, "its header has another block id")
+        if head.frame_bytes != frame.frame_bytes:
+            self._bad_head(frame, "its length and the directory's differ")
+        header = BlockHeader.decode(head.block_header)
+        if len(head.stored) != len(header.slots):
+            self._bad_head(frame, "its storage table has another number of slots")
+        for (spec, digest), stored in zip(header.slots, head.stored, strict=True):
+            if stored.codec not in CODEC_NAMES:
+                self._bad_head(frame, f"slot {spec.name} is stored with an unknown codec {stored.codec}")
+            if stored.codec == RAW_CODE and (stored.stored_bytes, stored.digest) != (spec.size_bytes, digest):
+                self._bad_head(frame, f"the storage table differs from slot {spec.name}")
+            if stored.codec != RAW_CODE and stored.stored_bytes >= spec.size_bytes:
+                self._bad_head(frame, f"slot {spec.name} is stored in more bytes than it has")
+        return header, head
+
+    def read_slot_into(
+        self, block_id: bytes, header: BlockHeader, head: FrameHead, slot_index: int, buffers: Sequence[memoryview]
+    ) -> None:
+        """Fill the buffers with a slot's raw bytes and compare their digest. Raises CorruptBlock."""
+        self.read_slots_into(block_id, header, head, [(slot_index, buffers)])
+
+    def read_slots_into(
+        self,
+        block_id: bytes,
+        header: BlockHeader,
+        head: FrameHead,
+        targets: Iterable[tuple[int, Sequence[memoryview]]],
+        *,
+        trusting: bool = False,
+    ) -> None:
+        """See `BundleReader.read_slots_into`. Raw slots that lie side by side are read in one call, a few at a time.
+
+        What is compressed is compared as it is stored even if `trusting`: a decoder gets no bytes that nobody wrote.
+        """
+        start = self.frame_of(block_id).offset
+        batch: list[tuple[int, Sequence[memoryview]]] = []
+        begin = end = 0
+        for index, buffers in targets:
+            _require_room(header, index, buffers)
+            stored, offset = head.stored[index], head.payload_offsets[index]
+            if stored.codec != RAW_CODE:
+                self._decode_slot(start + offset, stored, header, index, buffers)
+                self._require_digest(header, index, buffers, trusting)
+                continue
+            if batch and (offset != end or end - begin + stored.stored_bytes > READ_BYTES):
+                self._read_raw(start + begin, header, batch, trusting)
+                batch = []
+            if not batch:
+                begin = offset
+            batch.append((index, buffers))
+            end = offset + stored.stored_bytes
+        if batch:
+            self._read_raw(start + begin, header, batch, trusting)
+
+    def _read_raw(
+        self, offset: int, header: BlockHeader, batch: Sequence[tuple[int, Sequence[memoryview]]], trusting: bool
+    ) -> None:
+        self._read_into(offset, [buffer for _, buffers in batch for buffer in buffers])
+        for index, buffers in batch:
+            self._require_digest(header, index, buffers, trusting)
+
+    def _decode_slot(
+        self, offset: int, stored: StoredSlot, header: BlockHeader, index: int, buffers: Sequence[memoryview]
+    ) -> None:
+        spec, _ = header.slots[index]
+        data = self._read_stored(offset, stored, header, spec)
+        views = [memoryview(buffer).cast("B") for buffer in buffers if buffer.nbytes]
+        decode_into(stored.codec, data, views, spec.element_bytes, self._slot_name(header, spec))
+
+    def _require_digest(self, header: BlockHeader, index: int, buffers: Sequence[memoryview], trusting: bool) -> None:
+        if trusting:
+            return
+        spec, digest = header.slots[index]
+        hasher = blake3()
+        for buffer in buffers:
+            hasher.update(buffer)
+        if hasher.digest() != digest:
+            self._bad_slot(header, spec)
+
+    def check_block(
+        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None
+    ) -> BlockHeader:
+        """Read every byte of a block's frame and check it, in memory of CHUNK_BYTES and one compressed slot. known: its
+        head, where that has just been read."""
+        header, head = self.check_payloads(block_id, on_bytes, known=known)
+        start = self.frame_of(block_id).offset
+        for (spec, _), stored, offset in zip(header.slots, head.stored, head.payload_offsets, strict=True):
+            padding = aligned(stored.stored_bytes) - stored.stored_bytes
+            if any(self._read(start + offset + stored.stored_bytes, padding)):
+                self._bad_slot(header, spec, "the bytes after it are not zero")
+        return header
+
+    def check_payloads(
+        self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None
+    ) -> Head:
+        """Check all of a block's frame that a wake reads: the padding behind payloads is left out."""
+        header, head = known or self.read_head(block_id)
+        frame = self.frame_of(block_id)
+        for (spec, digest), stored, offset in zip(header.slots, head.stored, head.payload_offsets, strict=True):
+            start = frame.offset + offset
+            hasher = blake3()
+            for chunk in self._raw_chunks(header, spec, stored, start):
+                hasher.update(chunk)
+            if hasher.digest() != digest:
+                self._bad_slot(header, spec)
+            if on_bytes is not None:
+                on_bytes(stored.stored_bytes)
+        return header, head
+
+    def frame_chunks(self, block_id: bytes) -> Iterator[memoryview]:
+        """A frame's head and payloads as they lie in the file, in chunks that are valid until the next, to be copied.
+
+        The head is checked before the first; the payloads are not: who copies them reads back what it wrote. Padding is
+        zeros whatever lies there: it means nothing, and damage in it must not outlive a copy.
+        """
+        _, head = self.read_head(block_id)
+        frame = self.frame_of(block_id)
+        ends = [offset + stored.stored_bytes for offset, stored in zip(head.payload_offsets, head.stored, strict=True)]
+        paddings = deque((end, aligned(end)) for end in ends)
+        done = 0
+        for chunk in self._chunks(frame.offset, frame.frame_bytes):
+            while paddings and paddings[0][0] < done + len(chunk):  # a chunk ends where padding may end
+                start, end = paddings.popleft()
+                chunk[start - done : end - done] = bytes(end - start)
+            done += len(chunk)
+            yield chunk
+
+    def _raw_chunks(self, header: BlockHeader, spec: SlotSpec, stored: StoredSlot, start: int) -> Iterator[memoryview]:
+        if stored.codec == RAW_CODE:
+            yield from self._chunks(start, stored.stored_bytes)
+            return
+        data = self._read_stored(start, stored, header, spec)
+        where = self._slot_name(header, spec)
+        yield from decode_chunks(stored.codec, data, spec.size_bytes, spec.element_bytes, where)
+
+    def _chunks(self, start: int, size_bytes: int) -> Iterator[memoryview]:
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, size_bytes)))
+        for done in range(0, size_bytes, CHUNK_BYTES):
+            chunk = buffer[: min(CHUNK_BYTES, size_bytes - done)]
+            self._read_into(start + done, [chunk])
+            yield chunk
+
+    def _read_stored(self, offset: int, stored: StoredSlot, header: BlockHeader, spec: SlotSpec) -> bytearray:
+        data = bytearray(stored.stored_bytes)
+        self._read_into(offset, [memoryview(data)])
+        if blake3(data).digest() != stored.digest:
+            self._bad_slot(header, spec)
+        return data
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        data = bytearray(size_bytes)
+        self._read_into(offset, [memoryview(data)])
+        return bytes(data)
+
+    def _read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        if self._fd < 0:
+            raise StoreClosed(f"{self.path} was closed.", path=self.path)
+        left = sum(buffer.nbytes for buffer in buffers)
+        while left:
+            try:
+                count = os.preadv(self._fd, buffers[:MAX_IOVECS], offset)
+            except OSError as error:
+                raise io_error(error, "read", self.path) from error
+            if not count:
+                raise Truncated(f"{self.path} ends at {offset}, earlier than it should.", path=self.path)
+            left -= count
+            if left:
+                offset += count
+                buffers = _behind(buffers, count)
+
+    def _slot_name(self, header: BlockHeader, spec: SlotSpec) -> str:
+        return f"{self.path}: {header.kind} block at token {header.start}, slot {spec.name}"
+
+    def _bad_head(self, frame: Frame, why: str) -> NoReturn:
+        raise CorruptBundle(
+            f"{self.path}: the head of block {frame.id.hex()[:16]} at byte {frame.offset} is damaged: {why}.",
+            path=self.path,
+            part="frame",
+            block_id=frame.id.hex(),
+        )
+
+    def _bad_slot(
+        self, header: BlockHeader, spec: SlotSpec, why: str = "its bytes are not those that were written"
+    ) -> NoReturn:
+        raise CorruptBlock(
+            f"{self._slot_name(header, spec)} is damaged: {why}.",
+            path=self.path,
+            block_id=block_id_of(header.encode()).hex(),
+            slot=spec.name,
+        )
+
+
+class BundleFile(FrameFile):
+    """A bundle file whose manifest, and with it the bundle id, has been checked too.
+
+    `manifest` is None in a file that only holds blocks for others, under the name of a bundle that is gone; no live
+    bundle's file is such a one.
+    """
+
+    manifest: Manifest | None
+
+    def _load(self, expected_id: bytes | None) -> None:
+        super()._load(expected_id)
+        self.manifest = self._load_manifest() if self.trailer.manifest_bytes else None
+        if self.manifest is None and self.path.endswith(LIVE_SUFFIX):
+            raise CorruptBundle(
+                f"{self.path} has the ending of a version, but no manifest: nobody can tell its session. Put the right "
+                "file back from a backup, or let `torpor repair` set it aside.",
+                path=self.path,
+                part="manifest",
+            )
+        blocks = self.manifest.blocks if self.manifest else ()
+        require_covers(self.directory, blocks, self.bundle_id, self.path)
+
+    def _load_manifest(self) -> Manifest:
+        encoded = self.encoded_manifest()
+        if bundle_id_of(encoded) != self.bundle_id:
+            raise CorruptBundle(
+                f"{self.path}: the manifest is damaged: its bundle id is not the one in the trailer.",
+                path=self.path,
+                part="manifest",
+            )
+        return decode_manifest(encoded, self.path)
+
+    def encoded_manifest(self) -> bytes:
+        """The manifest as it lies in the file; empty where there is none."""
+        return self._read(self.trailer.manifest_offset, self.trailer.manifest_bytes)
+
+    @property
+    def entries(self) -> tuple[BlockEntry, ...]:
+        """The manifest's blocks, each with the bundle that holds it."""
+        blocks = self.manifest.blocks if self.manifest else ()
+        return tuple(
+            entry.held_by(self.directory.holder_of(position) or self.bundle_id) for position, entry in enumerate(blocks)
+        )
+
+
+def require_promised(
+    header: BlockHeader, entry: BlockEntry, parent: bytes | None, identity_digest: bytes, path: str
+) -> None:
+    """Raise CorruptBundle unless a block is what a manifest says of it: its place, its size, the identity, and the
+    very block that it names as its parent (threats 5 and 6)."""
+    found = (header.kind, header.start, header.token_count, header.raw_bytes, header.parent, header.identity_digest)
+    promised = (entry.kind, entry.start, entry.token_count, entry.raw_bytes, parent, identity_digest)
+    if found != promised:
+        raise CorruptBundle(
+            f"{path}: the block at token {entry.start} is not the one that the manifest describes: it has another "
+            "place, size, chain or identity.",
+            path=path,
+            part="manifest",
+            block_id=entry.id.hex(),
+        )
+
+
+class BundleReader:
+    """A session's state as one bundle describes it, its blocks read from wherever they are. Close it when done.
+
+    While it is open, its bundle and those that hold its blocks are pinned: this process leaves their files until it
+    closes. Another process may move a block meanwhile; the reader then looks once more where it is.
+    """
+
+    def __init__(
+        self,
+        file: BundleFile,
+        manifest: Manifest,
+        open_holder: Callable[[bytes], FrameFile],
+        open_again: Callable[[], BundleFile],
+        on_close: Callable[[], None],
+    ) -> None:
+        self._files = [file]  # the last one is current
+        self._open_again = open_again
+        self._holders = FilePool(open_holder)
+        self._on_close = on_close
+        self._moving = threading.Lock()
+        self._closed = False
+        self.bundle_id = file.bundle_id
+        self.manifest = manifest
+        self.path = file.path
+        self.file_bytes = file.file_bytes
+        self.entries = file.entries
+        self._places = {entry.id: entry.bundle_id for entry in self.entries}
+        self._parents = span_parents(self.entries)
+        self._checked: dict[bytes, BlockHeader] = {}
+        self._remembered_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and let go of the pins. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._holders.close()
+        for file in self._files:
+            file.close()
+        self._on_close()
+
+    def read_header(self, entry: BlockEntry) -> BlockHeader:
+        """The block's header, its id recomputed; read once, then remembered, up to MAX_REMEMBERED_HEAD_BYTES.
+
+        Raises:
+            CorruptBundle, BlockMissing, BundleMissing, and what opening another bundle's file raises.
+        """
+        known = None if self._closed else self._checked.get(entry.id)
+        if known is None:
+            with self._holding(entry) as file:
+                known = self._head(file, entry)[0]
+                if entry.id in file.checked_heads:
+                    self._checked[entry.id] = known
+        return known
+
+    def read_slot_into(self, entry: BlockEntry, slot_index: int, buffers: Sequence[memoryview]) -> None:
+        """Fill writable byte buffers, in order, with a slot's raw bytes. See `read_slots_into`."""
+        self.read_slots_into(entry, [(slot_index, buffers)])
+
+    def read_slots_into(
+        self, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]], *, trusting: bool = False
+    ) -> None:
+        """Fill writable byte buffers with slots of one block: for each (index of the slot, buffers), in order, its raw
+        bytes, which are then hashed while the processor still has them. The sizes must add up to each slot's.
+
+        `trusting`: heads and sizes are checked as ever, but raw bytes are taken for what was written without hashing
+        them. What rots on the disk is then not noticed here.
+
+        Raises:
+            CorruptBlock: the bytes are not those that were written; the buffers' content is then undefined.
+        """
+        own = self._files[-1]
+        if not self._closed and self._places.get(entry.id) == self.bundle_id and entry.id in own.frames:
+            self._read_slots(own, entry, targets, trusting)  # nothing to open and nothing to let go
+        else:
+            with self._holding(entry) as file:
+                self._read_slots(file, entry, targets, trusting)
+
+    def _read_slots(
+        self, file: FrameFile, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]], trusting: bool
+    ) -> None:
+        header, head = self._head(file, entry)
+        file.read_slots_into(entry.id, header, head, targets, trusting=trusting)
+
+    def read_slot(self, entry: BlockEntry, slot_index: int) -> bytearray:
+        """A slot's raw bytes in memory of their own."""
+        data = bytearray(self.read_header(entry).slots[slot_index][0].size_bytes)
+        self.read_slot_into(entry, slot_index, [memoryview(data)])
+        return data
+
+    def tokens(self) -> bytes:
+        """The token ledger: uint32 little-endian ids of all spans in order, from the block headers."""
+        ledger = b"".join(self.read_header(entry).tokens for entry in self.entries if entry.kind == "span")
+        if len(ledger) != 4 * self.manifest.token_count:
+            raise CorruptBundle(
+                f"{self.path}: the blocks hold {len(ledger) // 4} tokens, not {self.manifest.token_count}.",
+                path=self.path,
+                part="manifest",
+            )
+        return ledger
+
+    @contextlib.contextmanager
+    def holding(self, entry: BlockEntry) -> Iterator[FrameFile]:
+        """The file that holds a block, once the block's head is proven to be what the manifest says: to copy from."""
+        with self._holding(entry) as file:
+            self._head(file, entry)
+            yield file
+
+    def _head(self, file: FrameFile, entry: BlockEntry) -> Head:
+        known = file.checked_heads.get(entry.id)
+        if known is None:
+            known = file.read_head(entry.id)
+            identity_digest = self.manifest.identity.digest
+            require_promised(known[0], entry, self._parents.get(entry.id), identity_digest, self.path)
+            head_bytes = file.frame_of(entry.id).head_bytes
+            if self._remembered_bytes + head_bytes <= MAX_REMEMBERED_HEAD_BYTES:
+                self._remembered_bytes += head_bytes
+                file.checked_heads[entry.id] = known
+        return known
+
+    @contextlib.contextmanager
+    def _holding(self, entry: BlockEntry) -> Iterator[FrameFile]:
+        """The file that holds a block. Where it does not any more, the bundle is asked once more where the block is."""
+        with contextlib.ExitStack() as stack:
+            place = self._places.get(entry.id)
+            try:
+                file = self._open_at(place, stack)
+                file.frame_of(entry.id)
+            except (BlockMissing, BundleMissing):
+                moved_to = self._look_again(entry.id, place)
+                if moved_to == place:
+                    raise
+                file = self._open_at(moved_to, stack)
+            yield file
+
+    def _open_at(self, place: bytes | None, stack: contextlib.ExitStack) -> FrameFile:
+        if self._closed:
+            raise StoreClosed("This bundle reader was closed.", path=self.path)
+        if place == self.bundle_id or place is None:
+            return self._files[-1]
+        return stack.enter_context(self._holders.holding(place))
+
+    def _look_again(self, block_id: bytes, place: bytes | None) -> bytes | None:
+        with self._moving:
+            if self._closed or self._places.get(block_id) != place:
+                return self._places.get(block_id)
+            file = self._open_again()
+            self._files.append(file)  # the earlier ones stay open: another thread may be reading from them
+            self._places = {entry.id: entry.bundle_id for entry in file.entries}
+            return self._places.get(block_id)
+
+
+class FilePool:
+    """Open ancestor files: few at a time, the longest unused one closed first, none while it is being read."""
+
+    def __init__(self, open_file: Callable[[bytes], FrameFile]) -> None:
+        self._open_file = open_file
+        self._files: OrderedDict[bytes, FrameFile] = OrderedDict()
+        self._users: dict[bytes, int] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def holding(self, bundle_id: bytes) -> Iterator[FrameFile]:
+        with self._lock:
+            file = self._files.get(bundle_id)
+            if file is None:
+                file = self._files[bundle_id] = self._open_file(bundle_id)
+            self._files.move_to_end(bundle_id)
+            self._users[bundle_id] = self._users.get(bundle_id, 0) + 1
+            self._close_surplus()
+        try:
+            yield file
+        finally:
+            with self._lock:
+                self._users[bundle_id] -= 1
+
+    def _close_surplus(self) -> None:
+        for bundle_id in list(self._files)[: max(0, len(self._files) - MAX_OPEN_ANCESTORS)]:
+            if not self._users.get(bundle_id):
+                self._files.pop(bundle_id).close()
+
+    def close(self) -> None:
+        with self._lock:
+            while self._files:
+                self._files.popitem()[1].close()
+
+
+def _require_room(header: BlockHeader, index: int, buffers: Sequence[memoryview]) -> None:
+    spec, _ = header.slots[index]
+    if sum(buffer.nbytes for buffer in buffers) != spec.size_bytes:
+        raise LimitExceeded(
+            f"the buffers for slot {spec.name} do not add up to {spec.size_bytes} bytes.", expected=spec.size_bytes
+        )
+
+
+def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What of the buffers lies behind their first `count` bytes."""
+    left = []
+    for buffer in buffers:
+        if count < buffer.nbytes:
+            left.append(memoryview(buffer).cast("B")[count:] if count else buffer)
+        count -= min(count, buffer.nbytes)
+    return left

@@ -1,0 +1,226 @@
+"""What a bundle says of itself, as a value, and its canonical encoding, whose digest is the bundle id.
+
+Owns the manifest's fields and their checks. Says what a snapshot is, not where its bytes lie: that is the directory's,
+so that frames can be moved and recompressed while the bundle stays the same. Knows nothing of files; what the session
+map means is for other layers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from blake3 import blake3
+
+from ..errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
+from ..limits import (
+    MAX_BLOCKS,
+    MAX_ENVIRONMENT_CHARS,
+    MAX_ENVIRONMENT_ENTRIES,
+    MAX_FRAME_BYTES,
+    MAX_LABEL_CHARS,
+    MAX_LABELS,
+    MAX_MANIFEST_BYTES,
+    MAX_SESSION_MAP_BYTES,
+    MAX_TOKENS,
+    MAX_VERSION,
+)
+from ..uri import SessionUri
+from .blocks import ID_BYTES, BlockEntry, kind_code, kind_of_code, most_blocks, require_chain
+from .identity import Identity
+from .packing import pack, unpack
+
+_DOMAIN: Final = "torpor.manifest/1"
+_KEYS: Final = {
+    "blocks", "created_ns", "environment", "identity", "parent", "session", "token_count", "uri", "version",
+}  # fmt: skip
+_LINE: Final = struct.Struct("<32sQQHHI")  # block id, start, raw bytes, tokens, kind, zero
+LINE_BYTES: Final = _LINE.size
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`parent` is the bundle of the session's previous state; `blocks` name no holder."""
+
+    uri: SessionUri
+    version: int
+    parent: bytes | None
+    identity: Identity
+    token_count: int
+    created_ns: int
+    blocks: tuple[BlockEntry, ...]
+    session: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+    @property
+    def logical_bytes(self) -> int:
+        """Raw bytes of the whole state, wherever its blocks lie."""
+        return sum(entry.raw_bytes for entry in self.blocks)
+
+    @property
+    def model(self) -> str:
+        """The model's short name as the session map tells it; "" if it does not."""
+        name = self.session.get("model")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        labels = self.session.get("labels")
+        return tuple(label for label in labels if isinstance(label, str)) if isinstance(labels, list | tuple) else ()
+
+    @property
+    def artifact_labels(self) -> tuple[str, ...]:
+        """Labels by which something made of this version is found: the session's, the model's name, the version."""
+        return tuple(dict.fromkeys(label for label in (*self.labels, self.model, f"v{self.version}") if label))
+
+    def tells_of(self, uri: SessionUri) -> bool:
+        """Whether another session's URI is one of the texts of the session map, as that of a fork's origin is."""
+        values: list[Any] = [self.session]
+        while values:
+            value = values.pop()
+            if value == str(uri):
+                return True
+            if isinstance(value, Mapping):
+                values += value.values()
+            elif isinstance(value, list | tuple):
+                values += value
+        return False
+
+    def encode(self) -> bytes:
+        """The canonical bytes. Raises InvalidDraft or LimitExceeded for what may not be written."""
+        require_session_map(self.session)
+        document = {
+            "uri": str(self.uri),
+            "version": self.version,
+            "parent": self.parent,
+            "identity": [[part, value] for part, value in self.identity.parts],
+            "token_count": self.token_count,
+            "created_ns": self.created_ns,
+            "blocks": b"".join(_encode_line(entry) for entry in self.blocks),
+            "session": dict(self.session),
+            "environment": dict(self.environment),
+        }
+        data = pack([_DOMAIN, document], "manifest")
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise LimitExceeded(
+                f"the manifest would have {len(data)} bytes, the limit is {MAX_MANIFEST_BYTES}.",
+                size_bytes=len(data),
+                limit=MAX_MANIFEST_BYTES,
+            )
+        return data
+
+
+def require_session_map(session: Mapping[str, Any]) -> None:
+    """Refuse a session map that no manifest may hold; nothing has been written when this raises."""
+    size_bytes = len(pack(dict(session), "the session map"))
+    if size_bytes > MAX_SESSION_MAP_BYTES:
+        raise LimitExceeded(
+            f"the session map has {size_bytes} packed bytes, the limit is {MAX_SESSION_MAP_BYTES}.",
+            size_bytes=size_bytes,
+            limit=MAX_SESSION_MAP_BYTES,
+        )
+    labels = session.get("labels", ())
+    if not isinstance(labels, list | tuple) or len(labels) > MAX_LABELS:
+        raise InvalidDraft(f"labels must be a list of at most {MAX_LABELS}.", field="labels")
+    if not all(isinstance(label, str) and 1 <= len(label) <= MAX_LABEL_CHARS for label in labels):
+        raise InvalidDraft(f"a label is text of 1 to {MAX_LABEL_CHARS} characters.", field="labels")
+
+
+def bundle_id_of(encoded: bytes) -> bytes:
+    """BLAKE3-256 of an encoded manifest: it names every block, and a block's id covers its bytes."""
+    return blake3(encoded).digest()
+
+
+def _encode_line(entry: BlockEntry) -> bytes:
+    return _LINE.pack(entry.id, entry.start, entry.raw_bytes, entry.token_count, kind_code(entry.kind), 0)
+
+
+def decode_manifest(data: bytes, path: str) -> Manifest:
+    """Read a manifest, refusing whatever `encode` would not have written: the packing and each field have one form.
+
+    Raises:
+        CorruptBundle, LimitExceeded
+    """
+    document = unpack(data, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
+    if not isinstance(document, list) or len(document) != 2 or document[0] != _DOMAIN:
+        _refuse(path, "it is not a manifest of this format version")
+    fields = document[1]
+    if not isinstance(fields, dict) or fields.keys() != _KEYS:
+        _refuse(path, "its fields are not those of this format version")
+    try:
+        token_count = _integer(fields["token_count"], 0, MAX_TOKENS)
+        manifest = Manifest(
+            uri=SessionUri.parse(fields["uri"]),
+            version=_integer(fields["version"], 1, MAX_VERSION),
+            parent=None if fields["parent"] is None else _bytes(fields["parent"], ID_BYTES),
+            identity=_identity(fields["identity"]),
+            token_count=token_count,
+            created_ns=_integer(fields["created_ns"], 0, (1 << 63) - 1),
+            blocks=_decode_blocks(fields["blocks"], min(MAX_BLOCKS, most_blocks(token_count))),
+            session=_map(fields["session"]),
+            environment=_environment(fields["environment"]),
+        )
+        require_session_map(manifest.session)
+    except (StoreError, ValueError, TypeError) as error:
+        _refuse(path, str(error).rstrip("."))
+    problem = require_chain(manifest.blocks, manifest.token_count)
+    if problem:
+        _refuse(path, problem)
+    return manifest
+
+
+def _decode_blocks(lines: Any, most: int) -> tuple[BlockEntry, ...]:
+    if not isinstance(lines, bytes) or len(lines) % LINE_BYTES or len(lines) > most * LINE_BYTES:
+        raise ValueError("its block list has a wrong length")
+    return tuple(_decode_line(fields) for fields in _LINE.iter_unpack(lines))
+
+
+def _decode_line(fields: tuple[Any, ...]) -> BlockEntry:
+    block_id, start, raw_bytes, token_count, kind, zero = fields
+    if zero or start > MAX_TOKENS or raw_bytes > MAX_FRAME_BYTES:
+        raise ValueError("a line of its block list is outside its limits")
+    return BlockEntry(block_id, None, kind_of_code(kind), start, token_count, raw_bytes)
+
+
+def _integer(value: Any, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"a number is not within {low} to {high}")
+    return value
+
+
+def _bytes(value: Any, size_bytes: int) -> bytes:
+    if not isinstance(value, bytes) or len(value) != size_bytes:
+        raise ValueError(f"an id does not have {size_bytes} bytes")
+    return value
+
+
+def _identity(value: Any) -> Identity:
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        raise ValueError("its identity is not a list of pairs")
+    parts = tuple((part, text) for part, text in value)
+    identity = Identity(parts)
+    if identity.parts != parts:
+        raise ValueError("its identity is out of order")
+    return identity
+
+
+def _map(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("a map is missing")  # noqa: TRY004 - one kind of refusal, turned into CorruptBundle above
+    return value
+
+
+def _environment(value: Any) -> dict[str, str]:
+    environment = _map(value)
+    if len(environment) > MAX_ENVIRONMENT_ENTRIES:
+        raise ValueError("its environment has too many entries")
+    for key, text in environment.items():
+        if not isinstance(text, str) or max(len(key), len(text)) > MAX_ENVIRONMENT_CHARS:
+            raise ValueError("its environment holds something else than short text")
+    return environment
+
+
+def _refuse(path: str, why: str) -> NoReturn:
+    raise CorruptBundle(f"{path}: the manifest is not valid: {why}.", path=path, part="manifest")

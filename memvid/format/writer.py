@@ -1,0 +1,250 @@
+"""Writing one bundle file into a temporary file, and reading it back before anyone is told.
+
+Owns the order frames → manifest → directory → trailer → header → flush → read back. Does not publish, and knows no
+index or lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from blake3 import blake3
+
+from ..disk.durable import TempFile
+from ..disk.paths import io_error
+from ..errors import CorruptBundle, Corruption, InvalidDraft, LimitExceeded, ReadBackFailed
+from ..limits import MAX_BLOCK_HEADER_BYTES, MAX_BUNDLE_BYTES, MAX_FRAMES, MAX_SLOTS
+from .blocks import BLOCK_KINDS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec, block_id
+from .bundle import BundleFile, FrameFile
+from .codecs import RAW_CODE, Codec, encode_slot
+from .directory import Directory, Frame, digest_of
+from .layout import (
+    HEADER_BYTES,
+    StoredSlot,
+    Trailer,
+    aligned,
+    encode_frame_head,
+    encode_header,
+    frame_bytes_for,
+)
+
+T = TypeVar("T")
+Buffers = list[memoryview | bytes]
+Room = Callable[[int], None]
+"""Told how many bytes are about to be written; raises where there is no room for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBlock:
+    """A draft with its id: hashed, not yet encoded or written."""
+
+    id: bytes
+    encoded_header: bytes
+    header: BlockHeader
+    slots: tuple[tuple[SlotDraft, list[memoryview]], ...]
+
+    def entry(self, bundle_id: bytes | None) -> BlockEntry:
+        header = self.header
+        return BlockEntry(self.id, bundle_id, header.kind, header.start, header.token_count, header.raw_bytes)
+
+
+def prepare_block(draft: BlockDraft, parent: bytes | None, identity_digest: bytes) -> PreparedBlock:
+    """Hash a draft. `parent` is the id of the span that ends where this block starts.
+
+    Raises:
+        InvalidDraft, LimitExceeded
+    """
+    slots = tuple((slot, _byte_views(slot)) for slot in draft.slots)
+    header = BlockHeader(
+        kind=draft.kind,
+        identity_digest=identity_digest,
+        start=draft.start,
+        tokens=bytes(draft.tokens),
+        parent=parent,
+        slots=tuple((slot.spec, _digest(views)) for slot, views in slots),
+    )
+    encoded = _encode_checked(header)
+    return PreparedBlock(block_id(encoded), encoded, header, slots)
+
+
+class BundleWriter:
+    """Writes one bundle file. The caller owns the temporary file and publishes or closes it."""
+
+    def __init__(self, temp: TempFile, room: Room | None = None) -> None:
+        self._temp = temp
+        self._room = room
+        self.frames: dict[bytes, Frame] = {}
+
+    def each(self, items: Iterable[T], frame_bytes: Callable[[T], int]) -> Iterator[T]:
+        """The items, each of which is to be added before the next is asked for. Where the disk is full in between, the
+        rest is taken to be measured by `frame_bytes`, and the refusal tells how long the whole file was to be."""
+        rest = iter(items)
+        self._temp.whole_bytes = lambda: self._frames_end() + sum(map(frame_bytes, rest))
+        yield from rest
+
+    def _frames_end(self) -> int:
+        """Where the last frame ends, the one that is being written too."""
+        last = next(reversed(self.frames.values()), None)
+        return last.offset + last.frame_bytes if last else HEADER_BYTES
+
+    def add(self, block: PreparedBlock, codec: Codec) -> None:
+        """Append a block's frame; one that is there already is not written again.
+
+        Raises:
+            LimitExceeded, NoSpace, StoreIoError, and what `room` raises.
+        """
+        if block.id in self.frames:
+            return
+        digests = [digest for _, digest in block.header.slots]
+        payloads = [
+            _stored(slot.spec, views, digest, codec) for (slot, views), digest in zip(block.slots, digests, strict=True)
+        ]
+        self._add_frame(block.id, block.encoded_header, payloads)
+
+    def add_copy(self, source: FrameFile, block_id: bytes, codec: Codec | None = None) -> None:
+        """Append a frame of another file: as it lies there, or its slots encoded anew where a codec is given.
+
+        What is damaged in the source is found here or when the file is read back.
+
+        Raises:
+            BlockMissing, CorruptBundle, CorruptBlock, LimitExceeded, NoSpace, StoreIoError, and what `room` raises.
+        """
+        if block_id in self.frames:
+            return
+        if codec is not None:
+            self._add_frame(block_id, *_decoded(source, block_id, codec))
+            return
+        frame = source.frame_of(block_id)
+        self._enter(block_id, frame.frame_bytes, frame.head_bytes)
+        for chunk in source.frame_chunks(block_id):
+            self._append([chunk])
+
+    def _add_frame(
+        self, block_id: bytes, encoded_header: bytes, payloads: Sequence[tuple[StoredSlot, Buffers]]
+    ) -> None:
+        stored = [slot for slot, _ in payloads]
+        head = encode_frame_head(encoded_header, stored)
+        self._enter(block_id, frame_bytes_for(len(head), stored), len(head))
+        buffers: Buffers = [head]
+        for slot, views in payloads:
+            buffers += [*views, bytes(aligned(slot.stored_bytes) - slot.stored_bytes)]
+        self._append(buffers)
+
+    def _enter(self, block_id: bytes, frame_bytes: int, head_bytes: int) -> None:
+        offset = self._frames_end()
+        if offset + frame_bytes > MAX_BUNDLE_BYTES:
+            raise LimitExceeded(f"the bundle would have more than {MAX_BUNDLE_BYTES} bytes.", limit=MAX_BUNDLE_BYTES)
+        if len(self.frames) >= MAX_FRAMES:
+            raise LimitExceeded(f"a file holds at most {MAX_FRAMES} frames.", limit=MAX_FRAMES)
+        self.frames[block_id] = Frame(block_id, offset, frame_bytes, head_bytes)
+
+    def _append(self, buffers: Sequence[memoryview | bytes]) -> None:
+        if not self._temp.size_bytes:
+            buffers = [bytes(HEADER_BYTES), *buffers]  # zeros until the end: a torn file is no bundle
+        if self._room is not None:
+            self._room(sum(memoryview(buffer).nbytes for buffer in buffers))
+        self._temp.append(buffers)
+
+    def finish(
+        self, manifest: bytes, blocks: Sequence[BlockEntry], bundle_id: bytes, holders: Mapping[bytes, bytes]
+    ) -> Directory:
+        """Write manifest, directory, trailer and header, flush, and read everything back.
+
+        `manifest` is encoded, empty for a file that only holds blocks for others; `blocks` are those it lists;
+        `holders` says which bundles hold those of them that have no frame here.
+
+        Raises:
+            ReadBackFailed: the file does not hold what was meant.
+            DurabilityLost, NoSpace, StoreIoError, LimitExceeded, and what `room` raises.
+        """
+        directory = Directory.of(self.frames.values(), blocks, holders)
+        encoded = directory.encode()
+        trailer = Trailer(self._frames_end(), len(manifest), len(encoded), bundle_id, digest_of(encoded))
+        self._append([manifest, encoded, trailer.encode()])
+        self._temp.rewrite_start(encode_header(trailer.file_bytes))
+        self._temp.sync()
+        self._read_back(bundle_id)
+        return directory
+
+    def _read_back(self, bundle_id: bytes) -> None:
+        """Decode what was encoded, with the code that a wake will use, before anyone relies on it."""
+        try:
+            fd = os.dup(self._temp.fd)
+        except OSError as error:
+            raise io_error(error, "read back", self._temp.path) from error
+        try:
+            file = BundleFile(fd, self._temp.path, bundle_id)
+            try:
+                for block in file.frames:
+                    file.check_block(block)
+            finally:
+                file.close()
+        except Corruption as error:
+            raise ReadBackFailed(
+                f"What was written did not read back: {error.message} The session was not put to sleep; it is still "
+                "awake. Check memory and disk.",
+                path=self._temp.path,
+                cause=error.code,
+            ) from error
+
+
+def _stored(spec: SlotSpec, views: Sequence[memoryview], digest: bytes, codec: Codec) -> tuple[StoredSlot, Buffers]:
+    """A slot as it will lie in the file: encoded where that makes it smaller, else raw."""
+    encoded = encode_slot(views, spec, codec)
+    if encoded is None:
+        return StoredSlot(RAW_CODE, spec.size_bytes, digest), list(views)
+    code, buffers, stored_bytes = encoded
+    return StoredSlot(code, stored_bytes, _digest(buffers)), buffers
+
+
+def _decoded(source: FrameFile, block_id: bytes, codec: Codec) -> tuple[bytes, list[tuple[StoredSlot, Buffers]]]:
+    """A frame of another file, its slots verified and encoded anew."""
+    header, head = source.read_head(block_id)
+    payloads = []
+    for index, (spec, digest) in enumerate(header.slots):
+        raw = memoryview(bytearray(spec.size_bytes))
+        source.read_slot_into(block_id, header, head, index, [raw])
+        payloads.append(_stored(spec, [raw], digest, codec))
+    return head.block_header, payloads
+
+
+def _byte_views(slot: SlotDraft) -> list[memoryview]:
+    try:
+        views = [memoryview(buffer).cast("B") for buffer in slot.buffers if memoryview(buffer).nbytes]
+    except TypeError as error:
+        raise InvalidDraft(f"slot {slot.spec.name}: a buffer is not contiguous.", slot=slot.spec.name) from error
+    size_bytes = sum(view.nbytes for view in views)
+    if size_bytes != slot.spec.size_bytes:
+        raise InvalidDraft(
+            f"slot {slot.spec.name}: its buffers have {size_bytes} bytes, its shape {slot.spec.size_bytes}.",
+            slot=slot.spec.name,
+        )
+    return views
+
+
+def _digest(views: Sequence[memoryview | bytes]) -> bytes:
+    hasher = blake3()
+    for view in views:
+        hasher.update(view)
+    return hasher.digest()
+
+
+def _encode_checked(header: BlockHeader) -> bytes:
+    """Encode a header that a reader will accept; refuse it with the caller's words otherwise."""
+    if header.kind not in BLOCK_KINDS or len(header.slots) > MAX_SLOTS:
+        raise InvalidDraft(f"a block of kind {header.kind!r} with {len(header.slots)} slots is not part of the format.")
+    try:
+        header.require_valid()
+        encoded = header.encode()
+    except (CorruptBundle, OverflowError, TypeError) as error:
+        raise InvalidDraft(f"the block at token {header.start} contradicts itself: {error}") from error
+    if len(encoded) > MAX_BLOCK_HEADER_BYTES:
+        raise LimitExceeded(
+            f"the block's header would have {len(encoded)} bytes, the limit is {MAX_BLOCK_HEADER_BYTES}.",
+            size_bytes=len(encoded),
+            limit=MAX_BLOCK_HEADER_BYTES,
+        )
+    return encoded

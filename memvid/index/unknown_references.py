@@ -1,0 +1,70 @@
+"""The bundles of which nobody knows what they need, and why no file is removed while there is one.
+
+Owns what is told of each: what it is, and what ends it. Which ones they are the index says (`Index.needs_unknown`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..errors import BundleMissing
+from ..folder.folder import StoreFolder
+from ..format.records import Finding, IndexRow
+from .index import Index
+
+UNREADABLE_CODE: Final = "unreadable_bundle"
+
+
+def find_unknown_needs(folder: StoreFolder, index: Index) -> list[Finding]:
+    """What keeps every file from being removed; nothing where what every bundle needs is known."""
+    return [
+        *(unreadable_finding(folder, index, bundle_id) for bundle_id in index.unreadable_now()),
+        *find_told(folder, index),
+    ]
+
+
+def find_told(folder: StoreFolder, index: Index) -> list[Finding]:
+    """As `find_unknown_needs`, of versions that only a manifest or a mark tells of: missed, or set aside."""
+    aside, untold = index.given_up(), sorted(index.aside_untold())
+    return [
+        *(missed_finding(folder.bundle_path(one), row) for one, row in sorted(index.missed().items())),
+        *(untold_finding(folder.bundle_path(one), aside[one]) for one in untold if one in aside),
+    ]
+
+
+def unreadable_finding(folder: StoreFolder, index: Index, bundle_id: bytes) -> Finding:
+    """What to tell of a bundle that could not be read when the store was opened."""
+    path = folder.bundle_path(bundle_id)
+    stored = index.stored(bundle_id)
+    row = stored.row if stored is not None else None
+    whose = f"version {row.version} of {row.uri}" if row is not None else "whose version it is nobody can tell"
+    end = f", or give it up: remove its session (`torpor rm {row.uri}`)" if row is not None else ""
+    message = (
+        f"{path} cannot be read ({whose}), so nobody knows what it needs, and nothing is removed while that is so. "
+        f"Put the file back from a backup, or let `torpor repair` see to it{end}."
+    )
+    return Finding(path, UNREADABLE_CODE, message)
+
+
+def untold_finding(path: str, row: IndexRow) -> Finding:
+    """What to tell of a version that is set aside, and was never read since its index was made."""
+    message = (
+        f"{path} is set aside: version {row.version} of {row.uri} could not be read when the index was made anew. "
+        "Nobody knows what it needs, so no file is removed. `torpor repair` brings it back where all of it is sound "
+        "somewhere, be it in quarantine. Else put the file back from a backup and start the daemon again, or import "
+        f"it; or give it up: remove the session (`torpor rm {row.uri}`; `torpor forget` where nothing "
+        "else is left of it), or all that is set aside (`torpor gc --quarantine`)."
+    )
+    return Finding(path, UNREADABLE_CODE, message)
+
+
+def missed_finding(path: str, row: IndexRow) -> Finding:
+    """What to tell of a version that only its marks tell of."""
+    message = (
+        f"{path} is missing: version {row.version} of {row.uri}, which has a tag or a pin, cannot be woken, and "
+        "only its marks tell of it. Nobody knows what it needs, so no file is removed. Put the file back from a "
+        f"backup and start the daemon again, or import it; or give it up: take its tags (`torpor untag`) and its pin "
+        f"(`torpor unpin {row.uri}@{row.version}`) away, or remove the session (`torpor rm`; `torpor forget` where "
+        "nothing else is left of it)."
+    )
+    return Finding(path, BundleMissing.code, message)

@@ -1,0 +1,1 @@
+"""Keeping a store small: compaction, pruning, garbage collection, forgetting, and how much it takes."""

@@ -1,0 +1,480 @@
+"""Compaction: writes the files of sessions anew so that a wake opens few of them, and no file is kept for dead frames.
+
+Owns looking at a session's files and taking the steps that `compaction_plan` decides on. Its order and its rules are
+told there.
+
+Rules:
+- Nothing waits for a compaction: files are written outside `committing`, and one that somebody uses, or that was
+  written anew since it was looked at, stays as it is until the next compaction.
+- Just before a file loses frames everyone who needs some of it is asked again, under the lock.
+- Files are looked at one after the other while others write. What does not fit together is damage only if nobody has
+  written anew, meanwhile, the file that says so.
+- One damaged bundle is reported and left; what does not depend on it goes on. So is what the system refuses, whoever
+  wrote meanwhile. A full disk ends the compaction, and what was done until then stays done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from ..disk.paths import Stamp
+from ..errors import (
+    BlockMissing,
+    BudgetExceeded,
+    BundleMissing,
+    Corruption,
+    DurabilityLost,
+    LockLost,
+    NoSpace,
+    ReadOnlyStore,
+    StoreClosed,
+    StoreError,
+)
+from ..format.bundle import BundleFile
+from ..format.codecs import RAW_CODE, encode_slot
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.records import Action, Finding, IndexRow, MaintenanceReport
+from ..index.unknown_references import find_told
+from ..uri import SessionUri
+from ..writing import deletion
+from ..writing.core import StoreCore
+from ..writing.rewriting import Contents, prepared
+from .compaction_plan import CompactionPolicy, FileView, Step, choose_targets, plan_compaction
+
+_FATAL = (DurabilityLost, LockLost, StoreClosed, ReadOnlyStore)
+_TRIES = 4
+
+
+def compact(
+    core: StoreCore,
+    uri: SessionUri | None,
+    policy: CompactionPolicy,
+    *,
+    dry_run: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> MaintenanceReport:
+    """Compact one session, or all of them. See `Store.compact`."""
+    if dry_run:
+        core.require_open()
+    else:
+        core.require_writable()
+        core.mend_index_file()
+    run = _Compaction(core, policy, dry_run, should_stop)
+    for bundle_id in core.index.unreadable_now():
+        path = core.folder.bundle_path(bundle_id)
+        run.report(path, "corrupt_bundle", f"{path} cannot be read: nothing is compacted while it is there.")
+    for finding in find_told(core.folder, core.index):
+        run.report(finding.path, finding.code, finding.message)
+    if core.index.needs_unknown():
+        return run.result()
+    for one in core.index.uris() if uri is None else [uri]:
+        if run.stopped:
+            break
+        run.session(one)
+    if not run.stopped:
+        run.remove_unneeded(everywhere=uri is None)
+    return run.result()
+
+
+class _Compaction:
+    """One compaction under way."""
+
+    def __init__(
+        self,
+        core: StoreCore,
+        policy: CompactionPolicy,
+        dry_run: bool,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._core = core
+        self._policy = policy
+        self._dry_run = dry_run
+        self._should_stop = should_stop
+        self._full = False
+        self._now_ns = time.time_ns()
+        self._retired: set[bytes] = set()
+        self._removed: set[bytes] = set()
+        self._stamps: dict[bytes, Stamp] = {}
+        self._newest = b""
+        self._actions: list[Action] = []
+        self._problems: dict[tuple[str, str], Finding] = {}
+        self._bytes_freed = 0
+        self._bytes_written = 0
+
+    @property
+    def stopped(self) -> bool:
+        return self._full or self._should_stop()
+
+    def report(self, path: str, code: str, message: str) -> None:
+        self._problems.setdefault((path, code), Finding(path, code, message))
+
+    def result(self) -> MaintenanceReport:
+        return MaintenanceReport(
+            "compact",
+            self._dry_run,
+            tuple(self._actions),
+            self._bytes_freed,
+            self._bytes_written,
+            tuple(self._problems.values()),
+        )
+
+    def session(self, uri: SessionUri) -> None:
+        """Look, plan, and take the steps; again without a holder that turned out to be damaged."""
+        avoided: set[bytes] = set()
+        for _ in range(_TRIES):
+            look = _Look(self._core, uri, self._policy, self._now_ns, avoided, self.report)
+            newest = look.all()
+            self._retired.update(file.bundle_id for file in look.files.values() if file.retired)
+            if newest is None:
+                return
+            self._stamps, self._newest = look.stamps, newest.bundle_id
+            damaged = self._take(plan_compaction(newest, look.files, self._policy))
+            if damaged is None:
+                return
+            avoided.add(damaged)
+
+    def _take(self, steps: Iterable[Step]) -> bytes | None:
+        """Take the steps until somebody wants this to stop. Returns a holder that is damaged, where a file was to adopt
+        its blocks: the steps after that one need another plan."""
+        for number, step in enumerate(steps):
+            if self.stopped:
+                return None
+            if step.kind == "remove":
+                self._remove(step.file.bundle_id, step.reason)
+            elif self._dry_run:
+                self._done(step, step.file.file_bytes, step.after_bytes)
+            elif not self._write(step) and number == 0 and step.adopts:
+                return self._damaged_source(step)
+        return None
+
+    def _write(self, step: Step) -> bool:
+        """Write one file anew. False where it must stay as it is at present, or was found damaged."""
+        try:
+            return self._rewrite(step)
+        except _FATAL:
+            raise
+        except (NoSpace, BudgetExceeded) as error:
+            self._full = True
+            self.report(step.file.path, error.code, error.message)
+        except Corruption as error:
+            missing = isinstance(error, BundleMissing) and not _is_missed(self._core, error)
+            if not missing and self._is_as_seen(step):
+                self.report(step.file.path, error.code, error.message)
+        except StoreError as error:  # nobody's writing makes the system refuse
+            self.report(step.file.path, error.code, error.message)
+        return False
+
+    def _seen(self, bundle_id: bytes) -> None:
+        """Our own new file is as we know it."""
+        folder = self._core.folder
+        stamp = folder.stamp_of(bundle_id, LIVE_SUFFIX) or folder.stamp_of(bundle_id, RETIRED_SUFFIX)
+        if stamp is not None:
+            self._stamps[bundle_id] = stamp
+
+    def _is_as_seen(self, step: Step) -> bool:
+        """Whether nobody has deleted what a step is about, or written anew one of the files that the plan rests on: the
+        newest version's, and those that frames are taken from."""
+        core, file = self._core, step.file
+        sources = {file.bundle_id, self._newest, *(source for _, source in step.frames)}
+        same = all(core.folder.is_current(one, self._stamps[one]) for one in sources)
+        return same and (file.retired or core.index.knows(file.bundle_id))
+
+    def _rewrite(self, step: Step) -> bool:
+        core, bundle_id = self._core, step.file.bundle_id
+        kept = {block for block, _ in step.frames}
+        with contextlib.closing(core.open_frames(bundle_id)) as old:
+            lost, stamp = old.frames.keys() - kept, old.stamp()
+        users = _users_without_need(core, bundle_id, lost) if lost else {}
+        if users is None:
+            return False
+        codec = self._policy.cold_codec
+        contents = Contents(
+            step.frames, step.holders, step.with_manifest, lambda block: codec if block in step.recompress else None
+        )
+        with core.metering(replacing=True) as room, prepared(core, bundle_id, contents, room) as fresh:
+            if step.kind == "recompress" and fresh.bytes_after >= fresh.bytes_before:
+                return True
+            with core.committing():
+                if not core.folder.is_current(bundle_id, stamp) or (lost and not _still(core, bundle_id, users)):
+                    return False
+                try:
+                    return fresh.commit()
+                finally:
+                    if fresh.is_in_place:  # also where the index could not be told so, which its marks then say
+                        self._seen(bundle_id)
+                        self._done(step, fresh.bytes_before, fresh.bytes_after)
+
+    def _damaged_source(self, step: Step) -> bytes | None:
+        """The holder whose frames cannot be copied; None if it is not another holder's fault."""
+        if not self._is_as_seen(step):
+            return None
+        for block, source in step.frames:
+            if source == step.file.bundle_id:
+                continue
+            try:
+                with contextlib.closing(self._core.open_frames(source)) as file:
+                    file.check_block(block)
+            except (Corruption, BundleMissing):
+                return source
+        return None
+
+    def _done(self, step: Step, before: int, after: int) -> None:
+        file = step.file
+        self._bytes_freed += before
+        self._bytes_written += after
+        self._actions.append(
+            Action(
+                kind=step.kind,
+                path=file.path,
+                session=file.row.uri if file.row else None,
+                version=file.row.version if file.row else None,
+                size_bytes=before - after if before > after else after,
+                reason=step.reason,
+            )
+        )
+
+    # --- retired files
+
+    def remove_unneeded(self, *, everywhere: bool) -> None:
+        """Remove the retired files that nobody needs any more: of the whole store, or those that were looked at."""
+        retired = set(self._retired)
+        if everywhere:
+            listed = self._core.folder.list_bundles()
+            retired.update(bundle_id for bundle_id, suffix in listed.items() if suffix == RETIRED_SUFFIX)
+        for bundle_id in sorted(retired - self._removed):
+            if not self._core.index.users_of(bundle_id):
+                self._remove(bundle_id, "its version is gone, and nobody needs what is in it")
+
+    def _remove(self, bundle_id: bytes, reason: str) -> None:
+        core = self._core
+        if self._dry_run:
+            with contextlib.suppress(StoreError), contextlib.closing(core.open_frames(bundle_id)) as file:
+                self._record_removal(bundle_id, file.file_bytes, reason)
+            return
+        with core.committing():
+            gone = deletion.remove_unneeded(core.folder, core.index, core.pins, {bundle_id: RETIRED_SUFFIX})
+        if bundle_id not in gone:
+            return
+        if core.folder.suffix_of(bundle_id) is None:
+            self._record_removal(bundle_id, gone[bundle_id], reason)
+        else:
+            left = f"{reason}; its name stays until index and marks take changes"
+            self._record_removal(bundle_id, gone[bundle_id], left, kind="strip")
+
+    def _record_removal(self, bundle_id: bytes, freed: int, reason: str, kind: str = "remove") -> None:
+        self._removed.add(bundle_id)
+        self._bytes_freed += freed
+        path = self._core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+        self._actions.append(Action(kind, path, None, None, freed, reason))
+
+
+def _is_missed(core: StoreCore, error: BundleMissing) -> bool:
+    """Whether a bundle that is not there ought to be; else it was deleted meanwhile, which is nobody's loss."""
+    bundle_id = bytes.fromhex(str(error.details.get("bundle_id", "")))
+    return not bundle_id or core.index.knows(bundle_id) or bool(core.index.users_of(bundle_id))
+
+
+def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes]) -> dict[bytes, Stamp] | None:
+    """The bundles that use a holder, each with the stamp of its file, if none of them needs any of these blocks in it;
+    None otherwise. Raises what damage raises: then nobody knows."""
+    asked = frozenset(blocks)
+    users = {}
+    if not core.index.given_up().keys().isdisjoint(core.index.users_of(holder)):
+        return None  # what was set aside may come back, and need them
+    for user in core.index.users_of(holder):
+        with contextlib.closing(core.open_bundle(user)) as file:
+            if any(entry.bundle_id == holder and entry.id in asked for entry in file.entries):
+                return None
+            users[user] = file.stamp()
+    return users
+
+
+def _still(core: StoreCore, holder: bytes, users: dict[bytes, Stamp]) -> bool:
+    """Whether the bundles that use a holder are those that were asked, their files the same. Under the lock: a sleep
+    that has ended since is among them, and one that has not has the holder pinned."""
+    if core.index.needs_unknown():
+        return False
+    return all(user in users and core.folder.is_current(user, users[user]) for user in core.index.users_of(holder))
+
+
+class _Look:
+    """The files that the compaction of one session concerns, as values."""
+
+    def __init__(
+        self,
+        core: StoreCore,
+        uri: SessionUri,
+        policy: CompactionPolicy,
+        now_ns: int,
+        avoided: set[bytes],
+        report: Callable[[str, str, str], None],
+    ) -> None:
+        self.files: dict[bytes, FileView] = {}
+        self.stamps: dict[bytes, Stamp] = {}
+        self._core = core
+        self._uri = uri
+        self._policy = policy
+        self._now_ns = now_ns
+        self._avoided = avoided
+        self._report = report
+        self._failed: set[bytes] = set()
+        self._ids: dict[bytes, bytes] = {}
+        self._rows = {row.bundle_id: row for row in core.index.versions(uri)}
+
+    def all(self) -> FileView | None:
+        """Fill `files`; returns the view of the newest version, None if there is none that can be read."""
+        newest_id = next(reversed(self._rows), None)
+        newest = self._load(newest_id) if newest_id is not None else None
+        if newest_id is None or newest is None:
+            return None
+        self._load_holders(newest)
+        self._load_retired()
+        dying = self._load_with_surplus()
+        self._load_cold()
+        while True:
+            newest = self.files[newest_id]
+            targets = choose_targets(newest, self.files, self._policy)
+            asked = [file for file in self.files.values() if file.retired or file.bundle_id in dying]
+            asked += [file for file in self.files.values() if targets.moved(file)]
+            for file in asked:
+                self._know_users(file.bundle_id)
+            unsure = [one for one in targets.adopted if not self.files[one].users_known]
+            if not unsure:
+                return newest
+            for one in unsure:  # a file that cannot be read may need what is in it
+                self.files[one] = dataclasses.replace(self.files[one], exclusive=False)
+
+    def _load_holders(self, newest: FileView) -> None:
+        """The holders that only this session uses, and what else of the session holds a block that lies in them."""
+        for holder in dict.fromkeys(newest.places.values()):
+            if self._is_exclusive(holder):
+                self._load(holder)
+        for block, place in newest.places.items():
+            if place not in self.files:
+                continue
+            if block not in self.files[place].frames:
+                self._report_missing(block, newest, self.files[place].path)
+            for holder in self._core.index.holders_of(block):
+                if holder != place and holder in self._rows:
+                    self._load(holder)
+
+    def _report_missing(self, block: bytes, user: FileView, path: str) -> None:
+        """The user's file was read before the holder's: unless it is the same still, the block has only moved."""
+        core = self._core
+        if core.folder.is_current(user.bundle_id, self.stamps[user.bundle_id]) and core.index.knows(user.bundle_id):
+            self._report(path, BlockMissing.code, f"{path} does not hold the block {block.hex()} of {user.path}.")
+
+    def _load_retired(self) -> None:
+        refs = {ref for bundle_id in self._rows for ref in self._core.index.refs_of(bundle_id)}
+        for ref in sorted(refs - self._rows.keys()):
+            if self._core.folder.suffix_of(ref) == RETIRED_SUFFIX:
+                self._load(ref)
+
+    def _load_with_surplus(self) -> set[bytes]:
+        """The versions whose files hold frames that their own manifests do not look for in them."""
+        found = set()
+        for bundle_id in self._rows:
+            with self._reporting(bundle_id), contextlib.closing(self._core.open_frames(bundle_id)) as file:
+                if len(file.frames) > file.directory.places.count(0):
+                    found.add(bundle_id)
+        for bundle_id in found:
+            self._load(bundle_id)
+        return found
+
+    def _load_cold(self) -> None:
+        for row in self._rows.values():
+            if self._policy.is_cold(row.created_ns, self._now_ns):
+                self._load(row.bundle_id)
+
+    def _know_users(self, bundle_id: bytes) -> None:
+        if not self.files[bundle_id].users_known:
+            users = self._core.index.users_of(bundle_id)
+            known = self._core.index.given_up().keys().isdisjoint(users)  # those cannot be asked
+            known = known and all(view is not None for view in [self._load(user) for user in users])
+            self.files[bundle_id] = dataclasses.replace(self.files[bundle_id], users_known=known)
+
+    def _load(self, bundle_id: bytes) -> FileView | None:
+        if bundle_id not in self.files and bundle_id not in self._failed:
+            self._failed.add(bundle_id)
+            with self._reporting(bundle_id), contextlib.closing(self._core.open_bundle(bundle_id)) as file:
+                self.stamps[bundle_id] = file.stamp()
+                self.files[bundle_id] = self._view(file)
+                self._failed.remove(bundle_id)
+        return self.files.get(bundle_id)
+
+    def _view(self, file: BundleFile) -> FileView:
+        retired = file.path.endswith(RETIRED_SUFFIX)
+        bundle_id = self._same(file.bundle_id)
+        row = self._rows.get(bundle_id) or self._core.index.rows_of([bundle_id]).get(bundle_id)
+        frames = {self._same(frame.id): frame.frame_bytes for frame in file.directory.frames}
+        entries = () if retired else file.entries
+        return FileView(
+            bundle_id,
+            file.path,
+            None if retired else row,
+            retired,
+            frames,
+            {self._same(entry.id): self._same(entry.bundle_id or bundle_id) for entry in entries},
+            file.file_bytes - sum(frames.values()),
+            has_manifest=file.manifest is not None,
+            exclusive=self._is_exclusive(bundle_id),
+            raw=self._compressible(file, row),
+        )
+
+    def _same(self, one: bytes) -> bytes:
+        """One object for equal ids: a thousand versions name the same blocks."""
+        return self._ids.setdefault(one, one)
+
+    def _is_exclusive(self, bundle_id: bytes) -> bool:
+        """Whether a bundle is of this session, or retired, and nobody else uses it."""
+        if bundle_id in self._avoided:
+            return False
+        if bundle_id not in self._rows and self._core.folder.suffix_of(bundle_id) != RETIRED_SUFFIX:
+            return False
+        return all(user in self._rows for user in self._core.index.users_of(bundle_id))
+
+    def _compressible(self, file: BundleFile, row: IndexRow | None) -> frozenset[bytes]:
+        """The frames of a cold file in which nothing is compressed yet, if that makes the largest of them smaller.
+
+        A file is as old as the youngest version that needs it: what is woken often must not wait for a decoder.
+        """
+        if self._policy.cold_after_seconds is None:
+            return frozenset()
+        users = self._core.index.rows_of(self._core.index.users_of(file.bundle_id)).values()
+        dates = [one.created_ns for one in (row, *users) if one is not None]
+        if not dates or not self._policy.is_cold(max(dates), self._now_ns):
+            return frozenset()
+        raw = [frame for frame in file.directory.frames if _is_raw(file, frame.id)]
+        largest = max(raw, key=lambda frame: frame.frame_bytes, default=None)
+        if largest is None or not self._shrinks(file, largest.id):
+            return frozenset()
+        return frozenset(self._same(frame.id) for frame in raw)
+
+    def _shrinks(self, file: BundleFile, block: bytes) -> bool:
+        header, head = file.read_head(block)
+        for number, (spec, _) in enumerate(header.slots):
+            data = memoryview(bytearray(spec.size_bytes))
+            file.read_slot_into(block, header, head, number, [data])
+            if encode_slot([data], spec, self._policy.cold_codec) is not None:
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def _reporting(self, bundle_id: bytes) -> Iterator[None]:
+        """Damage is told; what was deleted meanwhile is nobody's loss."""
+        try:
+            yield
+        except _FATAL:
+            raise
+        except StoreError as error:
+            if not isinstance(error, BundleMissing) or self._core.index.knows(bundle_id):
+                path = error.details.get("path") or self._core.folder.bundle_path(bundle_id)
+                self._report(str(path), error.code, error.message)
+
+
+def _is_raw(file: BundleFile, block: bytes) -> bool:
+    _, head = file.read_head(block)
+    return all(stored.codec == RAW_CODE for stored in head.stored)

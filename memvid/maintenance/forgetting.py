@@ -1,0 +1,567 @@
+"""Forget: deletes a session and proves that nothing of it is left in the store but what is other sessions' too.
+
+Owns where a session's bytes can be, the order in which they go, and the proof. What is said of disks, backups and the
+like stands in docs/format.md: this module only knows the store's own files.
+
+Order: retire the versions, oldest first → drop their rows → marks → remove files that nobody needs → leftovers,
+`incoming` and quarantine → strip the files that others need → write the index anew → look again.
+A crash leaves the session there, or deleted with bytes of it remaining; forgetting it again finishes.
+
+Why that is a proof: afterwards no file's manifest is the session's, those of other sessions that name it as what they
+were made from stand in the report (a manifest's digest is its bundle's id, so it cannot be changed), and every frame in
+the store is one that some remaining version needs and names in its own manifest: it is that session's byte as well.
+Whatever else lies in the store's folder was looked into, or stands in the report. Because it asks for any frame that
+nobody needs, and not for those of this session, it needs no memory of a forget that was cut off.
+
+Rules:
+- A frame goes only once a look at every user of its file, with no one changed since, says that nobody needs it.
+- While a bundle cannot be read, or its file is missing, nothing that it may need is touched, and the report says so.
+- What somebody has open stays until it is closed, and the report says so.
+- A version of the session that is being written is let be, for whoever writes it may not lose it: at the very end,
+  under the lock, it is asked for, and the report says so. So are versions that came since the last look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..checking.set_aside_versions import names_of_versions
+from ..checking.verify import Promised
+from ..disk import durable
+from ..disk.budget import utc_day
+from ..disk.clock import now_ns
+from ..disk.paths import Stamp, open_folder
+from ..errors import (
+    BundleMissing,
+    CorruptStoreFile,
+    DurabilityLost,
+    LockLost,
+    MarksLost,
+    SessionNotFound,
+    StoreError,
+    Truncated,
+)
+from ..folder import quarantine
+from ..folder.folder import BUNDLES, QUARANTINE, STORE_FILE
+from ..folder.marks import MARKS_FILE, Marks
+from ..format.bundle import BundleFile, FrameFile
+from ..format.directory import file_bytes_with
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.manifest import Manifest
+from ..format.records import Action, Finding, IndexRow, MaintenanceReport
+from ..uri import SessionUri, not_found
+from ..writing import deletion
+from ..writing.block_references import read_needs
+from ..writing.core import StoreCore
+from ..writing.rewriting import Contents, prepared
+from .residue import Remain, find_remains
+
+STILL_OPEN: Final = "still_open"
+NOT_FORGOTTEN: Final = "not_forgotten"
+CANNOT_BE_TOLD: Final = "cannot_be_told"
+
+_ROUNDS: Final = 4
+"""How often the store is looked over: to find what to strip, to prove, and twice more for what changed meanwhile."""
+_TRIES: Final = 3
+_AGAIN: Final = "forget the session again"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A bundle file that goes, or is written anew without what nobody needs: `size_bytes` fewer on the disk, with
+    `bytes_after` left of it."""
+
+    kind: str
+    bundle_id: bytes
+    path: str
+    session: SessionUri | None
+    version: int | None
+    size_bytes: int
+    bytes_after: int
+    reason: str
+
+    def action(self, size_bytes: int) -> Action:
+        return Action(self.kind, self.path, self.session, self.version, size_bytes, self.reason)
+
+
+@dataclass(slots=True)
+class Look:
+    """The store looked over once: what is to be done, what it shares with others, which versions of others name it, and
+    what is wrong."""
+
+    steps: list[Step] = field(default_factory=list)
+    shared: dict[SessionUri, set[bytes]] = field(default_factory=dict)
+    naming: list[Action] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+
+
+def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: bool) -> MaintenanceReport:
+    """See `Store.forget`. A session without rows may have files of an earlier delete or forget left. `promised` says,
+    by a fresh look, which bundles still belong to a session."""
+    if dry_run:
+        core.require_open()
+    else:
+        core.require_writable()
+        core.mend_index_file()  # one that is behind also keeps names
+    bundle_ids = core.index.bundles_of(uri)
+    blocks = _blocks_of(core, uri, bundle_ids)
+    run = _Forget(core, uri, blocks, promised, dry_run=dry_run)
+    if not dry_run:
+        run.delete(bundle_ids)
+    run.clear_other_places()
+    look = run.strip() if not dry_run else _look(core, uri, blocks, promised, bundle_ids)
+    if dry_run:
+        run.plan(look, bundle_ids)
+    else:
+        run.erase_index()
+    run.find_newcomers(look)
+    report = run.report(look)
+    found = bundle_ids or blocks or look.naming or report.problems
+    if not (found or any(action.session == uri for action in report.actions)):
+        unknown = not_found(uri, core.index.uris())
+        raise SessionNotFound(f"{unknown.message} Nothing of it is in the store.", **unknown.details)
+    return report
+
+
+def _blocks_of(core: StoreCore, uri: SessionUri, bundle_ids: Iterable[bytes]) -> set[bytes]:
+    """The blocks of a session as far as manifests still tell them: to say what of it others share."""
+    retired = [one for one, suffix in core.folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
+    blocks: set[bytes] = set()
+    for bundle_id in {*bundle_ids, *retired}:
+        with contextlib.suppress(StoreError), contextlib.closing(core.open_bundle(bundle_id)) as file:
+            if file.manifest is not None and file.manifest.uri == uri:
+                blocks.update(entry.id for entry in file.manifest.blocks)
+    return blocks
+
+
+# --- looking
+
+
+def _look(
+    core: StoreCore, uri: SessionUri, blocks: set[bytes], promised: Promised, but_for: Iterable[bytes] = ()
+) -> Look:
+    """Look the whole store over, as if the bundles `but_for` were retired. Changes nothing."""
+    look = Look()
+
+    def on_file(file: BundleFile, manifest: Manifest) -> None:
+        if manifest.uri == uri:
+            look.problems.append(_newcomer(uri, file.path))
+            return
+        if manifest.tells_of(uri):
+            look.naming.append(_naming(uri, file.path, manifest))
+        if blocks and (common := blocks.intersection(entry.id for entry in manifest.blocks)):
+            look.shared.setdefault(manifest.uri, set()).update(common)
+
+    needs = read_needs(core, on_file, but_for)
+    look.problems += needs.unread.values()
+    if needs.unread:
+        return look
+    for bundle_id in dict.fromkeys([*needs.retired, *needs.surplus]):
+        try:
+            with contextlib.closing(core.open_bundle(bundle_id)) as file:
+                step = _step(file, uri, set(needs.of(bundle_id)), retired=bundle_id not in needs.surplus)
+        except BundleMissing:
+            continue
+        except StoreError as error:
+            if isinstance(error, Truncated) and error.details.get("size_bytes") == 0:
+                continue  # emptied on a full disk: it only keeps a name, and holds bytes of nobody
+            path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+            message = f"{path} cannot be read and others may need it: whether it holds bytes of {uri} cannot be told."
+            look.problems.append(Finding(path, CANNOT_BE_TOLD, f"{message} {error.message}"))
+            continue
+        if step is not None:
+            missing = _missing_users(core, uri, step, promised, but_for)
+            look.problems += missing
+            look.steps += () if missing else (step,)
+    return look
+
+
+def _missing_users(
+    core: StoreCore, uri: SessionUri, step: Step, promised: Promised, but_for: Iterable[bytes]
+) -> list[Finding]:
+    """Why a file must stay as it is: versions that look for blocks in it, as the index has it, are not there to be
+    asked for which."""
+    others = set(core.index.users_of(step.bundle_id)).difference(but_for)
+    missing = sorted(promised([user for user in others if not core.folder.has_bundle(user)]))
+    rows = core.index.rows_of(missing)
+    found = []
+    for user in missing:
+        path = core.folder.bundle_path(user)
+        row = rows.get(user)
+        version = f"version {row.version} of {row.uri}" if row is not None else "another version"
+        message = (
+            f"{step.path} stays as it is: {version} looks for blocks in it, and nobody knows for which, for its file "
+            f"{path} is missing. Put that file back from a backup, or delete that session, and {_AGAIN}."
+        )
+        found.append(Finding(step.path, CANNOT_BE_TOLD, message))
+    return found
+
+
+def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: bool) -> Step | None:
+    """What is to be done with a file in which some frames are `needed` from outside."""
+    manifest = file.manifest
+    listed = {entry.id for entry in manifest.blocks} if manifest is not None and not retired else set()
+    idle = [frame for frame in file.directory.frames if frame.id not in needed and frame.id not in listed]
+    named = manifest is not None and manifest.uri == uri
+    session, version = (uri, manifest.version) if named and manifest is not None else (None, None)
+    if retired and not needed:
+        reason = "nobody needs a block of it"
+        return Step("remove", file.bundle_id, file.path, session, version, file.file_bytes, 0, reason)
+    if idle or (retired and manifest is not None and (named or manifest.tells_of(uri))):
+        after = _bytes_after(file, _contents(file, needed, live=manifest is not None and not retired))
+        reason = f"{len(file.frames) - len(idle)} of its {len(file.frames)} blocks are needed; they alone stay"
+        return Step("strip", file.bundle_id, file.path, session, version, file.file_bytes - after, after, reason)
+    return None
+
+
+def _contents(file: BundleFile, needed: set[bytes], *, live: bool) -> Contents:
+    """What stays in a file: what is `needed` from outside, and where it is `live` what its own version needs."""
+    entries = file.entries if live else ()
+    kept = needed | {entry.id for entry in entries}
+    return Contents(
+        frames=[(frame.id, file.bundle_id) for frame in file.directory.frames if frame.id in kept],
+        holders={
+            entry.id: entry.bundle_id
+            for entry in entries
+            if entry.bundle_id is not None and entry.bundle_id != file.bundle_id
+        },
+        with_manifest=live,
+    )
+
+
+def _bytes_after(file: BundleFile, contents: Contents) -> int:
+    blocks = file.manifest.blocks if file.manifest is not None and contents.with_manifest else ()
+    manifest_bytes = len(file.encoded_manifest()) if contents.with_manifest else 0
+    frames = [file.frame_of(block_id) for block_id, _ in contents.frames]
+    return file_bytes_with(frames, blocks, contents.holders, manifest_bytes)
+
+
+# --- doing
+
+
+class _Forget:
+    """A forget under way."""
+
+    def __init__(
+        self, core: StoreCore, uri: SessionUri, blocks: set[bytes], promised: Promised, *, dry_run: bool
+    ) -> None:
+        self._core = core
+        self._uri = uri
+        self._blocks = blocks
+        self._promised = promised
+        self._dry_run = dry_run
+        self._freed = 0
+        self._written = 0
+        self._problems: list[Finding] = []
+        self.actions: list[Action] = []
+
+    def delete(self, bundle_ids: list[bytes]) -> None:
+        core = self._core
+        rows = core.index.rows_of(bundle_ids)
+        with core.committing():
+            unfiled, marked = self._unfiled(bundle_ids), self._marked()
+            # What this could not do in quarantine is told, or put right, where that is looked through.
+            room = deletion.retire(core.folder, core.index, core.pins, bundle_ids).freed if bundle_ids else 0
+            removed = deletion.remove_unneeded(core.folder, core.index, core.pins)
+            deletion.unmark(core.folder, self._uri)
+            self._tell_rows(unfiled, marked=marked and not self._marked())
+        self._freed += room
+        for bundle_id, size_bytes in removed.items():
+            row = rows.get(bundle_id)
+            uri, version = (row.uri, row.version) if row else (None, None)
+            path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+            reason = "nobody needs a block of it"
+            self._did(Action("remove", path, uri, version, size_bytes, reason))
+
+    def strip(self) -> Look:
+        """Look the store over and do what is to be done, until a look finds nothing more: that one is the proof."""
+        failed: dict[bytes, Finding] = {}
+        for _ in range(_ROUNDS):
+            look = _look(self._core, self._uri, self._blocks, self._promised)
+            steps = [step for step in look.steps if step.bundle_id not in failed]
+            if not steps:
+                break
+            for step in steps:
+                problem = self._do(step)
+                if problem is not None:
+                    failed[step.bundle_id] = problem
+        left = [step for step in look.steps if step.bundle_id not in failed]
+        look.problems += failed.values()
+        look.problems += [Finding(step.path, NOT_FORGOTTEN, "It kept changing. Forget it again.") for step in left]
+        return look
+
+    def _unfiled(self, bundle_ids: Iterable[bytes]) -> list[IndexRow]:
+        """The versions that leave no file behind under bundles/: they are missing, or set aside."""
+        core = self._core
+        absent = [one for one in bundle_ids if not core.folder.has_bundle(one)]
+        return [stored.row for stored in map(core.index.stored, absent) if stored is not None and stored.row]
+
+    def _marked(self) -> bool:
+        """Whether the session has marks; not where nobody can read them, which is told at the end."""
+        with contextlib.suppress(StoreError):
+            return bool(Marks.load(self._core.folder).session(self._uri))
+        return False
+
+    def _tell_rows(self, unfiled: Iterable[IndexRow], *, marked: bool) -> None:
+        for row in unfiled:
+            path = self._core.folder.bundle_path(row.bundle_id)
+            self._did(Action("index", path, row.uri, row.version, 0, "it has no file there, and its row goes"))
+        if marked:
+            path = f"{self._core.path}/{MARKS_FILE}"
+            self._did(Action("unmark", path, self._uri, None, 0, "its tags and pins go"))
+
+    def plan(self, look: Look, bundle_ids: Iterable[bytes]) -> None:
+        self._tell_rows(self._unfiled(bundle_ids), marked=self._marked())
+        for step in look.steps:
+            self._did(step.action(step.size_bytes))
+            self._freed += step.bytes_after  # all of the old file leaves the disk, and that much comes back
+            self._written += step.bytes_after
+
+    def _do(self, step: Step) -> Finding | None:
+        core = self._core
+        if core.pins.count(step.bundle_id):
+            return _still_open(step.path)
+        if not core.index.given_up().keys().isdisjoint(core.index.users_of(step.bundle_id)):
+            return _needed_by_aside(step.path, CANNOT_BE_TOLD)
+        try:
+            for _ in range(_TRIES):
+                freed = self._remove(step) if step.kind == "remove" else self._strip(step)
+                if freed is not None:
+                    self._did(step.action(freed))
+                    return None
+                if core.pins.count(step.bundle_id):
+                    return _still_open(step.path)
+            return Finding(step.path, NOT_FORGOTTEN, f"{step.path} is being used by others. Forget it again.")
+        except BundleMissing:
+            return None  # it is gone
+        except (DurabilityLost, LockLost):
+            raise
+        except StoreError as error:
+            return Finding(step.path, error.code, error.message)
+
+    def _remove(self, step: Step) -> int | None:
+        core = self._core
+        with core.committing():
+            removed = deletion.remove_retired(core.folder, core.index, core.pins, [step.bundle_id])
+        for bundle_id, size_bytes in removed.items():
+            if bundle_id != step.bundle_id:  # one that had waited for its reader
+                path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+                self._did(Action("remove", path, None, None, size_bytes, "nobody needs a block of it"))
+        if step.bundle_id in removed:
+            return removed[step.bundle_id]
+        if core.pins.count(step.bundle_id) or core.index.needs_unknown():
+            return None
+        return self._strip(step)  # the index is not sure that nobody needs it; its frames are, each of them
+
+    def _strip(self, step: Step) -> int | None:
+        """Write a file anew without what nobody needs; None if somebody came or changed meanwhile."""
+        core = self._core
+        users: dict[bytes, Stamp] = {}
+        needed: set[bytes] = set()
+        for user in core.index.users_of(step.bundle_id):
+            try:
+                file = core.open_bundle(user)
+            except BundleMissing:
+                return None  # since the look: it was deleted, or the next look says so
+            with contextlib.closing(file):
+                users[user] = file.stamp()
+                needed.update(entry.id for entry in file.entries if entry.bundle_id == step.bundle_id)
+        with contextlib.closing(core.open_bundle(step.bundle_id)) as file:
+            live = file.path.endswith(LIVE_SUFFIX) and file.manifest is not None
+            contents = _contents(file, needed, live=live)
+        with prepared(core, step.bundle_id, contents) as fresh, core.committing():
+            current = set(core.index.users_of(step.bundle_id)) == set(users) and all(
+                core.folder.is_current(user, stamp) for user, stamp in users.items()
+            )
+            self._count(fresh.bytes_after)
+            if not current or core.index.needs_unknown() or not fresh.commit():
+                return None
+            self._freed += fresh.bytes_after  # all of the old file left the disk; that much came back
+            return fresh.bytes_before - fresh.bytes_after
+
+    def _count(self, size_bytes: int) -> None:
+        """What a forget writes counts for the day, but no budget refuses it."""
+        self._written += size_bytes
+        with contextlib.suppress(StoreError):
+            self._core.index.add_written(utc_day(now_ns()), size_bytes)
+
+    def _did(self, action: Action) -> None:
+        self.actions.append(action)
+        self._freed += action.size_bytes
+
+    # --- places beside bundles/
+
+    def clear_other_places(self) -> None:
+        """Leftovers of unfinished writes, what was handed over and not taken, and what repair moved away; whatever else
+        lies in the store's folder, and what nobody can look into, is told and left."""
+        self._clear_temps()
+        for remain in find_remains(self._core, self._uri):
+            if remain.why is not None:
+                message = (
+                    f"Whether {remain.path} holds bytes of {self._uri} cannot be told: {remain.why}. Look yourself; "
+                    f"move it out of the store, or remove it, and {_AGAIN}."
+                )
+                self._problems.append(Finding(remain.path, CANNOT_BE_TOLD, message))
+            elif not remain.folder:
+                message = (
+                    f"{remain.path} holds a version of {self._uri}, and is no file of the store's: it stays. Move it "
+                    f"out of the store, or remove it, and {_AGAIN}."
+                )
+                self._problems.append(Finding(remain.path, NOT_FORGOTTEN, message))
+            else:
+                self._clear(remain)
+
+    def _clear(self, remain: Remain) -> None:
+        core = self._core
+        try:
+            with core.committing() if not self._dry_run else contextlib.nullcontext():
+                if remain.folder == QUARANTINE and self._is_needed_by_aside(remain.name):
+                    self._problems.append(_needed_by_aside(remain.path, NOT_FORGOTTEN))
+                    return
+                self._unlink(remain)
+        except (DurabilityLost, LockLost):
+            raise
+        except StoreError as error:
+            self._problems.append(Finding(remain.path, NOT_FORGOTTEN, error.message))
+            return
+        reason = f"it holds a version of {self._uri}"
+        self._did(Action("remove", remain.path, self._uri, None, remain.size_bytes, reason))
+
+    def _is_needed_by_aside(self, name: str) -> bool:
+        """Whether a version of another session that repair has set aside may need a block of a file in quarantine: by
+        its own file, or where that does not say, by what the index has of it. Raises what reading the file raises."""
+        core = self._core
+        others = {one for one, row in core.index.given_up().items() if row.uri != self._uri}
+        if quarantine.bundle_of(name) is None or not others:
+            return False
+        fd, path = quarantine.open_name(core.folder, name)
+        with contextlib.closing(FrameFile(fd, path, None)) as file:
+            bundle_id, frames = file.bundle_id, frozenset(file.frames)
+        if not others.isdisjoint(core.index.users_of(bundle_id)):
+            return True
+        lying = names_of_versions(core.folder)
+        return any(
+            not frames.isdisjoint(_blocks_in_quarantine(core, other, inside))
+            for other in others
+            for inside in lying.get(other, ())
+        )
+
+    def _clear_temps(self) -> None:
+        core = self._core
+        folder_path = f"{core.path}/{BUNDLES}"
+        if self._dry_run and not core.has_lock:
+            return  # those of a daemon beside us cannot be told from leftovers
+        with core.committing() if not self._dry_run else contextlib.nullcontext():
+            for name in core.folder.leftover_temps():
+                size_bytes = _size_in(core.folder.bundles_fd, name)
+                if not self._dry_run:
+                    durable.remove(core.folder.bundles_fd, name, folder_path)
+                path = f"{folder_path}/{name}"
+                self._did(Action("remove", path, None, None, size_bytes, "an unfinished write left it"))
+            if not self._dry_run:  # also what the opening removed, or an unfinished write itself, and nobody flushed
+                durable.sync_folder(core.folder.bundles_fd, folder_path)
+
+    def _unlink(self, remain: Remain) -> None:
+        core = self._core
+        if self._dry_run:
+            return
+        path = f"{core.path}/{remain.folder}"
+        fd = open_folder(core.folder.root_fd, remain.folder, path)
+        try:
+            durable.remove(fd, remain.name, path)
+            durable.sync_folder(fd, path)
+        finally:
+            os.close(fd)
+
+    # --- the index, the marks, the end
+
+    def erase_index(self) -> None:
+        core = self._core
+        try:
+            with core.committing():
+                core.index.erase_dropped()
+        except (DurabilityLost, LockLost):
+            raise
+        except StoreError as error:
+            message = f"Names may remain in free space of {core.index.path}: {error.message}"
+            self._problems.append(Finding(core.index.path, error.code, message))
+        path = f"{core.path}/{MARKS_FILE}"
+        try:
+            if Marks.load(core.folder).session(self._uri):
+                core.folder.require_store_file()  # without it no marks are written
+                message = f"{path} still has tags or pins of {self._uri}. Forget it again."
+                self._problems.append(Finding(path, NOT_FORGOTTEN, message))
+        except MarksLost:
+            pass  # nor are those of this session there
+        except CorruptStoreFile as error:
+            message = f"Tags and pins of {self._uri} may be left: {error.message} Then {_AGAIN}."
+            self._problems.append(Finding(f"{core.path}/{STORE_FILE}", error.code, message))
+        except StoreError as error:
+            self._problems.append(Finding(path, error.code, error.message))
+
+    def find_newcomers(self, look: Look) -> None:
+        """Versions of the session that came after the last look, or may still come: the bytes of one that is being
+        written lie in a temporary file, which is its writer's."""
+        core = self._core
+        with core.committing() if not self._dry_run else contextlib.nullcontext():
+            arrived = [] if self._dry_run else core.index.bundles_of(self._uri)
+            versions = core.being_written(self._uri)
+        told = {problem.path for problem in look.problems}
+        paths = [core.folder.bundle_path(bundle_id) for bundle_id in arrived]
+        self._problems += [_newcomer(self._uri, path) for path in paths if path not in told]
+        for version in versions:
+            message = (
+                f"Version {version} of {self._uri} is being written, by a sleep or an import, and its bytes are in the "
+                f"store already. Let that come to its end, then {_AGAIN}."
+            )
+            self._problems.append(Finding(f"{core.path}/{BUNDLES}", STILL_OPEN, message))
+
+    def report(self, look: Look) -> MaintenanceReport:
+        for other, common in sorted(look.shared.items()):
+            reason = f"{len(common)} blocks are this session's too, and stay"
+            path = f"{self._core.path}/{BUNDLES}"
+            self.actions.append(Action("keep", path, other, None, 0, reason))
+        self.actions += look.naming
+        problems = (*self._problems, *look.problems)
+        return MaintenanceReport("forget", self._dry_run, tuple(self.actions), self._freed, self._written, problems)
+
+
+def _blocks_in_quarantine(core: StoreCore, bundle_id: bytes, name: str) -> frozenset[bytes]:
+    """The blocks that a version in quarantine is made of, as far as its file tells."""
+    with contextlib.suppress(StoreError):
+        fd, path = quarantine.open_name(core.folder, name)
+        with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+            return frozenset(entry.id for entry in file.entries)
+    return frozenset()
+
+
+def _needed_by_aside(path: str, code: str) -> Finding:
+    message = (
+        f"A version of another session that repair has set aside may need blocks of {path}: so it stays. Let `torpor "
+        "repair` bring that version back, or `torpor gc --quarantine` give it up. Forget again."
+    )
+    return Finding(path, code, message)
+
+
+def _naming(uri: SessionUri, path: str, manifest: Manifest) -> Action:
+    reason = f"it names {uri} as its origin, which is part of its id; forget this one too if the name must go"
+    return Action("keep", path, manifest.uri, manifest.version, 0, reason)
+
+
+def _newcomer(uri: SessionUri, path: str) -> Finding:
+    message = f"{path} is a version of {uri}: it came while it was being forgotten. Forget it again."
+    return Finding(path, NOT_FORGOTTEN, message)
+
+
+def _still_open(path: str) -> Finding:
+    return Finding(path, STILL_OPEN, f"Somebody has {path} open. Let go of it and forget the session again.")
+
+
+def _size_in(folder_fd: int, name: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_size
+    return 0

@@ -1,0 +1,276 @@
+"""Prune: drops the versions that a retention does not keep.
+
+Owns the plan of a prune, its report, and in how large steps it commits. What a retention keeps is in retention.py, how
+a version leaves in deletion.py.
+
+Rules:
+- Versions that are to stay are opened, and the head of each of their blocks is read, also where nothing goes: one that
+  fails is told and does not count, so an earlier one stays for it. Damage inside a block's bytes is left to a deep
+  verify: to read them all would take hours.
+- Only what was planned is dropped, and only if a second look inside the commit, with the marks as they are then, says
+  the same: a version that is tagged meanwhile stays.
+- A step retires the versions of some sessions, oldest first, and drops their rows at once. A crash leaves each version
+  there or gone; what is gone is only what the retention did not keep. A second prune does the rest.
+- What a repair had saved from a version, and set aside once that was whole again, goes with it, and before it: else the
+  next repair would take it for lost, and bring back what the rule takes away. Not where it has a mark, nor of a version
+  that cannot be woken.
+- Files go last, all at once, for one listing of the folder serves them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from ..checking.set_aside_versions import gave_way_to
+from ..checking.verify import Promised, require_same_as_row
+from ..errors import StoreClosed, StoreError, StoreIoError
+from ..folder.marks import Marks
+from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.records import Action, Finding, IndexRow, MaintenanceReport
+from ..index.index import SHADOWED
+from ..index.unknown_references import find_told
+from ..uri import SessionUri
+from ..writing import deletion
+from ..writing.core import StoreCore
+
+_STEP_VERSIONS: Final = 256
+"""Versions dropped in one commit, or those of one session: a sleep waits no longer than for so many renames."""
+
+
+def prune(
+    core: StoreCore, retention: Retention, uri: SessionUri | None, promised: Promised, *, dry_run: bool
+) -> MaintenanceReport:
+    """See `Store.prune`. `promised` says, by a fresh look, which bundles still belong to a session."""
+    if dry_run:
+        core.require_open()
+    else:
+        core.require_writable()
+        core.mend_index_file()
+    now_ns = time.time_ns()
+    unsound: dict[bytes, Finding] = {}
+    plan = _plan_soundly(core, None if uri is None else [uri], retention, now_ns, unsound)
+    problems = [unsound[one] for one in sorted(promised(unsound))] if unsound else []
+    if dry_run:
+        return _expected(core, plan, problems)
+    dropped: list[IndexRow] = []
+    freed: dict[bytes, int] = {}
+    for step in _steps(plan.drop):
+        rows, left = _drop(core, step, retention, now_ns, unsound, freed)
+        dropped += rows
+        problems += left
+    with core.committing():
+        for bundle_id, size_bytes in deletion.remove_unneeded(core.folder, core.index, core.pins).items():
+            freed[bundle_id] = freed.get(bundle_id, 0) + size_bytes
+    return _report(core, plan, dropped, freed, problems, dry_run=False)
+
+
+def _plan_soundly(
+    core: StoreCore,
+    uris: Iterable[SessionUri] | None,
+    retention: Retention,
+    now_ns: int,
+    unsound: dict[bytes, Finding],
+) -> RetentionPlan:
+    """A plan in which no session rests on versions that cannot be woken; those are added to `unsound`, and why."""
+    plan = _plan(core, uris, retention, now_ns, unsound)
+    by_session: dict[SessionUri, RetentionPlan] = {}
+    kept = _by_session(plan)
+    for uri in kept:
+        its_plan = _session_plan(core, uri, kept[uri], retention, now_ns, unsound)
+        if its_plan is not None:
+            by_session[uri] = its_plan
+    keep = [one for one in plan.keep if one.row.uri not in by_session]
+    drop = [row for row in plan.drop if row.uri not in by_session]
+    for its_plan in by_session.values():
+        keep += its_plan.keep
+        drop += its_plan.drop
+    keep.sort(key=lambda one: (one.row.uri, one.row.version))
+    drop.sort(key=lambda row: (row.uri, row.version))
+    return RetentionPlan(tuple(keep), tuple(drop))
+
+
+def _by_session(plan: RetentionPlan) -> dict[SessionUri, list[IndexRow]]:
+    kept: dict[SessionUri, list[IndexRow]] = {}
+    for one in plan.keep:
+        kept.setdefault(one.row.uri, []).append(one.row)
+    return kept
+
+
+def _session_plan(
+    core: StoreCore,
+    uri: SessionUri,
+    kept: Sequence[IndexRow],
+    retention: Retention,
+    now_ns: int,
+    unsound: dict[bytes, Finding],
+) -> RetentionPlan | None:
+    """Look at what is to stay of a session, and at what stays instead, until all of it was; None if all is sound."""
+    plan: RetentionPlan | None = None
+    looked: set[bytes] = set()
+    while True:
+        problems = {row.bundle_id: _problem(core, row) for row in kept if row.bundle_id not in looked}
+        looked.update(problems)
+        found = {bundle_id: problem for bundle_id, problem in problems.items() if problem is not None}
+        if not found:
+            return plan
+        unsound.update(found)
+        plan = _plan(core, [uri], retention, now_ns, unsound)
+        kept = [one.row for one in plan.keep]
+
+
+def _problem(core: StoreCore, row: IndexRow) -> Finding | None:
+    """Why a version cannot be woken, as far as a look at its files tells that reads no block's bytes.
+
+    Raises:
+        StoreIoError: the system failed, which says nothing about the version; StoreClosed
+    """
+    try:
+        with core.open_reader(row.bundle_id) as reader:
+            require_same_as_row(row, row.uri, reader.manifest, reader.path)
+            for entry in reader.entries:
+                reader.read_header(entry)
+    except (StoreClosed, StoreIoError):
+        raise
+    except StoreError as error:
+        message = f"Version {row.version} of {row.uri} cannot be woken, so it does not count for what is kept"
+        return Finding(core.folder.bundle_path(row.bundle_id), error.code, f"{message}: {error.message}")
+    return None
+
+
+def _plan(
+    core: StoreCore,
+    uris: Iterable[SessionUri] | None,
+    retention: Retention,
+    now_ns: int,
+    unsound: Collection[bytes],
+) -> RetentionPlan:
+    marks = Marks.load(core.folder)
+    index = core.index
+    rows = index.all_rows() if uris is None else [row for uri in uris for row in index.versions(uri)]
+    return plan_retention(rows, marks, retention, now_ns, unsound)
+
+
+def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
+    """The versions in runs that never split a session."""
+    step: list[IndexRow] = []
+    for row in drop:
+        if len(step) >= _STEP_VERSIONS and row.uri != step[-1].uri:
+            yield step
+            step = []
+        step.append(row)
+    if step:
+        yield step
+
+
+def _drop(
+    core: StoreCore,
+    step: Sequence[IndexRow],
+    retention: Retention,
+    now_ns: int,
+    unsound: Collection[bytes],
+    freed: dict[bytes, int],
+) -> tuple[list[IndexRow], tuple[Finding, ...]]:
+    """The versions that went, and what of them could not be marked as gone in quarantine."""
+    with core.committing():
+        planned = {row.bundle_id for row in step}
+        again = _plan(core, dict.fromkeys(row.uri for row in step), retention, now_ns, unsound)
+        rows = [row for row in again.drop if row.bundle_id in planned]
+        replaced = _replaced(core, rows)
+        left = deletion.begin_to_let_go(core.folder, replaced) if replaced else []
+        retirement = deletion.retire(core.folder, core.index, core.pins, [*replaced, *_with_rivals(core, rows)])
+        if retirement.freed:
+            freed[rows[-1].bundle_id] = retirement.freed
+        return rows, tuple(dict.fromkeys((*left, *retirement.problems)))
+
+
+def _replaced(core: StoreCore, rows: Iterable[IndexRow]) -> list[bytes]:
+    """The versions set aside that gave way to those of these that can be woken."""
+    leaving = {row.bundle_id: row for row in rows}
+    found = gave_way_to(core.folder, core.index, leaving)
+    marks = Marks.load(core.folder) if found else None
+    return [
+        one
+        for one, source in found.items()
+        if marks is not None and not marks.of(one) and _problem(core, leaving[source]) is None
+    ]
+
+
+def _with_rivals(core: StoreCore, rows: Sequence[IndexRow]) -> list[bytes]:
+    """The bundles of these versions, before each those that lost it to the one that counts: without that one, the next
+    index made anew would put one of them in its place."""
+    marks = Marks.load(core.folder)
+    rivals: dict[tuple[SessionUri, int], list[bytes]] = {}
+    for bundle_id in core.index.with_status(SHADOWED):
+        stored = core.index.stored(bundle_id)
+        if stored is not None and stored.row is not None and not marks.of(bundle_id):
+            rivals.setdefault((stored.row.uri, stored.row.version), []).append(bundle_id)
+    return [one for row in rows for one in (*rivals.get((row.uri, row.version), ()), row.bundle_id)]
+
+
+# --- the report
+
+
+def _expected(core: StoreCore, plan: RetentionPlan, problems: Sequence[Finding]) -> MaintenanceReport:
+    """What a prune would do now."""
+    leaving = {row.bundle_id: row.bundle_bytes for row in plan.drop}
+    freed: dict[bytes, int] = {}
+    if leaving and not core.index.needs_unknown():
+        retired = [one for one, suffix in core.folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
+        asked = [*leaving, *(one for one in retired if one not in leaving)]
+        for bundle_id in deletion.unneeded(core.index, asked, but_for=[*leaving, *_replaced(core, plan.drop)]):
+            if not core.pins.count(bundle_id):
+                freed[bundle_id] = core.folder.size_of(bundle_id)
+    return _report(core, plan, plan.drop, freed, problems, dry_run=True)
+
+
+def _report(
+    core: StoreCore,
+    plan: RetentionPlan,
+    dropped: Sequence[IndexRow],
+    freed: Mapping[bytes, int],
+    problems: Sequence[Finding],
+    *,
+    dry_run: bool,
+) -> MaintenanceReport:
+    suffix = LIVE_SUFFIX if dry_run else RETIRED_SUFFIX
+    actions = [_dropped(core, row, freed.get(row.bundle_id), suffix) for row in dropped]
+    named = {row.bundle_id for row in dropped}
+    for bundle_id, size_bytes in freed.items():
+        if bundle_id not in named and size_bytes:
+            path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+            actions.append(Action("remove", path, None, None, size_bytes, "nothing needs its blocks any more"))
+    actions += [_kept(core, kept) for kept in plan.keep if _only_marked(kept)]
+    unread = [_unread(core, bundle_id) for bundle_id in core.index.unreadable_now()] if dropped else []
+    unread += find_told(core.folder, core.index) if dropped else []
+    return MaintenanceReport("prune", dry_run, tuple(actions), sum(freed.values()), 0, (*problems, *unread))
+
+
+def _dropped(core: StoreCore, row: IndexRow, freed: int | None, suffix: str) -> Action:
+    path = core.folder.bundle_path(row.bundle_id, suffix)
+    if freed is None:
+        reason = "no rule keeps it; its file stays while other versions need blocks of it, or somebody has it open"
+        return Action("retire", path, row.uri, row.version, 0, reason)
+    return Action("remove", path, row.uri, row.version, freed, "no rule keeps it")
+
+
+def _only_marked(kept: Kept) -> bool:
+    return all(reason == "pinned" or reason.startswith("tagged ") for reason in kept.reasons)
+
+
+def _kept(core: StoreCore, kept: Kept) -> Action:
+    path = core.folder.bundle_path(kept.row.bundle_id)
+    return Action("keep", path, kept.row.uri, kept.row.version, 0, f"it is {' and '.join(kept.reasons)}")
+
+
+def _unread(core: StoreCore, bundle_id: bytes) -> Finding:
+    try:
+        core.open_bundle(bundle_id).close()
+        code = "unreadable"  # it was, when the store was opened; the next opening will take it
+    except StoreError as error:
+        code = error.code
+    path = core.folder.bundle_path(bundle_id)
+    message = f"{path} cannot be read, so nobody knows what it needs: until it can be, no file is removed."
+    return Finding(path, code, message)

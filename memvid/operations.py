@@ -1,0 +1,117 @@
+"""What is asked of a store by name: an operation with its options, or a mark, and the calls of `Store` that they mean.
+
+For those who are told what to do in plain values, the daemon by a request and the command line by its arguments, so
+that both mean the same by the same words. Owns that translation only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from .errors import InvalidPolicy
+from .folder.retention import Retention
+from .format.records import MaintenanceReport
+from .maintenance.compaction_plan import CompactionPolicy
+from .store import Store
+from .uri import SessionUri
+
+_DAY_SECONDS: Final = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One operation on a store, and what that one takes: gc, empty_quarantine, compact, repair, rebuild_index, prune or
+    forget."""
+
+    operation: str
+    uri: SessionUri | None = None
+    dry_run: bool = False
+    keep_last: int | None = None
+    keep_days: float | None = None
+    cold_after_days: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedVersion:
+    """The marks of one version, after one of them was changed. `version` is None for a version that is gone."""
+
+    uri: SessionUri
+    version: int | None
+    bundle_id: bytes
+    tags: tuple[str, ...]
+    pinned: bool
+
+
+def carry_out(store: Store, order: Order, should_stop: Callable[[], bool] = lambda: False) -> MaintenanceReport:
+    """Carry an order out, or with `dry_run` tell what that would do. What may be long asks `should_stop` between steps.
+
+    Raises:
+        InvalidPolicy: there is no such operation, or the order lacks what it needs.
+        StoreError: what the operation raises.
+    """
+    if order.operation == "gc":
+        return store.gc(dry_run=order.dry_run)
+    if order.operation == "empty_quarantine":
+        return store.empty_quarantine(dry_run=order.dry_run)
+    if order.operation == "compact":
+        policy = _compaction(order)
+        return store.compact(order.uri, dry_run=order.dry_run, policy=policy, should_stop=should_stop)
+    if order.operation == "repair":
+        return store.repair(dry_run=order.dry_run)
+    if order.operation == "rebuild_index":
+        return store.rebuild_index(dry_run=order.dry_run)
+    if order.operation == "prune":
+        return store.prune(Retention(order.keep_last, order.keep_days), order.uri, dry_run=order.dry_run)
+    if order.operation == "forget" and order.uri is not None:
+        return store.forget(order.uri, dry_run=order.dry_run)
+    raise InvalidPolicy(f"{order.operation!r} is no operation on a store, or lacks its session.", field="operation")
+
+
+def set_mark(
+    store: Store,
+    text: str,
+    *,
+    tag: str | None = None,
+    untag: str | None = None,
+    pinned: bool | None = None,
+    move: bool = False,
+) -> MarkedVersion:
+    """Change one mark of the version that `text` means; with `untag`, of the one that has the tag. `move` takes a tag
+    from the version that has it.
+
+    Raises:
+        InvalidUri, AmbiguousVersion, SessionNotFound: which version is meant.
+        InvalidTag, TagTaken, MarkNotFound, BundleMissing, CorruptMarks: why it is not marked.
+    """
+    if untag is not None:
+        return _untag(store, store.resolve_marked(text), untag)
+    row = store.resolve_version(text, also_missed=pinned is False)
+    if tag is not None:
+        store.tag(row.uri, row.version, tag, move=move)
+    elif pinned:
+        store.pin(row.uri, row.version)
+    else:
+        store.unpin(row.uri, row.version)
+    return _marks_of(store, row.uri, row.bundle_id)
+
+
+def _untag(store: Store, uri: SessionUri, tag: str) -> MarkedVersion:
+    named = store.marks(uri).tags.get(tag)
+    store.untag(uri, tag)  # raises where there was none
+    assert named is not None
+    return _marks_of(store, uri, named)
+
+
+def _marks_of(store: Store, uri: SessionUri, bundle_id: bytes) -> MarkedVersion:
+    marks = store.marks(uri)
+    version = next((row.version for row in store.versions(uri) if row.bundle_id == bundle_id), None)
+    tags = tuple(sorted(tag for tag, named in marks.tags.items() if named == bundle_id))
+    return MarkedVersion(uri, version, bundle_id, tags, bundle_id in marks.pins)
+
+
+def _compaction(order: Order) -> CompactionPolicy:
+    if order.cold_after_days is None:
+        return CompactionPolicy()
+    return CompactionPolicy(cold_after_seconds=order.cold_after_days * _DAY_SECONDS)

@@ -1,0 +1,118 @@
+"""Versions that have no file under `bundles/`: which are missing, missed, set aside or deleted.
+
+Rules:
+- A row whose file is missing stays: a wake then says so, instead of quietly giving the version before, and its version
+  number is not given again. Only a row whose file is retired goes: its session was deleted. But where the file lies in
+  quarantine as a version, repair has set that aside, and what is retired is what others need of it.
+- Of a session whose newest version is retired all others without a file were deleted too. An index that is behind lacks
+  versions, so newest is meant of all that anything tells of.
+- A version that only marks name is missed until its file is back, its session is deleted, or no mark names it any more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+from ..checking.scanning import ids_of, live_of, read_set_aside, readable_marks, row_in_marks
+from ..errors import PUT_BACK, BundleMissing, StoreIoError, UnsafePath
+from ..folder.folder import StoreFolder
+from ..format.records import Finding, IndexRow
+from ..index.index import ASIDE, MISSED, UNREADABLE, Index, IndexedBundle
+from ..uri import SessionUri
+
+
+def ids_marked(folder: StoreFolder) -> frozenset[bytes]:
+    marks = readable_marks(folder)
+    return marks.bundle_ids if marks is not None else frozenset()
+
+
+def find_missed(folder: StoreFolder, files: Mapping[bytes, str], entered: Iterable[bytes]) -> list[IndexedBundle]:
+    """The versions that marks name and that are nowhere, neither as a file nor among what is entered already. A retired
+    file says that its version was deleted."""
+    marks = readable_marks(folder)
+    found = marks.dangling({*files, *entered}) if marks is not None else ()
+    return [
+        IndexedBundle(bundle_id, MISSED, row_in_marks(marks, bundle_id), (), ())
+        for _, bundle_id in found
+        if not folder.has_bundle(bundle_id)  # one may have been published, and marked, since the folder was listed
+    ]
+
+
+def no_more_missed(folder: StoreFolder, missed: Mapping[bytes, IndexRow], files: Mapping[bytes, str]) -> set[bytes]:
+    """Those of the missed versions that have a file again, be it a retired one, or that no mark names any more."""
+    marks = readable_marks(folder) if missed else None
+    marked = set(missed) if marks is None else {bundle_id for _, bundle_id in marks.dangling(())}
+    return {bundle_id for bundle_id in missed if bundle_id in files or bundle_id not in marked}
+
+
+def named_by_marks(folder: StoreFolder, files: Mapping[bytes, str], known: set[bytes]) -> list[IndexedBundle]:
+    """The versions that marks name and that are not known: set aside, or missed. What was deleted while the marks could
+    not be read is among them, for nothing else tells of it any more."""
+    marks = readable_marks(folder)
+    waiting = [
+        one for one in read_set_aside(folder, known | live_of(files)) if marks is not None and marks.of(one.bundle_id)
+    ]
+    return [*waiting, *find_missed(folder, files, known | ids_of(waiting))]
+
+
+def without_files(folder: StoreFolder, unreadable: Sequence[IndexedBundle]) -> list[IndexedBundle]:
+    """What becomes of bundles that could not be read and have no file any more: one that has a mark is missed, any
+    other is set aside. What they need stays unknown."""
+    marks = readable_marks(folder) if unreadable else None
+    return [
+        dataclasses.replace(one, status=MISSED if marks is not None and marks.of(one.bundle_id) else ASIDE)
+        for one in unreadable
+    ]
+
+
+def find_missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
+    """Versions whose file is not there, by a second look: one may have been published since the folder was listed."""
+    return [missing_finding(folder, row) for row in rows if not folder.has_bundle(row.bundle_id)]
+
+
+def missing_finding(folder: StoreFolder, row: IndexRow) -> Finding:
+    """What to tell of a version whose file is not there."""
+    path = folder.bundle_path(row.bundle_id)
+    message = f"{path} is missing: version {row.version} of {row.uri} cannot be woken. {PUT_BACK}"
+    return Finding(path, BundleMissing.code, message)
+
+
+def deleted_sessions(
+    folder: StoreFolder,
+    index: Index,
+    retired: Iterable[IndexRow],
+    files: Mapping[bytes, str],
+    found: Iterable[IndexedBundle],
+) -> set[SessionUri]:
+    """The sessions whose newest version is retired, so that a delete of all of it was cut off, if it was.
+
+    The index may be behind. So what it has no row of counts too: `found`, files under bundles/, be it that they cannot
+    be read, and what only quarantine or marks tell of. Beside a file that may be of any session nobody can tell.
+    """
+    newest: dict[SessionUri, int] = {}
+    for row in retired:
+        listed = index.find(row.uri)
+        if listed is not None and listed.version <= row.version:
+            newest[row.uri] = row.version
+    if not newest:
+        return set()
+    known = index.bundle_ids()
+    others = [one for one in found if one.status != UNREADABLE or one.bundle_id not in known]
+    if any(one.row is None for one in others):
+        return set()
+    try:
+        others += read_set_aside(folder, known | files.keys())
+    except (UnsafePath, StoreIoError):
+        return set()
+    others += find_missed(folder, files, known | ids_of(others))
+    standing = [one.row for one in others if one.row is not None]
+    return newest.keys() - {row.uri for row in standing if row.version > newest.get(row.uri, row.version)}
+
+
+def of_sessions(uris: Container[SessionUri], rows: Mapping[bytes, IndexRow]) -> set[bytes]:
+    return {bundle_id for bundle_id, row in rows.items() if row.uri in uris}
+
+
+def but_for(bundle_ids: Container[bytes], rows: Mapping[bytes, IndexRow]) -> list[IndexRow]:
+    return [row for bundle_id, row in rows.items() if bundle_id not in bundle_ids]

@@ -1,0 +1,243 @@
+"""Brings index and bundle files into agreement when a store is opened. Bundles are the truth.
+
+Owns the decision whether an index can be used, mended or must be made anew, and the removal of leftovers.
+
+Rules:
+- A bundle that cannot be read is read again at each opening, and reported at each. Where its file is gone it is set
+  aside or missed; it is reported, and what it needs stays unknown, until it is back or given up.
+- A row is believed of the very file that it was made from, by that file's stamp. Any other file is read again (a backup
+  was put back, or the store copied while it was written), and until that succeeds nobody knows what it needs.
+- A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed.
+- Each opening asks the marks, for an index may be behind.
+- What is asked of every bundle at an opening is asked of bare ids; a row is read for those that need a look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..checking.scanning import (
+    Scan,
+    enter_unreadable,
+    live_of,
+    read_again,
+    read_bundles,
+    readable_marks,
+    without_rivals,
+)
+from ..checking.set_aside_versions import list_leaving, set_aside_among, settle_leaving
+from ..errors import StoreError, StoreIoError, UnsafePath
+from ..folder import duplicate_files
+from ..folder.folder import StoreFolder
+from ..folder.pins import Pins
+from ..format.layout import RETIRED_SUFFIX
+from ..format.records import OpenReport
+from ..index.index import LIVE, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable
+from ..index.unknown_references import find_told
+from ..writing.deletion import let_go, remove_unneeded, unmark_without_files
+from .missing_versions import (
+    but_for,
+    deleted_sessions,
+    find_missing,
+    ids_marked,
+    named_by_marks,
+    no_more_missed,
+    of_sessions,
+    without_files,
+)
+from .reindexing import make_anew
+
+
+def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenReport]:
+    """Open the store's index, in agreement with its bundle files; a read-only one lives in memory.
+
+    Raises:
+        UnsafePath, NoSpace, StoreIoError, DurabilityLost
+    """
+    leftovers = folder.remove_temps() if writable else 0
+    files, both = folder.list_with_twins()
+    if writable:  # of an import or a repair that was cut off
+        leftovers += duplicate_files.remove_redundant(folder, both)
+    try:
+        index, report = _open_and_reconcile(folder, files, writable)
+    except IndexUnusable as reason:
+        index, report = make_anew(folder, files, writable, reason)
+    if writable:
+        try:
+            with contextlib.suppress(UnsafePath, StoreIoError):  # the next opening, or a repair, tries again
+                settle_leaving(folder, index)
+            remove_unneeded(folder, index, Pins(), files)
+        except BaseException:
+            index.close()
+            raise
+        retired = {bundle_id for bundle_id, suffix in files.items() if suffix == RETIRED_SUFFIX}
+        leftovers += len(retired - folder.list_bundles().keys()) if retired else 0
+    return index, dataclasses.replace(report, leftovers_removed=leftovers)
+
+
+def _open_and_reconcile(folder: StoreFolder, files: Mapping[bytes, str], writable: bool) -> tuple[Index, OpenReport]:
+    opener = Index.open if writable else Index.copy_to_memory
+    index = opener(folder.path, folder.root_fd, folder.uuid)
+    try:
+        return index, _reconcile(folder, index, files, writable=writable)
+    except BaseException:
+        index.close()
+        raise
+
+
+def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *, writable: bool) -> OpenReport:
+    live = live_of(files)
+    with _believed():
+        entered, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
+        missed, given_up = index.missed(), index.given_up()
+        aside = set(given_up)
+        known = entered - aside - missed.keys()
+        absent = index.rows_of(known - files.keys())
+        retired = known & files.keys() - live
+        rows_of_retired = index.rows_of(retired)
+    set_aside = set_aside_among(folder, rows_of_retired)
+    retired -= set_aside
+    scan = read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
+    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside]
+    unreadable = enter_unreadable(folder, scan, index)
+    with _believed():
+        gone_with = deleted_sessions(
+            folder, index, but_for(set_aside, rows_of_retired), files, [*scan.bundles, *unreadable]
+        )
+        deleted_absent = of_sessions(gone_with, absent)
+        absent_aside = {one: row for one, row in given_up.items() if one not in live}
+        deleted_aside = of_sessions(gone_with, absent_aside)
+        deleted_missed = of_sessions(gone_with, missed)
+    retired |= deleted_absent
+    if absent_aside:
+        with contextlib.suppress(UnsafePath, StoreIoError):  # then nobody knows, and they stay
+            deleted_aside |= (absent_aside.keys() & list_leaving(folder)) - ids_marked(folder)
+    if writable:
+        unmark_without_files(folder, deleted_absent | deleted_aside | deleted_missed)
+    left = let_go(folder, deleted_aside) if writable and deleted_aside else []
+    gone = known - files.keys() - absent.keys()
+    vanished = _vanished(folder, index, sorted(gone & unread))
+    gone -= {bundle.bundle_id for bundle in vanished}
+    back = aside.intersection(bundle.bundle_id for bundle in scan.bundles)
+    stamps = folder.stamps_of(live & known - unread)
+    with _believed():
+        others = index.of_other_files(stamps)
+    again = read_again(folder, stamps.keys() & (unsettled | others))
+    with _believed():
+        corrected = sum(_is_told_otherwise(index, one) for one in again.bundles if one.bundle_id not in unsettled)
+        rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
+    rivals = [rival for rival in rivals if rival.bundle_id not in retired | set_aside]
+    told = _told_by_marks(folder, files, entered)
+    marks_seen = told is not None and index.marks_unseen()
+    missing = absent.keys() - retired
+    found = no_more_missed(folder, missed, files) | deleted_missed
+    changes = _changes(
+        scan,
+        rivals,
+        [*unreadable, *vanished, *(told or ())],
+        dropped=retired | gone | unread | back | found | deleted_aside,
+        aside=set_aside,
+        settled=again.bundles,
+        unsettled=missing - unsettled,
+        unproven=others.intersection(again.unread),
+    )
+    if changes or marks_seen:
+        index.reconcile(
+            changes.added,
+            changes.dropped,
+            shadowed=changes.shadowed,
+            aside=changes.aside,
+            settled=changes.settled,
+            unsettled=changes.unsettled,
+            unproven=changes.unproven,
+            marks_seen=marks_seen,
+        )
+    findings = [*left, *scan.findings, *again.findings, *find_missing(folder, [absent[one] for one in sorted(missing)])]
+    with _believed():
+        unknown = find_told(folder, index)
+    paths = {finding.path for finding in findings}
+    findings += [finding for finding in unknown if finding.path not in paths]
+    added = len(live - known - aside) + len(back)
+    return OpenReport(None, added, len(gone), 0, tuple(findings), rows_corrected=corrected)
+
+
+def _is_told_otherwise(index: Index, bundle: IndexedBundle) -> bool:
+    """Whether the index has other references or blocks for a bundle than its file."""
+    stored = index.stored(bundle.bundle_id)
+    return stored is None or stored.storage != bundle.storage
+
+
+@contextlib.contextmanager
+def _believed() -> Iterator[None]:
+    """Questions to an index that has been believed so far: one that it cannot answer ends that."""
+    try:
+        yield
+    except StoreError as error:
+        raise IndexUnusable(error.message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What `Index.reconcile` is asked for."""
+
+    added: list[IndexedBundle]
+    dropped: set[bytes]
+    shadowed: set[bytes]
+    aside: set[bytes]
+    settled: list[IndexedBundle]
+    unsettled: set[bytes]
+    unproven: set[bytes]
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, one.name) for one in dataclasses.fields(self))
+
+
+def _changes(
+    scan: Scan,
+    rivals: Iterable[IndexedBundle],
+    others: Iterable[IndexedBundle],
+    *,
+    dropped: set[bytes],
+    aside: set[bytes],
+    settled: list[IndexedBundle],
+    unsettled: set[bytes],
+    unproven: set[bytes],
+) -> _Changes:
+    """`rivals` have rows already; of those that lose their version to a bundle just read, only the status changes.
+    `others` are entered as they are."""
+    present = {rival.bundle_id for rival in rivals}
+    added, shadowed = [], set()
+    for bundle in without_rivals({one.bundle_id: one for one in (*rivals, *scan.bundles)}.values()):
+        if bundle.bundle_id not in present:
+            added.append(bundle)
+        elif bundle.status == SHADOWED:
+            shadowed.add(bundle.bundle_id)
+    added += others
+    return _Changes(added, dropped, shadowed, aside, settled, unsettled, unproven)
+
+
+def _vanished(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> list[IndexedBundle]:
+    """What becomes of bundles that could not be read and have no file any more, where it is known whose versions they
+    are, for their numbers stay their own: one that has a mark is missed, any other is set aside."""
+    with _believed():
+        known = [one for one in map(index.stored, bundle_ids) if one is not None and one.row is not None]
+    return without_files(folder, known)
+
+
+def _told_by_marks(folder: StoreFolder, files: Mapping[bytes, str], entered: set[bytes]) -> list[IndexedBundle] | None:
+    """What marks tell of and neither the index nor a file: it was made without them, or is behind. None where they
+    cannot be read."""
+    marks = readable_marks(folder)
+    if marks is None:
+        return None
+    unknown = [one for one in marks.bundle_ids if one not in files and one not in entered]
+    return named_by_marks(folder, files, entered) if unknown else []
+
+
+def _rival(index: Index, bundle: IndexedBundle) -> IndexedBundle | None:
+    """The bundle that the index has for the version that another bundle claims."""
+    row = index.find(bundle.row.uri, bundle.row.version) if bundle.row else None
+    return None if row is None or row.bundle_id == bundle.bundle_id else IndexedBundle(row.bundle_id, LIVE, row, (), ())

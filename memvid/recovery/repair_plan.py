@@ -1,0 +1,588 @@
+"""What a repair is to do: a pure function of a survey.
+
+Owns which version is mended, brought back, saved from or set aside, and where each new file gets its frames. Does
+nothing itself.
+
+Rules:
+- A block is led to where a file under bundles/ holds it, and copied only out of the quarantine, or within the bundle.
+- A file that leaves bundles/ leaves the sound frames that anybody looks for there, as a retired file of the same
+  bundle, before anything else is done: so it can be referred to from then on.
+- What is set aside can come back: a version whose every block is sound somewhere again is one again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Literal
+
+from ..checking.set_aside_versions import LOST, ledger_in_common, loss_message
+from ..errors import BundleMissing
+from ..format.blocks import BlockEntry
+from ..format.directory import Frame, file_bytes_with
+from ..format.ledger_tail import unread_of
+from ..format.manifest import Manifest
+from ..format.records import Finding, IndexRow
+from ..format.salvaged import SALVAGED_FROM, keeps_unread, salvaged_from, session_map_of_salvaged
+from ..uri import SessionUri
+from ..writing.sleeping import environment
+from .survey import FileState, Judgement, Survey
+
+_WHOSE = "Whose {} was cannot be told: its manifest is damaged."
+
+Role = Literal["rival", "damaged", "unneeded", "twin", "lost", "superseded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a new file is to hold: frames in order, each with the key of the file it is copied from; which bundles hold
+    the rest; and how many bytes the whole file is about to have."""
+
+    frames: tuple[tuple[bytes, bytes], ...]
+    holders: Mapping[bytes, bytes]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """A new file for a version that is whole but for its file, or for where its file looks for blocks."""
+
+    file: FileState
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A version in quarantine all of whose blocks are sound somewhere again. `layout` is None where its file goes back
+    as it is."""
+
+    row: IndexRow
+    file: FileState
+    layout: Layout | None
+
+    def holders(self) -> set[bytes]:
+        """The bundles that it looks into once it is back."""
+        places = self.layout.holders if self.layout is not None else self.file.places or {}
+        return set(places.values()) - {self.file.bundle_id}
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A version whose file somebody has put back in its place, whole, while the index says that it is none."""
+
+    file: FileState
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """A new version of a session out of the beginning of a lost one."""
+
+    file: FileState
+    blocks: tuple[BlockEntry, ...]
+    layout: Layout
+
+    @property
+    def token_count(self) -> int:
+        return self.blocks[-1].end
+
+    @property
+    def ledger_tokens(self) -> int:
+        """All tokens that it saves, those without blocks too."""
+        assert self.file.manifest is not None
+        return _ledger_saved(self.file.manifest, self.token_count)
+
+    def manifest(self, version: int) -> Manifest:
+        """What the new version says of itself."""
+        lost = self.file.manifest
+        assert lost is not None
+        return dataclasses.replace(
+            lost,
+            version=version,
+            parent=self.file.bundle_id,
+            token_count=self.token_count,
+            blocks=self.blocks,
+            session=session_map_of_salvaged(lost, self.token_count),
+            environment={**environment(), SALVAGED_FROM: self.file.bundle_id.hex()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shelve:
+    """The sound frames of a file that is to leave, which others look for: as a retired file of the same bundle."""
+
+    file: FileState
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A file that leaves bundles/ for the quarantine. `kept` says that what others need of it stays."""
+
+    file: FileState
+    role: Role
+    reason: str
+    kept: bool = False
+    loss: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """A version whose file is nowhere."""
+
+    row: IndexRow
+    path: str
+    loss: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    shelves: tuple[Shelve, ...] = ()
+    mends: tuple[Mend, ...] = ()
+    restores: tuple[Restore, ...] = ()
+    returns: tuple[Return, ...] = ()
+    salvages: tuple[Salvage, ...] = ()
+    aside: tuple[SetAside, ...] = ()
+    rows: tuple[GiveUp, ...] = ()
+    problems: tuple[Finding, ...] = ()
+
+    @property
+    def bundle_ids(self) -> set[bytes]:
+        """The bundles that it is about."""
+        steps: Iterable[Shelve | Mend | Restore | Return | SetAside] = (
+            *self.shelves,
+            *self.mends,
+            *self.restores,
+            *self.returns,
+            *self.aside,
+        )
+        return {*(step.file.bundle_id for step in steps), *(step.row.bundle_id for step in self.rows)}
+
+
+def plan_repair(survey: Survey, path_of: Callable[[bytes], str]) -> RepairPlan:
+    """What is to be done for what a survey found. `path_of` says where a bundle's file belongs."""
+    return _Plan(survey).made(path_of)
+
+
+class _Plan:
+    """A plan in the making: what stands, what leaves, and who will look for what in whose file."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.survey = survey
+        live = [file for file in survey.files.values() if file.is_live]
+        self.judged: dict[bytes, Judgement] = {file.bundle_id: survey.judge(file) for file in live}
+        self.rivals = [file for file in live if _has_rival(survey, file)]
+        others = [file for file in live if file not in self.rivals]
+        self.standing = [file for file in others if self.judged[file.bundle_id] != "lost"]
+        self.lost = [file for file in others if self.judged[file.bundle_id] == "lost"]
+        self.retired = [
+            file for file in survey.files.values() if not file.is_live and file.bundle_id not in survey.unjudged
+        ]
+        self.damaged = [file for file in self.retired if file.damage]
+        self.leaving = {file.bundle_id: file for file in (*self.rivals, *self.lost, *self.damaged)}
+        self.without_file = [
+            row
+            for row in survey.rows.values()
+            if row.bundle_id not in survey.unjudged and not _is_live(survey.files.get(row.bundle_id))
+        ]
+        self.back: dict[bytes, FileState] = {}
+        self.mended = {file.bundle_id for file in self.standing if self.judged[file.bundle_id] == "mendable"}
+
+    def made(self, path_of: Callable[[bytes], str]) -> RepairPlan:
+        survey = self.survey
+        restores = self._restores()
+        back = [step.file for step in restores]
+        superseded = [file for file in self.standing if self._is_superseded(file, back)]
+        self.leaving.update((file.bundle_id, file) for file in superseded)
+        self.mended -= self.leaving.keys()
+        standing = [file for file in self.standing if file not in superseded] + back
+        mends = _in_order([Mend(file, self._mended_layout(file)) for file in standing if file.bundle_id in self.mended])
+        salvages = self._salvages(standing)
+        writing: list[Mend | Restore | Salvage] = [*mends, *restores, *salvages]
+        layouts = [step.layout for step in writing if step.layout is not None]
+        needed = self._needed(
+            standing, {*self.mended, *(step.file.bundle_id for step in restores if step.layout)}, layouts
+        )
+        shelves = [step for step in (self._shelved(file, needed) for file in self.leaving.values()) if step]
+        kept = {step.file.bundle_id for step in shelves}
+        kept |= {one for one in self.leaving if one in needed and one in survey.twins}
+
+        def aside(file: FileState, role: Role, reason: str, loss: str = "") -> SetAside:
+            return SetAside(file, role, reason, file.bundle_id in kept, loss)
+
+        alone = self._left_alone(needed)
+        return RepairPlan(
+            shelves=tuple(shelves),
+            mends=tuple(mends),
+            restores=tuple(restores),
+            returns=tuple(self._returns(superseded)),
+            salvages=tuple(salvages),
+            aside=(
+                *(
+                    aside(file, "rival", "Another bundle is the same version of the session, and it is used.")
+                    for file in self.rivals
+                ),
+                *(aside(file, "damaged", file.damage) for file in self.damaged if file.bundle_id not in kept),
+                *(aside(file, "unneeded", "Only versions that are lost need it.") for file in alone),
+                *self._twins(kept),
+                *(
+                    aside(file, "superseded", "The version that it was saved from is whole again.")
+                    for file in superseded
+                ),
+                *(
+                    aside(file, "lost", _why_lost(survey, file), _loss(survey, file, standing, salvages, path_of))
+                    for file in self.lost
+                ),
+            ),
+            rows=tuple(
+                GiveUp(row, path_of(row.bundle_id), self._loss_aside(row, standing, salvages, path_of))
+                for row in self.without_file
+                if row.bundle_id not in self.back
+            ),
+            problems=(
+                *survey.unjudged.values(),
+                *self._still_aside(standing, salvages, path_of),
+                *(_unjudged(file) for file in self.standing if self.judged[file.bundle_id] == "unjudged"),
+            ),
+        )
+
+    # --- where blocks are to come from
+
+    def _place(self, block_id: bytes, preferred: bytes | None, but_for: bytes) -> bytes | None:
+        """Another bundle whose file under bundles/ has a sound frame of a block, and can be read once all is done."""
+        found = [
+            holder
+            for holder in self.survey.holders.get(block_id, ())
+            if holder.bundle_id != but_for and self._is_readable(holder)
+        ]
+        if not found:
+            return None
+        best = min(found, key=lambda one: (one.bundle_id != preferred, one.bundle_id in self.leaving, not one.is_live))
+        return best.bundle_id
+
+    def _is_readable(self, file: FileState) -> bool:
+        if file.is_aside:
+            return self.back.get(file.bundle_id) is file
+        return file.places is not None or file.bundle_id in self.mended or file.bundle_id in self.leaving
+
+    def _layout(
+        self,
+        manifest: Manifest,
+        bundle_id: bytes,
+        own: Iterable[FileState],
+        places: Mapping[bytes, bytes] | None = None,
+        blocks: Sequence[BlockEntry] | None = None,
+    ) -> Layout:
+        """A file with every sound frame of `own`, which looks for the rest of the manifest where it is."""
+        frames = {block_id: file.key for file in reversed(list(own)) for block_id in file.sound}
+        holders: dict[bytes, bytes] = {}
+        for entry in manifest.blocks:
+            if entry.id in frames:
+                continue
+            place = self._place(entry.id, places[entry.id] if places is not None else None, bundle_id)
+            if place is not None:
+                holders[entry.id] = place
+            else:
+                frames[entry.id] = self.survey.holders[entry.id][0].key
+        return self._sized(tuple(frames.items()), holders, manifest)
+
+    def _sized(
+        self, frames: tuple[tuple[bytes, bytes], ...], holders: Mapping[bytes, bytes], manifest: Manifest | None
+    ) -> Layout:
+        lines = [Frame(block, 0, self.survey.by_key[key].frame_bytes[block], 0) for block, key in frames]
+        blocks, manifest_bytes = (manifest.blocks, len(manifest.encode())) if manifest else ((), 0)
+        return Layout(frames, holders, file_bytes_with(lines, blocks, holders, manifest_bytes))
+
+    def _mended_layout(self, file: FileState) -> Layout:
+        assert file.manifest is not None
+        return self._layout(file.manifest, file.bundle_id, self.survey.of(file.bundle_id), file.places)
+
+    def _needed(
+        self, standing: Iterable[FileState], written: set[bytes], layouts: Iterable[Layout]
+    ) -> dict[bytes, set[bytes]]:
+        """For each bundle the blocks that versions look for in its file once all steps are done."""
+        needed: dict[bytes, set[bytes]] = {}
+        looked_for = [file.places for file in standing if file.places is not None and file.bundle_id not in written]
+        for holders in (*looked_for, *(layout.holders for layout in layouts)):
+            for block_id, holder in holders.items():
+                needed.setdefault(holder, set()).add(block_id)
+        return needed
+
+    def _shelved(self, file: FileState, needed: Mapping[bytes, set[bytes]]) -> Shelve | None:
+        """What stays of a file that leaves; None where nothing is to stay, or a sound retired file beside it has it."""
+        own = self.survey.of(file.bundle_id)
+        sound = {block_id: one.key for one in reversed(own) for block_id in one.sound}
+        wanted = set(needed.get(file.bundle_id, ()))
+        if self.survey.unjudged:  # what is needed by a file that cannot be read is unknown
+            wanted |= sound.keys()
+        wanted &= sound.keys()
+        twin = self.survey.twins.get(file.bundle_id)
+        if not wanted or (twin is not None and not twin.damage and wanted.issubset(twin.sound)):
+            return None
+        if twin is not None:
+            wanted = set(sound)  # the file that is replaced may hold what nobody has asked for yet
+        frames = tuple((block_id, key) for block_id, key in sound.items() if block_id in wanted)
+        return Shelve(file, self._sized(frames, {}, None))
+
+    # --- versions that come back
+
+    def _restores(self) -> list[Restore]:
+        survey = self.survey
+        numbers = {(row.uri, row.version): row.bundle_id for row in survey.rows.values()}
+        whole: dict[bytes, tuple[IndexRow, FileState, Manifest]] = {}
+        for row in (*survey.given_up.values(), *self.without_file):
+            file = survey.best_aside(row.bundle_id)
+            if file is None or file.manifest is None or row.bundle_id in survey.unjudged:
+                continue
+            if (
+                _is_live(survey.files.get(row.bundle_id))
+                or numbers.get((row.uri, row.version), row.bundle_id) != row.bundle_id
+            ):
+                continue
+            if all(survey.is_sound(entry.id) for entry in file.manifest.blocks):
+                whole[row.bundle_id] = (row, file, file.manifest)
+        sources = {*whole, *(one.bundle_id for one in self.standing if self.judged[one.bundle_id] != "unjudged")}
+        chosen = [step for step in whole.values() if salvaged_from(step[1].manifest) not in sources]
+        self.back = {row.bundle_id: file for row, file, _ in chosen}
+        return _holders_first(
+            [Restore(row, file, self._restored_layout(file, manifest)) for row, file, manifest in chosen]
+        )
+
+    def _returns(self, superseded: Iterable[FileState]) -> Iterator[Return]:
+        """Those that were versions by the index, and what others were saved from that give way now. Any other file of
+        which it knows nothing may be about to get its row from a sleep."""
+        survey, sources = self.survey, {salvaged_from(file.manifest) for file in superseded}
+        for file in self.standing:
+            is_told = survey.row_of(file.bundle_id) is not None or file.bundle_id in sources
+            if is_told and file.bundle_id not in survey.rows and self.judged[file.bundle_id] == "intact":
+                yield Return(file)
+
+    def _will_hold(self, bundle_id: bytes, block_id: bytes) -> bool:
+        back = self.back.get(bundle_id)
+        return self.survey.holds(bundle_id, block_id) or (back is not None and block_id in back.frame_bytes)
+
+    def _restored_layout(self, file: FileState, manifest: Manifest) -> Layout | None:
+        retired = self.survey.of(file.bundle_id)
+        places = file.places
+        if (
+            not file.damage
+            and places is not None
+            and all(self._will_hold(place, block) for block, place in places.items())
+            and all(not one.damage and set(file.sound).issuperset(one.sound) for one in retired)
+        ):
+            return None
+        return self._layout(manifest, file.bundle_id, [file, *retired], places)
+
+    def _is_superseded(self, file: FileState, back: Iterable[FileState]) -> bool:
+        """Whether it is a session's newest version, saved from an earlier one that is whole again, and not marked."""
+        manifest, source = file.manifest, salvaged_from(file.manifest)
+        marked = self.survey.marked
+        if manifest is None or source is None or marked is None or file.bundle_id in marked:
+            return False
+        newest = max((row.version for row in self.survey.rows.values() if row.uri == manifest.uri), default=0)
+        whole = {one.bundle_id for one in back}
+        whole |= {one.bundle_id for one in self.standing if self.judged[one.bundle_id] in ("intact", "mendable")}
+        return manifest.version == newest and source in whole
+
+    # --- versions that are lost
+
+    def _still_aside(
+        self, standing: Sequence[FileState], salvages: Sequence[Salvage], path_of: Callable[[bytes], str]
+    ) -> Iterator[Finding]:
+        """The versions that an earlier repair has set aside and that do not come back now, but for those that gave way
+        to what they were saved from."""
+        whole = {file.bundle_id for file in standing}
+        for row in sorted(self.survey.given_up.values(), key=lambda row: (row.uri, row.version)):
+            file = self.survey.best_aside(row.bundle_id)
+            gave_way = file is not None and salvaged_from(file.manifest) in whole
+            if row.bundle_id not in self.back and not _is_live(self.survey.files.get(row.bundle_id)) and not gave_way:
+                message = self._loss_aside(row, standing, salvages, path_of)
+                yield Finding(path_of(row.bundle_id), LOST, message)
+
+    def _loss_aside(
+        self,
+        row: IndexRow,
+        standing: Sequence[FileState],
+        salvages: Sequence[Salvage],
+        path_of: Callable[[bytes], str],
+    ) -> str:
+        file = self.survey.best_aside(row.bundle_id)
+        if file is None:
+            return _loss_of_row(self.survey, row, path_of)
+        return _loss(self.survey, file, standing, salvages, path_of)
+
+    def _salvages(self, standing: Sequence[FileState]) -> list[Salvage]:
+        """At most one for each session: the longest beginning of a lost version that is newer than every one that
+        stands, unless one that stands begins with it too."""
+        survey = self.survey
+        newest: dict[SessionUri, int] = {}
+        for file in standing:
+            if file.manifest is not None:
+                newest[file.manifest.uri] = max(file.manifest.version, newest.get(file.manifest.uri, 0))
+        for row in survey.rows.values():
+            if row.bundle_id in survey.unjudged:
+                newest[row.uri] = max(row.version, newest.get(row.uri, 0))
+        best: dict[SessionUri, tuple[int, int, FileState, tuple[BlockEntry, ...]]] = {}
+        for file in self.lost:
+            manifest, blocks = file.manifest, _beginning(survey, file)
+            if manifest is None or not blocks or manifest.version < newest.get(manifest.uri, 0):
+                continue
+            saved = _ledger_saved(manifest, blocks[-1].end)
+            if any(ledger_in_common(one, manifest) >= saved for one in _versions(standing, manifest.uri)):
+                continue
+            candidate = (saved, manifest.version, file, blocks)
+            if manifest.uri not in best or candidate[:2] > best[manifest.uri][:2]:
+                best[manifest.uri] = candidate
+        return [self._salvage(file, blocks) for _, (*_, file, blocks) in sorted(best.items())]
+
+    def _salvage(self, file: FileState, blocks: tuple[BlockEntry, ...]) -> Salvage:
+        assert file.manifest is not None
+        step = Salvage(file, blocks, Layout((), {}, 0))
+        layout = self._layout(step.manifest(file.manifest.version + 1), b"", (), file.places)
+        return dataclasses.replace(step, layout=layout)
+
+    def _left_alone(self, needed: Mapping[bytes, set[bytes]]) -> list[FileState]:
+        """The sound retired files that only versions needed whose own files cannot tell it: they go with them. What the
+        others need the index knows, and an index made anew reads it in quarantine."""
+        gone = [file for file in self.lost if file.places is None]
+        if any(file.bundle_id not in self.survey.refs for file in gone):
+            wanted = set(self.survey.files)  # nobody knows what those needed
+        else:
+            wanted = {holder for file in gone for holder in self.survey.refs[file.bundle_id]}
+        return [
+            file
+            for file in self.retired
+            if not file.damage and file.bundle_id in wanted and file.bundle_id not in needed
+        ]
+
+    def _twins(self, kept: set[bytes]) -> Iterator[SetAside]:
+        """The retired files beside live ones that hold no frame which is not elsewhere then."""
+        for twin in self.survey.twins.values():
+            file = self.survey.files[twin.bundle_id]
+            if twin.bundle_id in self.survey.unjudged or self.judged.get(file.bundle_id) == "unjudged":
+                continue
+            if file.bundle_id not in self.leaving:
+                yield SetAside(twin, "twin", "The live file of the bundle holds all that is sound in it.")
+            elif file.bundle_id not in kept:
+                yield SetAside(twin, "unneeded", "Only versions that are lost need it.")
+
+
+def _in_order(mends: list[Mend]) -> list[Mend]:
+    """Files that cannot be read as they are come before those that will look for blocks in them."""
+    ordered: list[Mend] = []
+    waiting = {step.file.bundle_id: step for step in mends}
+    unreadable = {step.file.bundle_id for step in mends if step.file.places is None}
+    while waiting:
+        free = [one for one in waiting.values() if unreadable.isdisjoint(one.layout.holders.values())]
+        for step in free or list(waiting.values())[:1]:
+            ordered.append(waiting.pop(step.file.bundle_id))
+            unreadable.discard(step.file.bundle_id)
+    return ordered
+
+
+def _is_live(file: FileState | None) -> bool:
+    return file is not None and file.is_live
+
+
+def _has_rival(survey: Survey, file: FileState) -> bool:
+    """Whether another bundle is the version that this one says it is."""
+    if file.bundle_id in survey.shadowed:
+        return True
+    if file.manifest is None or file.bundle_id in survey.rows:
+        return False
+    own = (file.manifest.uri, file.manifest.version)
+    return any((row.uri, row.version) == own for row in survey.rows.values())
+
+
+def _beginning(survey: Survey, file: FileState) -> tuple[BlockEntry, ...]:
+    """The spans of a version, in order, up to the first that is nowhere, with the state records between them that are
+    somewhere: at the last of them nothing has to be computed again."""
+    found = []
+    for entry in file.manifest.blocks if file.manifest else ():
+        if survey.is_sound(entry.id):
+            found.append(entry)
+        elif entry.kind == "span":
+            break
+    return tuple(found)
+
+
+def _ledger_saved(lost: Manifest, token_count: int) -> int:
+    """How many tokens are saved of a lost version with its first ones, of which there are blocks."""
+    return token_count + (unread_of(lost) if keeps_unread(lost, token_count) else 0)
+
+
+def _versions(files: Iterable[FileState], uri: SessionUri) -> Iterator[Manifest]:
+    """The manifests of a session's versions."""
+    for file in files:
+        if file.manifest is not None and file.manifest.uri == uri:
+            yield file.manifest
+
+
+def _why_lost(survey: Survey, file: FileState) -> str:
+    if file.damage or file.manifest is None:
+        return file.damage
+    missing = [entry for entry in file.manifest.blocks if not survey.is_sound(entry.id)]
+    return f"{len(missing)} of its blocks are nowhere any more, the first at token {missing[0].start}."
+
+
+def _loss(
+    survey: Survey,
+    file: FileState,
+    standing: Sequence[FileState],
+    salvages: Sequence[Salvage],
+    path_of: Callable[[bytes], str],
+) -> str:
+    """What of a lost version is gone, and what would bring it back."""
+    manifest = file.manifest
+    if manifest is None:
+        waiting, row = survey.best_aside(file.bundle_id), survey.row_of(file.bundle_id)
+        if waiting is not None:
+            return _loss(survey, waiting, standing, salvages, path_of)
+        return _loss_of_row(survey, row, path_of) if row else _loss_of_nobody(survey, file)
+    saved = max((ledger_in_common(one.manifest(manifest.version), manifest) for one in salvages), default=0)
+    kept = max((ledger_in_common(one, manifest) for one in _versions(standing, manifest.uri)), default=0)
+    where = "a new version" if saved > kept else "another version"
+    places = file.places or {}
+    missing = (places.get(entry.id, file.bundle_id) for entry in manifest.blocks if not survey.is_sound(entry.id))
+    paths = list(dict.fromkeys(map(path_of, missing)))
+    tokens = manifest.token_count + unread_of(manifest)
+    return loss_message(manifest.uri, manifest.version, tokens, paths, max(saved, kept), where)
+
+
+def _loss_of_row(survey: Survey, row: IndexRow, path_of: Callable[[bytes], str]) -> str:
+    """What to tell of a version of which no file tells more than that it is lost."""
+    missing = [] if row.bundle_id in survey.misnamed else [path_of(row.bundle_id)]
+    return loss_message(row.uri, row.version, row.ledger_tokens, missing, None)
+
+
+def _loss_of_nobody(survey: Survey, file: FileState) -> str:
+    """What to tell of a file where nothing tells of the version that its name stands for."""
+    if file.content is None:
+        return _WHOSE.format(file.path)
+    row = survey.row_of(file.content)
+    whose = f"version {row.version} of {row.uri}" if row else f"a version that was deleted ({file.content.hex()[:12]})"
+    found = survey.files.get(file.content)
+    is_there = _is_live(found) and found is not None and survey.judge(found) != "lost"
+    back = " The next repair (`torpor repair`) gives it its own." if row and not is_there else ""
+    return f"{file.path} is {whose}, whole, under the name of one of which nothing tells whose it was.{back}"
+
+
+def _holders_first(restores: Iterable[Restore]) -> list[Restore]:
+    """Each after those that it looks into, where they do not look into each other: what stays away, because the system
+    refuses it or the repair is cut off, then keeps the others from coming back without it."""
+    steps = {step.file.bundle_id: step for step in restores}
+    sorter = TopologicalSorter({one: step.holders() & steps.keys() for one, step in steps.items()})
+    with contextlib.suppress(CycleError):
+        sorter.prepare()
+    ordered: list[bytes] = []
+    while ready := sorter.get_ready():
+        ordered += ready
+        sorter.done(*ready)
+    return [steps[one] for one in dict.fromkeys((*ordered, *steps))]
+
+
+def _unjudged(file: FileState) -> Finding:
+    message = f"{file.path} needs blocks of a file that could not be read; it was left as it is."
+    return Finding(file.path, BundleMissing.code, message)

@@ -1,0 +1,337 @@
+"""What every operation of an open store shares: its folder, index, pins and lock, and who may write when.
+
+Owns the rule that a commit happens under the store's lock, by one thread, and never after a failed flush. Knows
+nothing of what is committed.
+
+Rules:
+- Long work (writing a temporary file, reading, hashing) happens outside `committing`; what it relies on is pinned.
+- Inside `committing` nothing but renames, flushes of folders, index rows and looks at what they rest on happens, so no
+  sleep waits for another. The longest is an index that is made anew: all its rows are written there, but the bundles
+  are read before, and inside only those that changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, free_bytes_of, utc_day
+from ..disk.clock import now_ns
+from ..disk.durable import TempFile
+from ..disk.lock import StoreLock
+from ..errors import (
+    BundleMissing,
+    DurabilityLost,
+    LimitExceeded,
+    LockLost,
+    NoSpace,
+    ReadOnlyStore,
+    StoreClosed,
+    StoreError,
+    StoreIoError,
+    UnsafePath,
+)
+from ..folder import duplicate_files
+from ..folder.folder import StoreFolder
+from ..folder.pins import Pins
+from ..format.bundle import BundleFile, BundleReader, FrameFile
+from ..format.layout import LIVE_SUFFIX
+from ..index.index import Index, IndexedBundle
+from ..limits import MAX_VERSION
+from ..uri import SessionUri
+from . import deletion
+
+_MENDING_PAUSE_S: Final = 60.0
+"""Between two trials to give an index in memory its file, seconds."""
+
+
+class StoreCore:
+    """The parts of one open store. Safe from several threads."""
+
+    def __init__(self, folder: StoreFolder, lock: StoreLock | None, index: Index, budget: Budget = UNLIMITED) -> None:
+        self.folder = folder
+        self.budget = budget
+        self.index = index
+        self.pins = Pins()
+        self._lock = lock
+        self._writing = threading.RLock()
+        self._reserved: dict[SessionUri, list[int]] = {}
+        self.importing = threading.Lock()
+        self._poison: StoreError | None = None
+        self._next_mending = 0.0
+        self._closed = False
+        self._account = Account(
+            budget,
+            held_bytes=folder.held_bytes,
+            written_on=lambda day: self.index.written_on(day),
+            free_bytes=lambda: free_bytes_of(folder.bundles_fd, folder.path),
+        )
+        if budget.max_store_bytes is not None:
+            folder.held_bytes()
+
+    @property
+    def path(self) -> str:
+        return self.folder.path
+
+    @property
+    def writable(self) -> bool:
+        """Whether this object may still write: it has the lock, and no flush has failed."""
+        return self._lock is not None and self._poison is None
+
+    @property
+    def has_lock(self) -> bool:
+        return self._lock is not None
+
+    def close(self) -> None:
+        """Let go of files and lock. Open readers stay usable for what they have open. Idempotent.
+
+        The index file is brought up to date also after a failed flush: what is in its log was committed before that,
+        SQLite does so in closing whatever we say, and an opening believes no page without its sum.
+        """
+        with self._writing:
+            if self._closed:
+                return
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.folder.close)
+                if self._lock is not None:
+                    stack.callback(self._lock.close)
+                stack.callback(self.index.close)
+                if self.writable:
+                    with contextlib.suppress(DurabilityLost, LockLost):
+                        self._try_to_mend_index_file()
+                self._closed = True
+
+    # --- guards
+
+    def require_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"The store {self.path} was closed.", path=self.path)
+
+    def require_writable(self) -> None:
+        """Raises StoreClosed, ReadOnlyStore, LockLost, or again the failure after which nothing is written."""
+        self.require_open()
+        if self._lock is None:
+            raise ReadOnlyStore(f"The store {self.path} was opened for reading only.", path=self.path)
+        if self._poison is not None:
+            raise type(self._poison)(
+                f"The store {self.path} writes no more since an earlier failure: {self._poison.message}",
+                **self._poison.details,
+            )
+        self.require_lock()
+
+    def require_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.require_held()
+
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """The one thread that may rename files and change the index, while the lock is still ours."""
+        with self._writing, self.poisoning():
+            self.require_writable()
+            yield
+
+    @contextlib.contextmanager
+    def poisoning(self) -> Iterator[None]:
+        """Remember a failure after which this object must not write again."""
+        try:
+            yield
+        except (DurabilityLost, LockLost) as error:
+            self._poison = self._poison or error
+            raise
+
+    def mend_index_file(self) -> None:
+        """Give an index that went on in memory its file again, if the disk takes it now: beside one that is behind no
+        file may go, and the next opening knows less. Asked before each piece of work; each trial writes the whole
+        index, so after one that failed the next comes a while later, or at the end."""
+        if time.monotonic() >= self._next_mending:
+            self._try_to_mend_index_file()
+
+    def _try_to_mend_index_file(self) -> None:
+        if self.index.has_file:
+            return
+        self._next_mending = time.monotonic() + _MENDING_PAUSE_S
+        with contextlib.suppress(NoSpace, StoreIoError, UnsafePath), self.committing():
+            self.index.return_to_file()
+            self._next_mending = 0.0
+
+    # --- versions
+
+    @contextlib.contextmanager
+    def next_version(self, uri: SessionUri) -> Iterator[int]:
+        """A version number that nobody else gets while it is being written: one more than the last, which may be of a
+        version that was set aside, is missed or cannot be read, than those being written, and past as many numbers as
+        there are bundles of which nobody can tell whose versions they are.
+
+        Raises:
+            LimitExceeded: the last one has the largest number that there is. Only a file that was put into the store
+                past Torpor can have it; no import takes it over.
+        """
+        with self._writing:
+            taken = self._reserved.setdefault(uri, [])
+            version = max([self.index.last_number(uri), *taken]) + self.index.unnumbered() + 1
+            if version > MAX_VERSION:
+                if not taken:
+                    del self._reserved[uri]
+                raise _numbers_used_up(uri)
+            taken.append(version)
+        try:
+            yield version
+        finally:
+            self._give_back(uri, version)
+
+    @contextlib.contextmanager
+    def this_version(self, uri: SessionUri, version: int, bundle_id: bytes) -> Iterator[bool]:
+        """Whether a version number is no other bundle's; if so nobody else gets it while it is being written.
+
+        While there is a bundle of which nobody can tell whose version it is no number is free, for it may have any. A
+        missed version has its own by right.
+        """
+        with self._writing:
+            taken = self._reserved.setdefault(uri, [])
+            is_open = bundle_id in self.index.missed() or not self.index.unnumbered()
+            is_free = is_open and version not in taken and self.index.bundles_numbered(uri, version) <= {bundle_id}
+            taken.append(version)
+        try:
+            yield is_free
+        finally:
+            self._give_back(uri, version)
+
+    def being_written(self, uri: SessionUri) -> tuple[int, ...]:
+        """The version numbers of a session that were given and are not committed, nor given back."""
+        with self._writing:
+            return tuple(self._reserved.get(uri, ()))
+
+    def _give_back(self, uri: SessionUri, version: int) -> None:
+        with self._writing:
+            taken = self._reserved[uri]
+            taken.remove(version)
+            if not taken:
+                del self._reserved[uri]
+
+    # --- budgets
+
+    @contextlib.contextmanager
+    def metering(self, *, replacing: bool = False, beyond: Beyond | None = None) -> Iterator[Meter]:
+        """The room that the budget leaves for a piece of work: asked for before each write, counted for the day.
+
+        `replacing`: what is written takes the place of what is there, so how much the store may hold is not asked.
+        `beyond`: of a sleep that nobody can try again, what does not refuse it.
+        What others write meanwhile counts too. What was written stays counted when the work fails: the disk has had it.
+        """
+        meter = self._account.begin(utc_day(now_ns()), replacing=replacing, beyond=beyond)
+        try:
+            yield meter
+        finally:
+            self._account.end(meter, self._keep_written)
+
+    def _keep_written(self, day: int, size_bytes: int) -> None:
+        if self.writable and not self._closed:
+            with contextlib.suppress(StoreError):  # a count that is lost must not fail what it counted
+                self.index.add_written(day, size_bytes)
+
+    # --- files
+
+    def new_temp(self) -> TempFile:
+        return self.folder.new_temp()
+
+    def open_bundle(self, bundle_id: bytes) -> BundleFile:
+        """Open a bundle's file, live or retired, with its manifest. Raises BundleMissing and what damage raises."""
+        fd, path = self.folder.open_bundle(bundle_id)
+        return BundleFile(fd, path, bundle_id)
+
+    def in_place(self, bundle: IndexedBundle) -> IndexedBundle:
+        """A bundle as the index is told of it, once its file has its name: with what tells that from another one."""
+        try:
+            stamp = self.folder.stamp_of(bundle.bundle_id, LIVE_SUFFIX)
+        except StoreIoError:  # the file has its name: a row without a stamp makes the next open read it
+            stamp = None
+        return dataclasses.replace(bundle, stamp=stamp)
+
+    def open_frames(self, bundle_id: bytes) -> FrameFile:
+        """Open a bundle for the frames that its file, or its files, hold. Raises as `open_bundle`."""
+        return duplicate_files.open_frames(self.folder, bundle_id)
+
+    def open_pinned(self, bundle_id: bytes) -> tuple[BundleFile, Callable[[], None]]:
+        """Open a bundle's file with it and all holders of its blocks pinned; the second value lets go of them.
+
+        A bundle whose file is written anew between its opening and the pinning is opened again: the holders that
+        the earlier file named may be gone.
+        """
+        while True:
+            held = [bundle_id]
+            self.pins.add(held)
+            try:
+                file = self.open_bundle(bundle_id)
+                try:
+                    self.pins.add(file.directory.holders)
+                    held += file.directory.holders
+                    current = self.folder.is_current(bundle_id, file.stamp())
+                except BaseException:
+                    file.close()
+                    raise
+            except BaseException:
+                self.unpin(held)
+                raise
+            if current:
+                return file, functools.partial(self.unpin, held)
+            file.close()
+            self.unpin(held)
+
+    def open_reader(self, bundle_id: bytes) -> BundleReader:
+        """Open a bundle as a version of a session. Raises as `open_bundle` does, and where its session was erased."""
+        file, release = self.open_pinned(bundle_id)
+        try:
+            if file.manifest is None:
+                raise BundleMissing(
+                    f"The session of {file.path} was erased; the file only holds blocks that other sessions need.",
+                    bundle_id=bundle_id.hex(),
+                    path=file.path,
+                )
+            return BundleReader(file, file.manifest, self.open_frames, lambda: self.open_bundle(bundle_id), release)
+        except BaseException:
+            file.close()
+            release()
+            raise
+
+    # --- pins
+
+    @contextlib.contextmanager
+    def pinning(self) -> Iterator[Callable[[bytes], None]]:
+        """Hold bundles for the length of a piece of work: what it yields pins one more."""
+        held: list[bytes] = []
+
+        def pin(bundle_id: bytes) -> None:
+            self.pins.add([bundle_id])
+            held.append(bundle_id)
+
+        try:
+            yield pin
+        finally:
+            self.unpin(held)
+
+    def unpin(self, bundle_ids: Iterable[bytes]) -> None:
+        """Somebody is done with them. Never waits for a writer: what is left then goes with the next delete or gc, or
+        the next open."""
+        self.pins.release(bundle_ids)
+        if self.pins.waiting and self._writing.acquire(blocking=False):
+            try:
+                if not self._closed and self.writable:
+                    with contextlib.suppress(StoreError, OSError), self.poisoning():
+                        deletion.remove_waiting(self.folder, self.index, self.pins)
+            finally:
+                self._writing.release()
+
+
+def _numbers_used_up(uri: SessionUri) -> LimitExceeded:
+    return LimitExceeded(
+        f"{uri} has the largest version number that there is ({MAX_VERSION}), or near it, and cannot get another one. "
+        "Export it and import the file under another name (`torpor export`, `torpor import --as`): there it counts "
+        "from 1.",
+        session=str(uri),
+        limit=MAX_VERSION,
+    )

@@ -1,0 +1,404 @@
+"""Versions leave: the order in which a delete, a prune or a forget takes them away, and which files may go.
+
+Owns the steps from a version to no version, and the question who still needs a retired file. Takes no lock: who calls
+holds it. Which versions are to leave, others decide.
+
+Rules:
+- A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss. Nor
+  marks that do: those go before the file is removed, and of a version without a file before its row.
+- Oldest versions first. A session whose newest version is retired is deleted; one whose newest version stands has lost
+  those versions whose files are retired, and no other one.
+- What repair has set aside of a session goes after that, so a delete that fails before has not touched it; where one is
+  cut off the next opening lets it go. It has an ending of its own (.mvd) until its rows are gone, for of a session of
+  which nothing stands nothing else says that it was deleted. What is whose in quarantine is asked by content.
+- What lies in quarantine of a version that stands is retired just before its file, for a retired file beside a version
+  in quarantine says that repair has set it aside.
+- A file that holds another version than its name says, which has no other one, goes to quarantine instead.
+- Whatever a bundle might need of which nobody knows what it needs stays: while there is one, no file is removed, and a
+  delete says so.
+- A delete considers the files of its session and of the bundles that held blocks for it: no other one can have lost
+  its last user by it. What an earlier one left behind is found at the next open or gc, which consider all files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..checking import set_aside_versions
+from ..errors import (
+    BundleMismatch,
+    CorruptMarks,
+    CorruptStoreFile,
+    DurabilityLost,
+    IndexFailed,
+    MarksLost,
+    NoSpace,
+    StoreError,
+    StoreIoError,
+    UnsafePath,
+    UnsupportedFormat,
+)
+from ..folder import duplicate_files, quarantine
+from ..folder.folder import QUARANTINE, StoreFolder
+from ..folder.marks import MARKS_FILE, Marks
+from ..folder.pins import Pins
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.records import DeleteReport, Finding
+from ..index.index import ASIDE, UNREADABLE, Index
+from ..index.unknown_references import find_unknown_needs
+from ..uri import SessionUri
+
+_MARKS_STAY: Final = (NoSpace, CorruptMarks, CorruptStoreFile, MarksLost, UnsupportedFormat, UnsafePath, StoreIoError)
+"""What keeps marks from being changed, and stops no delete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """What a step from versions to none did.
+
+    freed: the bytes that it had to free; a full disk has no room to drop rows, and must not stop a delete.
+    problems: what it could not mark as deleted in quarantine.
+    """
+
+    freed: int
+    problems: tuple[Finding, ...]
+
+
+def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUri) -> DeleteReport:
+    """Retire all bundles of a session, whatever their status, drop their rows, and remove what nothing needs."""
+    versions = len(index.numbers_of(uri))
+    bundle_ids = index.bundles_of(uri)
+    holders = {holder for bundle_id in bundle_ids for holder in index.refs_of(bundle_id)}
+    retirement = retire(folder, index, pins, bundle_ids)
+    others = _other_versions(folder, index, bundle_ids)
+    unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
+    asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
+    freed = retirement.freed + sum(remove_unneeded(folder, index, pins, asked).values())
+    stays = unmark(folder, uri)  # again, for now there may be room
+    kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
+    unreadable = tuple(
+        folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
+    )
+    problems = (
+        *retirement.problems,
+        *(_still_marked(folder, uri, bundle_ids, stays) if stays is not None else ()),
+        *(_misnamed(folder, one, other) for one, other in others.items()),
+        *(_only_in_memory(folder, index, uri, bundle_ids) if index.file_is_behind else ()),
+        *(find_unknown_needs(folder, index) if _waits(folder, index, asked) else ()),
+    )
+    return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, problems)
+
+
+def _still_marked(
+    folder: StoreFolder, uri: SessionUri, bundle_ids: Iterable[bytes], why: StoreError
+) -> Iterator[Finding]:
+    """What to tell where marks stay, and there is no file of what they may name that says that it was deleted."""
+    if any(folder.suffix_of(one) is None for one in bundle_ids):
+        path = f"{folder.path}/{MARKS_FILE}"
+        message = (
+            f"{path} could not be changed, and may name versions of {uri} that have no file. An opening would take "
+            f"them for missing ones: put that right, and run `torpor gc` before. {why.message}"
+        )
+        yield Finding(path, why.code, message)
+
+
+def _only_in_memory(
+    folder: StoreFolder, index: Index, uri: SessionUri, bundle_ids: Sequence[bytes]
+) -> Iterator[Finding]:
+    """What to tell where the index's file takes no change, and no file of the session is there to say that it was
+    deleted."""
+    leaving: set[bytes] = set()
+    with contextlib.suppress(UnsafePath, StoreIoError):
+        leaving = set_aside_versions.list_leaving(folder)
+    is_told = folder.suffix_of(bundle_ids[-1]) == RETIRED_SUFFIX  # of the newest: all others are deleted with it
+    if not is_told and any(folder.suffix_of(one) is None and one not in leaving for one in bundle_ids):
+        message = (
+            f"{index.path} takes no change, and no file of {uri} is there to say that it was deleted: it is listed "
+            "again, as missing, where the index cannot be written before this store is closed. Free some space, and "
+            "delete it again then."
+        )
+        yield Finding(index.path, IndexFailed.code, message)
+
+
+def _waits(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> bool:
+    """Whether one of the bundles is a file that only stays because somebody unknown may need it."""
+    if not index.needs_unknown():
+        return False
+    return any(folder.suffix_of(one) == RETIRED_SUFFIX for one in unneeded(index, bundle_ids))
+
+
+def _misnamed(folder: StoreFolder, bundle_id: bytes, other: bytes) -> Finding:
+    """What to tell of a file that was retired, and removed if nothing needed it, and that is another version."""
+    path = folder.bundle_path(bundle_id, RETIRED_SUFFIX)
+    if folder.suffix_of(bundle_id) == RETIRED_SUFFIX:
+        kept = "it is kept, under that name. `torpor repair`, run twice, brings that one back."
+    else:
+        kept = "it is kept, in quarantine. `torpor repair` brings that one back."
+    message = (
+        f"{path} has the name of a version that was deleted, but it is another one ({other.hex()[:12]}), which has no "
+        f"other file: {kept}"
+    )
+    return Finding(path, BundleMismatch.code, message)
+
+
+def _version_in(folder: StoreFolder, index: Index, bundle_id: bytes) -> bytes | None:
+    """The version that only a retired file of another one's name holds (two files were swapped); None for any other.
+    Raises StoreIoError."""
+    other = set_aside_versions.content_of_retired(folder, bundle_id)
+    return other if other is not None and index.knows(other) else None
+
+
+def _other_versions(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> dict[bytes, bytes]:
+    """By the name that it has, what `_version_in` says of each; a file that cannot be read now stays, and is none."""
+    found: dict[bytes, bytes] = {}
+    for bundle_id in bundle_ids:
+        with contextlib.suppress(StoreIoError):
+            other = _version_in(folder, index, bundle_id)
+            if other is not None:
+                found[bundle_id] = other
+    return found
+
+
+def _may_be_another(folder: StoreFolder, index: Index, bundle_id: bytes) -> bool:
+    try:
+        return _version_in(folder, index, bundle_id) is not None
+    except StoreIoError:
+        return True
+
+
+def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> Retirement:
+    """Make versions mere holders of blocks: their files are renamed in this order, then what was set aside is let go,
+    then their rows go, all at once.
+
+    Raises:
+        StoreIoError, NoSpace: a file could not be renamed. Those before it are retired, and their rows are gone.
+        UnsafePath, StoreIoError, NoSpace: there are only versions that were set aside, and not all could be let go.
+        DurabilityLost: files are retired whose rows nothing could take away, or a folder could not be flushed.
+    """
+    copies, failed = _in_quarantine(folder)
+    aside = frozenset(index.with_status(ASIDE))
+    standing = [one for one in bundle_ids if one not in aside or folder.suffix_of(one) == LIVE_SUFFIX]
+    retired: list[bytes] = []
+    try:
+        for bundle_id in standing:
+            failed |= quarantine.give_ending(folder, copies.get(bundle_id, ()), RETIRED_SUFFIX)
+            duplicate_files.retire(folder, bundle_id)
+            retired.append(bundle_id)
+    except (StoreIoError, NoSpace):
+        _drop(folder, index, pins, retired)
+        _end_leaving(folder, index)
+        raise
+    set_aside = [one for one in bundle_ids if one in aside and one not in retired]
+    failed |= quarantine.give_ending(folder, _names(copies, set_aside), quarantine.LEAVING_SUFFIX)
+    if set_aside and failed and not standing:
+        _end_leaving(folder, index)
+        raise next(iter(failed.values()))  # nothing else says that they were deleted
+    freed = _drop(folder, index, pins, [*retired, *set_aside])
+    if aside:
+        _end_leaving(folder, index)
+    return Retirement(freed, tuple(_not_let_go(folder, path, error) for path, error in failed.items()))
+
+
+def _names(copies: Mapping[bytes, Sequence[str]], bundle_ids: Iterable[bytes]) -> list[str]:
+    return [name for bundle_id in bundle_ids for name in copies.get(bundle_id, ())]
+
+
+def _end_leaving(folder: StoreFolder, index: Index) -> None:
+    """What fails here the next opening, or repair, does."""
+    with contextlib.suppress(UnsafePath, StoreIoError):
+        set_aside_versions.settle_leaving(folder, index)
+
+
+def begin_to_let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
+    """Let versions that are set aside be gone for the next opening, before `retire` takes them away among others, or
+    gives them back where it fails; what could not be told so. Raises DurabilityLost."""
+    return _give_ending(folder, bundle_ids, quarantine.LEAVING_SUFFIX)
+
+
+def let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
+    """Let what lies in quarantine of deleted versions be none any more; what could not be. Raises DurabilityLost."""
+    return _give_ending(folder, bundle_ids, RETIRED_SUFFIX)
+
+
+def _give_ending(folder: StoreFolder, bundle_ids: Iterable[bytes], suffix: str) -> list[Finding]:
+    copies, failed = _in_quarantine(folder)
+    failed |= quarantine.give_ending(folder, _names(copies, bundle_ids), suffix)
+    return [_not_let_go(folder, path, error) for path, error in failed.items()]
+
+
+def _in_quarantine(folder: StoreFolder) -> tuple[dict[bytes, list[str]], dict[str, StoreError]]:
+    """What lies there as a version, by bundle, or why nobody can say: that must not stop a delete."""
+    try:
+        return set_aside_versions.names_of_versions(folder), {}
+    except (UnsafePath, StoreIoError) as error:
+        return {}, {f"{folder.path}/{QUARANTINE}": error}
+
+
+def _not_let_go(folder: StoreFolder, path: str, error: StoreError) -> Finding:
+    """What to tell of a file in quarantine that could not be marked as deleted, or of all that lies there."""
+    if path == f"{folder.path}/{QUARANTINE}":
+        message = (
+            f"Whether {path} still holds something of the versions that were deleted cannot be told; an index made "
+            "anew would take it for versions that repair has set aside. Put that right, and let `torpor forget` or "
+            f"`torpor gc --quarantine` take it away. {error.message}"
+        )
+    else:
+        message = (
+            f"{path} is of a version that was deleted, and could not be marked so; an index made anew would take it "
+            "for a version that repair has set aside. Remove it, or let `torpor forget` or `torpor gc --quarantine` do "
+            f"so. {error.message}"
+        )
+    return Finding(path, error.code, message)
+
+
+def _drop(folder: StoreFolder, index: Index, pins: Pins, retired: Sequence[bytes]) -> int:
+    """Take away the rows of retired files; the bytes that this had to free.
+
+    The names of the files say already that these versions are gone, and the next opening believes them. So an index
+    file that takes no change, for want of room or for any other reason, is left behind, and not the rows in memory: a
+    version must not be listed and woken that the next opening has not.
+    """
+    freed = 0
+    unmark_without_files(folder, retired)
+    try:
+        index.drop(retired)
+        return freed
+    except NoSpace:
+        freed = _make_room(folder, index, pins, retired)
+        with contextlib.suppress(NoSpace, StoreIoError):
+            index.drop(retired)
+            return freed
+    except StoreIoError:
+        pass
+    try:
+        index.go_on_in_memory()
+        index.drop(retired)
+    except StoreIoError as error:
+        raise DurabilityLost(
+            f"Versions were deleted whose rows could not be taken out of {index.path}: {error.message} They are gone "
+            "when the store is opened again; until then nothing more is written.",
+            path=index.path,
+        ) from error
+    return freed
+
+
+def remove_unneeded(
+    folder: StoreFolder, index: Index, pins: Pins, files: Mapping[bytes, str] | None = None
+) -> dict[bytes, int]:
+    """Remove all retired files that no other bundle needs; those that are open wait for their last reader.
+
+    Returns the bytes that each frees. `files` is the folder's listing, if there is one already, or those files that may
+    have lost their last user.
+    """
+    if index.needs_unknown():
+        return {}
+    listed = folder.list_bundles() if files is None else files
+    retired = [bundle_id for bundle_id, suffix in listed.items() if suffix == RETIRED_SUFFIX]
+    return remove_retired(folder, index, pins, retired)
+
+
+def remove_retired(folder: StoreFolder, index: Index, pins: Pins, retired: Iterable[bytes]) -> dict[bytes, int]:
+    """Remove those of the retired bundles' files that no other bundle needs; those that are open wait for their last
+    reader. Returns the bytes that each frees. Only where what every bundle needs is known."""
+    free = pins.wait_or_free(unneeded(index, retired))
+    return _remove(folder, index, unneeded(index, free))
+
+
+def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> dict[bytes, int]:
+    """Remove the retired files whose last reader has closed; one that is needed after all goes with a later delete.
+
+    Beside a bundle that cannot be read, or is missed, none does: it may have been found since they began to wait.
+    """
+    if index.needs_unknown():
+        return {}
+    return _remove(folder, index, unneeded(index, pins.wait_or_free(())))
+
+
+def unneeded(index: Index, bundle_ids: Iterable[bytes], but_for: Iterable[bytes] = ()) -> list[bytes]:
+    """Those of the bundles that no other one needs, the needs of `but_for` not counted."""
+    others = frozenset(but_for)
+    return [bundle_id for bundle_id in bundle_ids if others.issuperset(index.users_of(bundle_id))]
+
+
+def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> dict[bytes, int]:
+    """Where the index's file could not be changed the files are only emptied, as in `_make_room`: their rows stand. So
+    are those of which marks are left."""
+    if not bundle_ids:
+        return {}
+    named = set(bundle_ids) if index.file_is_behind else unmark_deleted(folder, index, bundle_ids)
+    return {one: freed for one in bundle_ids if (freed := _freed(folder, index, one, one in named)) is not None}
+
+
+def _freed(folder: StoreFolder, index: Index, bundle_id: bytes, is_named: bool) -> int | None:
+    """The bytes that taking a retired file away frees, or emptying one that is to keep its name; None where it is empty
+    already, where it holds another version (that goes to quarantine, or stays), and where nobody can tell now."""
+    try:
+        other = _version_in(folder, index, bundle_id)
+    except StoreIoError:
+        return None  # it stays for the next gc, or the next opening
+    if other is None:
+        return folder.empty_retired(bundle_id) or None if is_named else folder.remove(bundle_id, RETIRED_SUFFIX)
+    if not is_named:
+        with contextlib.suppress(NoSpace, StoreIoError, UnsafePath):
+            quarantine.move_bundle(folder, bundle_id, RETIRED_SUFFIX, as_version=other)
+            folder.recount()
+    return None
+
+
+def unmark_deleted(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> set[bytes]:
+    """Take the marks of deleted versions away before their files go, and say of which they are left, for want of room.
+
+    Once no file of a version is there, an index that is made anew takes its marks for those of a loss.
+    """
+    try:
+        marks = Marks.load(folder)
+    except StoreIoError:
+        return set(bundle_ids)
+    except StoreError:
+        return set()  # nobody can tell what was marked, nor take it away
+    gone = {one for one in bundle_ids if marks.of(one) and not index.knows(one)}
+    try:
+        if gone:
+            marks.without_bundles(gone).save(folder)
+    except (NoSpace, StoreIoError, CorruptStoreFile, UnsupportedFormat, UnsafePath):
+        return gone
+    return set()
+
+
+def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> int:
+    """Free versions' bytes while their rows still stand. The files are only emptied: as long as a retired file's name
+    is there, a row beside it means a delete that was cut off, not a loss."""
+    if index.needs_unknown():
+        return 0
+    leaving = set(bundle_ids)
+    free = leaving.intersection(pins.wait_or_free(unneeded(index, bundle_ids, but_for=leaving)))
+    return sum(folder.empty_retired(one) for one in free if not _may_be_another(folder, index, one))
+
+
+def unmark(folder: StoreFolder, uri: SessionUri) -> StoreError | None:
+    """No marks of a session that is gone; why they stay, where they do. Neither a full disk nor damaged marks may stop
+    a delete: where marks stay, so do the names of the retired files (`unmark_deleted`)."""
+    try:
+        marks = Marks.load(folder)
+        if marks.session(uri):
+            marks.without(uri).save(folder)
+    except _MARKS_STAY as error:
+        return error
+    return None
+
+
+def unmark_without_files(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> tuple[list[bytes], int]:
+    """No marks of those of these versions that have no file, before their rows go: with those gone nothing says that
+    they were deleted, and an opening takes their marks for those of a loss. So it does where they cannot be changed.
+
+    Returns whose marks went, and the bytes that this wrote. Raises DurabilityLost.
+    """
+    asked = [one for one in bundle_ids if folder.suffix_of(one) is None]
+    with contextlib.suppress(*_MARKS_STAY):
+        marks = Marks.load(folder) if asked else None
+        if marks is not None and (gone := [one for one in asked if marks.of(one)]):
+            return gone, marks.without_bundles(gone).save(folder)
+    return [], 0

@@ -1,0 +1,97 @@
+"""Tagging and pinning versions: changes of the store's marks, one at a time.
+
+Owns the rule that a mark is given to a version that stands in the index at that moment and has a file, and that a
+change is on disk before anyone is told. What marks are is in marks.py.
+
+A mark can also be taken from a version that is missed. One that has none left is missed no more, at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from ..errors import PUT_BACK, BundleMissing, MarksLost, NoSpace, SessionNotFound, StoreIoError
+from ..folder.marks import Marks
+from ..format.layout import LIVE_SUFFIX
+from ..format.records import IndexRow
+from ..uri import SessionUri
+from .core import StoreCore
+
+
+def tag(core: StoreCore, uri: SessionUri, version: int | None, name: str, *, move: bool) -> IndexRow:
+    with core.committing():
+        row = _require_version_with_file(core, uri, version)
+        marks = _marks_to_change(core, lost_is_none=move)
+        marks = marks.tag(uri, row.bundle_id, row.version, name, move=move)
+        marks.save(core.folder)
+        _end_missing(core, marks)
+        return row
+
+
+def untag(core: StoreCore, uri: SessionUri, name: str) -> None:
+    with core.committing():
+        marks = Marks.load(core.folder).untag(uri, name)
+        marks.save(core.folder)
+        _end_missing(core, marks)
+
+
+def pin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
+    with core.committing():
+        row = _require_version_with_file(core, uri, version)
+        Marks.load(core.folder).pin(uri, row.bundle_id, row.version).save(core.folder)
+        return row
+
+
+def unpin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
+    with core.committing():
+        row = version_or_missed(core, uri, version) or _require_version(core, uri, version)
+        marks = Marks.load(core.folder).unpin(uri, row.bundle_id)
+        marks.save(core.folder)
+        _end_missing(core, marks)
+        return row
+
+
+def version_or_missed(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow | None:
+    """A version of a session, the latest if none is named, or the one that is missed of this number."""
+    missed = (row for row in core.index.missed().values() if (row.uri, row.version) == (uri, version))
+    return core.index.find(uri, version) or next(missed, None)
+
+
+def _end_missing(core: StoreCore, marks: Marks) -> None:
+    """Let versions be missed no more that no mark tells of; where the index takes no change the next opening does. The
+    marks are on disk by now, so nothing here may say that the change was refused."""
+    with contextlib.suppress(NoSpace, StoreIoError):
+        ended = [bundle_id for bundle_id in core.index.missed() if not marks.of(bundle_id)]
+        if ended:
+            core.index.drop(ended)
+
+
+def _marks_to_change(core: StoreCore, *, lost_is_none: bool) -> Marks:
+    """The marks; none where they are lost and that is said to be all right: the tag is taken from whoever had it."""
+    try:
+        return Marks.load(core.folder)
+    except MarksLost:
+        if not lost_is_none:
+            raise
+        return Marks(core.folder.uuid)
+
+
+def _require_version_with_file(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
+    """A mark on a version without a file would keep what nobody has, and once the index has lost the row too, it alone
+    tells of the version, and not what that needs: then no file is removed any more."""
+    row = _require_version(core, uri, version)
+    if core.folder.suffix_of(row.bundle_id) != LIVE_SUFFIX:
+        path = core.folder.bundle_path(row.bundle_id)
+        raise BundleMissing(
+            f"Version {row.version} of {uri} has no file ({path}), so it is not marked. {PUT_BACK}",
+            bundle_id=row.bundle_id.hex(),
+            path=path,
+        )
+    return row
+
+
+def _require_version(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
+    row = core.index.find(uri, version)
+    if row is None:  # the caller has looked before: it went in between
+        raise SessionNotFound(f"{uri} has no such version any more.", session=str(uri), version=version, suggestions=[])
+    return row

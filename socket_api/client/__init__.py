@@ -1,0 +1,1 @@
+"""The blocking and the asyncio client, and the subscription to events."""

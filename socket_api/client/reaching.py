@@ -1,0 +1,91 @@
+"""Reaching a daemon that is busy: a connection to its socket, tried again for a while where many come at once, and
+what was asked of it and has no answer yet.
+
+Owns what counts as busy, how long to pause, and how often to try. Does not wait itself: the two clients do that in
+their own ways.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import random
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..errors import RemoteError
+from ..wire.calls import Call
+from ..wire.messages import ErrorMessage, ServerMessage
+from ..wire.peer import peer_uid, require_own_peer
+
+CONNECT_TIMEOUT_S: Final = 30.0
+"""To connect and to be greeted: a daemon that is there answers within milliseconds, and in a crowd within seconds."""
+
+MOST_REPEATS: Final = 40
+"""How often in a row a request is sent anew because the daemon had no place for it, and so did not begin it."""
+
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.25
+
+
+@dataclass(slots=True)
+class Unanswered:
+    """A request that the daemon has not answered yet."""
+
+    call: Call[Any]
+    is_cancelled: bool = False
+    refusals: int = 0
+
+    def is_put_off_by(self, message: ServerMessage) -> bool:
+        """Whether to send it again after a pause: the daemon began nothing of it, because this connection is one of
+        those in reserve. Counts how often."""
+        if self.is_cancelled or not isinstance(message, ErrorMessage) or message.error.code != "daemon_busy":
+            return False
+        self.refusals += 1
+        return self.refusals <= MOST_REPEATS
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to wait before each further attempt, without end; not the same for all who failed at once."""
+    for attempt in itertools.count():
+        yield pause_s(attempt)
+
+
+def pause_s(attempt: int) -> float:
+    """Seconds to wait after so many attempts and one."""
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+def try_to_connect(path: str) -> socket.socket | None:
+    """A connected socket, which does not block; None if too many wait at the door now.
+
+    Raises:
+        OSError: no process listens there, or we may not connect.
+        PeerRefused: another user's process does.
+    """
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.setblocking(False)
+        connected.connect(path)
+        require_own_peer(connected, path, peer_uid)
+    except OSError as error:
+        connected.close()
+        if error.errno == errno.EAGAIN:  # Linux: its backlog is full. It is never "in progress" here
+            return None
+        raise
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def is_eviction(failure: BaseException | None) -> bool:
+    """Whether a connection ended because the daemon needed its place: nothing that it has not answered was begun."""
+    return isinstance(failure, RemoteError) and failure.code == "connection_evicted"
+
+
+def is_crowded(failure: BaseException) -> bool:
+    """Whether a connection was refused because too many are open now."""
+    return isinstance(failure, RemoteError) and failure.code in ("too_many_connections", "connection_evicted")

@@ -1,0 +1,1 @@
+"""The server: listens, reads requests, hands them to the service, writes answers."""

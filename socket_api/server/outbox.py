@@ -1,0 +1,107 @@
+"""What one connection still has to be sent: bounded, and written at the pace of the client.
+
+Owns the queue, the two bounds and the stall deadline (threat 44). Does not know what the frames say.
+
+Rules: events come from a running generation that cannot wait, so too many of them mean that the client is dropped.
+Results can wait: `wait_for_room` holds them back, unencoded. So can the daemon's events, which have a queue
+of their own that may lose some (`wait_for_quiet`). Bytes that the client does not take for `stall_timeout_s`
+end the connection whatever their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from ..limits import ServerLimits
+
+_CHUNK_BYTES = 256 * 1024  # progress is seen chunk by chunk, so a large frame needs no longer deadline
+
+
+class ClientStalled(Exception):
+    """The client does not read what it asked for. Never leaves the server."""
+
+
+class Outbox:
+    """A queue of frames and the task that empties it (`run`)."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._frames: deque[tuple[bytes, bool]] = deque()
+        self._event_bytes = 0
+        self._reply_bytes = 0
+        self._finished = False
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+
+    def put_event(self, frame: bytes) -> None:
+        """Queue an event.
+
+        Raises:
+            ClientStalled: too much waits already; the frame is not queued.
+        """
+        if self._finished:
+            return
+        if self._event_bytes + len(frame) > self._limits.max_waiting_event_bytes:
+            raise ClientStalled(f"{self._event_bytes} bytes of events wait for the client")
+        self._event_bytes += len(frame)
+        self._put(frame, is_event=True)
+
+    def put_reply(self, frame: bytes) -> None:
+        """Queue anything else; `wait_for_room` comes first where the caller can wait."""
+        if self._finished:
+            return
+        self._reply_bytes += len(frame)
+        self._put(frame, is_event=False)
+
+    async def wait_for_room(self) -> None:
+        """Return once less than the bound of replies waits."""
+        while self._reply_bytes >= self._limits.max_waiting_reply_bytes and not self._finished:
+            self._room.clear()
+            await self._room.wait()
+
+    async def wait_for_quiet(self) -> None:
+        """Return once few events wait: whoever tells of what goes on for ever leaves the room to generations."""
+        while self._event_bytes >= self._limits.max_waiting_notice_bytes and not self._finished:
+            self._room.clear()
+            await self._room.wait()
+
+    def finish(self) -> None:
+        """Ignore frames from now on; `run` returns when the last has been written."""
+        self._finished = True
+        self._work.set()
+        self._room.set()
+
+    async def run(self, writer: asyncio.StreamWriter) -> None:
+        """Write until finished.
+
+        Raises:
+            ClientStalled: the client took nothing for too long.
+            OSError: the client is gone.
+        """
+        while True:
+            while self._frames:
+                await self._write(writer, *self._frames.popleft())
+            if self._finished:
+                return
+            self._work.clear()
+            await self._work.wait()
+
+    async def _write(self, writer: asyncio.StreamWriter, frame: bytes, is_event: bool) -> None:
+        view = memoryview(frame)
+        for start in range(0, len(frame), _CHUNK_BYTES):
+            writer.write(view[start : start + _CHUNK_BYTES])
+            try:
+                async with asyncio.timeout(self._limits.stall_timeout_s):
+                    await writer.drain()
+            except TimeoutError:
+                raise ClientStalled("the client takes no bytes") from None
+        if is_event:
+            self._event_bytes -= len(frame)
+        else:
+            self._reply_bytes -= len(frame)
+        self._room.set()
+
+    def _put(self, frame: bytes, *, is_event: bool) -> None:
+        self._frames.append((frame, is_event))
+        self._work.set()

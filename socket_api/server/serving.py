@@ -1,0 +1,155 @@
+"""The life of the daemon's process around a service: harden, open, serve, wait for a signal, stop in order.
+
+Owns the order of start and stop and the signals. Does not know how a service is made: `main.py` passes that in.
+
+A client's `shutdown` is tried first, while connections are taken and everything but work on sessions is served:
+generations cancelled → the service puts its sessions to sleep. If one cannot be, the stop is refused, and all goes on.
+A signal, and a `shutdown` with `force`, skip this: the machine may be going down, and what cannot be kept is given up.
+
+Stop order then, for all alike: no new connections, socket removed, generations cancelled, and from that moment on the
+service puts its sessions to sleep, those that it has not yet → work in flight answered → the service closed → those who
+asked for the stop are told how it went → connections closed. A second signal ends the process at once; the store is
+made for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import resource
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from ...daemon.api.results import CloseReport
+from ...daemon.engine.cancellation import to_the_end
+from ..errors import StopIncomplete
+from ..limits import ServerLimits
+from .descriptors import limits_within, raise_limit
+from .dispatch import Backend
+from .listener import require_free
+from .server import ApiServer
+
+_STDERR = 2
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""SIGHUP: the terminal that the daemon was started from is gone."""
+
+
+class ClosableBackend(Backend, Protocol):
+    """A service that whoever opened it closes."""
+
+    async def reload_config(self) -> None: ...
+
+    async def begin_close(self) -> None: ...
+
+    async def close(self) -> CloseReport: ...
+
+
+OpenBackend = Callable[[], Awaitable[ClosableBackend]]
+OnReady = Callable[[str], None]
+OnStopped = Callable[[CloseReport], None]
+
+
+def serve_until_signal(
+    open_backend: OpenBackend,
+    socket_path: str | os.PathLike[str],
+    *,
+    on_ready: OnReady,
+    on_stopped: OnStopped,
+    rereads: bool = False,
+) -> None:
+    """Run the daemon in this process until SIGTERM, SIGINT or SIGHUP, or until a client asks it to stop.
+
+    rereads: it has a configuration file; SIGHUP does not stop it then, but has that read anew.
+
+    Raises:
+        SocketInUse, UnsafeSocketPath, SocketPathTooLong: before anything is loaded.
+        TooFewDescriptors: fewer files may be open than a daemon needs.
+        StopIncomplete: stopped, but a session could not be put to sleep.
+        TorporError: what opening the service raises.
+    """
+    harden_process()
+    limits = limits_within(raise_limit())
+    asyncio.run(_serve(open_backend, socket_path, on_ready, on_stopped, limits=limits, rereads=rereads))
+
+
+def harden_process() -> None:
+    """Keep what the daemon holds from other users: no core dumps, no file of ours readable by them (threat 60). Without
+    a core dump the log has to say where the process was when the system ended it: stderr does, with every thread."""
+    faulthandler.enable(file=_STDERR)
+    os.umask(0o077)
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+async def _serve(
+    open_backend: OpenBackend,
+    socket_path: str | os.PathLike[str],
+    on_ready: OnReady,
+    on_stopped: OnStopped,
+    *,
+    limits: ServerLimits | None = None,
+    rereads: bool = False,
+) -> None:
+    stop, reread = asyncio.Event(), asyncio.Event()
+    _on_first_signal(stop.set, reread.set if rereads else None)
+    await asyncio.to_thread(require_free, socket_path)
+    backend = await open_backend()
+    server = ApiServer(backend, socket_path, limits=limits, on_shutdown=stop.set)
+    rereading: asyncio.Task[None] | None = None
+    try:
+        if not stop.is_set():
+            await server.start()
+            on_ready(os.path.abspath(socket_path))
+            rereading = asyncio.ensure_future(_reread_on_demand(backend, reread))
+            await stop.wait()
+    finally:
+        try:
+            report = await _close(backend, server, rereading)
+            server.announce(report)
+        finally:
+            await server.stop()
+    on_stopped(report)
+    if report.failed:
+        reasons = "; ".join(f"{session}: {reason}" for session, reason in report.failed.items())
+        raise StopIncomplete(
+            f"{len(report.failed)} sessions could not be put to sleep, and what they did since their last sleep is"
+            f" lost: {reasons}",
+            failed=report.failed,
+        )
+
+
+async def _close(backend: ClosableBackend, server: ApiServer, rereading: asyncio.Task[None] | None) -> CloseReport:
+    """Stop the service. What is awake is put to sleep from the first moment on, whatever else is still to end."""
+    keeping = asyncio.ensure_future(backend.begin_close())
+    await server.quiesce()
+    if rereading is not None:
+        rereading.cancel()
+        await asyncio.wait({rereading})
+    await keeping
+    return await backend.close()
+
+
+async def _reread_on_demand(backend: ClosableBackend, reread: asyncio.Event) -> None:
+    while True:
+        await reread.wait()
+        reread.clear()
+        await to_the_end(backend.reload_config())
+
+
+def _on_first_signal(stop: Callable[[], None], hang_up: Callable[[], None] | None = None) -> None:
+    """hang_up: what SIGHUP asks for, any number of times; if None it stops like the others."""
+    loop = asyncio.get_running_loop()
+
+    def handle() -> None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not Python's: an interrupt must not unwind a sleep half-way
+        stop()
+
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup asks for that
+            loop.add_signal_handler(number, handle)
+    if hang_up is not None:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)

@@ -1,0 +1,1 @@
+"""Frames, messages, methods, and limits of the protocol: what both ends share."""

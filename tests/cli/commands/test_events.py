@@ -1,0 +1,84 @@
+"""`torpor events`: a line for each thing that happens, until Ctrl-C or the end of the daemon."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from cli_rig import WAIT_S, FakeDaemon, Torpor
+from torpor.daemon.events.events import Event, SleepEnded, WakeBegan, WakeVerified
+from torpor.memvid.uri import SessionUri
+
+A = SessionUri("default", "a")
+HAPPENING = (
+    SleepEnded(A, "idle", 2, 1500, 4096, 8192, 1, 0, 0.25),
+    WakeBegan(A, "asked", None),
+    WakeVerified(A, 8192, True, 0.5),
+)
+
+
+def tell(daemon: FakeDaemon, *events: Event, end: bool = True) -> threading.Thread:
+    """Publish once somebody listens, and then end."""
+
+    def publish() -> None:
+        bus = daemon.service.bus
+        while not daemon.do(lambda: bus.is_watched):
+            pass
+        daemon.do(lambda: [bus.publish(event) for event in events] and None)
+        if end:
+            daemon.do(bus.close)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    return thread
+
+
+def test_each_event_is_a_line_with_its_facts(torpor: Torpor, daemon: FakeDaemon) -> None:
+    thread = tell(daemon, *HAPPENING)
+    ran = torpor("events", "--session", "a", "--name", "sleep_ended", "--name", "wake_began")
+    thread.join()
+    assert ran.status == 0
+    first, second = ran.out.splitlines()
+    assert " ".join(first.split()[1:]) == (
+        "sleep_ended torpor://default/a cause idle version 2 tokens 1,500 bytes_written 4,096 logical_bytes 8,192"
+        " blocks_new 1 blocks_reused 0 seconds 0.250"
+    )
+    assert " ".join(second.split()[1:]) == "wake_began torpor://default/a cause asked version –"
+    assert daemon.service.calls[-1][1]["names"] == ("sleep_ended", "wake_began")
+
+
+def test_with_json_each_line_is_a_document(torpor: Torpor, daemon: FakeDaemon) -> None:
+    thread = tell(daemon, *HAPPENING)
+    ran = torpor("events", "--json")
+    thread.join()
+    documents = [json.loads(line) for line in ran.out.splitlines()]
+    assert [document["name"] for document in documents] == ["sleep_ended", "wake_began", "wake_verified"]
+    assert all(document["schema_version"] == 1 and document["command"] == "events" for document in documents)
+    assert documents[2]["facts"] == {"bytes_read": 8192, "hashed": True, "seconds": 0.5}
+    assert documents[0]["session"] == "torpor://default/a"
+
+
+def test_an_event_that_does_not_exist_is_wrong_usage(torpor: Torpor, daemon: FakeDaemon) -> None:
+    ran = torpor("events", "--name", "sleeps")
+    assert ran.status == 2
+    assert "sleep_ended" in ran.err
+
+
+def test_ctrl_c_is_how_it_ends(daemon: FakeDaemon, short_path: Path) -> None:
+    command = [sys.executable, "-m", "torpor.cli.main", "events", "--socket", str(daemon.socket_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        thread = tell(daemon, *HAPPENING, end=False)
+        assert process.stdout is not None
+        assert b"sleep_ended" in process.stdout.readline(), "a line is there as soon as it happens"
+        thread.join()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, err) == (0, b"")

@@ -1,0 +1,222 @@
+"""The commands that look after a store: what they ask of a daemon, and how what came of it is told."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_rig import FakeDaemon, MadeStore, Torpor, pretend_terminal, unstyled
+from torpor.daemon.api.results import MaintenanceProblem
+from torpor.errors import TorporError
+
+
+def asked(daemon: FakeDaemon, method: str) -> list[dict[str, Any]]:
+    """What a method was asked with, without what was left at its default."""
+    return [
+        {name: value for name, value in arguments.items() if value not in (None, False)}
+        for name, arguments in daemon.service.calls
+        if name == method
+    ]
+
+
+@pytest.fixture
+def slept(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
+    """A daemon with a session that slept twice."""
+    torpor("append", "notes", "one two")
+    torpor("sleep", "notes")
+    torpor("sleep", "notes")
+    daemon.service.calls.clear()
+    return daemon
+
+
+@pytest.mark.parametrize(
+    ("arguments", "order"),
+    [
+        (("gc",), {"operation": "gc"}),
+        (("gc", "--quarantine"), {"operation": "empty_quarantine"}),
+        (("compact",), {"operation": "compact"}),
+        (("compact", "notes", "--cold-after-days", "0.5"), {"session": "notes", "cold_after_days": 0.5}),
+        (("prune", "--keep-last", "3"), {"operation": "prune", "keep_last": 3}),
+        (("prune", "notes", "--keep-days", "7"), {"session": "notes", "keep_days": 7.0}),
+        (("quantise", "notes"), {"session": "notes", "bits": 8}),
+        (("quantise", "--after", "30", "--bits", "4"), {"after_days": 30.0, "bits": 4}),
+        (("repair",), {"operation": "repair"}),
+        (("rebuild-index",), {"operation": "rebuild_index"}),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_running_daemon_carries_out_what_is_asked(
+    torpor: Torpor, slept: FakeDaemon, arguments: tuple[str, ...], order: dict[str, Any], dry_run: bool
+) -> None:
+    ran = torpor(*arguments, *(["--dry-run"] if dry_run else []))
+    assert ran.status == 0
+    assert "2.00 KiB" in ran.out
+    [given] = asked(slept, "maintain")
+    assert given == {"operation": arguments[0]} | order | ({"dry_run": True} if dry_run else {})
+    assert ("nothing done yet" in ran.out) is dry_run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("gc",), "gc"),
+        (("compact",), "compact"),
+        (("prune", "--keep-last", "3"), "prune"),
+        (("quantise", "notes"), "quantise"),
+        (("repair",), "repair"),
+        (("rebuild-index",), "rebuild index"),
+        (("forget", "notes", "--yes"), "forget"),
+        (("clear", "--label", "nightly", "--yes"), "clear"),
+    ],
+)
+def test_a_terminal_is_shown_that_long_work_is_under_way_and_for_how_long(
+    torpor: Torpor, slept: FakeDaemon, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], what: str
+) -> None:
+    pretend_terminal(monkeypatch, 100)
+    assert re.search(rf"{what} +0:00:0\d", unstyled(torpor(*arguments).err))
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_a_terminal_is_shown_how_much_of_a_file_is_written_or_read(
+    torpor: Torpor, made_store: MadeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    torpor("export", "agent", tmp_path / "a.mvb", "--store", made_store.path)
+    pretend_terminal(monkeypatch, 100)
+    target = ("agent", tmp_path / "b.mvb") if command == "export" else (tmp_path / "a.mvb", "--as", "copy")
+    ran = torpor(command, *target, "--store", made_store.path)
+    assert ran.status == 0
+    assert re.search(rf"{command}ing +100% [\d.]+ (KiB|B|MiB) of", unstyled(ran.err))
+
+
+def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: FakeDaemon) -> None:
+    document = torpor("gc", "--dry-run", "--json").document
+    assert (document["command"], document["operation"], document["dry_run"]) == ("gc", "gc", True)
+    assert (document["ok"], document["bytes_freed"], document["actions_left_out"]) == (True, 2048, 3)
+    assert document["actions"][0]["path"].endswith(".mvr")
+    assert document["problems"] == []
+
+
+def test_what_stays_wrong_is_told_and_is_the_exit_status(torpor: Torpor, slept: FakeDaemon) -> None:
+    slept.service.problems = (MaintenanceProblem("/store/x", "corrupt_block", "It is lost."),)
+    ran = torpor("repair")
+    assert ran.status == 6
+    assert "corrupt_block  /store/x\n  It is lost." in ran.out
+    assert "partly done" in ran.out
+    assert torpor("repair", "--json").status == 6
+    assert torpor("repair", "--dry-run").status == 0, "a plan has done its work by being told"
+
+
+def test_forget_needs_yes_where_nobody_can_be_asked_but_a_plan_does_not(torpor: Torpor, slept: FakeDaemon) -> None:
+    assert torpor("forget", "notes").status == 2
+    assert torpor("forget", "notes", "--json").status == 2
+    assert asked(slept, "maintain") == []
+    assert torpor("forget", "notes", "--dry-run").status == 0
+    assert "notes" in slept.service.sessions
+    assert torpor("forget", "notes", "--yes").status == 0
+    assert slept.service.sessions == {}
+    again = torpor("forget", "notes", "--yes")
+    assert (again.status, again.out) == (0, "nothing of notes is in the store\n")
+
+
+def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) -> None:
+    ran = torpor("prune", "notes")
+    assert ran.status == 2
+    assert "--keep-last" in ran.err
+    assert asked(slept, "maintain") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"), [((), "--after DAYS"), (("notes", "--bits", "5"), "--bits"), (("--after", "-1"), "--after")]
+)
+def test_quantise_needs_to_know_whom_and_in_how_many_bits(
+    torpor: Torpor, slept: FakeDaemon, arguments: tuple[str, ...], hint: str
+) -> None:
+    ran = torpor("quantise", *arguments)
+    assert ran.status == 2
+    assert hint in ran.err
+    assert asked(slept, "maintain") == []
+
+
+def test_quantising_needs_a_daemon(torpor: Torpor) -> None:
+    ran = torpor("quantise", "notes")
+    assert ran.status == 12
+    assert "torpor ensure" in ran.err
+
+
+def test_versions_are_tagged_and_pinned(torpor: Torpor, slept: FakeDaemon) -> None:
+    assert torpor("tag", "notes@1", "before").out == "torpor://default/notes  version 1: tagged before\n"
+    assert torpor("pin", "notes@1").out == "torpor://default/notes  version 1: tagged before, pinned\n"
+    assert torpor("pin", "notes", "--json").document["version"] == 2
+    assert torpor("untag", "notes", "before", "--json").document["tags"] == []
+    assert torpor("unpin", "notes@1").out == "torpor://default/notes  version 1: no marks\n"
+    assert torpor("untag", "notes@1", "before").status == 2
+
+
+def test_a_name_that_is_no_store_is_not_made_one(torpor: Torpor, short_path: Path) -> None:
+    for place in (short_path / "none", short_path / "empty"):
+        (short_path / "empty").mkdir(exist_ok=True)
+        for arguments in (("gc",), ("repair",), ("prune", "--keep-last", "1"), ("pin", "x"), ("forget", "x", "--yes")):
+            assert torpor(*arguments, "--store", place).status == 10, arguments
+    assert not (short_path / "none").exists()
+    assert list((short_path / "empty").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [
+        (("notes", "--version", "2"), {"session": "notes", "version": 2}),
+        (("notes@2",), {"session": "notes@2"}),
+        (("notes", "--version", "before"), {"session": "notes@before"}),
+        (("notes", "--version", "12345678"), {"session": "notes@12345678"}),
+    ],
+)
+def test_a_version_is_woken_by_every_name_it_has(
+    torpor: Torpor, slept: FakeDaemon, arguments: tuple[str, ...], sent: dict[str, Any]
+) -> None:
+    torpor("wake", *arguments)
+    assert asked(slept, "wake") == [sent]
+
+
+def test_a_version_that_is_named_twice_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) -> None:
+    assert torpor("wake", "notes@1", "--version", "1").status == 2
+    assert asked(slept, "wake") == []
+
+
+# --- import through a daemon
+
+
+def test_a_daemon_is_handed_a_checked_copy_and_told_its_id(
+    torpor: Torpor, daemon: FakeDaemon, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's path never reaches the daemon (threat 19)."""
+    daemon.service.store = str(made_store.path)
+    source = Path(shutil.copy(made_store.bundles[0], short_path / "my-notes"))
+    found: list[bytes] = []
+    adopt = daemon.service.import_bundle
+
+    async def look(*, bundle_id: str, session: str | None) -> Any:
+        found.append((made_store.path / "incoming" / f"{bundle_id}.mvb").read_bytes())
+        return await adopt(bundle_id=bundle_id, session=session)
+
+    monkeypatch.setattr(daemon.service, "import_bundle", look)
+    ran = torpor("import", source, "--as", "copy", "--json")
+    assert ran.document["bundle_id"] == made_store.bundles[0].stem
+    assert asked(daemon, "import_bundle") == [{"bundle_id": made_store.bundles[0].stem, "session": "copy"}]
+    assert found == [source.read_bytes()]
+    assert "imported as version 1" in torpor("import", source).out
+
+
+def test_what_a_daemon_does_not_take_is_taken_back(
+    torpor: Torpor, daemon: FakeDaemon, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.service.store = str(made_store.path)
+    daemon.service.fault = FakeRefusal("It is there already.")
+    assert torpor("import", made_store.bundles[0]).status == 2
+    assert list((made_store.path / "incoming").iterdir()) == []
+
+
+class FakeRefusal(TorporError):
+    code = "session_exists"

@@ -1,0 +1,602 @@
+"""The commands that look after a store, on real stores with no daemon: they take the lock, do it, and tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
+from torpor.memvid.disk.durable import TempFile
+from torpor.memvid.store import Store
+
+OPERATIONS = [
+    ("gc",),
+    ("compact",),
+    ("compact", "agent", "--cold-after-days", "1"),
+    ("prune", "--keep-last", "1"),
+    ("repair",),
+    ("rebuild-index",),
+    ("forget", "other", "--yes"),
+]
+
+
+def names(path: Path) -> list[tuple[str, int]]:
+    """The bundle files and the marks of a store: what no plan may change."""
+    kept = [*path.glob("bundles/*/*"), *path.glob("marks.json"), *path.glob("quarantine/*")]
+    return sorted((str(file.relative_to(path)), file.stat().st_size) for file in kept)
+
+
+def versions(torpor: Torpor, made: MadeStore, session: str = "agent") -> list[int]:
+    document = torpor("show", session, "--store", made.path, "--json").document
+    return [version["version"] for version in document["versions"]]
+
+
+@pytest.mark.parametrize("arguments", OPERATIONS)
+def test_each_operation_leaves_a_sound_store(torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]) -> None:
+    ran = torpor(*arguments, "--store", made_store.path, "--json")
+    assert ran.status == 0
+    assert ran.document["ok"]
+    assert ran.document["operation"] == arguments[0].replace("-", "_")
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+    assert torpor(*arguments[:2], *arguments[2:], "--store", made_store.path).status in (0, 4), "asking again is safe"
+
+
+@pytest.mark.parametrize("arguments", OPERATIONS)
+def test_a_plan_changes_nothing(torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]) -> None:
+    before = names(made_store.path)
+    ran = torpor(*arguments, "--dry-run", "--store", made_store.path, "--json")
+    assert ran.status == 0
+    assert ran.document["dry_run"] is True
+    assert names(made_store.path) == before
+
+
+@pytest.mark.parametrize("arguments", [*OPERATIONS, ("tag", "agent", "x"), ("pin", "agent")])
+def test_a_store_that_somebody_writes_is_locked(
+    torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]
+) -> None:
+    with Store.open(made_store.path, writable=True):
+        assert torpor(*arguments, "--store", made_store.path).status == 11
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_ctrl_c_says_what_became_of_the_work(
+    torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torpor.memvid.operations.carry_out", interrupted)
+    ran = torpor("compact", *(["--dry-run"] if dry_run else []), "--store", made_store.path)
+    assert (ran.status, "the same command does the rest" in ran.err) == (130, not dry_run)
+
+
+def test_a_rebuilt_index_is_said_to_be_one(torpor: Torpor, made_store: MadeStore) -> None:
+    plan = torpor("rebuild-index", "--dry-run", "--store", made_store.path)
+    assert plan.out == "nothing would change\n"
+    (made_store.path / "index.sqlite").unlink()
+    ran = torpor("rebuild-index", "--store", made_store.path)
+    assert ran.out == "done  the index was made anew, and says what it said before\n"
+    assert (made_store.path / "index.sqlite").exists()
+
+
+@pytest.mark.parametrize("command", [("ls",), ("du",), ("verify",), ("gc",), ("gc", "--dry-run"), ("repair",)])
+def test_a_folder_that_is_no_store_is_left_as_it_is_and_another_one_is_asked_for(
+    torpor: Torpor, short_path: Path, command: tuple[str, ...]
+) -> None:
+    shared, mine = short_path / "shared", short_path / "mine"
+    for folder in (shared, mine):
+        folder.mkdir()
+        (folder / "letter.txt").write_text("dear store")
+    shared.chmod(0o1777)
+    refused = torpor(*command, "--store", shared)
+    assert (refused.status, "choose a folder of your own" in refused.err, "chmod" in refused.err) == (1, True, False)
+    refused = torpor(*command, "--store", mine)
+    assert (refused.status, "There is no store at" in refused.err) == (10, True)
+    assert {path.name for path in (*shared.iterdir(), *mine.iterdir())} == {"letter.txt"}
+
+
+def test_repair_makes_a_missing_store_file_again(torpor: Torpor, made_store: MadeStore) -> None:
+    file, where = made_store.path / "store.json", ("--store", made_store.path)
+    before = file.read_bytes()
+    file.unlink()
+    for command in (("ls",), ("verify",), ("gc",), ("show", "agent")):
+        refused = torpor(*command, *where)
+        assert (refused.status, "torpor repair --store" in refused.err) == (10, True)
+    plan = torpor("repair", "--dry-run", *where, "--json").document
+    assert [(action["kind"], action["path"]) for action in plan["actions"]] == [("rewrite", str(file))]
+    assert not file.exists()
+    assert torpor("repair", *where, "--json").document["actions"] == plan["actions"]
+    assert file.read_bytes() == before
+    assert torpor("verify", "--deep", *where).status == 0
+
+
+def test_repair_makes_a_damaged_store_file_again(torpor: Torpor, made_store: MadeStore) -> None:
+    file, where = made_store.path / "store.json", ("--store", made_store.path)
+    before = file.read_bytes()
+    file.write_bytes(before.replace(b"uuid", b"uuie"))
+    for command in (("ls",), ("verify",), ("gc",), ("show", "agent")):
+        refused = torpor(*command, *where)
+        assert (refused.status, "torpor repair --store" in refused.err) == (6, True)
+    plan = torpor("repair", "--dry-run", *where, "--json").document
+    assert [(action["kind"], action["path"]) for action in plan["actions"]] == [
+        ("quarantine", str(file)),
+        ("rewrite", str(file)),
+    ]
+    assert file.read_bytes() != before
+    assert torpor("repair", *where, "--json").document["actions"] == plan["actions"]
+    assert file.read_bytes() == before
+    assert torpor("verify", "--deep", *where).status == 0
+    emptied = torpor("gc", "--quarantine", *where, "--json").document
+    assert [action["path"] for action in emptied["actions"]] == [str(made_store.path / "quarantine" / "store.json.1")]
+
+
+def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(torpor: Torpor, made_store: MadeStore) -> None:
+    refused = torpor("import", made_store.path / "nothing.mvb", "--store", made_store.path, "--json")
+    assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_an_import_of_what_is_no_file_is_a_wrong_input(
+    torpor: Torpor, made_store: MadeStore, short_path: Path, kind: str
+) -> None:
+    source = Path(os.devnull) if kind == "device" else short_path / kind
+    if kind == "folder":
+        source.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(source)
+    refused = torpor("import", source, "--store", made_store.path, "--json")
+    assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
+
+
+@pytest.mark.parametrize("beside_a_daemon", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("tensors", "is a safetensors file, such as `torpor export-kv` writes for other tools. "),
+        ("text", "is no bundle, or one whose beginning is damaged. "),
+        ("word", "is no bundle, or one whose beginning is damaged. "),
+    ],
+)
+def test_an_import_of_what_no_export_wrote_says_what_it_is_and_copies_nothing(
+    torpor: Torpor,
+    made_store: MadeStore,
+    short_path: Path,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    what: str,
+    beside_a_daemon: bool,
+) -> None:
+    source = short_path / "source"
+    if kind == "tensors":
+        assert torpor("export-kv", "agent", source, "--store", made_store.path).status == 0
+    else:
+        source.write_text("hello" * (1 if kind == "word" else 1000))
+    monkeypatch.setattr(TempFile, "append", lambda *_: pytest.fail("it was copied"))
+    daemon.service.store = str(made_store.path)
+    where = () if beside_a_daemon else ("--store", made_store.path)
+    refused = torpor("import", source, *where)
+    assert refused.status == 6
+    assert f"{source} {what}Only a file that `torpor export` has written can be imported." in refused.err
+
+
+def test_an_export_replaces_a_file_only_when_it_is_told_to(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    target = short_path / "x.mvb"
+    target.write_text("mine")
+    refused = torpor("export", "agent", target, "--store", made_store.path)
+    assert (refused.status, target.read_text()) == (2, "mine")
+    assert f"{target} is there already and is left as it is. Name another file, or let --overwrite" in refused.err
+    assert torpor("export", "agent", target, "--store", made_store.path, "--overwrite").status == 0
+    assert torpor("import", target, "--as", "copy", "--store", made_store.path).status == 0
+    folder = torpor("export", "agent", short_path, "--store", made_store.path, "--overwrite")
+    assert (folder.status, "is no file that could be replaced. Name another." in folder.err) == (2, True)
+
+
+def test_an_export_to_standard_output_is_refused_and_writes_no_file_of_that_name(
+    torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(short_path)
+    refused = torpor("export", "agent", "-", "--store", made_store.path)
+    assert (refused.status, "not to standard output" in refused.err) == (2, True)
+    assert not (short_path / "-").exists()
+    assert torpor("export", "agent", "./-", "--store", made_store.path).status == 0
+    assert (short_path / "-").exists()
+
+
+def test_an_import_under_the_name_of_another_session_is_refused_and_leaves_that_one(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    file = short_path / "agent.mvb"
+    torpor("export", "agent@1", file, "--store", made_store.path)
+    other = torpor("ls", "--store", made_store.path, "--json").document["sessions"]
+    name = next(one["session"] for one in other if one["name"] != "agent")
+    before = torpor("show", name, "--store", made_store.path, "--json").document
+    refused = torpor("import", file, "--as", name, "--store", made_store.path, "--json")
+    assert (refused.status, refused.error["error"]["code"]) == (2, "name_taken")
+    assert torpor("show", name, "--store", made_store.path, "--json").document == before
+    nameless = torpor("import", file, "--as", "", "--store", made_store.path)
+    assert (nameless.status, "Leave it out to take the session under its own." in nameless.err) == (2, True)
+    assert torpor("import", file, "--as", "copy", "--store", made_store.path).status == 0
+    again = torpor("import", file, "--as", "copy", "--store", made_store.path)
+    assert (again.status, "is there already as version 1" in again.out) == (0, True)
+    assert torpor("import", file, "--as", "agent", "--store", made_store.path).status == 0, "its own name"
+
+
+def test_an_import_of_another_stores_session_of_the_same_name_is_refused_with_what_takes_it(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    making = load_module("memvid/store_making.py")
+    file = short_path / "theirs.mvb"
+    with Store.open(short_path / "theirs", writable=True) as theirs:
+        first = making.sleep(theirs, 600, seed=3)
+        making.sleep(theirs, 700, before=making.sleep(theirs, 650, before=first, seed=3), seed=3)
+        theirs.export_session(making.URI, 3, file)
+    before = torpor("show", "agent", "--store", made_store.path, "--json").document
+    refused = torpor("import", file, "--store", made_store.path)
+    assert (refused.status, "(`--as NAME`)" in refused.err) == (2, True)
+    assert torpor("show", "agent", "--store", made_store.path, "--json").document == before
+    assert torpor("import", file, "--as", "theirs", "--store", made_store.path).status == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("prune", "agent@1", "--keep-last", "1"), ("compact", "agent@1"), ("rm", "agent@1", "--yes"),
+        ("forget", "agent@1", "--yes"), ("sleep", "other", "agent@1"), ("verify", "agent@1"), ("du", "agent@1"),
+        ("untag", "agent@1", "x"), ("append", "agent@1", "text"), ("generate", "agent@1"), ("chat", "agent@1", "text"),
+    ],
+)  # fmt: skip
+def test_what_works_on_whole_sessions_says_so_of_a_version(torpor: Torpor, command: tuple[str, ...]) -> None:
+    """Before it looks for a daemon or a store: there is none here."""
+    refused = torpor(*command)
+    assert (refused.status, f"{command[0]} takes a session without a version: agent." in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("prune", "--keep-days", "0"), "--keep-days takes a number of days above 0"),
+        (("prune", "--keep-days", "nan"), "--keep-days takes a number of days above 0"),
+        (("prune", "--keep-last", "x"), "'--keep-last': it must be a valid integer. See torpor prune --help."),
+        (("wake", ""), "'' is not a valid name: use"),
+        (("sleep", ""), "'' is not a valid name: use"),
+        (("tag", "agent", ""), "'' is not a valid tag: use"),
+        (("generate", "agent", "--stop", ""), "--stop takes a text of 1 to 256 characters"),
+    ],
+)
+def test_a_value_that_no_daemon_takes_is_refused_in_words_of_the_command_line(
+    torpor: Torpor, daemon: FakeDaemon, command: tuple[str, ...], said: str
+) -> None:
+    refused = torpor(*command)
+    assert (refused.status, said in refused.err) == (2, True), refused.err
+    assert not daemon.service.calls
+
+
+def test_to_forget_what_is_forgotten_is_no_failure(torpor: Torpor, made_store: MadeStore) -> None:
+    assert torpor("forget", "agent", "--yes", "--store", made_store.path).status == 0
+    again = torpor("forget", "agent", "--yes", "--store", made_store.path)
+    assert (again.status, again.out, again.err) == (0, "nothing of agent is in the store\n", "")
+    document = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json").document
+    assert (document["ok"], document["actions"]) == (True, [])
+
+
+def test_to_forget_a_name_that_was_mistyped_says_which_come_close(torpor: Torpor, made_store: MadeStore) -> None:
+    ran = torpor("forget", "agnet", "--yes", "--store", made_store.path)
+    assert (ran.status, ran.out) == (0, "nothing of agnet is in the store\n")
+    assert "did you mean torpor://default/agent?" in ran.err
+    assert torpor("show", "agent", "--store", made_store.path).status == 0
+
+
+def test_prune_tells_what_goes_and_keeps_what_is_marked(torpor: Torpor, made_store: MadeStore) -> None:
+    assert torpor("tag", "agent@1", "first", "--store", made_store.path).status == 0
+    plan = torpor("prune", "--keep-last", "1", "--dry-run", "--store", made_store.path)
+    assert "tagged first" in plan.out
+    torpor("prune", "--keep-last", "1", "--store", made_store.path)
+    assert versions(torpor, made_store) == [1, 2]
+    assert torpor("untag", "agent", "first", "--store", made_store.path).status == 0
+    torpor("prune", "--keep-last", "1", "--store", made_store.path)
+    assert versions(torpor, made_store) == [2]
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+
+
+def test_a_mark_is_shown_and_names_its_version(torpor: Torpor, made_store: MadeStore) -> None:
+    torpor("tag", "agent@1", "first", "--store", made_store.path)
+    torpor("pin", "agent", "--store", made_store.path)
+    document = torpor("show", "agent@first", "--store", made_store.path, "--json").document
+    assert (document["info"]["version"], document["info"]["token_count"]) == (1, 300)
+    assert [(each["tags"], each["pinned"]) for each in document["versions"]] == [(["first"], False), ([], True)]
+    assert "(pinned)" in torpor("show", "agent", "--store", made_store.path).out
+    assert torpor("tag", "agent@2", "first", "--store", made_store.path).status == 2
+    assert torpor("tag", "agent@2", "first", "--move", "--store", made_store.path).out.endswith("first, pinned\n")
+    assert torpor("untag", "agent", "nothing", "--store", made_store.path).status == 4
+    assert torpor("tag", "agent", "0123456789", "--store", made_store.path).status == 2
+    assert torpor("show", "agent@9", "--store", made_store.path).status == 4
+
+
+def test_forget_leaves_nothing_of_the_session(torpor: Torpor, made_store: MadeStore) -> None:
+    freed = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json").document["bytes_freed"]
+    assert freed > 0
+    assert torpor("show", "agent", "--store", made_store.path).status == 4
+    assert len([name for name, _ in names(made_store.path) if name.endswith((".mvb", ".mvr"))]) == 1
+
+
+def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status_6(
+    torpor: Torpor, made_store: MadeStore
+) -> None:
+    (made_store.path / "old.tar.gz").write_bytes(b"who knows")
+    plan = torpor("forget", "agent", "--dry-run", "--store", made_store.path)
+    assert (plan.status, "old.tar.gz" in plan.out, "not proven" in plan.err) == (0, True, False)
+    ran = torpor("forget", "agent", "--yes", "--store", made_store.path)
+    assert (ran.status, "old.tar.gz" in ran.out, "not proven" in ran.err) == (6, True, True)
+    again = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json")
+    assert (again.status, again.document["ok"], again.document["problems"][0]["code"]) == (6, False, "cannot_be_told")
+    (made_store.path / "old.tar.gz").unlink()
+    done = torpor("forget", "agent", "--yes", "--store", made_store.path)
+    assert (done.status, done.out) == (0, "nothing of agent is in the store\n")
+
+
+def test_repair_mends_what_it_can_and_says_nothing_is_wrong(torpor: Torpor, made_store: MadeStore) -> None:
+    os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
+    assert torpor("verify", "--store", made_store.path).status == 6
+    before = names(made_store.path)
+    plan = torpor("repair", "--dry-run", "--store", made_store.path, "--json")
+    assert plan.status == 0
+    assert plan.document["actions"]
+    assert names(made_store.path) == before
+    assert torpor("repair", "--store", made_store.path).status == 0
+    assert versions(torpor, made_store) == [1, 2]
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+
+
+def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
+    torpor: Torpor, made_store: MadeStore
+) -> None:
+    damaged = made_store.bundles[1]
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 3] ^= 1
+    damaged.write_bytes(content)
+    ran = torpor("repair", "--store", made_store.path, "--json")
+    assert ran.status == 6
+    assert "torpor://default/agent" in ran.document["problems"][0]["message"]
+    assert 1 in versions(torpor, made_store)
+    told = ran.document["problems"]
+    checked = torpor("verify", "--deep", "--store", made_store.path, "--json")
+    assert (checked.status, [one["code"] for one in checked.document["findings"]]) == (6, ["version_lost"])
+    again = torpor("repair", "--store", made_store.path, "--json")
+    assert (again.status, again.document["actions"]) == (6, [])
+    assert [one["path"] for one in again.document["problems"]] == [one["path"] for one in told]
+    assert torpor("gc", "--quarantine", "--store", made_store.path).status == 0
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+    assert torpor("repair", "--store", made_store.path).status == 0
+
+
+@pytest.mark.parametrize("command", ["repair", "rebuild-index"])
+@pytest.mark.parametrize("damage", [b"", b"no database at all" * 100])
+def test_a_ruined_index_is_no_hindrance(torpor: Torpor, made_store: MadeStore, command: str, damage: bytes) -> None:
+    for file in made_store.path.glob("index.sqlite*"):
+        file.write_bytes(damage)
+    assert torpor(command, "--store", made_store.path).status == 0
+    assert versions(torpor, made_store) == [1, 2]
+    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+
+
+def test_a_damaged_file_of_marks_stops_prune_until_what_is_marked_is_said_anew(
+    torpor: Torpor, made_store: MadeStore
+) -> None:
+    torpor("pin", "agent@1", "--store", made_store.path)
+    marks = made_store.path / "marks.json"
+    marks.write_bytes(marks.read_bytes()[:-2])
+    assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 6
+    assert versions(torpor, made_store) == [1, 2], "looking goes on"
+    torpor("repair", "--store", made_store.path)
+    assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 6
+    torpor("tag", "agent@2", "newest", "--move", "--store", made_store.path)
+    assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 0
+
+
+# --- du
+
+
+def test_du_tells_each_sessions_part_and_the_whole(torpor: Torpor, made_store: MadeStore) -> None:
+    document = torpor("du", "--store", made_store.path, "--json").document
+    assert [each["session"] for each in document["sessions"]] == ["torpor://default/agent", "torpor://default/other"]
+    assert document["file_bytes"] == sum(file.stat().st_size for file in made_store.path.rglob("*") if file.is_file())
+    assert document["live_bytes"] == sum(file.stat().st_size for file in made_store.bundles)
+    text = torpor("du", "--store", made_store.path).out
+    assert "default/agent" in text
+    assert "on disk" in text
+    only = torpor("du", "agent", "--store", made_store.path, "--json").document
+    assert [each["session"] for each in only["sessions"]] == ["torpor://default/agent"]
+    assert torpor("du", "nobody", "--store", made_store.path).status == 4
+
+
+@pytest.mark.parametrize("loss", [Path.unlink, lambda index: os.truncate(index, 100)])
+def test_du_does_not_make_up_what_was_written_today(
+    torpor: Torpor, made_store: MadeStore, loss: Callable[[Path], None]
+) -> None:
+    where = ("--store", made_store.path)
+    before = torpor("du", *where, "--json").document
+    assert (before["written_today_known"], before["written_today_bytes"] > 0) == (True, True)
+    loss(made_store.path / "index.sqlite")
+    assert torpor("du", *where, "--json").document["written_today_known"] is False
+    assert "not known: the index counts it" in torpor("du", *where).out
+
+
+def test_du_and_export_work_beside_the_stores_writer(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
+    with Store.open(made_store.path, writable=True):
+        assert torpor("du", "--store", made_store.path).status == 0
+        assert torpor("export", "agent", short_path / "a.mvb", "--store", made_store.path).status == 0
+
+
+# --- export and import
+
+
+def test_an_exported_version_is_imported_as_the_same_bundle(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    file, other = short_path / "agent.mvb", short_path / "other-store"
+    exported = torpor("export", "agent@2", file, "--store", made_store.path, "--json").document
+    assert exported["token_count"] == 600
+    assert exported["file_bytes"] == file.stat().st_size
+    with Store.open(other, writable=True):
+        pass
+    imported = torpor("import", file, "--store", other, "--json").document
+    assert imported["bundle_id"] == exported["bundle_id"]
+    assert imported["session"] == "torpor://default/agent"
+    assert torpor("verify", "--deep", "--store", other).status == 0
+    renamed = torpor("import", file, "--as", "copy", "--store", other, "--json").document
+    assert renamed["session"] == "torpor://default/copy"
+    assert torpor("show", "copy", "--store", other, "--json").document["info"]["token_count"] == 600
+
+
+def test_an_import_says_where_a_newer_version_stays_the_one_that_wakes(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    """As the version is that a repair has saved of the one whose file was damaged."""
+    target = short_path / "made" / "first"
+    target.parent.mkdir()
+    assert torpor("export", "agent@1", target, "--store", made_store.path).status == 0
+    ran = torpor("import", target, "--store", made_store.path)
+    assert "is there already as version 1" in ran.out
+    assert "version 2 is newer" in ran.err
+    assert "torpor repair" in ran.err
+    fresh = torpor("import", target, "--store", made_store.path, "--as", "fresh")
+    assert (fresh.status, fresh.err) == (0, "")
+
+
+def test_an_import_that_was_interrupted_says_that_asking_again_is_safe_and_it_is(
+    torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = short_path / "agent.mvb"
+    torpor("export", "agent", file, "--store", made_store.path)
+    whole = Store.import_file
+
+    def interrupted(self: Store, *arguments: Any, **options: Any) -> Any:
+        whole(self, *arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "import_file", interrupted)
+        ran = torpor("import", file, "--as", "copy", "--store", made_store.path)
+    assert (ran.status, "may have come to its end" in ran.err) == (130, True)
+    again = torpor("import", file, "--as", "copy", "--store", made_store.path)
+    assert again.status == 0
+    assert "is there already as version 1" in again.out
+    assert torpor("import", file, "--as", "copy", "--store", made_store.path, "--json").document["version"] == 1
+
+
+def test_a_file_that_is_there_is_not_written_over(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
+    file = short_path / "precious"
+    file.write_text("precious")
+    assert torpor("export", "agent", file, "--store", made_store.path).status != 0
+    assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5000])
+def test_a_damaged_file_is_not_imported(torpor: Torpor, made_store: MadeStore, short_path: Path, cut: int) -> None:
+    file = short_path / "agent.mvb"
+    torpor("export", "agent", file, "--store", made_store.path)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content[: len(content) - cut])
+    shutil.copytree(made_store.path, short_path / "before")
+    assert torpor("import", file, "--as", "copy", "--store", made_store.path).status == 6
+    assert torpor("show", "copy", "--store", made_store.path).status == 4
+    assert names(made_store.path) == names(short_path / "before")
+    assert torpor("import", short_path / "none", "--store", made_store.path).status != 0
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.EROFS, "Mount its file system for writing, or choose another"), (errno.EACCES, "Give user ")],
+)
+@pytest.mark.parametrize("command", [("gc",), ("tag", "agent", "x"), ("repair",), ("serve",)])
+def test_a_store_that_cannot_be_written_says_so_and_what_still_can_be_done(
+    torpor: Torpor,
+    made_store: MadeStore,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    number: int,
+    advice: str,
+) -> None:
+    """Whoever writes opens the lock for it first: as on a file system that is mounted for reading."""
+    real = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and options.get("dir_fd") is not None:
+            raise OSError(number, os.strerror(number))
+        return real(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    ran = torpor(*command, "--store", made_store.path)
+    assert ran.status == 1
+    assert f"{made_store.path}/lock: {os.strerror(number)}. {advice}" in ran.err
+    assert "choose another store (--store, $TORPOR_STORE). Without that it can be looked at" in ran.err
+    assert torpor("ls", "--store", made_store.path).status == 0
+    assert torpor("verify", "--store", made_store.path).status == 0
+
+
+def test_a_place_where_no_store_can_be_made_says_so(
+    torpor: Torpor, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.makedirs
+
+    def refuse(path: Any, *rest: Any, **options: Any) -> None:
+        if Path(path) == short_path / "new":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "makedirs", refuse)
+    ran = torpor("serve", "--store", short_path / "new")
+    assert "Mount its file system for writing, or choose another place for the store (--store" in ran.err
+
+
+@pytest.mark.parametrize("beside_a_daemon", [False, True])
+def test_a_backup_copies_the_store_once_and_then_what_is_new(
+    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, short_path: Path, beside_a_daemon: bool
+) -> None:
+    daemon.service.store = str(made_store.path)
+    where = () if beside_a_daemon else ("--store", made_store.path)
+    folder = short_path / "copy"
+    ran = torpor("backup", folder, *where)
+    assert (ran.status, "done" in ran.out, "copied" in ran.out) == (0, True, True)
+    assert torpor("verify", "--deep", "--store", folder).status == 0
+    again = torpor("backup", folder, *where, "--json")
+    assert (again.status, again.document["actions"], again.document["bytes_written"]) == (0, [], 0)
+    assert "all of it is there already" in torpor("backup", folder, *where).out
+    inside = torpor("backup", made_store.path / "copy", *where, "--json")
+    assert inside.error["error"]["code"] == "unsafe_path"
+
+
+def test_a_backup_names_the_awake_sessions_of_which_it_has_not_all(
+    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, short_path: Path
+) -> None:
+    daemon.service.store = str(made_store.path)
+    for name, text in {"slept": "some text", "one": "some text", "two": "some text", "empty": ""}.items():
+        daemon.do(lambda name=name: daemon.service.create(session=name))
+        found = daemon.service.sessions[name]
+        found.info = dataclasses.replace(found.info, token_count=len(text))
+    assert torpor("sleep", "slept").status == 0
+    ran = torpor("backup", short_path / "copy")
+    assert (ran.status, "freed" in ran.out) == (0, False)
+    assert "not in it  what 2 awake sessions read and wrote" in ran.err
+    assert ran.err.endswith("torpor sleep default/one default/two\n")
+    assert torpor("sleep", "one", "two").status == 0
+    assert torpor("backup", short_path / "copy").err == ""
+
+
+def test_a_backup_of_a_damaged_store_tells_what_is_not_in_it(
+    torpor: Torpor, made_store: MadeStore, short_path: Path
+) -> None:
+    made_store.bundles[1].write_bytes(b"nothing")
+    ran = torpor("backup", short_path / "copy", "--store", made_store.path, "--json")
+    assert (ran.status, ran.document["ok"]) == (6, False)
+    assert [problem["path"] for problem in ran.document["problems"]] == [str(made_store.bundles[1])]

@@ -1,0 +1,197 @@
+"""The demo told for real: processes, SIGKILL, sockets and files, on a tiny model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_rig import Torpor
+from torpor.cli.demo import story
+from torpor.cli.demo.daemon import DemoDaemon
+from torpor.cli.demo.document import Document, load_document
+from torpor.cli.demo.narrator import Narrator
+from torpor.cli.demo.report import ORDER_CHECK
+from torpor.cli.demo.story import Demo, Settings
+from torpor.cli.errors import DemoDaemonFailed, DemoUnfit, UnreadableInput
+from torpor.cli.reach.background import is_running
+from torpor.cli.view.output import Output
+
+TEXT = "".join(f"line {number} of a document that is long enough\n" for number in range(80))
+
+
+@pytest.fixture(autouse=True)
+def caches_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pids of the daemons that a demo in this process has started."""
+    pids: list[int] = []
+    popen = subprocess.Popen
+
+    def noting(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = popen(*arguments, **options)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr("torpor.cli.demo.daemon.subprocess.Popen", noting)
+    return pids
+
+
+def settings(folder: Path, model: Path, **changes: object) -> Settings:
+    chosen: dict[str, object] = {
+        "folder": folder,
+        "document": Document("lines.txt", "lines.txt", TEXT),
+        "tokens_before": 6,
+        "tokens_after": 6,
+        "repeats": 1,
+        "target_document_tokens": 700,
+        "minimum_document_tokens": 500,
+        "models": {"tiny": str(model)},
+    }
+    return Settings(**{**chosen, **changes})  # type: ignore[arg-type]
+
+
+def tell(chosen: Settings) -> story.DemoReport:
+    return Demo(chosen, Narrator(Output(as_json=True)), {}).tell()
+
+
+def test_a_woken_session_goes_on_bit_for_bit_after_sigkill(
+    short_path: Path, tiny_model: Path, started: list[int]
+) -> None:
+    """Promises 1 and 2, as a stranger sees them."""
+    report = tell(settings(short_path, tiny_model, repeats=3))
+    # Which came first is for the clock to say, and no test's business.
+    assert [check for check in report.checks if not check.passed and check.name != ORDER_CHECK] == []
+    evidence = report.evidence
+    assert [death.exit_signal for death in evidence.deaths] == [signal.SIGKILL] * 3
+    assert all(death.socket_left_behind for death in evidence.deaths), "a killed daemon cannot tidy up"
+    assert len({waking.daemon_pid for waking in evidence.wakings}) == 3
+    assert len(evidence.wakings[0].writing.tokens) == 6
+    assert all(run.tokens_prefilled == evidence.sleep.token_count for run in evidence.cold_runs)
+    assert started
+    assert not any(map(is_running, started))
+
+
+def test_a_wake_that_changes_a_token_is_disproved(
+    short_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison is real: a session that reads one token more before it goes on is not the same."""
+    wake = story.Demo._wake
+
+    def tampered(self: Demo, client: story.Client, daemon: DemoDaemon) -> story.Waking:
+        client.append(story.READER, text="!")
+        return wake(self, client, daemon)
+
+    monkeypatch.setattr(story.Demo, "_wake", tampered)
+    report = tell(settings(short_path, tiny_model))
+    names = [check.name for check in report.checks if not check.passed]
+    assert "wake: logits of every token" in names
+    assert "wake: goes on from the very logits that slept" in names
+    assert not report.passed
+
+
+def test_a_document_that_is_too_short_is_refused(short_path: Path, tiny_model: Path, started: list[int]) -> None:
+    with pytest.raises(DemoUnfit, match="at least 500"):
+        tell(settings(short_path, tiny_model, document=Document("short.txt", "short.txt", TEXT[:400])))
+    assert started
+    assert not any(map(is_running, started))
+
+
+def test_a_model_with_too_little_context_is_refused(short_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(DemoUnfit, match="do not fit"):
+        tell(settings(short_path, tiny_model, target_document_tokens=9000, minimum_document_tokens=2000))
+
+
+def test_a_daemon_that_does_not_start_is_reported_with_its_last_words(short_path: Path, started: list[int]) -> None:
+    with pytest.raises(DemoDaemonFailed, match="model_unavailable"):
+        tell(settings(short_path, short_path / "no-model"))
+    assert started
+    assert not any(map(is_running, started))
+
+
+def test_a_killed_daemon_is_dead_and_a_stopped_one_is_not_taken_for_killed(short_path: Path, tiny_model: Path) -> None:
+    chosen = {"store": short_path / "store", "models": {"tiny": str(tiny_model)}, "log": short_path / "log"}
+    socket_path = short_path / "run" / "t.sock"
+    first = DemoDaemon(socket_path=socket_path, **chosen)  # type: ignore[arg-type]
+    death = first.kill()
+    assert death.proven
+    assert death.socket_left_behind
+    second = DemoDaemon(socket_path=socket_path, **chosen)  # type: ignore[arg-type]
+    assert second.stop() == ()
+    assert not socket_path.exists()
+
+
+def test_the_document_is_cut_at_the_end_of_a_line() -> None:
+    document = Document("x", "x", "one\ntwo\nthree\n")
+    assert document.cut(9).text == "one\ntwo\n"
+    assert document.cut(100).text == document.text
+    assert Document("x", "x", "one long line").cut(5).text == "one l"
+
+
+def test_the_default_document_is_python_s_own_and_long(tmp_path: Path) -> None:
+    document = load_document(None)
+    assert document.name == "argparse.py"
+    assert len(document.text) > 60_000
+    with pytest.raises(UnreadableInput):
+        load_document(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
+def test_a_demo_that_is_ended_leaves_no_daemon(short_path: Path, number: int, status: int) -> None:
+    """Whatever ends it, SIGKILL included; the folder is removed wherever anything can still be done."""
+    environment = {**os.environ, "TMPDIR": str(short_path)}
+    command = [sys.executable, "-m", "torpor.cli.main", "demo"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        pid = _first_daemon(process)
+        assert is_running(pid)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == status
+    _wait_gone(pid)
+    assert (list(short_path.glob("torpor-demo-*")) == []) == (number != signal.SIGKILL)
+
+
+def test_a_temporary_folder_that_is_not_there_is_told_before_any_work(
+    torpor: Torpor, started: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr("torpor.cli.demo.demo.examine_machine", lambda: pytest.fail("the work was begun"))
+    ran = torpor("demo")
+    assert (ran.status, started) == (2, [])
+    assert "no such folder is there. Make it, or name another." in " ".join(ran.err.split())
+
+
+@pytest.mark.heavy
+def test_the_demo_as_a_stranger_runs_it(torpor: Torpor) -> None:
+    ran = torpor("demo", "--repeats", "1", "--json")
+    assert ran.status == 0
+    assert ran.document["passed"] is True
+    assert ran.document["evidence"]["reading"]["tokens"] >= 6000
+    assert len(ran.document["evidence"]["wakings"][0]["writing"]["tokens"]) >= 64
+
+
+def _first_daemon(process: subprocess.Popen[bytes]) -> int:
+    """The pid that the demo tells of its first daemon."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(rb"pid (\d+)", line):
+            return int(found[1])
+    raise AssertionError("the demo ended without a daemon")
+
+
+def _wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,74 @@
+"""`torpor ensure` and `Client.ensure`: one daemon that answers, whoever asks for it and how many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_rig import Torpor
+from torpor.cli.reach.background import is_running
+from torpor.socket_api import AsyncClient, Client
+from torpor.socket_api.errors import DaemonNotStarted, DaemonUnreachable
+
+COMMAND = [sys.executable, "-P", "-m", "torpor.cli.main", "ensure", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A store, a socket and a log of this test; the daemon that it leaves is stopped."""
+    monkeypatch.setenv("TORPOR_STORE", str(short_path / "store"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(short_path / "state"))
+    yield
+    try:
+        with Client() as daemon:
+            pid = daemon.peer_pid
+            daemon.shutdown(force=True)
+    except DaemonUnreachable:
+        return
+    deadline = time.monotonic() + 60
+    while pid is not None and is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_several_at_once_start_one_daemon_and_all_have_it(torpor: Torpor) -> None:
+    running = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [(process.communicate(timeout=240), process.returncode) for process in running]
+    assert [status for _, status in told] == [0, 0, 0], told
+    documents = [json.loads(out) for (out, _), _ in told]
+    assert sorted(each["started"] for each in documents) == [False, False, True]
+    (pid,) = {each["pid"] for each in documents}
+    again = torpor("ensure")
+    assert (again.status, f"(pid {pid}), as it did before" in again.out) == (0, True)
+    refused = torpor("ensure", "--store", "/elsewhere")
+    assert (refused.status, "Leave --store out" in " ".join(refused.err.split())) == (2, True)
+    with Client.ensure() as daemon:
+        assert daemon.status().pid == pid
+
+    async def ensured() -> int:
+        daemon = await AsyncClient.ensure()
+        try:
+            return (await daemon.status()).pid
+        finally:
+            await daemon.close()
+
+    assert asyncio.run(ensured()) == pid
+
+
+def test_a_daemon_that_cannot_start_is_told_and_leaves_no_process(torpor: Torpor, short_path: Path) -> None:
+    config = short_path / "torpor.toml"
+    config.write_text("memory_budget = 'much'\n")
+    ran = torpor("ensure", "--config", config)
+    assert (ran.status, "invalid_configuration" in ran.err) == (2, True)
+    with pytest.raises(DaemonNotStarted, match=r"none was started: .*memory_budget"):
+        Client.ensure(config=config)
+    with pytest.raises(DaemonUnreachable):
+        Client()
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in found.splitlines() if str(short_path) in line and "detached" in line]

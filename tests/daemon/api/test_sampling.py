@@ -1,0 +1,102 @@
+"""Sampling parameters: what can be sampled from, and nothing else (threat 48)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torpor.daemon.api.sampling import MAX_SEED, Sampling
+from torpor.daemon.errors import InvalidSampling
+
+
+def test_the_defaults_are_greedy() -> None:
+    assert Sampling() == Sampling(0.0, 1.0, 0, 0.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", 100.1),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("temperature", None),
+        ("temperature", 1e-40),
+        ("temperature", 1e-320),
+        ("top_p", 0.0),
+        ("top_p", -1),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("top_k", -1),
+        ("top_k", 2**31),
+        ("top_k", 2.5),
+        ("top_k", 2.0),
+        ("top_k", math.inf),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", math.inf),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.5),
+        ("seed", 1.0),
+        ("seed", "1"),
+        ("seed", False),
+    ],
+)
+def test_a_value_that_cannot_be_sampled_from_is_refused_by_its_field_threat_48(field: str, value: Any) -> None:
+    with pytest.raises(InvalidSampling) as refusal:
+        Sampling(**{field: value})
+    assert refusal.value.field == field
+    assert field in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0),
+        ("temperature", 100),
+        ("temperature", 1e-4),
+        ("top_p", 1e-6),
+        ("top_p", 1),
+        ("top_k", 2**31 - 1),
+        ("min_p", 1.0),
+        ("repetition_penalty", 1e-3),
+        ("seed", MAX_SEED),
+    ],
+)
+def test_the_ends_of_each_range_are_accepted(field: str, value: Any) -> None:
+    assert getattr(Sampling(**{field: value}), field) == value
+
+
+@given(
+    st.builds(
+        Sampling,
+        temperature=st.floats(0.01, 100),
+        top_p=st.floats(1e-6, 1),
+        top_k=st.integers(0, 2**31 - 1),
+        min_p=st.floats(0, 1),
+        repetition_penalty=st.floats(1e-3, 100),
+        seed=st.integers(0, MAX_SEED),
+    )
+)
+def test_what_a_snapshot_keeps_is_read_back(sampling: Sampling) -> None:
+    assert Sampling.from_map(sampling.to_map()) == sampling
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown"])
+def test_a_map_of_other_fields_is_refused(change: str) -> None:
+    kept: dict[str, Any] = dict(Sampling().to_map())
+    if change == "missing":
+        del kept["top_p"]
+    else:
+        kept["beam_width"] = 4
+    with pytest.raises(InvalidSampling):
+        Sampling.from_map(kept)

@@ -1,0 +1,108 @@
+"""What may stand in a configuration file, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torpor.daemon.config.configuration import MAX_CONFIG_BYTES, Configuration, read_configuration
+from torpor.daemon.errors import InvalidConfiguration
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "torpor.toml"
+
+
+def test_an_empty_file_says_nothing(file: Path) -> None:
+    file.write_text("")
+    assert read_configuration(file) == Configuration()
+
+
+def test_sizes_and_durations_are_numbers_or_words(file: Path) -> None:
+    file.write_text('memory_budget = "1.5GiB"\nidle_sleep = 90\nmodel_ttl = "15min"\nkeep_free = 0\n')
+    found = read_configuration(file)
+    assert (found.memory_budget, found.idle_sleep, found.model_ttl, found.keep_free) == (3 << 29, 90.0, 900.0, 0)
+
+
+def test_models_stand_in_the_order_of_the_file_and_folders_are_meant_from_it(file: Path) -> None:
+    (file.parent / "models" / "b").mkdir(parents=True)
+    file.write_text(
+        '[models.a]\npath = "./a"\nadapter = "adapters/x/y"\nfuse = true\nkv_bits = 8\npin = true\nttl = "1h"\n'
+        '[models.b]\npath = "models/b"\nload = "start"\n[models.c]\npath = "owner/name"\n[models.d]\npath = "/d"\n'
+    )
+    found = read_configuration(file)
+    folder = file.parent
+    assert list(found.models) == ["a", "b", "c", "d"]
+    assert [table.path for table in found.models.values()] == [f"{folder}/a", f"{folder}/models/b", "owner/name", "/d"]
+    a = found.models["a"]
+    assert (a.adapter, a.fuse, a.kv_bits, a.kv_group, a.pin, a.ttl) == (
+        f"{folder}/adapters/x/y",
+        True,
+        8,
+        64,
+        True,
+        3600,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("memory = 1", "memory"),
+        ("[models.a]\npath = 'x'\npinned = true", "models.a.pinned"),
+        ("[models.a]\npin = true", "models.a.path"),
+        ("memory_budget = 0", "memory_budget"),
+        ("memory_budget = -1", "memory_budget"),
+        ("memory_budget = true", "memory_budget"),
+        ("memory_budget = 'much'", "no size"),
+        ("idle_sleep = 0", "idle_sleep"),
+        ("idle_sleep = nan", "idle_sleep"),
+        ("model_ttl = 'soon'", "no duration"),
+        ("load = 'never'", "load"),
+        ("on_model_change = 'panic'", "on_model_change"),
+        ("max_waiting = 0", "max_waiting"),
+        ("max_waiting = 65537", "max_waiting"),
+        ("[models.a]\npath = 'x'\nkv_bits = 5", "models.a.kv_bits"),
+        ("[models.a]\npath = 'x'\npin = 1", "models.a.pin"),
+        ("[models.a]\npath = 'x'\nfuse = true", "fuse"),
+        ("[models.a]\npath = ''", "models.a.path"),
+        ("models = 3", "models"),
+        ("= 3", "not TOML"),
+        ("a = 1\na = 2", "not TOML"),
+        ("x = " + "[" * 5000, "not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(file: Path, text: str, word: str) -> None:
+    file.write_text(text)
+    with pytest.raises(InvalidConfiguration, match=word) as refusal:
+        read_configuration(file)
+    assert refusal.value.path == str(file)
+
+
+def test_a_file_that_cannot_be_read_or_is_too_long_is_refused(file: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="cannot be read"):
+        read_configuration(file)
+    file.write_bytes(b"#" * (MAX_CONFIG_BYTES + 1))
+    with pytest.raises(InvalidConfiguration, match="longer"):
+        read_configuration(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidConfiguration, match="not TOML"):
+        read_configuration(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("memory_budgets = 1", "wrong at memory_budgets: this key is not known; memory_budget is, if that was meant"),
+        ("[models.a]\npath = 'x'\nkvbits = 8", "models.a.kvbits: this key is not known; kv_bits is, if that was meant"),
+        ("zzz = 1", "zzz: this key is not known. The keys here are daily_write_budget, idle_sleep, keep_free, load"),
+    ],
+)
+def test_a_key_that_is_not_known_is_told_with_the_closest_one(file: Path, text: str, told: str) -> None:
+    file.write_text(text)
+    with pytest.raises(InvalidConfiguration) as refusal:
+        read_configuration(file)
+    assert told in refusal.value.message
+    assert "The keys here are " in refusal.value.message
+    assert "Extra inputs" not in refusal.value.message

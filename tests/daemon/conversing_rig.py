@@ -1,0 +1,79 @@
+"""Conversations whose replies a test says beforehand: shared by the tests of chats and folds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import END, Rigged, ignore
+from torpor.daemon.engine import generation
+from torpor.daemon.sessions.transcripts import message_of
+
+SYSTEM = message_of("system", "Be brief.")
+
+
+@pytest.fixture(autouse=True)
+def script(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that are drawn next, whatever the logits are; when they are used up, the model decides."""
+    tokens: list[int] = []
+    real = generation.draw
+
+    def draw(sampling: Any, logits: Any, ledger: Any, key: Any) -> Any:
+        drawn = real(sampling, logits, ledger, key)
+        return replace(drawn, token=tokens.pop(0)) if tokens else drawn
+
+    monkeypatch.setattr(generation, "draw", draw)
+    monkeypatch.setattr(Rigged, "script", tokens, raising=False)
+    return tokens
+
+
+def reply_with(rig: Rigged, reply: str | Sequence[int]) -> None:
+    """Make the next turn this text, or these tokens, closed by the end token, and count the network's calls anew."""
+    tokens = rig.model.encode(reply, opening=False) if isinstance(reply, str) else reply
+    rig.script[:] = [*tokens, END]
+    rig.network.reset()
+
+
+def with_template(folder: Path, template: str) -> Path:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    return folder
+
+
+def user(text: str) -> dict[str, str]:
+    return dict(message_of("user", text))
+
+
+def assistant(text: str) -> dict[str, str]:
+    return dict(message_of("assistant", text))
+
+
+def ledger(rig: Rigged, name: str = "a") -> list[int]:
+    return list(rig.live(name).state.tokens)
+
+
+async def send(rig: Rigged, messages: Sequence[Any], name: str = "a", **options: Any) -> Any:
+    return await rig.service.chat(session=name, messages=messages, emit=ignore, **({"max_tokens": 60} | options))
+
+
+async def tell(rig: Rigged, message: str, name: str = "a", **options: Any) -> Any:
+    return await rig.service.chat(session=name, message=message, emit=ignore, **({"max_tokens": 60} | options))
+
+
+async def talk(rig: Rigged, turns: int, name: str = "a", opening: Sequence[Any] = ()) -> list[Any]:
+    """A conversation by transcripts; the messages that were sent and answered."""
+    messages = [*opening]
+    for number in range(turns):
+        messages.append(user(f"question {number}?"))
+        reply_with(rig, f"answer {number}")
+        messages.append(assistant((await send(rig, messages, name)).text))
+    return messages
+
+
+def cold(rig: Rigged, messages: Sequence[Any]) -> list[int]:
+    """The tokens of the whole conversation rendered at once, but for the line break that belongs to the next turn."""
+    return rig.model.encode(rig.model.render(messages, False), opening=False)[:-1]

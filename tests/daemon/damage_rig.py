@@ -1,0 +1,38 @@
+"""Damaging the files of sessions that sleep, and what is told of them: shared by the tests of what mends them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from session_rig import tokens_of, until
+from torpor.memvid import Store
+from torpor.memvid.uri import SessionUri
+
+TEXT = tokens_of(1, 1300)
+
+
+def damage(store: Path, name: str, *, span: int = -1, kind: str = "span", head: bool = False) -> None:
+    """Flip a bit in a block of a session's newest version: in its bytes, or in the tokens of its header."""
+    with Store.open(store, writable=False) as opened:
+        row = opened.find_session(SessionUri("default", name))
+        assert row is not None
+        with opened.open_session(row.uri) as reader:
+            entry = [each for each in reader.entries if each.kind == kind][span]
+            with reader.holding(entry) as frames:
+                frame, path = frames.frame_of(entry.id), Path(frames.path)
+    data = bytearray(path.read_bytes())
+    at = frame.offset + frame.head_bytes - 40 if head else frame.offset + frame.head_bytes + 80
+    data[at] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+async def told(heard: Any, name: str, count: int = 1) -> list[dict[str, Any]]:
+    await until(lambda: len(heard.of(name)) >= count)
+    found: list[dict[str, Any]] = heard.of(name)
+    return found
+
+
+async def mend(rig: Any, name: str = "a") -> None:
+    await rig.service._healing.mend(SessionUri("default", name))

@@ -1,0 +1,183 @@
+"""Who is told of events: in order, within bounds, and nothing is left of who has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+from session_rig import until
+from torpor.daemon.errors import EmptyContext, TooManySubscribers, UnknownEvent
+from torpor.daemon.events.bus import MAX_SUBSCRIBERS, Bus, Subscription, Wanted
+from torpor.daemon.events.events import (
+    EVENT_NAMES,
+    EVENTS,
+    Event,
+    FirstToken,
+    PrefillProgress,
+    RequestFailed,
+    SleepBegan,
+)
+from torpor.memvid.uri import SessionUri
+
+A = SessionUri("default", "a")
+B = SessionUri("lab", "b")
+
+
+def told(subscription: Subscription) -> list[Any]:
+    """What waits for a subscriber, but for the word that it is one."""
+
+    async def take() -> list[Any]:
+        found = []
+        while subscription._waiting:
+            found.append(await anext(subscription))
+        return found
+
+    coroutine = take()
+    with pytest.raises(StopIteration) as done:  # it never has to wait
+        coroutine.send(None)
+    return [notice for notice in done.value.value if notice.event.name != "subscribed"]
+
+
+def events(subscription: Subscription) -> list[Event]:
+    return [notice.event for notice in told(subscription)]
+
+
+def test_every_event_has_a_name_of_its_own_and_plain_facts() -> None:
+    assert len(EVENT_NAMES) == len(EVENTS) == len(set(EVENTS))
+    assert SleepBegan(A, "idle", 3).facts() == {"cause": "idle", "tokens": 3}
+
+
+async def test_a_subscriber_is_told_in_order_with_numbers_without_gaps() -> None:
+    bus = Bus()
+    bus.publish(FirstToken(A, 0.0))
+    with bus.subscribe(Wanted()) as subscription:
+        first = await anext(subscription)
+        for number in range(5):
+            bus.publish(PrefillProgress(A, number, 5))
+        found = told(subscription)
+    assert (first.event.name, first.number) == ("subscribed", 0)
+    assert [notice.event.done_tokens for notice in found] == [0, 1, 2, 3, 4]
+    assert [notice.number for notice in found] == [1, 2, 3, 4, 5]
+    assert [notice.monotonic_s for notice in found] == sorted(notice.monotonic_s for notice in found)
+    assert all(notice.request is None for notice in found)
+
+
+async def test_each_is_told_what_it_asked_for() -> None:
+    bus = Bus()
+    wanted = [Wanted(frozenset({"first_token"})), Wanted(session=A), Wanted(namespace="lab"), Wanted()]
+    subscriptions = [bus.subscribe(each) for each in wanted]
+    published = [FirstToken(A, 1.0), FirstToken(B, 2.0), PrefillProgress(A, 1, 2), RequestFailed(None, "x", "y", 0.1)]
+    for event in published:
+        bus.publish(event)
+    one, two, three, four = published
+    assert [events(each) for each in subscriptions] == [[one, two], [one, three], [two], [one, two, three, four]]
+
+
+def test_an_event_that_does_not_exist_is_no_wish() -> None:
+    with pytest.raises(UnknownEvent) as caught:
+        Wanted(frozenset({"sleep_ended", "sleeps"}))
+    assert caught.value.details["event"] == "sleeps"
+    assert "sleep_ended" in caught.value.message
+
+
+async def test_a_slow_subscriber_loses_the_oldest_and_is_told_how_many() -> None:
+    bus = Bus()
+    slow, quick = bus.subscribe(Wanted(), most_waiting=4), bus.subscribe(Wanted())
+    for number in range(10):
+        bus.publish(PrefillProgress(A, number, 10))
+    found = told(slow)
+    assert found[0].event.name == "lost"
+    assert found[0].event.count == 7, "six of the ten, and the word that it is a subscriber"
+    assert [notice.event.done_tokens for notice in found[1:]] == [6, 7, 8, 9]
+    assert found[0].number == found[1].number - 1
+    assert (slow.lost, quick.lost) == (7, 0)
+    assert len(events(quick)) == 10
+    bus.publish(FirstToken(A, 1.0))
+    assert events(slow) == [FirstToken(A, 1.0)], "once told, it is not told again"
+
+
+async def test_nothing_is_left_of_a_subscriber_that_has_gone() -> None:
+    bus = Bus()
+
+    async def watch() -> None:
+        with bus.subscribe(Wanted()) as subscription:
+            ends.append(weakref.ref(subscription))
+            async for _ in subscription:
+                pass
+
+    ends: list[weakref.ref[Subscription]] = []
+    task = asyncio.create_task(watch())
+    await until(lambda: bus.is_watched)
+    task.cancel()
+    await asyncio.wait({task})
+    del task
+    gc.collect()
+    assert not bus.is_watched
+    assert ends[0]() is None
+
+
+async def test_a_bus_that_is_closed_ends_its_subscriptions_once_they_are_read() -> None:
+    bus = Bus()
+    subscription = bus.subscribe(Wanted())
+    bus.publish(FirstToken(A, 1.0))
+    bus.close()
+    bus.publish(FirstToken(A, 2.0))
+    assert [notice.event.name async for notice in subscription] == ["subscribed", "first_token"]
+    late = bus.subscribe(Wanted())
+    assert [notice.event.name async for notice in late] == ["subscribed"]
+    assert subscription.delivered == 2
+
+
+async def test_there_is_a_bound_on_subscribers() -> None:
+    bus = Bus()
+    subscriptions = [bus.subscribe(Wanted()) for _ in range(MAX_SUBSCRIBERS)]
+    with pytest.raises(TooManySubscribers):
+        bus.subscribe(Wanted())
+    subscriptions[3].end()
+    bus.subscribe(Wanted())
+
+
+async def test_what_another_thread_tells_keeps_its_order_and_its_request() -> None:
+    bus = Bus()
+    with bus.subscribe(Wanted()) as subscription:
+        with bus.request("append", lambda: A):
+            tell = bus.from_any_thread()
+        thread = threading.Thread(target=lambda: [tell(PrefillProgress(A, number, 3)) for number in range(3)])
+        thread.start()
+        await until(lambda: len(subscription._waiting) == 6)
+        thread.join()
+        found = told(subscription)
+    assert [notice.event.name for notice in found[:2]] == ["request_accepted", "request_finished"]
+    assert [notice.event.done_tokens for notice in found[2:]] == [0, 1, 2]
+    assert {notice.request for notice in found} == {1}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EmptyContext("the words of a client"), "empty_context"),
+        (asyncio.CancelledError(), "cancelled"),
+        (ValueError("the words of a client"), "internal_error"),
+    ],
+)
+async def test_a_request_that_fails_is_told_by_its_code_and_no_word_more(error: BaseException, code: str) -> None:
+    bus = Bus()
+    with bus.subscribe(Wanted()) as subscription:
+        with pytest.raises(type(error)), bus.request("chat", lambda: A):
+            raise error
+        accepted, failed = events(subscription)
+    assert accepted.facts() == {"verb": "chat"}
+    assert isinstance(failed, RequestFailed)
+    assert (failed.session, failed.verb, failed.code) == (A, "chat", code)
+
+
+async def test_nobody_asks_for_a_session_that_nobody_is_told_of() -> None:
+    def never() -> SessionUri:
+        raise AssertionError("nobody is told")
+
+    with Bus().request("chat", never):
+        pass

@@ -1,0 +1,165 @@
+"""What computed a snapshot is kept with it, and compared when it wakes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damage_rig import damage
+from recompute_rig import teach
+from session_rig import ignore, tokens_of
+from torpor.daemon.models import backend
+from torpor.daemon.models.backend import describe
+from torpor.memvid.uri import SessionUri
+from torpor.snapshot.errors import IdentityMismatch
+from torpor.snapshot.identity import CIRCUMSTANCES
+
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+
+
+def test_the_facts_name_versions_device_and_blas() -> None:
+    facts = describe()
+    assert facts["mlx"] == importlib.metadata.version("mlx")
+    assert set(facts) == CIRCUMSTANCES - {"adapter_path"}
+    assert all(facts.values())
+    assert describe(Path("/adapter")) == {**facts, "adapter_path": "/adapter"}
+
+
+@pytest.mark.parametrize(
+    ("device", "has_metal", "kind"), [(mx.cpu, True, "cpu"), (mx.gpu, True, "metal"), (mx.gpu, False, "cuda")]
+)
+def test_the_device_is_named_by_its_kind(
+    monkeypatch: pytest.MonkeyPatch, device: Any, has_metal: bool, kind: str
+) -> None:
+    monkeypatch.setattr(backend.mx, "default_device", lambda: mx.Device(device))
+    monkeypatch.setattr(backend.mx.metal, "is_available", lambda: has_metal)
+    assert describe()["device"] == kind
+
+
+async def test_every_snapshot_says_what_computed_it(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 10))
+        await rig.sleep("a")
+        with rig.service._store.open_session(SessionUri.parse("torpor://default/a")) as reader:
+            assert reader.manifest.session["backend"] == describe()
+
+
+async def sleep_elsewhere(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that slept on another device with another version of mlx."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(backend, "_device", lambda: "metal")
+        elsewhere.setattr(backend.importlib.metadata, "version", lambda _: "0.1")
+        async with open_rig() as rig:
+            await rig.read("a", tokens_of(1, 300))
+            await rig.sleep("a")
+
+
+DIFFERING = [("device", "metal", "cpu"), ("mlx", "0.1", describe()["mlx"]), ("mlx_lm", "0.1", describe()["mlx_lm"])]
+
+
+@pytest.mark.skipif(describe()["device"] != "cpu", reason="what differs is told for a CPU")
+async def test_what_another_backend_computed_wakes_and_the_wake_says_what_differs(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sleep_elsewhere(open_rig, monkeypatch)
+    async with open_rig() as rig:
+        asleep = (await rig.service.show(session="a")).backend
+        woken = await rig.wake("a")
+        again = await rig.wake("a")
+        awake = (await rig.service.show(session="a")).backend
+    assert (asleep["device"], asleep["mlx"]) == ("metal", "0.1")
+    assert [(each.field, each.stored, each.live) for each in woken.differs] == DIFFERING
+    assert (again.already_awake, again.differs) == (True, woken.differs)
+    assert awake == describe()
+
+
+@pytest.mark.skipif(describe()["device"] != "cpu", reason="what differs is told for a CPU")
+async def test_whoever_is_strict_is_refused_what_another_backend_computed(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sleep_elsewhere(open_rig, monkeypatch)
+    async with open_rig() as rig:
+        with pytest.raises(IdentityMismatch, match="device was metal and is cpu") as refusal:
+            await rig.service.wake(session="a", strict=True, emit=ignore)
+        assert not rig.is_awake("a")
+        assert [(each["field"], each["stored"], each["live"]) for each in refusal.value.mismatched_fields] == DIFFERING
+        await rig.wake("a")
+        with pytest.raises(IdentityMismatch):
+            await rig.service.wake(session="a", strict=True, emit=ignore)
+        await rig.write("a", 1)
+        await rig.sleep("a")
+        woken = await rig.service.wake(session="a", strict=True, emit=ignore)
+    assert woken.differs == (), "it has slept here since"
+
+
+@pytest.mark.parametrize("goes_on", ["awake", "asleep", "woken again", "forked", "cut at a look", "healed"])
+async def test_what_another_backend_began_is_nobodys_prefix_however_it_goes_on(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, goes_on: str
+) -> None:
+    """One token that is computed here does not make the others so."""
+    text = tokens_of(1, 300)
+    await sleep_elsewhere(open_rig, monkeypatch)
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.service._reuse.learned()
+        await rig.wake("a")
+        await rig.service.append(session="a", tokens=[5, *tokens_of(2, 300)], emit=ignore)
+        if goes_on != "awake":
+            await rig.sleep("a")
+        if goes_on == "woken again":
+            assert (await rig.wake("a")).differs == ()
+        if goes_on == "forked":
+            await rig.service.fork(session="a", name="b", emit=ignore)
+            await rig.service.delete(session="a")
+            await rig.wake("b")
+        if goes_on == "cut at a look":
+            await rig.wake("a", at_token=280)
+            await rig.service.append(session="a", tokens=[6], emit=ignore)
+            await rig.sleep("a")
+        if goes_on == "healed":
+            await asyncio.to_thread(damage, store, "a", span=-1)
+            await rig.service._healing.mend(SessionUri("default", "a"))
+            assert (await rig.service.show(session="a")).info.version == 3
+        await rig.service.create(session="late")
+        read = await rig.service.append(session="late", tokens=[*text, 1, 2, 3], emit=ignore)
+        assert read.cached_tokens == 0
+
+
+async def test_what_is_computed_here_from_its_first_token_is_a_prefix_again(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first block is damaged, so all of it is computed again."""
+    await sleep_elsewhere(open_rig, monkeypatch)
+    damage(store, "a", span=0)
+    async with open_rig(prefix_reuse="exact") as rig:
+        await rig.service._healing.mend(SessionUri("default", "a"))
+        await rig.wake("a")
+        assert rig.live("a").elsewhere_tokens == 0
+        await rig.service.create(session="late")
+        read = await rig.service.append(session="late", tokens=[*tokens_of(1, 300), 1], emit=ignore)
+        assert read.cached_tokens == 256
+
+
+async def test_what_another_backend_began_is_not_said_to_be_computed_again_to_the_bit(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sleep_elsewhere(open_rig, monkeypatch)
+    async with open_rig(recompute="exact") as rig:
+        await rig.wake("a")
+        await rig.service.append(session="a", tokens=[5], emit=ignore)
+        await rig.sleep("a")
+        teach(rig, slow_disk=True)
+        plan = await rig.service.plan_wake(session="a")
+        assert (plan.way, plan.differs) == ("restore", ())
+        assert "another device, library or version computed" in plan.reason
+
+
+async def test_blocks_are_shared_whatever_computed_them(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may differ is no part of the digest that names blocks."""
+    await sleep_elsewhere(open_rig, monkeypatch)
+    async with open_rig() as rig:
+        await rig.wake("a")
+        await rig.write("a", 1)
+        assert (await rig.sleep("a")).blocks_reused == 1

@@ -1,0 +1,227 @@
+"""Chat: only the new turn is tokenised, and the conversation is the one that a cold rendering gives (BR28, MS6)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from session_rig import END, MODEL, Rigged, ignore, reply_with
+from torpor.daemon.errors import TemplateUnusable
+from torpor.daemon.models import chat_template
+from torpor.daemon.models.chat_template import continuation, opening, renderer
+from torpor.daemon.sessions.transcripts import spoken
+
+
+async def chat(rig: Rigged, message: str, **options: Any) -> Any:
+    return await rig.service.chat(session="a", message=message, emit=ignore, **({"max_tokens": 60} | options))
+
+
+def ledger(rig: Rigged) -> list[int]:
+    return list(rig.live("a").state.tokens)
+
+
+def cold(rig: Rigged, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """The tokens of the whole conversation, rendered at once."""
+    return rig.model.encode(rig.model.render(messages, False), opening=False)
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+# --- conversations on the service
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+async def test_three_turns_are_the_tokens_of_a_cold_rendering_br28(open_rig: Any, system: str | None) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a", system=system)
+        messages = [message("system", system)] if system else []
+        for number in range(3):
+            reply_with(rig, f"answer {number}")
+            result = await chat(rig, f"question {number}?")
+            assert (result.text, result.finish_reason) == (f"answer {number}", "stop")
+            messages += [message("user", f"question {number}?"), message("assistant", f"answer {number}")]
+            # The template ends a conversation with a line break that belongs to the turn after it.
+            whole = cold(rig, messages)
+            assert whole[-1:] == rig.model.encode("\n", opening=False)
+            assert ledger(rig) == whole[:-1]
+
+
+async def test_the_system_text_opens_the_chat_of_a_session_that_has_read_something_before(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a", system="Be brief.")
+        await rig.service.append(session="a", text="a document", emit=ignore)
+        held = ledger(rig)
+        for number in range(2):
+            reply_with(rig, f"answer {number}")
+            await chat(rig, f"question {number}?")
+        opening = [message("system", "Be brief."), message("user", "question 0?"), message("assistant", "answer 0")]
+        conversation = [*opening, message("user", "question 1?"), message("assistant", "answer 1")]
+        assert ledger(rig) == held + cold(rig, conversation)[:-1], "once, and before the first question"
+
+
+async def test_only_the_new_turn_is_tokenised_and_computed(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        reply_with(rig, "a long answer to begin with")
+        await chat(rig, "x" * 500)
+        held = ledger(rig)
+        reply_with(rig, "fine")
+        result = await chat(rig, "and now?")
+        new = rig.model.encode("\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n", opening=False)
+        assert result.prefilled_tokens == len(new)
+        assert ledger(rig)[: len(held)] == held
+        assert ledger(rig)[len(held) : len(held) + len(new)] == new
+        assert sum(rig.network.calls) == len(new) + len(result.tokens)
+
+
+async def test_a_reply_that_was_cut_short_is_closed_before_the_next_turn(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        reply_with(rig, "it never stops talk", end=False)
+        result = await chat(rig, "hello", max_tokens=19)
+        assert result.finish_reason == "length"
+        reply_with(rig, "ok")
+        await chat(rig, "stop")
+        conversation = [
+            message("user", "hello"),
+            message("assistant", "it never stops talk"),
+            message("user", "stop"),
+            message("assistant", "ok"),
+        ]
+        assert ledger(rig) == cold(rig, conversation)[:-1]
+
+
+async def test_a_conversation_goes_on_after_a_sleep_as_if_it_had_never_slept(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        for name, sleeps in (("a", True), ("b", False)):
+            await rig.service.create(session=name, system="Be brief.")
+            for number in range(3):
+                reply_with(rig, f"reply {number}", end=number != 1)
+                await rig.service.chat(session=name, message=f"m{number}", max_tokens=7 + (number != 1), emit=ignore)
+                if sleeps:
+                    await rig.sleep(name)
+                    await rig.wake(name)
+        assert await rig.fingerprint("a") == await rig.fingerprint("b")
+
+
+async def test_the_end_token_is_kept_in_the_ledger_but_not_shown(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        reply_with(rig, "yes")
+        events: list[Any] = []
+        result = await rig.service.chat(session="a", message="?", max_tokens=9, emit=events.append)
+        assert (result.tokens[-1], ledger(rig)[-1], result.text) == (END, END, "yes")
+        assert "".join(getattr(event, "text", "") for event in events) == "yes"
+
+
+async def test_text_that_was_appended_in_between_closes_no_turn(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        await rig.service.append(session="a", text="A document.", emit=ignore)
+        reply_with(rig, "ok")
+        await chat(rig, "hello")
+        assert rig.model.tokenizer.decode(ledger(rig)) == (
+            "A document.<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nok<|im_end|>"
+        )
+
+
+async def test_a_role_is_the_templates_affair(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        reply_with(rig, "ok")
+        await chat(rig, "42", role="tool")
+        assert rig.model.tokenizer.decode(ledger(rig)).startswith("<|im_start|>tool\n42<|im_end|>")
+
+
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('no roles here') }}", "{{ nonsense( }}"])
+async def test_a_template_that_is_missing_or_raises_is_refused_and_the_session_stays_usable(
+    open_rig: Any, own_tiny_model: Path, template: str | None
+) -> None:
+    path = own_tiny_model / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings.pop("chat_template")
+    path.write_text(json.dumps(settings | ({"chat_template": template} if template else {})))
+    async with open_rig(own_tiny_model) as rig:
+        await rig.service.create(session="a")
+        with pytest.raises(TemplateUnusable):
+            await chat(rig, "hello")
+        assert ledger(rig) == []
+        await rig.service.append(session="a", text="hello", emit=ignore)
+        assert len((await rig.write("a", 3))[0]) == 3
+        await rig.sleep("a")
+
+
+async def test_a_message_that_leads_past_the_context_is_refused_before_it_is_read(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        with pytest.raises(Exception, match="context of model") as refusal:
+            await chat(rig, "x" * 2040)
+        assert refusal.value.code == "context_overflow"  # type: ignore[attr-defined]
+        assert (ledger(rig), rig.live("a").turn_open) == ([], False)
+        assert rig.model.name == MODEL
+
+
+# --- the functions
+
+
+def chatml(messages: Sequence[Mapping[str, str]], open_turn: bool) -> str:
+    text = "".join(f"<{each['role']}>{each['content']}</s>\n" for each in messages)
+    return text + ("<assistant>" if open_turn else "")
+
+
+def test_a_first_turn_has_the_system_prompt_before_it() -> None:
+    messages = spoken([message("user", "hi")], "S")
+    assert opening(chatml, messages) == "<system>S</s>\n<user>hi</s>\n<assistant>"
+    assert opening(chatml, spoken([message("user", "hi")], None)) == "<user>hi</s>\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("turn_open", "end_text", "expected"),
+    [
+        (False, "", "<user>hi</s>\n<assistant>"),
+        (True, "", "</s>\n<user>hi</s>\n<assistant>"),
+        (True, "</s>", "\n<user>hi</s>\n<assistant>"),
+        (True, "<other end>", "</s>\n<user>hi</s>\n<assistant>"),
+    ],
+)
+def test_a_next_turn_closes_what_is_open_and_no_more(turn_open: bool, end_text: str, expected: str) -> None:
+    assert continuation(chatml, [message("user", "hi")], turn_open=turn_open, end_text=end_text) == expected
+
+
+@pytest.mark.parametrize("placeholder", [chat_template._USER, chat_template._ASSISTANT])
+def test_a_message_that_quotes_a_placeholder_is_just_text(placeholder: str) -> None:
+    """Agents read and discuss source code, this one too."""
+    text = continuation(chatml, [message("user", f"what is {placeholder}?")], turn_open=False, end_text="")
+    assert text == f"<user>what is {placeholder}?</s>\n<assistant>"
+
+
+def test_a_template_that_renders_old_turns_differently_is_refused() -> None:
+    def forgetful(messages: Sequence[Mapping[str, str]], open_turn: bool) -> str:
+        # Like templates that drop the thinking of all turns but the last.
+        shown = [
+            each["content"] + ("[last]" if index == len(messages) - 1 else "") for index, each in enumerate(messages)
+        ]
+        return "|".join(shown)
+
+    with pytest.raises(TemplateUnusable, match="differently"):
+        continuation(forgetful, [message("user", "hi")], turn_open=False, end_text="")
+
+
+def test_a_template_that_does_not_show_the_assistants_words_is_refused() -> None:
+    with pytest.raises(TemplateUnusable, match="does not show"):
+        continuation(lambda messages, _: "constant", [message("user", "hi")], turn_open=False, end_text="")
+
+
+def test_what_a_template_raises_is_told_in_one_sentence() -> None:
+    def refuse(*_args: object, **_options: object) -> str:
+        raise ValueError("roles must alternate")
+
+    render = renderer(SimpleNamespace(chat_template="x", apply_chat_template=refuse))
+    with pytest.raises(TemplateUnusable, match="roles must alternate"):
+        render([message("user", "hi")], True)

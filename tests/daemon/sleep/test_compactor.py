@@ -1,0 +1,170 @@
+"""Sessions that sleep often are compacted in the background, and nobody waits for it or fails by it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import Gate, Rigged, ignore, tokens_of, until
+from torpor.daemon.sleep.compactor import Compactor
+from torpor.memvid import CompactionPolicy
+from torpor.memvid.errors import NoSpace
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
+
+FEW = CompactionPolicy(max_holders=2)
+URI = SessionUri("default", "a")
+
+
+def compact_early(rig: Rigged) -> Compactor:
+    """Let this service compact a session whose blocks lie in more than two other files."""
+    compactor = rig.service._hibernation._compactor
+    compactor._policy = FEW
+    return compactor
+
+
+def holders(store: Store) -> int:
+    with store.open_session(URI) as reader:
+        return len({entry.bundle_id for entry in reader.entries} - {reader.bundle_id})
+
+
+async def sleep_often(rig: Rigged, count: int) -> None:
+    for number in range(count):
+        await rig.service.append(session="a", tokens=tokens_of(number, 300), emit=ignore)
+        await rig.sleep("a")
+
+
+def gated(monkeypatch: pytest.MonkeyPatch) -> tuple[Gate, list[str]]:
+    """Compactions wait at the gate; the names of the threads that they run on."""
+    gate, threads, compact = Gate(), list[str](), Store.compact
+
+    def waiting(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name.rstrip("_0123456789"))
+        gate.pass_through()
+        return compact(*args, **options)
+
+    monkeypatch.setattr(Store, "compact", waiting)
+    return gate, threads
+
+
+async def test_a_session_that_sleeps_often_is_woken_from_few_files_with_the_same_state(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        compact_early(rig)
+        await rig.service.create(session="a")
+        await sleep_often(rig, 5)
+        await rig.service.append(session="a", tokens=tokens_of(5, 300), emit=ignore)
+        fingerprint = await rig.fingerprint("a")
+        await rig.sleep("a")
+        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == fingerprint
+        for version in range(1, 7):
+            await rig.sleep("a")
+            assert (await rig.wake("a", version)).token_count == 300 * version
+    with Store.open(rig.service._store.path, writable=False) as store:
+        assert store.verify(deep=True).ok
+
+
+async def test_a_session_of_few_files_is_not_compacted(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig() as rig:
+        _, threads = gated(monkeypatch)
+        compact_early(rig)
+        await rig.service.create(session="a")
+        await sleep_often(rig, 3)
+        rig.service._hibernation._compactor._thread.submit(int).result()
+        assert threads == []
+
+
+async def test_sleeps_and_wakes_go_on_while_it_runs_on_a_thread_of_its_own(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig() as rig:
+        compact_early(rig)
+        await rig.service.create(session="a")
+        gate, threads = gated(monkeypatch)
+        await sleep_often(rig, 4)
+        await gate.reached()
+        await rig.wake("a")
+        await sleep_often(rig, 2)
+        await rig.read("b", tokens_of(1, 300))
+        await rig.sleep("b")
+        gate.open()
+        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
+        assert set(threads) == {"torpor-compact"}
+
+
+async def test_a_session_that_is_awake_sleeps_again_after_its_files_were_written_anew(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chain names the files of before."""
+    async with open_rig() as rig:
+        compact_early(rig)
+        await rig.service.create(session="a")
+        gate, _ = gated(monkeypatch)
+        await sleep_often(rig, 4)
+        await gate.reached()
+        await rig.service.append(session="a", tokens=tokens_of(9, 300), emit=ignore)
+        before = {entry.bundle_id for entry in rig.live("a").durable.entries}
+        gate.open()
+        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
+        with rig.service._store.open_session(URI) as reader:
+            assert {entry.bundle_id for entry in reader.entries} != before
+        fingerprint = await rig.fingerprint("a")
+        receipt = await rig.sleep("a")
+        assert receipt.blocks_reused == 1200 // 256
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == fingerprint
+
+
+@pytest.mark.parametrize("failure", [NoSpace("full"), RuntimeError("a bug")])
+async def test_what_fails_in_it_fails_no_sleep(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception
+) -> None:
+    def fail(*_args: Any, **_options: Any) -> Any:
+        raise failure
+
+    async with open_rig() as rig:
+        compact_early(rig)
+        await rig.service.create(session="a")
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "compact", fail)
+            await sleep_often(rig, 5)
+            await until(lambda: "compacting torpor://default/a" in caplog.text)
+        await sleep_often(rig, 1)
+        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
+
+
+async def test_it_gives_way_to_a_sleep_and_goes_on_after_it(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig() as rig:
+        compactor = compact_early(rig)
+        await rig.service.create(session="a")
+        gate, threads = gated(monkeypatch)
+        await sleep_often(rig, 4)
+        await gate.reached()
+        with compactor.giving_way():
+            gate.open()
+            await until(lambda: bool(compactor._due))
+            assert holders(rig.service._store) == 3, "it stopped before its first step"
+        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
+        assert len(threads) == 2
+
+
+async def test_a_daemon_that_ends_waits_for_no_more_than_the_step_that_has_begun(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, store: Path
+) -> None:
+    async with open_rig(close=False) as rig:
+        compact_early(rig)
+        await rig.service.create(session="a")
+        gate, _ = gated(monkeypatch)
+        await sleep_often(rig, 4)
+        await gate.reached()
+        closing = asyncio.ensure_future(rig.service.close())
+        await until(lambda: rig.service._hibernation._compactor._closing)
+        gate.open()
+        await closing
+    with Store.open(store, writable=True) as opened:
+        assert opened.verify(deep=True).ok
+        assert holders(opened) == 3

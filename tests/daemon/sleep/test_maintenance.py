@@ -1,0 +1,459 @@
+"""The store is looked after while sessions are served: who waits for whom, and what stays of a session in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import DEADLINE_S, Gate, ignore, tokens_of, until
+from torpor.daemon.errors import ServiceClosed, SessionExists
+from torpor.daemon.sleep import maintenance
+from torpor.daemon.sleep.maintenance import Maintenance
+from torpor.memvid.errors import BundleMissing, NameTaken, SessionNotFound, StoreIoError, TagTaken
+from torpor.memvid.exchange.incoming import hand_over
+from torpor.memvid.format.records import Action, Finding, MaintenanceReport
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
+
+NOTHING = MaintenanceReport("gc", False, (), 0, 0, ())
+
+
+@dataclasses.dataclass
+class Held:
+    """gate: holds the operations; threads: those they run on; done: what has come to its end."""
+
+    gate: Gate = dataclasses.field(default_factory=Gate)
+    threads: list[str] = dataclasses.field(default_factory=list)
+    done: list[str] = dataclasses.field(default_factory=list)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """Prunes that stop, on their thread, until the gate is opened."""
+    holding = Held()
+
+    def prune(_store: Store, *_: Any, **__: Any) -> MaintenanceReport:
+        holding.threads.append(threading.current_thread().name)
+        holding.gate.pass_through()
+        holding.done.append("operation ended")
+        return NOTHING
+
+    monkeypatch.setattr(Store, "prune", prune)
+    return holding
+
+
+def pruning(rig: Any) -> asyncio.Future[Any]:
+    """A prune that is asked for."""
+    return asyncio.ensure_future(rig.service.maintain(operation="prune", keep_last=1))
+
+
+async def test_sessions_sleep_and_wake_while_an_operation_runs(open_rig: Any, held: Held) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        running = pruning(rig)
+        await held.gate.reached()
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await rig.sleep("a")).version == 1
+            assert (await rig.service.mark(session="a", tag="x")).version == 1
+            assert (await rig.wake("a")).tokens_prefilled == 0
+        assert held.done == []
+        held.gate.open()
+        await running
+
+
+async def test_operations_run_one_after_the_other_on_one_thread(open_rig: Any, held: Held) -> None:
+    async with open_rig() as rig:
+        running = [pruning(rig)]
+        await held.gate.reached()
+        running.append(pruning(rig))
+        await rig.service.status()
+        held.gate.open()
+        await asyncio.gather(*running)
+        # a second thread would have been made while the first was held
+        assert held.threads == ["torpor-maintain_0"] * 2
+
+
+async def test_an_operation_whose_client_leaves_runs_to_its_end_threat_46(open_rig: Any, held: Held) -> None:
+    async with open_rig() as rig:
+        asking = pruning(rig)
+        await held.gate.reached()
+        asking.cancel()
+        await asyncio.sleep(0)
+        assert not asking.done()
+        held.gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert held.done == ["operation ended"]
+
+
+async def test_a_stop_cuts_a_compaction_short(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def compact(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
+        begun.set()
+        deadline = time.monotonic() + DEADLINE_S
+        while not should_stop():
+            assert time.monotonic() < deadline, "nobody told it to stop"
+            time.sleep(0.001)
+        return NOTHING
+
+    monkeypatch.setattr(Store, "compact", compact)
+    async with open_rig() as rig:
+        running = asyncio.ensure_future(rig.service.maintain(operation="compact"))
+        await until(begun.is_set)
+        await rig.service.begin_close()
+        await running  # before the second half of the stop
+
+
+async def test_a_compaction_stops_for_a_sleep_without_room_goes_on_after_it_and_reports_once(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Finding("/p", "corrupt_block", "m.")
+    told: list[bool] = []
+    begun = threading.Event()
+
+    def compact(_store: Store, *_: Any, should_stop: Callable[[], bool], **__: Any) -> MaintenanceReport:
+        number = len(told)
+        begun.set()
+        deadline = time.monotonic() + DEADLINE_S
+        while not number and not should_stop():
+            assert time.monotonic() < deadline, "nobody told it to stop"
+            time.sleep(0.001)
+        told.append(should_stop())
+        action = Action("compact", f"/{number}", SessionUri("default", "a"), 1, 5, "why")
+        return MaintenanceReport("compact", False, (action,), 7, 8, (found,))
+
+    monkeypatch.setattr(Store, "compact", compact)
+    async with open_rig() as rig:
+        running = asyncio.ensure_future(rig.service.maintain(operation="compact"))
+        await until(begun.is_set)
+        way = rig.service._maintenance._way
+        with way.sleeping():
+            before = way.ended()
+            with way.claimed():
+                assert await asyncio.to_thread(way.wait_for_room, before)
+                assert told == [True], "it does not begin again while the sleep has its room"
+            result = await running
+        assert told == [True, False]
+        assert [action.path for action in result.actions] == ["/0", "/1"]
+        assert (result.bytes_freed, result.bytes_written, len(result.problems)) == (14, 16, 1)
+
+
+async def test_a_stop_lets_the_operation_that_runs_end_before_it_closes_the_store(
+    open_rig: Any, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close_maintenance, close_store = Maintenance.close, Store.close
+
+    def opening(self: Maintenance) -> None:
+        held.gate.open()
+        close_maintenance(self)
+
+    def noting(self: Store) -> None:
+        held.done.append("store closed")
+        close_store(self)
+
+    monkeypatch.setattr(Maintenance, "close", opening)
+    monkeypatch.setattr(Store, "close", noting)
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        running = pruning(rig)
+        await held.gate.reached()
+        assert (await rig.service.close()).slept == ("torpor://default/a",)
+        held.gate.open()  # else a stop that does not wait leaves this test's thread behind
+        await running
+    assert held.done[:2] == ["operation ended", "store closed"]
+
+
+async def test_an_operation_that_a_stop_finds_waiting_is_not_begun(open_rig: Any, held: Held) -> None:
+    async with open_rig() as rig:
+        running = [pruning(rig), pruning(rig)]
+        await held.gate.reached()
+        await rig.service.begin_close()
+        held.gate.open()
+        await running[0]
+        with pytest.raises(ServiceClosed):
+            await running[1]
+        assert held.done == ["operation ended"]
+
+
+async def test_the_store_is_left_alone_once_the_daemon_stops(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        await rig.service.close()
+        for late in (
+            rig.service.maintain(operation="gc"),
+            rig.service.maintain(operation="forget", session="a"),
+            rig.service.mark(session="a", pinned=True),
+            rig.service.import_bundle(bundle_id="ab" * 32),
+        ):
+            with pytest.raises(ServiceClosed):
+                await late
+
+
+async def test_a_report_is_plain_data_and_its_lists_are_bounded() -> None:
+    action = Action("remove", "/p", SessionUri("default", "a"), 1, 5, "why")
+    finding = Finding("/p", "corrupt_block", "m.")
+    report = MaintenanceReport("gc", False, (action,) * 10_005, 7, 8, (finding,) * 1_002)
+    result = maintenance.result_of(report)
+    assert (len(result.actions), result.actions_left_out) == (10_000, 5)
+    assert (len(result.problems), result.problems_left_out) == (1_000, 2)
+    assert result.actions[0].session == "torpor://default/a"
+    assert (result.bytes_freed, result.bytes_written) == (7, 8)
+    json.dumps(dataclasses.asdict(result), allow_nan=False)
+    assert maintenance.result_of(NOTHING).actions_left_out == 0
+
+
+# --- forget
+
+
+async def test_forgetting_a_session_that_never_slept_drops_it_from_memory(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2])
+        plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
+        assert rig.is_awake("a")
+        done = await rig.service.maintain(operation="forget", session="a")
+        assert (plan.dry_run, done.dry_run) == (True, False)
+        assert plan.actions == done.actions
+        told = [(one.kind, one.path, one.session, one.reason) for one in done.actions]
+        assert told == [("remove", "", "torpor://default/a", "the awake session, 2 tokens, leaves memory")]
+        with pytest.raises(SessionNotFound):
+            await rig.sleep("a")
+
+
+@pytest.mark.parametrize("awake", [True, False])
+async def test_a_forgotten_session_is_gone_from_memory_and_disk(open_rig: Any, store: Path, awake: bool) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.write("a", 2)
+        await rig.sleep("a")
+        if awake:
+            await rig.wake("a")
+        plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
+        assert plan.actions
+        assert any(not action.path for action in plan.actions) == awake
+        assert len((await rig.service.show(session="a")).versions) == 2
+        result = await rig.service.maintain(operation="forget", session="a")
+        assert result.problems == ()
+        assert result.bytes_freed > 0
+        assert await rig.service.list_sessions() == []
+        assert list((store / "bundles").rglob("*.mv?")) == []
+
+
+async def test_a_forget_of_a_session_that_is_gone_is_passed_on_for_what_it_has_left(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SessionUri] = []
+
+    def note(_store: Store, uri: SessionUri, *, dry_run: bool) -> MaintenanceReport:
+        asked.append(uri)
+        return NOTHING
+
+    async with open_rig() as rig:
+        with pytest.raises(SessionNotFound):
+            await rig.service.maintain(operation="forget", session="a")
+        monkeypatch.setattr(Store, "forget", note)
+        for name in ("a", "work/b"):
+            await rig.service.maintain(operation="forget", session=name)
+        assert asked == [SessionUri("default", "a"), SessionUri("work", "b")]
+
+
+async def test_a_forget_that_fails_leaves_the_session_in_memory(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.write("a", 5)
+        before = await rig.fingerprint("a")
+
+        def fail(*_: object, **__: object) -> None:
+            raise StoreIoError("the disk is gone")
+
+        monkeypatch.setattr(Store, "forget", fail)
+        with pytest.raises(StoreIoError):
+            await rig.service.maintain(operation="forget", session="a")
+        monkeypatch.undo()
+        assert await rig.fingerprint("a") == before
+        assert (await rig.sleep("a")).token_count == 305
+
+
+async def test_a_forget_waits_for_the_sessions_turn(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn_held: list[bool] = []
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2])
+        await rig.sleep("a")
+        uri = rig.service._resolve("a")
+
+        def note(*_: Any, **__: Any) -> MaintenanceReport:
+            turn_held.append(uri in rig.service._residency.turns.in_use())
+            return NOTHING
+
+        monkeypatch.setattr(Store, "forget", note)
+        async with rig.service._residency.turns.take(uri):
+            asking = asyncio.ensure_future(rig.service.maintain(operation="forget", session="a"))
+            await asyncio.sleep(0)
+            assert turn_held == []
+        await asking
+        assert turn_held == [True]
+
+
+# --- versions
+
+
+async def test_a_tagged_version_is_woken_by_its_tag(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        first = await rig.sleep("a")
+        await rig.write("a", 2)
+        await rig.sleep("a")
+        marked = await rig.service.mark(session="a@1", tag="before")
+        assert (marked.version, marked.bundle_id, marked.tags) == (1, first.bundle_id, ("before",))
+        for reference in ("a@before", "default/a@1", f"a@{first.bundle_id[:12]}"):
+            woken = await rig.service.wake(session=reference, emit=ignore)
+            assert (woken.version, woken.token_count) == (1, 300), reference
+        with pytest.raises(SessionNotFound):
+            await rig.service.wake(session="a@never", emit=ignore)
+
+
+async def test_marks_are_set_and_taken_off(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2])
+        await rig.sleep("a")
+        await rig.service.mark(session="a", tag="x")
+        assert (await rig.service.mark(session="a", pinned=True)).tags == ("x",)
+        await rig.write("a", 1)
+        await rig.sleep("a")
+        with pytest.raises(TagTaken):
+            await rig.service.mark(session="a", tag="x")
+        assert (await rig.service.mark(session="a", tag="x", move=True)).version == 2
+        await rig.service.mark(session="a@1", tag="x", move=True)
+        left = await rig.service.mark(session="a", untag="x")
+        assert (left.version, left.tags, left.pinned) == (1, (), True)
+        assert (await rig.service.mark(session="a@1", pinned=False)).pinned is False
+
+
+async def test_a_prune_leaves_the_newest_and_what_is_marked(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 20))
+        for _ in range(4):
+            await rig.write("a", 2)
+            await rig.sleep("a")
+        await rig.service.mark(session="a@2", pinned=True)
+        await rig.wake("a")
+        before = await rig.fingerprint("a")
+        result = await rig.service.maintain(operation="prune", session="a", keep_last=1)
+        assert result.problems == ()
+        assert [each.version for each in (await rig.service.show(session="a")).versions] == [2, 4]
+        await rig.sleep("a")
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+
+
+async def test_a_session_that_went_on_from_a_version_that_is_pruned_loses_nothing(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        await rig.write("a", 2)
+        await rig.sleep("a")
+        await rig.wake("a", 1)
+        await rig.write("a", 1)
+        before = await rig.fingerprint("a")
+        await rig.service.maintain(operation="prune", keep_last=1)
+        assert (await rig.sleep("a")).version == 3
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+
+
+async def test_operations_on_one_session_need_it_to_be_in_the_store(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", [1, 2])
+        for operation in ("compact", "prune"):
+            with pytest.raises(SessionNotFound):
+                await rig.service.maintain(operation=operation, session="a", keep_last=1)
+
+
+async def test_a_sleeping_session_survives_every_operation_bit_for_bit(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 600))
+        before = await rig.fingerprint("a")
+        await rig.sleep("a")
+        await rig.read("b", tokens_of(2, 600))
+        await rig.sleep("b")
+        await rig.service.maintain(operation="forget", session="b")
+        for operation in ("gc", "empty_quarantine", "compact", "repair", "rebuild_index"):
+            result = await rig.service.maintain(operation=operation)
+            assert (result.operation, result.problems) == (operation, ())
+        await rig.service.maintain(operation="compact", cold_after_days=0.0)
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+
+
+# --- import
+
+
+def handed_over(store: Path) -> str:
+    """The id of the only bundle there is, put where a client of the daemon puts one."""
+    [file] = (store / "bundles").rglob("*.mvb")
+    return hand_over(str(store), str(file)).hex()
+
+
+async def test_an_import_under_the_name_of_another_session_is_refused(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        bundle_id = handed_over(store)
+        await rig.read("b", tokens_of(2, 300))
+        slept = await rig.sleep("b")
+        with pytest.raises(NameTaken, match="torpor rm torpor://default/b"):
+            await rig.service.import_bundle(bundle_id=bundle_id, session="b")
+        assert (await rig.service.show(session="b")).info.bundle_id == slept.bundle_id
+
+
+async def test_an_imported_session_wakes_bit_for_bit_under_another_name(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        before = await rig.fingerprint("a")
+        await rig.sleep("a")
+        receipt = await rig.service.import_bundle(bundle_id=handed_over(store), session="b")
+        assert (receipt.session, receipt.version, receipt.token_count) == ("torpor://default/b", 1, 300)
+        await rig.wake("b")
+        assert await rig.fingerprint("b") == before
+        assert list((store / "incoming").iterdir()) == []
+
+
+async def test_a_session_that_was_lost_is_imported_under_its_own_name(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        before = await rig.fingerprint("a")
+        slept = await rig.sleep("a")
+        bundle_id = handed_over(store)
+        await rig.service.delete(session="a")
+        assert (await rig.service.import_bundle(bundle_id=bundle_id)).bundle_id == slept.bundle_id
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before
+
+
+async def test_nothing_is_imported_over_a_session_that_is_awake(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.sleep("a")
+        bundle_id = handed_over(store)
+        await rig.wake("a")
+        await rig.read("b", [1, 2])
+        for session in (None, "a", "b"):
+            with pytest.raises(SessionExists):
+                await rig.service.import_bundle(bundle_id=bundle_id, session=session)
+        assert len((await rig.service.show(session="a")).versions) == 1
+
+
+async def test_an_id_that_nobody_handed_over_is_missing(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        for session in (None, "b"):
+            with pytest.raises(BundleMissing):
+                await rig.service.import_bundle(bundle_id="ab" * 32, session=session)

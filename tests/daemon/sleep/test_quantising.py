@@ -1,0 +1,529 @@
+"""Sessions that sleep are kept in fewer bits by order or by age: as a new version, told as what it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import session_rig
+from session_rig import Rigged, ignore, tokens_of, until
+from torpor.daemon.api.results import Lossy
+from torpor.daemon.errors import SessionAwake
+from torpor.daemon.sleep.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
+from torpor.memvid import BLOCK_TOKENS
+from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
+from torpor.memvid.folder.retention import EARLIEST_NS
+from torpor.memvid.store import IndexRow, Store
+from torpor.memvid.uri import SessionUri
+from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
+from torpor.snapshot.errors import CanaryFailed, MalformedSnapshot
+from torpor.snapshot.lossy import Loss
+
+DAY_NS = 24 * 3600 * 10**9
+HYBRIDS = ["gemma4_text", "kimi_linear"]
+KINDS = ["plain", "deepseek_v3", *HYBRIDS]
+
+
+@pytest.fixture
+def open_kind(open_rig: Any, quantisable_model: Path, models_of_kinds: Callable[[str], Path]) -> Callable[..., Any]:
+    return lambda kind="plain", **options: open_rig(
+        quantisable_model if kind == "plain" else models_of_kinds(kind), **options
+    )
+
+
+async def asleep(rig: Rigged, name: str = "s", count: int = 600) -> None:
+    await rig.read(name, tokens_of(1, count))
+    await rig.sleep(name)
+    rig.network.reset()
+
+
+async def quantise(rig: Rigged, name: str | None = "s", bits: int = 8, **options: Any) -> Any:
+    return await rig.service.maintain(operation="quantise", session=name, bits=bits, **options)
+
+
+def versions(rig: Rigged, name: str = "s") -> list[int]:
+    return [row.version for row in rig.service._store.versions(rig.service._resolve(name))]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_next_version_is_lossy_and_wakes_proven_and_told(open_kind: Any, kind: str, bits: int) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        [action] = (report := await quantise(rig, bits=bits)).actions
+        assert (action.kind, action.version, report.problems) == ("quantise", 2, ())
+        assert report.bytes_written == action.size_bytes > 0
+        assert not rig.is_awake("s")
+        woken = await rig.wake("s")
+        assert (woken.version, woken.token_count, woken.tokens_prefilled) == (2, 600, 0)
+        assert woken.lossy == Lossy(bits, 512)
+        assert woken.canary == "same_bits"
+        assert woken.bytes_read < (await size_of_exact(rig))
+
+
+@pytest.mark.parametrize("request_of", ["append", "generate", "chat"])
+async def test_a_request_that_wakes_a_lossy_session_tells_so(open_kind: Any, request_of: str) -> None:
+    async with open_kind("plain") as rig:
+        await asleep(rig)
+        await quantise(rig, bits=4)
+        limit = {} if request_of == "append" else {"max_tokens": 1}
+        words = {"message": "go on"} if request_of == "chat" else {"text": "go on"}
+        ask = partial(getattr(rig.service, request_of), session="s", **words, **limit, emit=ignore)
+        waking, awake = await ask(), await ask()
+        assert (waking.woken.lossy, waking.woken.version, waking.woken.canary) == (Lossy(4, 512), 2, "same_bits")
+        assert (waking.woken.token_count, waking.woken.tokens_prefilled) == (600, 0)
+        assert awake.woken is None
+
+
+async def size_of_exact(rig: Rigged) -> int:
+    with rig.service._store.open_session(rig.service._resolve("s"), 1) as reader:
+        return sum(entry.raw_bytes for entry in reader.entries)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_not_keys_and_values_is_exact(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        await quantise(rig, bits=4)
+        await rig.wake("s", 1)
+        exact = await rig.fingerprint("s")
+        lossy = await fingerprint_at(rig, 2)
+        assert lossy.tokens == exact.tokens
+        assert lossy.logits == exact.logits
+        assert lossy.random_key == exact.random_key
+        assert lossy.offsets == exact.offsets
+        assert lossy.kv != exact.kv
+        if kind in HYBRIDS:
+            assert set(lossy.kv) & set(exact.kv), "windows and recurrences are as they were"
+
+
+async def fingerprint_at(rig: Rigged, version: int) -> Any:
+    rig.service._residency.awake.clear()
+    await rig.wake("s", version)
+    return await rig.fingerprint("s")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_exact_version_stays_as_it_was_until_a_prune(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        before = await fingerprint_at(rig, 1)
+        rig.service._residency.awake.clear()
+        await quantise(rig)
+        assert await fingerprint_at(rig, 1) == before
+        assert rig.live("s").loss is None
+        rig.service._residency.awake.clear()
+        await rig.service.maintain(operation="prune", session="s", keep_last=1)
+        assert versions(rig) == [2]
+        assert (await rig.wake("s")).canary == "same_bits"
+
+
+async def test_a_canary_of_the_lossy_state_finds_what_is_not_that_state(open_kind: Any) -> None:
+    async with open_kind() as rig:
+        await asleep(rig)
+        await quantise(rig)
+        rig.network.after = lambda _, logits: logits.at[..., 5].add(1e-4)
+        with pytest.raises(CanaryFailed) as refusal:
+            await rig.wake("s")
+        assert refusal.value.tolerance == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        await quantise(rig)
+        await rig.wake("s")
+        await rig.service.append(session="s", tokens=tokens_of(2, 300), emit=ignore)
+        await rig.write("s", 5)
+        before = await rig.fingerprint("s")
+        receipt = await rig.sleep("s")
+        assert receipt.blocks_reused >= 2
+        with rig.service._store.open_session(rig.service._resolve("s")) as reader:
+            spans = [entry for entry in reader.entries if entry.kind == "span"]
+            assert [entry.bundle_id == reader.bundle_id for entry in spans] == [False, False, True, True]
+            assert spans[2].raw_bytes > spans[1].raw_bytes, "what is new is exact"
+            assert reader.manifest.session["lossy"] == {"bits": 8, "tokens": 512}
+        woken = await rig.wake("s")
+        assert (woken.lossy, woken.canary) == (Lossy(8, 512), "same_bits")
+        assert await rig.fingerprint("s") == before
+
+
+async def test_a_session_whose_lossy_blocks_are_gone_is_written_from_memory_and_stays_marked(
+    open_kind: Any, store: Path
+) -> None:
+    async with open_kind() as rig:
+        await asleep(rig)
+        await quantise(rig)
+        await rig.service.maintain(operation="prune", session="s", keep_last=1)
+        report = await rig.wake("s")
+        await rig.write("s", 3)
+        before = await rig.fingerprint("s")
+        (path,) = store.rglob(f"{report.bundle_id}.mvb")
+        path.unlink()
+        assert (await rig.sleep("s")).blocks_reused == 0
+        woken = await rig.wake("s")
+        assert (woken.lossy, woken.canary) == (Lossy(8, 512), "same_bits")
+        assert await rig.fingerprint("s") == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig, count=1200)
+        await quantise(rig)
+        for at in (100, 512, 700, 1199):
+            woken = await rig.wake("s", 2, at_token=at)
+            held = at if kind not in HYBRIDS else at - at % CHECKPOINT_TOKENS  # the rest is computed again
+            assert woken.lossy == (Lossy(8, min(held, 1024)) if held else None)
+            before = await rig.fingerprint("s")
+            rig.live("s").dirty = True  # as if it had been changed: its state is written as it is
+            await rig.sleep("s")
+            again = await rig.wake("s")
+            assert (again.lossy, again.canary) == (woken.lossy, "same_bits")
+            assert await rig.fingerprint("s") == before
+            rig.service._residency.awake.clear()
+        await rig.wake("s", 2)  # with the exact logits of what it was
+        await rig.sleep("s")
+        assert (await rig.wake("s")).canary == "same_bits"
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+async def test_checkpoints_go_on_serving_time_travel(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig, count=3 * CHECKPOINT_TOKENS + 20)
+        await quantise(rig)
+        rig.network.reset()
+        for at in (CHECKPOINT_TOKENS, 2 * CHECKPOINT_TOKENS + 5):
+            woken = await rig.wake("s", at_token=at)
+            assert woken.tokens_prefilled == at % CHECKPOINT_TOKENS
+            assert woken.canary == "not_run", "that of the exact state would not agree"
+            rig.service._residency.awake.clear()
+
+
+async def test_a_daemon_that_trusts_its_disk_hashes_what_it_quantises(open_kind: Any, store: Path) -> None:
+    """Else a flipped bit would get a digest that fits it, and the version that has it right would be pruned."""
+    async with open_kind(trusting=True) as rig:
+        await asleep(rig)
+        (path,) = store.rglob("*.mvb")
+        data = bytearray(path.read_bytes())
+        data[8192 + 100] ^= 1
+        path.write_bytes(data)
+        report = await quantise(rig)
+        assert [each.code for each in report.problems] == ["corrupt_block"]
+        assert versions(rig) == [1]
+
+
+async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(open_kind: Any) -> None:
+    async with open_kind() as rig:
+        await asleep(rig)
+        await quantise(rig)
+        [action] = (await quantise(rig)).actions
+        assert (action.kind, action.reason) == ("keep", "its full blocks are kept in as few bits already")
+        await rig.service.append(session="s", tokens=tokens_of(2, 600), emit=ignore)
+        await rig.sleep("s")
+        [action] = (await quantise(rig)).actions
+        assert (action.kind, action.version) == ("quantise", 4)
+        with rig.service._store.open_session(rig.service._resolve("s")) as reader:
+            spans = [entry for entry in reader.entries if entry.kind == "span"]
+            assert [entry.bundle_id == reader.bundle_id for entry in spans] == [False, False, True, True, True]
+            assert len({entry.raw_bytes for entry in spans[:4]}) == 1
+        woken = await rig.wake("s")
+        assert (woken.lossy, woken.canary) == (Lossy(8, 1024), "same_bits")
+        await rig.sleep("s")
+        [action] = (await quantise(rig, bits=4)).actions
+        assert action.kind == "quantise"
+        assert (await rig.wake("s")).lossy == Lossy(4, 1024)
+        await rig.sleep("s")
+        [action] = (await quantise(rig, bits=8)).actions
+        assert action.kind == "keep", "fewer bits are never made more"
+
+
+async def test_a_plan_changes_nothing_and_says_what_it_saves(open_kind: Any) -> None:
+    async with open_kind() as rig:
+        await asleep(rig)
+        report = await quantise(rig, dry_run=True)
+        [action] = report.actions
+        assert (action.kind, action.version) == ("quantise", 1)
+        assert (report.dry_run, report.bytes_written) == (True, action.size_bytes)
+        assert action.reason == (
+            "768 KiB of keys and values are 240 KiB in 8 bits; version 1 stays as it is until a prune removes it"
+        )
+        assert versions(rig) == [1]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_plan_tells_what_is_then_written_but_for_heads(open_kind: Any, kind: str, bits: int) -> None:
+    async with open_kind(kind) as rig:
+        await asleep(rig)
+        planned = (await quantise(rig, bits=bits, dry_run=True)).bytes_written
+        written = (await quantise(rig, bits=bits)).bytes_written
+        with rig.service._store.open_session(rig.service._resolve("s")) as reader:
+            own = [entry for entry in reader.entries if entry.bundle_id in (None, reader.bundle_id)]
+        assert planned == sum(entry.raw_bytes for entry in own)
+        assert planned < written < planned + 4096 * (len(own) + 1)
+
+
+async def test_an_awake_session_is_not_touched(open_kind: Any) -> None:
+    async with open_kind() as rig:
+        await asleep(rig)
+        await rig.wake("s")
+        before = await rig.fingerprint("s")
+        with pytest.raises(SessionAwake):
+            await quantise(rig)
+        [action] = (await quantise(rig, None, after_days=0)).actions
+        assert (action.kind, action.reason) == ("keep", "the session is awake")
+        assert await rig.fingerprint("s") == before
+        assert versions(rig) == [1]
+
+
+@pytest.mark.parametrize("mark", [{"tag": "keep"}, {"pinned": True}])
+async def test_a_version_that_is_marked_is_not_followed_by_a_lossy_one(open_kind: Any, mark: dict[str, Any]) -> None:
+    async with open_kind() as rig:
+        await asleep(rig)
+        await rig.service.mark(session="s", **mark)
+        [action] = (await quantise(rig)).actions
+        why = "tagged keep: `torpor untag default/s keep`" if "tag" in mark else "pinned: `torpor unpin default/s@1`"
+        assert (action.kind, action.reason) == ("keep", f"version 1 is {why}, then quantise again")
+        assert versions(rig) == [1]
+
+
+async def test_what_cannot_be_quantised_is_left_and_told_why(open_rig: Any, open_kind: Any) -> None:
+    async with open_rig() as rig:
+        await asleep(rig)
+        [action] = (await quantise(rig)).actions
+        assert action.reason == "none of its caches can be kept in few bits"
+    async with open_kind() as rig:
+        [action] = (await quantise(rig)).actions
+        assert action.reason == "its model is not served here"
+        await asleep(rig, "short", 255)
+        [action] = (await quantise(rig, "short")).actions
+        assert action.reason == "it has no full block: only whole ones, of 256 tokens, are quantised"
+        with pytest.raises(SessionNotFound):
+            await quantise(rig, "nobody")
+
+
+@pytest.mark.parametrize(
+    "order", [{"bits": 5}, {"bits": None}, {"session": None}, {"after_days": -1.0}, {"after_days": float("nan")}]
+)
+async def test_an_order_that_means_nothing_is_refused(open_kind: Any, order: dict[str, Any]) -> None:
+    async with open_kind() as rig:
+        with pytest.raises(InvalidPolicy):
+            await rig.service.maintain(**({"operation": "quantise", "session": "s", "bits": 8} | order))
+
+
+async def test_one_that_cannot_be_written_is_told_and_the_rest_is_done(
+    open_kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_kind() as rig:
+        for name in ("a", "b"):
+            await asleep(rig, name)
+        write = Store.write_bundle
+
+        def refuse(store: Store, **options: Any) -> Any:
+            if options["uri"].name == "a":
+                raise NoSpace("No space left.")
+            return write(store, **options)
+
+        monkeypatch.setattr(Store, "write_bundle", refuse)
+        report = await quantise(rig, None, after_days=0)
+        assert [(action.session, action.kind) for action in report.actions] == [("torpor://default/b", "quantise")]
+        assert [(each.path, each.code) for each in report.problems] == [("torpor://default/a", "no_space")]
+        assert (versions(rig, "a"), versions(rig, "b")) == ([1], [1, 2])
+        assert (await rig.wake("a")).lossy is None
+
+
+@pytest.mark.parametrize(
+    ("at", "left"),
+    [
+        ("torpor.daemon.sleep.quantising:quantise", [1]),
+        ("torpor.memvid.format.writer:BundleWriter.finish", [1]),
+        ("torpor.memvid.folder.folder:StoreFolder.publish", [1]),
+        ("torpor.memvid.index.index:Index.add", [1, 2]),
+    ],
+)
+async def test_killed_on_the_way_it_has_done_all_or_nothing(
+    open_kind: Any, store: Path, quantisable_model: Path, digest_cache: Path, at: str, left: list[int]
+) -> None:
+    async with open_kind() as rig:
+        await rig.read("s", tokens_of(1, 600))
+        before = await rig.fingerprint("s")
+        await rig.sleep("s")
+    order = {"store": str(store), "model": str(quantisable_model), "digests": str(digest_cache)}
+    command = [sys.executable, session_rig.__file__, "quantise", json.dumps({**order, "session": "s", "at": at})]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"reached": at}
+        process.kill()
+    async with open_kind() as rig:
+        assert versions(rig) == left
+        woken = await rig.wake("s")
+        assert woken.canary == "same_bits"
+        assert woken.lossy == (Lossy(8, 512) if left[1:] else None)
+        await rig.sleep("s")
+        await rig.wake("s", 1)
+        assert await rig.fingerprint("s") == before
+
+
+async def test_other_sessions_write_while_one_is_quantised(open_kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_kind() as rig:
+        await asleep(rig)
+        for name in ("b", "control"):
+            await rig.read(name, tokens_of(3, 100))
+        order = asyncio.ensure_future(quantise(rig))
+        assert await rig.write("b", 20) == await rig.write("control", 20)
+        assert [action.kind for action in (await order).actions] == ["quantise"]
+
+
+@pytest.mark.parametrize("stored", [{"bits": 8}, "much", {"bits": 7, "tokens": 1}])
+async def test_a_mark_of_another_maker_is_refused(
+    open_kind: Any, stored: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_kind() as rig:
+        await rig.read("s", tokens_of(1, 20))
+        monkeypatch.setattr(Loss, "to_map", lambda _: stored)
+        rig.live("s").loss = Loss(8, 20)
+        await rig.sleep("s")
+        for look in (rig.wake("s"), rig.service.show(session="s")):
+            with pytest.raises(MalformedSnapshot):
+                await look
+
+
+async def test_show_says_it_awake_and_asleep(open_kind: Any) -> None:
+    async with open_kind() as rig:
+        await asleep(rig)
+        assert (await rig.service.show(session="s")).lossy is None
+        await quantise(rig)
+        shown = await rig.service.show(session="s")
+        assert shown.lossy == Lossy(8, 512)
+        assert [info.lossy for info in await rig.service.list_sessions()] == [Lossy(8, 512)], "as the index has it"
+        assert shown.layers[0] == "kv/1 k, v 2xnx32 float32 in 8 bits, groups of 32"
+        await rig.wake("s")
+        assert (await rig.service.show(session="s")).lossy == Lossy(8, 512)
+        assert (await rig.wake("s")).lossy == Lossy(8, 512), "also of a session that is awake already"
+
+
+async def test_what_is_saved_of_a_damaged_lossy_version_stays_marked_and_is_left_alone(
+    open_kind: Any, store: Path
+) -> None:
+    async with open_kind() as rig:
+        await asleep(rig, count=900)
+        await quantise(rig)
+        await rig.service.maintain(operation="prune", session="s", keep_last=1)
+        (path,) = store.rglob("*.mvb")
+        data = bytearray(path.read_bytes())
+        with rig.service._store.open_session(rig.service._resolve("s")) as reader:
+            damaged = reader.read_slot(reader.entries[2], 0)
+        data[data.index(bytes(damaged[:64]))] ^= 1
+        path.write_bytes(data)
+        await rig.service.maintain(operation="repair")
+        assert (await rig.service.show(session="s")).lossy == Lossy(8, 512)
+        woken = await rig.wake("s")
+        assert (woken.token_count, woken.lossy) == (512, Lossy(8, 512))
+        rig.service._residency.awake.clear()
+        [action] = (await quantise(rig, bits=4)).actions
+        assert action.reason == "it is what a repair has saved of a damaged version"
+        await rig.wake("s")
+        await rig.write("s", 2)
+        await rig.sleep("s")
+        assert (await rig.wake("s")).canary == "same_bits"
+
+
+async def test_without_a_canary_the_next_wake_says_that_none_was_run(open_kind: Any) -> None:
+    async with open_kind(canary="never") as rig:
+        await asleep(rig)
+        await quantise(rig)
+    async with open_kind() as rig:
+        assert (await rig.wake("s")).canary == "not_run"
+
+
+async def test_the_loss_is_of_the_size_that_bits_make(open_kind: Any) -> None:
+    """Of 8 bits the logits are near those of the exact state, of 4 bits less so; both differ."""
+    differences = {}
+    async with open_kind() as rig:
+        await asleep(rig)
+        await rig.wake("s", at_token=599)
+        exact = (await logits(rig)).tolist()
+        for bits in (8, 4):
+            rig.service._residency.awake.clear()
+            await quantise(rig, bits=bits)
+            await rig.wake("s", at_token=599)
+            differences[bits] = max(abs(a - b) for a, b in zip(exact, (await logits(rig)).tolist(), strict=True))
+    assert 0 < differences[8] < differences[4]
+
+
+async def logits(rig: Rigged) -> Any:
+    found = rig.live("s").state.last_logits
+    assert found is not None
+    return found
+
+
+def row_of(created_ns: int, version: int = 3) -> IndexRow:
+    return IndexRow(SessionUri("default", "s"), version, b"b" * 32, None, b"i" * 32, 600, 0, 0, created_ns, "m", ())
+
+
+def test_age_alone_decides_what_has_slept_long_enough() -> None:
+    now = EARLIEST_NS + 100 * DAY_NS
+    order = QuantiseOrder(8, after_days=30, clock=lambda: now)
+    assert why_left(row_of(now - 30 * DAY_NS), order, is_awake=False) is None
+    assert why_left(row_of(now - 30 * DAY_NS + 1), order, is_awake=False) == "it has not slept for 30 days"
+    for unbelievable in (0, EARLIEST_NS - 1, now + 1):
+        assert why_left(row_of(unbelievable), order, is_awake=False) == "its date cannot be believed"
+    assert why_left(row_of(0), QuantiseOrder(8), is_awake=False) is None, "who is named needs no age"
+    assert why_left(row_of(0), QuantiseOrder(8), is_awake=True) == "the session is awake"
+
+
+def test_a_plan_begins_at_the_first_full_block_that_is_not_done() -> None:
+    done, new, last = Span(BLOCK_TOKENS, 40, True), Span(BLOCK_TOKENS, 128, False), Span(80, 60, False)
+    row = row_of(0)
+    assert plan_spans(row, [done, new, done, new, last], 40) == Plan(row, None, 256, 1024, 128 + 40 + 128, 120, 60)
+    assert plan_spans(row, [new], 40) == Plan(row, None, 0, 256, 128, 40)
+    assert plan_spans(row, [done, last], 40).left == "its full blocks are kept in as few bits already"
+    assert plan_spans(row, [last], 40).left == "it has no full block: only whole ones, of 256 tokens, are quantised"
+
+
+async def test_a_policy_of_age_takes_what_is_old_by_the_clock(open_kind: Any) -> None:
+    async with open_kind() as rig:
+        for name in ("old", "awake"):
+            await asleep(rig, name)
+    days, looks = [29], []
+
+    def clock() -> int:
+        looks.append(days[0])
+        return time.time_ns() + days[0] * DAY_NS
+
+    async with open_kind(quantise=AgePolicy(30, 8, every_s=0.01, clock=clock)) as rig:
+        await rig.wake("awake")
+        await until(lambda: len(looks) > 4)
+        assert (versions(rig, "old"), versions(rig, "awake")) == ([1], [1])
+        days[0] = 31
+        await until(lambda: versions(rig, "old") == [1, 2])
+        await until(lambda: len(looks) > 10)
+        assert (versions(rig, "old"), versions(rig, "awake")) == ([1, 2], [1])
+        assert (await rig.wake("old")).lossy == Lossy(8, 512)
+
+
+async def test_a_stop_waits_for_the_policy_and_loses_nothing(open_kind: Any) -> None:
+    async with open_kind() as rig:
+        for name in ("a", "b", "c"):
+            await asleep(rig, name)
+    async with open_kind(quantise=AgePolicy(0, 8)) as rig:
+        pass
+    async with open_kind() as rig:
+        for name in ("a", "b", "c"):
+            assert (await rig.wake(name)).token_count == 600
+
+
+def test_a_policy_that_means_nothing_is_refused() -> None:
+    for bits, days in ((5, 30.0), (8, -1.0), (8, float("nan")), (8, float("inf"))):
+        with pytest.raises(InvalidPolicy):
+            AgePolicy(days, bits)

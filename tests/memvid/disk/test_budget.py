@@ -1,0 +1,367 @@
+"""Budgets: what would go past one is refused before it is written; nothing that frees space is asked about."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torpor.memvid.disk.budget import UNLIMITED, Account, Budget, Standing, free_bytes_of, require_room, utc_day
+from torpor.memvid.disk.clock import now_ns
+from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, StoreIoError
+
+DAY_NS = 24 * 60 * 60 * 10**9
+PLENTY = 1 << 50
+
+
+def standing(store_bytes: int | None = 0, written_today: int = 0, free_bytes: int = PLENTY) -> Standing:
+    return Standing(store_bytes=store_bytes, written_today=written_today, free_bytes=free_bytes)
+
+
+TODAY = 20_000
+
+
+def account(
+    budget: Budget, *, store_bytes: int = 0, written: dict[int, int] | None = None, free: list[int] | None = None
+) -> Account:
+    """An account whose disk says the figures of `free` one after the other, the last one for ever."""
+    left = list(free or [PLENTY])
+    return Account(
+        budget,
+        held_bytes=lambda: store_bytes,
+        written_on=lambda day: (written or {}).get(day, 0),
+        free_bytes=lambda: left.pop(0) if len(left) > 1 else left[0],
+    )
+
+
+def nothing_is_asked(*_: int) -> int:
+    raise AssertionError("it was asked")
+
+
+# --- what a budget is
+
+
+@pytest.mark.parametrize("name", ["max_store_bytes", "max_bytes_per_day", "min_free_bytes"])
+@pytest.mark.parametrize("value", [-1, 1.0, True, "1", float("nan"), (1 << 60) + 1, 10**400])
+def test_a_budget_that_is_no_number_of_bytes_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidPolicy) as refusal:
+        Budget(**{name: value})
+    assert refusal.value.field == name
+
+
+def test_room_to_leave_is_a_number_and_not_nothing() -> None:
+    with pytest.raises(InvalidPolicy):
+        Budget(min_free_bytes=None)  # type: ignore[arg-type]
+
+
+def test_no_budget_allows_everything() -> None:
+    require_room(UNLIMITED, standing(PLENTY, PLENTY, 0), PLENTY)
+
+
+# --- the decision
+
+
+def test_the_store_may_be_filled_to_the_last_byte_and_no_further() -> None:
+    budget = Budget(max_store_bytes=1000)
+    require_room(budget, standing(store_bytes=900), 100)
+    with pytest.raises(BudgetExceeded) as refusal:
+        require_room(budget, standing(store_bytes=900), 101)
+    error = refusal.value
+    assert (error.which, error.limit, error.used, error.needed) == ("max_store_bytes", 1000, 900, 101)
+    assert error.code == "budget_exceeded"
+    for fact in ("1000 B", "900 B", "101 B", "torpor rm", "torpor prune", "--store-budget"):
+        assert fact in error.message
+
+
+def test_the_day_may_be_filled_to_the_last_byte_and_no_further() -> None:
+    budget = Budget(max_bytes_per_day=1000)
+    require_room(budget, standing(written_today=900), 100)
+    with pytest.raises(BudgetExceeded) as refusal:
+        require_room(budget, standing(written_today=900), 101)
+    error = refusal.value
+    assert (error.which, error.limit, error.used, error.needed) == ("max_bytes_per_day", 1000, 900, 101)
+    for fact in ("1000 B", "900 B", "101 B", "UTC", "--daily-write-budget"):
+        assert fact in error.message
+
+
+def test_the_disk_keeps_the_room_that_it_must() -> None:
+    budget = Budget(min_free_bytes=1000)
+    require_room(budget, standing(free_bytes=1100), 100)
+    with pytest.raises(BudgetExceeded) as refusal:
+        require_room(budget, standing(free_bytes=1100), 101)
+    error = refusal.value
+    assert (error.which, error.limit, error.used, error.needed) == ("min_free_bytes", 1000, 1100, 101)
+    for fact in ("1000 B", "1.07 KiB", "101 B", "torpor rm", "--keep-free"):
+        assert fact in error.message
+
+
+def test_a_store_that_is_past_its_budget_already_takes_no_byte_more() -> None:
+    for budget, now in (
+        (Budget(max_store_bytes=10), standing(store_bytes=11)),
+        (Budget(max_bytes_per_day=10), standing(written_today=11)),
+        (Budget(min_free_bytes=10), standing(free_bytes=9)),
+    ):
+        with pytest.raises(BudgetExceeded) as refusal:
+            require_room(budget, now, 0)
+        assert refusal.value.needed == 0
+        assert "needs" not in refusal.value.message  # asked ahead: nobody knows yet how much it will be
+
+
+def test_a_refusal_writes_sizes_as_people_read_them() -> None:
+    with pytest.raises(BudgetExceeded) as refusal:
+        require_room(Budget(max_store_bytes=30 << 20), standing(store_bytes=59_767_154), 1 << 20)
+    assert refusal.value.message.startswith("The store may hold 30.0 MiB and holds 57.0 MiB; this needs 1.00 MiB more.")
+
+
+def test_what_replaces_bytes_of_the_store_is_not_held_against_its_size() -> None:
+    require_room(Budget(max_store_bytes=0), standing(store_bytes=None), 1000)
+    with pytest.raises(BudgetExceeded):
+        require_room(Budget(max_bytes_per_day=999), standing(store_bytes=None), 1000)
+
+
+sizes = st.integers(0, 2000)
+
+
+@given(st.none() | sizes, st.none() | sizes, sizes, sizes, sizes, sizes, sizes)
+def test_a_write_is_allowed_exactly_when_no_budget_is_passed(
+    most: int | None, daily: int | None, least: int, held: int, written: int, free: int, needed: int
+) -> None:
+    allowed = (
+        (most is None or held + needed <= most)
+        and (daily is None or written + needed <= daily)
+        and (least == 0 or free - needed >= least)
+    )
+    try:
+        require_room(Budget(most, daily, least), standing(held, written, free), needed)
+    except BudgetExceeded:
+        assert not allowed
+    else:
+        assert allowed
+
+
+# --- the account
+
+
+def test_a_meter_adds_up_what_is_written() -> None:
+    for budget in (Budget(max_store_bytes=1000), Budget(max_bytes_per_day=1000)):
+        one = account(budget, store_bytes=700, written={TODAY: 700}).begin(TODAY)
+        one(100)
+        one(200)
+        with pytest.raises(BudgetExceeded) as refusal:
+            one(1)
+        assert refusal.value.used == 1000
+        assert one.written_bytes == 300
+
+
+def test_what_was_refused_is_not_counted() -> None:
+    one = account(Budget(max_store_bytes=100)).begin(TODAY)
+    with pytest.raises(BudgetExceeded):
+        one(101)
+    one(100)
+    assert one.written_bytes == 100
+
+
+def test_what_others_are_writing_counts_until_they_have_ended() -> None:
+    for budget in (Budget(max_store_bytes=100), Budget(max_bytes_per_day=100)):
+        books = account(budget)
+        one, two = books.begin(TODAY), books.begin(TODAY)
+        one(60)
+        with pytest.raises(BudgetExceeded) as refusal:
+            two(41)
+        assert refusal.value.used == 60
+        two(40)
+        books.end(one, lambda *_: None)  # given up, and nothing of it kept
+        two(60)
+
+
+def test_what_was_published_counts_as_held_and_not_a_second_time() -> None:
+    held = [0]
+    books = Account(
+        Budget(max_store_bytes=100), held_bytes=lambda: held[0], written_on=nothing_is_asked, free_bytes=lambda: 1 // 0
+    )
+    one, two = books.begin(TODAY), books.begin(TODAY)
+    one(60)
+    held[0] = 60
+    one.settle()
+    two(40)
+    with pytest.raises(BudgetExceeded):
+        two(1)
+
+
+def test_what_a_compaction_writes_is_never_counted_as_held() -> None:
+    books = account(Budget(max_store_bytes=100), store_bytes=90)
+    compaction, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
+    compaction(1000)
+    sleep(10)
+
+
+def test_a_compaction_leaves_half_of_a_day_to_sleeps() -> None:
+    books = account(Budget(max_bytes_per_day=1000), written={TODAY: 100})
+    compaction, sleep = books.begin(TODAY, replacing=True), books.begin(TODAY)
+    compaction(400)
+    with pytest.raises(BudgetExceeded, match="compaction may write until 500 B") as refusal:
+        compaction(1)
+    assert (refusal.value.which, refusal.value.limit, refusal.value.used) == ("max_bytes_per_day", 500, 500)
+    sleep(500)
+    with pytest.raises(BudgetExceeded):
+        sleep(1)
+
+
+def test_work_beyond_the_budget_is_refused_by_the_disk_alone_and_counted() -> None:
+    books = account(Budget(max_store_bytes=10, max_bytes_per_day=10, min_free_bytes=1000), free=[2000, 1100, 1100])
+    last = books.begin(TODAY, beyond="budgets")
+    last(500)
+    with pytest.raises(BudgetExceeded) as refusal:
+        last(101)
+    assert refusal.value.which == "min_free_bytes"
+    kept: list[tuple[int, int]] = []
+    books.end(last, lambda day, size_bytes: kept.append((day, size_bytes)))
+    assert kept == [(TODAY, 500)]
+
+
+def test_what_may_go_into_the_reserve_is_counted_and_never_refused() -> None:
+    books = account(Budget(max_store_bytes=10, max_bytes_per_day=10, min_free_bytes=1000), free=[1001, 1001])
+    ledger = books.begin(TODAY, beyond="reserve")
+    ledger(500)
+    kept: list[tuple[int, int]] = []
+    books.end(ledger, lambda day, size_bytes: kept.append((day, size_bytes)))
+    assert kept == [(TODAY, 500)]
+
+
+def test_what_is_written_goes_to_the_day_on_which_it_was_begun() -> None:
+    books = account(Budget(max_bytes_per_day=100), written={TODAY: 0, TODAY + 1: 0})
+    before, after = books.begin(TODAY), books.begin(TODAY + 1)
+    before(100)
+    after(100)
+    for one in (before, after):
+        with pytest.raises(BudgetExceeded):
+            one(1)
+
+
+def test_work_that_wrote_nothing_is_not_kept_and_one_whose_keeping_fails_is_over_all_the_same() -> None:
+    books = account(Budget(max_store_bytes=100))
+    books.end(books.begin(TODAY), nothing_is_asked)
+    one = books.begin(TODAY)
+    one(100)
+    with pytest.raises(AssertionError):
+        books.end(one, nothing_is_asked)
+    books.begin(TODAY)(100)
+
+
+def test_the_disk_is_asked_each_time_and_what_others_wrote_is_in_its_answer() -> None:
+    books = account(Budget(min_free_bytes=1000), free=[1300, 1200, 1100, 1050])
+    one, other = books.begin(TODAY), books.begin(TODAY)
+    one(100)
+    other(100)
+    one(100)
+    with pytest.raises(BudgetExceeded) as refusal:
+        one(51)
+    assert refusal.value.used == 1050
+
+
+def test_without_a_budget_bytes_are_counted_and_nobody_is_asked() -> None:
+    books = Account(
+        UNLIMITED, held_bytes=nothing_is_asked, written_on=nothing_is_asked, free_bytes=lambda: nothing_is_asked()
+    )
+    one = books.begin(TODAY)
+    one(PLENTY)
+    assert one.written_bytes == PLENTY
+
+
+@given(sizes, st.lists(st.tuples(st.integers(0, 2), sizes), max_size=20))
+def test_meters_never_let_their_sum_pass_the_budget(most: int, writes: list[tuple[int, int]]) -> None:
+    books = account(Budget(max_bytes_per_day=most))
+    meters, written = [books.begin(TODAY) for _ in range(3)], 0
+    for number, size_bytes in writes:
+        try:
+            meters[number](size_bytes)
+        except BudgetExceeded:
+            assert written + size_bytes > most
+        else:
+            written += size_bytes
+        assert sum(one.written_bytes for one in meters) == written <= most
+
+
+# --- days and disks
+
+
+def test_a_day_is_a_day_of_utc() -> None:
+    assert utc_day(0) == utc_day(DAY_NS - 1) == 0
+    assert utc_day(DAY_NS) == 1
+    assert utc_day(1_735_689_600 * 10**9) == 20_089  # 2025-01-01T00:00:00Z
+    assert utc_day(1_735_689_600 * 10**9 - 1) == 20_088
+
+
+@pytest.mark.parametrize("shown", [-1, -(10**20)])
+def test_threat_37_a_clock_before_1970_shows_the_first_day(monkeypatch: pytest.MonkeyPatch, shown: int) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: shown)
+    assert utc_day(now_ns()) == 0
+
+
+class Ledger:
+    """What the store does with a day: the count of a day is what was written while the clock showed it."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.written: dict[int, int] = {}
+
+    def write(self, now_ns: int, size_bytes: int) -> bool:
+        books = account(self.budget, written=self.written)
+        one = books.begin(utc_day(now_ns))
+        try:
+            one(size_bytes)
+        except BudgetExceeded:
+            return False
+        books.end(one, lambda day, total: self.written.update({day: self.written.get(day, 0) + total}))
+        return True
+
+
+def test_threat_37_a_clock_set_back_neither_lifts_a_days_budget_nor_locks_for_ever() -> None:
+    ledger = Ledger(Budget(max_bytes_per_day=100))
+    today = 20_000 * DAY_NS
+    assert ledger.write(today, 100)
+    assert not ledger.write(today, 1)
+    assert ledger.write(today - DAY_NS, 100)  # the clock is set back: that day's own budget, once
+    assert not ledger.write(today - DAY_NS, 1)
+    assert not ledger.write(today, 1)  # and put right: today's count is as it was
+    assert ledger.write(today + 3653 * DAY_NS, 100)  # ten years ahead
+    assert not ledger.write(today, 1)
+    assert ledger.write(today + DAY_NS, 100)  # tomorrow comes all the same
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 150)), max_size=40))
+def test_threat_37_however_the_clock_jumps_no_day_gets_more_than_its_budget(jumps: list[tuple[int, int]]) -> None:
+    ledger = Ledger(Budget(max_bytes_per_day=100))
+    for days, size_bytes in jumps:
+        ledger.write((20_000 + days) * DAY_NS, size_bytes)
+    assert all(written <= 100 for written in ledger.written.values())
+    fresh = (20_000 + 4) * DAY_NS
+    assert ledger.write(fresh, 100)
+
+
+def test_the_free_space_is_what_the_disk_has_for_us(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        free = free_bytes_of(fd, str(tmp_path))
+        status = os.statvfs(tmp_path)
+        assert 0 <= free <= status.f_blocks * status.f_frsize
+        assert abs(free - status.f_bavail * status.f_frsize) < 1 << 30  # others write while we look
+    finally:
+        os.close(fd)
+
+
+def test_room_for_the_superuser_alone_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disk:
+        f_bavail, f_bfree, f_blocks, f_frsize, f_bsize = 10, 20, 30, 512, 4096
+
+    monkeypatch.setattr(os, "statvfs", lambda fd: Disk)
+    assert free_bytes_of(0, "store") == 5120
+
+
+def test_a_disk_that_cannot_be_asked_is_a_typed_error() -> None:
+    with pytest.raises(StoreIoError) as refusal:
+        free_bytes_of(-1, "store")
+    assert refusal.value.path == "store"

@@ -1,0 +1,455 @@
+"""Writing durably: the exact order of steps, and what each failure of the system means (threats 30 to 33; T3, T4)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_making import IDENTITY, OTHER_URI, URI, bundle_path, require_awake, sleep, span
+from torpor.memvid import BlockDraft, Store
+from torpor.memvid.disk import durable
+from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
+from torpor.memvid.exchange.incoming import hand_over
+from torpor.memvid.format.codecs import zstd
+from torpor.memvid.index.index import Index
+from torpor.memvid.index.page_sums import SUMS_FILE
+from torpor.memvid.writing.rewriting import Contents, prepared
+
+
+def bundles(store: Store) -> dict[str, bytes]:
+    root = Path(store.path) / "bundles"
+    return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the store asks of the system, in order, one word a step."""
+    seen: list[str] = []
+
+    def record(module: object, name: str, say: Callable[..., str]) -> None:
+        real = getattr(module, name)
+
+        def spy(*args: object, **kwargs: object) -> object:
+            seen.append(say(*args, **kwargs))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, spy)
+
+    def kind(fd: int) -> str:
+        return "fsync folder" if Path(f"/proc/self/fd/{fd}").resolve().is_dir() else "fsync file"
+
+    record(os, "writev", lambda *_: "write")
+    record(os, "pwrite", lambda *_: "write header")
+    record(os, "fsync", kind)
+    record(os, "rename", lambda old, new, **_: "rename" if new.endswith(".mvb") else "retire")
+    record(os, "unlink", lambda name, **_: "unlink sums" if name == SUMS_FILE else "unlink")
+    record(os, "mkdir", lambda *_, **__: "mkdir")
+    record(os, "preadv", lambda *_: "read")
+    record(Index, "add", lambda *_: "index row")
+    record(Index, "drop", lambda *_: "drop rows")
+    return seen
+
+
+def without_repeats(steps: list[str]) -> list[str]:
+    return [step for number, step in enumerate(steps) if not number or step != steps[number - 1]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell files from folders")
+def test_t3_the_order_of_a_sleep_is_write_flush_read_back_rename_flush_row(store: Store, steps: list[str]) -> None:
+    """The flushes cannot be seen by killing a process, so their order is pinned here (promise 1)."""
+    sleep(store, 300)
+    assert without_repeats(steps) == [
+        "write",
+        "write header",
+        "fsync file",
+        "read",
+        "mkdir",
+        "fsync folder",
+        "rename",
+        "fsync folder",
+        "index row",
+    ]
+    assert steps[steps.index("rename") :] == ["rename", "fsync folder", "fsync folder", "index row"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell files from folders")
+def test_t3_the_order_of_a_delete_is_retire_flush_rows_unlink_flush(store: Store, steps: list[str]) -> None:
+    sleep(store, 10)
+    del steps[:]
+    store.delete_session(URI)
+    steps.remove("unlink sums")  # of the index file, which was changed; nothing depends on them
+    while "read" in steps:  # what a retired file is, by its content, before it goes
+        steps.remove("read")
+    assert steps == ["retire", "fsync folder", "drop rows", "unlink", "fsync folder"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell files from folders")
+def test_store_json_is_flushed_before_the_store_is_used(tmp_path: Path, steps: list[str]) -> None:
+    Store.open(tmp_path / "new", writable=True).close()
+    last = len(steps) - 1 - steps[::-1].index("write")
+    assert steps[last:][:2] == ["write", "fsync file"]
+    assert steps[last + 2 :].count("fsync folder") >= 1
+
+
+def failing(
+    code: int, real: Callable[..., object], *, after: int, first: Callable[..., object] | None = None
+) -> Callable[..., object]:
+    """A system call that works `after` times, then fails for ever; just before, `first` may do a part of its work."""
+    calls = 0
+
+    def call(*args: object, **kwargs: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls <= after:
+            return real(*args, **kwargs)
+        if first is not None and calls == after + 1:
+            return first(*args, **kwargs)
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_threat_30_a_full_disk_is_no_space_and_changes_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int, after: int
+) -> None:
+    sleep(store, 300)
+    before = bundles(store)
+
+    def short(fd: int, buffers: list[memoryview]) -> int:  # a full disk first takes a part
+        return os.write(fd, buffers[0][:10])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", failing(code, os.writev, after=after, first=short))
+        with pytest.raises(NoSpace, match="Free some space"):
+            sleep(store, 600)
+    assert bundles(store) == before
+    require_awake(store, 300)
+    assert sleep(store, 600).version == 2  # room again: the store goes on
+
+
+def full_disk(path: Path) -> os.statvfs_result:
+    status = os.statvfs(path)
+    return os.statvfs_result((status.f_bsize, 4096, status.f_blocks, 9, 9, *tuple(status)[5:]))
+
+
+def put_to_sleep(store: Store, folder: Path) -> int:
+    return sleep(store, 1500, uri=OTHER_URI, seed=1).bytes_written
+
+
+def compress(store: Store, folder: Path) -> int:
+    return sleep(store, 1500, uri=OTHER_URI, seed=1, codec=zstd(1)).bytes_written
+
+
+def import_one(store: Store, folder: Path) -> int:
+    return store.import_file(folder / "other.mvb").bytes_written
+
+
+def hand_over_one(store: Store, folder: Path) -> int:
+    hand_over(store.path, str(folder / "other.mvb"))
+    return (folder / "other.mvb").stat().st_size
+
+
+def export_one(store: Store, folder: Path) -> int:
+    return store.export_session(URI, 2, folder / "mine.mvb").file_bytes
+
+
+def export_tensors(store: Store, folder: Path) -> int:
+    return store.export_tensors(URI, 2, folder / "mine.safetensors").file_bytes
+
+
+def compact(store: Store, folder: Path) -> int:
+    newest = store.versions(URI)[-1]
+    with store.open_session(URI) as reader:
+        frames = [(entry.id, entry.bundle_id) for entry in reader.entries if entry.bundle_id is not None]
+    with prepared(store._core, newest.bundle_id, Contents(frames, {})) as new:
+        return new.bytes_after
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+@pytest.mark.parametrize(
+    "work", [put_to_sleep, compress, import_one, hand_over_one, export_one, export_tensors, compact]
+)
+def test_a_full_disk_tells_what_it_has_free_and_what_the_whole_work_needs(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: Callable[[Store, Path], int], after: int
+) -> None:
+    """Not what the next piece needs: who frees that much only meets the next refusal."""
+    with Store.open(tmp_path / "elsewhere", writable=True) as elsewhere:
+        sleep(elsewhere, 1500, uri=OTHER_URI, seed=1)
+        elsewhere.export_session(OTHER_URI, 1, tmp_path / "other.mvb")
+    sleep(store, 1500, before=sleep(store, 1300))
+    with monkeypatch.context() as patch:
+        call = "pwrite" if work is export_tensors and after else "writev"
+        after = 0 if work is hand_over_one else after  # it has but one write of this size
+        patch.setattr(os, call, failing(errno.ENOSPC, getattr(os, call), after=after))
+        patch.setattr(os, "fstatvfs", lambda _: full_disk(tmp_path))
+        with pytest.raises(NoSpace) as refusal:
+            work(store, tmp_path)
+    found = re.search(r" This needs about ([0-9.]+) KiB, and ([0-9.]+) KiB are free there\.", refusal.value.message)
+    assert found is not None, refusal.value.message
+    needed, free = float(found[1]), float(found[2])
+    assert (free > 36) == (after > 0)  # what was written of it goes with it
+    written = work(store, tmp_path) / 1024
+    assert 0.95 * written < needed < 1.05 * written
+
+
+def test_a_quota_is_no_full_disk_and_tells_no_room(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", failing(errno.EDQUOT, os.writev, after=0))
+        patch.setattr(os, "fstatvfs", lambda _: full_disk(tmp_path))
+        with pytest.raises(NoSpace) as refusal:
+            sleep(store, 600)
+    assert "needed_bytes" not in refusal.value.details
+    assert "free there" not in refusal.value.message
+
+
+def test_where_the_rest_cannot_be_measured_a_full_disk_is_still_no_space(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of a session holds what cannot be kept; that the disk is full came first."""
+
+    def blocks() -> Iterator[BlockDraft]:
+        yield span(0, 256)
+        raise InvalidDraft("The rest is no number.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", failing(errno.ENOSPC, os.writev, after=0))
+        with pytest.raises(NoSpace) as refusal:
+            store.write_bundle(
+                uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=512
+            )
+    assert "needed_bytes" not in refusal.value.details
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EROFS, "Read-only file system. Mount its file system for writing."),
+        (errno.EACCES, "Permission denied. Give user 0, as whom this runs, the right to write there."),
+        (errno.EIO, "Input/output error."),
+    ],
+)
+def test_what_may_not_be_written_says_what_to_do(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    advice = advice.replace("user 0", f"user {os.geteuid()}")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", failing(number, os.writev, after=0))
+        with pytest.raises(StoreIoError) as refusal:
+            sleep(store, 300)
+    assert refusal.value.message.endswith(f": {advice}")
+    assert refusal.value.errno == number
+
+
+def test_threat_30_a_file_size_limit_of_the_system_is_no_space(tmp_path: Path) -> None:
+    """No injection: the kernel itself cuts the write short and then refuses."""
+    script = f"""
+import resource, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from store_making import *
+from torpor.memvid.errors import NoSpace
+with Store.open({str(tmp_path / "store")!r}, writable=True) as store:
+    sleep(store, 300)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+    try:
+        sleep(store, 3000, layers=8)
+    except NoSpace as error:
+        print(error.code)
+    require_awake(store, 300)
+    sleep(store, 400)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert store.verify(deep=True).ok
+    print(len(list(Path(store.path).rglob("*.tmp"))), store.statistics().versions)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.split(), done.stderr) == (["no_space", "0", "2"], "")
+
+
+def sleep_until_a_folder_is_needed(store: Store) -> None:
+    """A folder is made for a new prefix only; forty sleeps cannot all meet an old one."""
+    for number in range(40):
+        sleep(store, 10, seed=number, uri=OTHER_URI)
+
+
+@pytest.mark.parametrize("call", ["open", "rename", "mkdir"])
+def test_threat_30_a_full_folder_is_no_space_and_changes_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    sleep(store, 300)
+    before = bundles(store)
+    real = getattr(os, call)
+
+    def full(*args: object, **kwargs: object) -> object:
+        if call == "open" and not (isinstance(args[1], int) and args[1] & os.O_CREAT):
+            return real(*args, **kwargs)
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(NoSpace):
+            sleep_until_a_folder_is_needed(store)
+    store.delete_session(OTHER_URI) if store.find_session(OTHER_URI) else None
+    assert bundles(store) == before
+    require_awake(store, 300)
+
+
+def test_threat_30_no_room_for_the_index_row_takes_the_bundle_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    before = bundles(store)
+
+    def full(*_: object) -> None:
+        raise NoSpace("No room for the index.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "add", full)
+        with pytest.raises(NoSpace):
+            sleep(store, 600)
+    assert bundles(store) == before
+    require_awake(store, 300)
+
+
+def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_writev, real_preadv = os.writev, os.preadv
+
+    def short_write(fd: int, buffers: list[memoryview]) -> int:
+        return real_writev(fd, [buffers[0][:7]])
+
+    def short_read(fd: int, buffers: list[memoryview], offset: int) -> int:
+        return real_preadv(fd, [buffers[0][:11]], offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", short_write)
+        patch.setattr(os, "pwrite", lambda fd, data, offset, real=os.pwrite: real(fd, data[:5], offset))
+        patch.setattr(os, "preadv", short_read)
+        sleep(store, 30)
+        require_awake(store, 30)
+    require_awake(store, 30)
+    assert store.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    sleep(store, 300)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.EIO, os.fsync, after=after))
+        for number in range(4):
+            try:
+                sleep(store, 600 + number)
+            except DurabilityLost:
+                break
+        else:
+            pytest.fail("a failed flush was acknowledged")
+    acknowledged = store.versions(URI)[-1].token_count
+    for attempt in (lambda: sleep(store, 10), lambda: store.delete_session(URI)):  # though flushing works again
+        with pytest.raises(DurabilityLost, match="writes no more"):
+            attempt()
+    assert not store.statistics().writable
+    require_awake(store, acknowledged)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, acknowledged)
+        sleep(again, 10)
+        assert again.verify(deep=True).ok
+
+
+def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """restic's habit: decode what was encoded before anyone relies on it. Here memory changes under the writer."""
+    sleep(store, 300)
+    before = bundles(store)
+    real = os.writev
+
+    def altered(fd: int, buffers: list[memoryview]) -> int:
+        if len(buffers) < 4:
+            return real(fd, buffers)
+        changed = [bytes(buffer) for buffer in buffers]
+        changed[2] = bytes([changed[2][0] ^ 1]) + changed[2][1:]  # of the first head's keys
+        return real(fd, changed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", altered)
+        with pytest.raises(ReadBackFailed, match="still awake") as refusal:
+            sleep(store, 600)
+    assert refusal.value.cause == "corrupt_block"
+    assert bundles(store) == before
+    require_awake(store, 300)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.EIO, StoreIoError), (errno.EROFS, StoreIoError), (errno.EMFILE, StoreIoError)]
+)
+@pytest.mark.parametrize("call", ["open", "writev", "pwrite", "preadv", "rename", "dup"])
+def test_t4_every_other_failure_is_typed_and_changes_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str, code: int, kind: type[StoreError]
+) -> None:
+    sleep(store, 300)
+    before = bundles(store)
+    found: set[tuple[type[StoreError], int]] = set()
+    for after in range(12):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing(code, getattr(os, call), after=after))
+            try:
+                sleep(store, 300, seed=after + 1, uri=OTHER_URI)
+            except StoreError as error:
+                found.add((type(error), error.errno))
+        if store.find_session(OTHER_URI):
+            store.delete_session(OTHER_URI)
+        assert bundles(store) == before
+    assert found == {(kind, code)}
+    require_awake(store, 300)
+
+
+def test_a_read_that_fails_is_typed_and_names_the_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    receipt = sleep(store, 300)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", failing(errno.EIO, os.preadv, after=0))
+        with pytest.raises(StoreIoError) as refusal:
+            store.open_session(URI)
+    assert (refusal.value.errno, refusal.value.path) == (errno.EIO, str(bundle_path(store, receipt.bundle_id)))
+    require_awake(store, 300)
+
+
+def test_delete_works_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep(store, 300)
+    sleep(store, 400)
+    real = Index.drop
+    full = True
+
+    def drop(self: Index, bundle_ids: object) -> None:
+        nonlocal full
+        if full:
+            full = False
+            raise NoSpace("No room for the index.")
+        real(self, bundle_ids)
+
+    for name in ("writev", "pwrite"):
+        monkeypatch.setattr(os, name, failing(errno.ENOSPC, getattr(os, name), after=0))
+    monkeypatch.setattr(Index, "drop", drop)
+    report = store.delete_session(URI)
+    assert report.bytes_freed > 0
+    assert bundles(store) == {}
+    assert store.find_session(URI) is None
+
+
+def test_write_file_replaces_a_file_whole(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        durable.write_file(fd, "note", b"one", str(tmp_path))
+        durable.write_file(fd, "note", b"two", str(tmp_path))
+    finally:
+        os.close(fd)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("note", b"two")]

@@ -1,0 +1,254 @@
+"""One writer for each store (threats 34 to 36, 38)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_making import URI, require_awake, sleep
+from torpor.memvid import Store
+from torpor.memvid.disk.lock import find_holder
+from torpor.memvid.errors import LockLost, StoreIoError, StoreLocked, UnsafePath
+
+HOLDER = """
+import sys
+from torpor.memvid import Store
+store = Store.open(sys.argv[1], writable=True)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(store_path: Path):  # type: ignore[no-untyped-def]
+    """Another process that has the store open for writing."""
+    command = [sys.executable, "-c", HOLDER, str(store_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_threat_34_a_second_writer_is_refused_and_told_who_has_it(
+    store_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(StoreLocked, match=str(holder.pid)) as refusal:
+        Store.open(store_path, writable=True)
+    assert refusal.value.holder_pid == holder.pid
+    assert f"`kill {holder.pid}` puts its sessions to sleep" in refusal.value.message
+    with Store.open(store_path, writable=False) as reader:
+        assert list(reader.iter_sessions()) == []
+
+
+def test_a_closed_store_s_lock_is_free_although_a_child_that_is_being_forked_has_its_file(store_path: Path) -> None:
+    store = Store.open(store_path, writable=True)
+    (held,) = [fd for fd in os.listdir("/dev/fd") if _is_lock(int(fd), store_path)]
+    inherited = os.dup(int(held))
+    try:
+        store.close()
+        Store.open(store_path, writable=True).close()
+    finally:
+        os.close(inherited)
+
+
+FORKED_WITH_AN_INDEX_IN_MEMORY = """
+import os, sys
+from store_making import OTHER_URI, URI, sleep
+from torpor.memvid import Store
+from torpor.memvid.errors import LockLost
+path = sys.argv[1]
+with Store.open(path, writable=True) as store:
+    sleep(store, 20)
+    store.index.go_on_in_memory()
+    begin, go_on = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go_on)
+        os.read(begin, 1)
+        try:
+            sleep(store, 20, uri=OTHER_URI)
+        except LockLost as refusal:
+            print("refused", "forked" in refusal.message, flush=True)
+        store.close()
+        os._exit(0)
+    store.index.return_to_file()
+    sleep(store, 40, seed=3)
+    os.close(go_on)
+    os.waitpid(child, 0)
+    sleep(store, 60, seed=4)
+with Store.open(path, writable=True) as store:
+    print(store.opening.index_rebuilt, store.opening.rows_added, [row.version for row in store.versions(URI)])
+"""
+
+
+FORKER = """
+import os, sys
+from torpor.memvid import Store
+from torpor.memvid.errors import StoreLocked
+path, how = sys.argv[1:]
+with Store.open(path, writable=True) as store:
+    child = os.fork()
+    if child == 0:
+        if how == "close":
+            store.close()
+        sys.exit()  # leaves the block
+    os.waitpid(child, 0)
+    try:
+        Store.open(path, writable=True)
+    except StoreLocked as refusal:
+        print("refused", refusal.holder_pid == os.getpid())
+Store.open(path, writable=True).close()
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "leave"])
+def test_a_forked_child_that_closes_the_store_leaves_its_parent_the_lock(store_path: Path, how: str) -> None:
+    command = [sys.executable, "-c", FORKER, str(store_path), how]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "refused True\n"
+
+
+def test_a_forked_child_writes_nothing_and_leaves_its_parent_the_index(store_path: Path) -> None:
+    """It has a copy of the parent's index in memory, and would put that in the place of the parent's own."""
+    command = [sys.executable, "-c", FORKED_WITH_AN_INDEX_IN_MEMORY, str(store_path)]
+    folder = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | folder)
+    assert done.stdout == "refused True\nNone 0 [1, 2, 3]\n"
+
+
+def _is_lock(fd: int, store_path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(store_path / "lock"))
+    except OSError:
+        return False
+
+
+def test_threat_35_the_lock_of_a_killed_writer_is_free(store_path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with Store.open(store_path, writable=True) as store:
+        sleep(store, 10)
+
+
+def find_it(store_path: Path) -> int | None:
+    root_fd = os.open(store_path, os.O_RDONLY)
+    try:
+        return find_holder(root_fd, str(store_path))
+    finally:
+        os.close(root_fd)
+
+
+def test_who_has_the_store_is_found_without_taking_anything_from_him(
+    store_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    assert find_it(store_path) == holder.pid
+    assert find_it(store_path) == holder.pid
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert find_it(store_path) is None
+    with Store.open(store_path, writable=True):
+        assert find_it(store_path) == os.getpid()
+    assert find_it(store_path) is None, "the pid in the file is that of a process that runs, and has let go"
+
+
+@pytest.mark.parametrize("written", ["", "no number", "0", "-1", "9" * 30, None])
+def test_a_lock_file_that_names_nobody_has_no_holder(store: Store, store_path: Path, written: str | None) -> None:
+    if written is None:
+        (store_path / "lock").unlink()
+    else:
+        (store_path / "lock").write_text(written)
+    assert find_it(store_path) is None
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(store: Store, store_path: Path) -> None:
+    (store_path / "lock").rename(store_path / "elsewhere")
+    (store_path / "lock").symlink_to(store_path / "elsewhere")
+    with pytest.raises(UnsafePath):
+        find_it(store_path)
+
+
+def test_threat_35_a_pid_in_the_file_decides_nothing(store: Store, store_path: Path) -> None:
+    store.close()
+    (store_path / "lock").write_text("1\n")
+    Store.open(store_path, writable=True).close()
+
+
+def test_a_second_writer_in_one_process_is_refused(store: Store, store_path: Path) -> None:
+    with pytest.raises(StoreLocked) as refusal:
+        Store.open(store_path, writable=True)
+    assert refusal.value.holder_pid == os.getpid()
+    sleep(store, 10)
+    require_awake(store, 10)
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_threat_36_a_writer_whose_lock_file_was_taken_away_stops(store: Store, store_path: Path, replace: bool) -> None:
+    sleep(store, 10)
+    (store_path / "lock").unlink()
+    if replace:
+        (store_path / "lock").touch(0o600)
+    for _ in range(2):
+        with pytest.raises(LockLost):
+            sleep(store, 20)
+        with pytest.raises(LockLost):
+            store.delete_session(URI)
+    require_awake(store, 10)
+
+
+def test_threat_36_a_lock_file_taken_away_during_a_sleep_stops_it_before_it_is_published(
+    store: Store, store_path: Path
+) -> None:
+    from store_making import IDENTITY, drafts
+
+    def blocks():  # type: ignore[no-untyped-def]
+        yield from drafts(20)
+        (store_path / "lock").unlink()
+
+    with pytest.raises(LockLost):
+        store.write_bundle(
+            uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=20
+        )
+    assert not list(store_path.rglob("*.mvb"))
+    assert not list(store_path.rglob("*.tmp"))
+
+
+def test_threat_38_a_started_program_does_not_inherit_the_lock(store: Store, store_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; print('on', flush=True); sys.stdin.read()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "on\n"
+        store.close()
+        Store.open(store_path, writable=True).close()
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the lock's descriptor by its name")
+@pytest.mark.parametrize("call", ["stat", "fstat"])
+def test_a_lock_that_could_not_be_looked_at_is_let_go(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Else this process would find its own store in use by itself."""
+    Store.open(store_path, writable=True).close()
+    real = getattr(os, call)
+
+    def failing(path: object, *args: object, **kwargs: object) -> object:
+        locked = path == "lock" or (isinstance(path, int) and os.readlink(f"/proc/self/fd/{path}").endswith("/lock"))
+        if locked and sys._getframe(2).f_code.co_name == "_is_current":
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        with pytest.raises(StoreIoError):
+            Store.open(store_path, writable=True)
+    Store.open(store_path, writable=True).close()

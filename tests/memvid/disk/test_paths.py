@@ -1,0 +1,131 @@
+"""What may not stand in a store: links, FIFOs, second names, foreign owners, open folders (threats 20 to 22)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
+from torpor.memvid import Store
+from torpor.memvid.disk.paths import list_names, require_own_regular
+from torpor.memvid.errors import StoreError, UnsafePath
+
+
+def as_symlink(path: Path, aside: Path) -> None:
+    path.rename(aside)
+    path.symlink_to(aside)
+
+
+def as_hard_link(path: Path, aside: Path) -> None:
+    os.link(path, aside)
+
+
+def as_fifo(path: Path, aside: Path) -> None:
+    path.rename(aside)
+    os.mkfifo(path, 0o600)
+
+
+def as_folder(path: Path, aside: Path) -> None:
+    path.rename(aside)
+    path.mkdir()
+
+
+REPLACEMENTS = [as_symlink, as_hard_link, as_fifo, as_folder]
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+@pytest.mark.timeout(20)
+def test_threats_20_21_a_bundle_that_is_no_plain_file_is_refused(
+    store: Store, tmp_path: Path, replace: Callable[[Path, Path], None]
+) -> None:
+    """Opening a FIFO would wait for ever; a link could lead anywhere."""
+    sleep(store, 20, uri=OTHER_URI)
+    file = bundle_path(store, sleep(store, 300).bundle_id)
+    replace(file, tmp_path / "aside")
+    with pytest.raises(UnsafePath, match=file.name):
+        store.open_session(URI)
+    assert {finding.code for finding in store.verify(deep=True).findings} == {"unsafe_path"}
+    require_awake(store, 20, uri=OTHER_URI)
+
+
+@pytest.mark.parametrize("name", ["store.json", "lock", "index.sqlite"])
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+@pytest.mark.timeout(20)
+def test_threats_20_21_a_file_of_the_store_that_is_no_plain_file_is_refused(
+    store: Store, store_path: Path, tmp_path: Path, name: str, replace: Callable[[Path, Path], None]
+) -> None:
+    sleep(store, 20)
+    store.close()
+    replace(store_path / name, tmp_path / "aside")
+    with pytest.raises(UnsafePath, match=name):
+        Store.open(store_path, writable=True)
+
+
+def test_threat_20_a_linked_folder_is_refused(store: Store, tmp_path: Path) -> None:
+    file = bundle_path(store, sleep(store, 20).bundle_id)
+    as_symlink(file.parent, tmp_path / "aside")
+    with pytest.raises(UnsafePath):
+        store.open_session(URI)
+    as_symlink(file.parent.parent, tmp_path / "aside too")
+    store.close()
+    with pytest.raises(UnsafePath):
+        Store.open(store.path, writable=True)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+@pytest.mark.parametrize("folder", ["", "bundles"])
+def test_threat_22_a_folder_that_others_may_write_is_refused(
+    store: Store, store_path: Path, folder: str, mode: int
+) -> None:
+    store.close()
+    (store_path / folder).chmod(mode)
+    for writable in (True, False):
+        with pytest.raises(UnsafePath, match="chmod go-w"):
+            Store.open(store_path, writable=writable)
+
+
+def test_threat_22_a_foreign_owner_is_refused(store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.close()
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    with pytest.raises(UnsafePath, match=f"{store_path} is refused: it belongs to user"):
+        Store.open(store_path, writable=False)
+
+
+def test_threat_22_a_file_of_a_foreign_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    status = (tmp_path / "file").stat()
+    require_own_regular(status, "file")
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    with pytest.raises(UnsafePath, match="belongs to user"):
+        require_own_regular(status, "file")
+
+
+def test_a_link_above_the_store_is_the_user_s_choice(store: Store, store_path: Path, tmp_path: Path) -> None:
+    sleep(store, 20)
+    store.close()
+    (tmp_path / "link").symlink_to(store_path)
+    with Store.open(tmp_path / "link", writable=True) as opened:
+        require_awake(opened, 20)
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for writable in (True, False):
+        with pytest.raises(StoreError):
+            Store.open(tmp_path / "file", writable=writable)
+
+
+def test_threads_that_list_one_folder_at_once_each_get_every_name(tmp_path: Path) -> None:
+    names = sorted(f"{number:05}" for number in range(3000))
+    for name in names:
+        (tmp_path / name).touch()
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            listed = list(pool.map(lambda _: list_names(fd, str(tmp_path)), range(40)))
+    finally:
+        os.close(fd)
+    assert all(found == names for found in listed)

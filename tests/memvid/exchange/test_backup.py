@@ -1,0 +1,310 @@
+"""A backup: what is in it, what a second one writes, what stands in its way, and that it is whole at any moment."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store_making import HEIR_URI, OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.errors import NoSpace, NotAStore, StoreLocked, TargetExists, UnsafePath
+from torpor.memvid.exchange import backup
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.records import MaintenanceReport
+from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.memvid.writing.sleeping import Holdings
+
+FEW_FILES = CompactionPolicy(max_holders=1, min_dead_ratio=0.0)
+COUNTS = (300, 600, 900, 1200)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Four versions of one session, the second tagged, the third pinned, and a fork whose session was begun by one that
+    is deleted."""
+    path = tmp_path / "store"
+    with Store.open(path, writable=True) as store:
+        before = None
+        for count in COUNTS:
+            before = sleep(store, count, before=before)
+        gone = sleep(store, 600, uri=SessionUri("default", "gone"), seed=3)
+        sleep(store, 800, uri=OTHER_URI, seed=3, before=gone)
+        store.delete_session(gone.uri)
+        store.tag(URI, 2, "kept")
+        store.pin(URI, 3)
+    return path
+
+
+def back_up(source: Path, target: Path) -> MaintenanceReport:
+    with Store.open(source, writable=False) as store:
+        return store.backup(target)
+
+
+def require_whole(path: Path, counts: tuple[int, ...] = COUNTS) -> None:
+    with Store.open(path, writable=True) as store:
+        assert (store.opening.unreadable, store.opening.index_rebuilt) == ((), None)
+        assert store.verify(deep=True).findings == ()
+        assert [row.token_count for row in store.versions(URI)] == list(counts)
+        for row in store.versions(URI):
+            with store.open_session(URI, row.version) as reader:
+                assert contents(reader) == expected(row.token_count)
+
+
+def state_of(path: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(path)): one.read_bytes() for one in (path / "bundles").rglob("*.mv*")}
+
+
+def test_a_backup_is_a_store_with_all_that_sleeps_and_its_marks(source: Path, tmp_path: Path) -> None:
+    report = back_up(source, tmp_path / "new" / "copy")
+    assert (len(report.actions), report.problems) == (5, ())
+    require_whole(tmp_path / "new" / "copy")
+    with Store.open(source, writable=False) as store, Store.open(tmp_path / "new" / "copy", writable=True) as copy:
+        assert copy.uuid == store.uuid
+        assert copy.marks(URI) == store.marks(URI)
+        require_awake(copy, 800, uri=OTHER_URI, seed=3)
+        assert [row.bundle_id for row in copy.versions(URI)] == [row.bundle_id for row in store.versions(URI)]
+        copy.prune(Retention(keep_last=1))
+        assert [row.version for row in copy.versions(URI)] == [2, 3, 4]
+        assert copy.verify(deep=True).findings == ()
+
+
+def test_a_second_backup_writes_what_is_new_and_nothing_else(source: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    back_up(source, copy)
+    before = state_of(copy)
+    assert (back_up(source, copy).actions, state_of(copy)) == ((), before)
+    with Store.open(source, writable=True) as store:
+        with store.open_session(URI) as newest:
+            sleep(store, 1500, before=newest)
+        assert store.compact(policy=FEW_FILES).actions
+        store.untag(URI, "kept")
+    report = back_up(source, copy)
+    assert [(action.kind, action.version) for action in report.actions] == [("copy", 5)]
+    assert state_of(copy).items() >= before.items()
+    require_whole(copy, (*COUNTS, 1500))
+    with Store.open(copy, writable=False) as store:
+        assert not store.marks(URI).tags
+
+
+def test_a_backup_beside_a_store_that_sleeps_compacts_and_deletes_is_whole(source: Path, tmp_path: Path) -> None:
+    done: list[int] = []
+    with Store.open(source, writable=True) as daemon, Store.open(source, writable=False) as reader:
+
+        def meanwhile(_written: int, _total: int) -> None:
+            done.append(len(daemon.compact(policy=FEW_FILES).actions))
+            if len(done) == 1:
+                sleep(daemon, 40, uri=SessionUri("default", "later"))
+                daemon.delete_session(OTHER_URI)
+
+        report = reader.backup(tmp_path / "copy", on_progress=meanwhile)
+        assert daemon.verify(deep=True).findings == ()
+    assert (report.problems, any(done)) == ((), True)
+    assert {str(action.session) for action in report.actions} == {str(URI)}
+    require_whole(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("copied", [1, 2, 4])
+def test_a_backup_that_is_cut_off_is_a_whole_store_and_goes_on(source: Path, tmp_path: Path, copied: int) -> None:
+    class Cut(Exception):
+        pass
+
+    calls: list[int] = []
+
+    def cut(_written: int, _total: int) -> None:
+        calls.append(1)
+        if len(calls) == copied:
+            raise Cut
+
+    with Store.open(source, writable=False) as store, pytest.raises(Cut):
+        store.backup(tmp_path / "copy", on_progress=cut)
+    require_whole(tmp_path / "copy", COUNTS[:copied])
+    assert len(back_up(source, tmp_path / "copy").actions) == 5 - copied
+    require_whole(tmp_path / "copy")
+
+
+def begin_anew(store: Store, path: Path) -> None:
+    """The session is removed by mistake, and something short is begun under its name."""
+    store.delete_session(URI)
+    store.delete_session(OTHER_URI)
+    sleep(store, 40, seed=7)
+
+
+def prune_and_begin_anew(store: Store, path: Path) -> None:
+    """The backup has a later number alone, so that no number is taken."""
+    store.delete_session(URI)
+    with Store.open(path.with_name("copy"), writable=True) as copy:
+        copy.untag(URI, "kept")
+        copy.unpin(URI, 3)
+        copy.prune(Retention(keep_last=1))
+    sleep(store, 40, seed=7)
+
+
+@pytest.mark.parametrize("change", [begin_anew, prune_and_begin_anew])
+def test_a_backup_takes_nothing_away_for_a_session_that_was_begun_anew_and_copies_the_others(
+    source: Path, tmp_path: Path, change: Callable[[Store, Path], None]
+) -> None:
+    copy = tmp_path / "copy"
+    back_up(source, copy)
+    with Store.open(source, writable=True) as store:
+        change(store, source)
+        sleep(store, 70, uri=HEIR_URI)
+    with Store.open(copy, writable=False) as store:
+        before, marks = store.versions(URI), store.marks(URI)
+    for _ in range(2):
+        report = back_up(source, copy)
+        (problem,) = report.problems
+        assert (problem.path, problem.code, report.bytes_freed) == (str(copy), "name_taken", 0)
+        assert f"`torpor rm {URI} --store {copy}`" in problem.message
+    with Store.open(copy, writable=True) as store:
+        assert (store.versions(URI), store.marks(URI)) == (before, marks)
+        require_awake(store, 1200)
+        require_awake(store, 800, uri=OTHER_URI, seed=3)
+        require_awake(store, 70, uri=HEIR_URI)
+        assert store.verify(deep=True).findings == ()
+        store.delete_session(URI)
+    assert back_up(source, copy).problems == ()
+    with Store.open(copy, writable=True) as store:
+        assert [row.token_count for row in store.versions(URI)] == [40]
+        assert store.verify(deep=True).findings == ()
+
+
+def test_a_backup_keeps_what_a_store_that_was_rolled_back_has_no_more(source: Path, tmp_path: Path) -> None:
+    copy, old = tmp_path / "copy", tmp_path / "old"
+    shutil.copytree(source, old)
+    for path, counts in ((source, (1500, 1800)), (old, (1510,))):
+        for count in counts:
+            with Store.open(path, writable=True) as store, store.open_session(URI) as newest:
+                sleep(store, count, before=newest)
+    back_up(source, copy)
+    assert [problem.code for problem in back_up(old, copy).problems] == ["name_taken"]
+    require_whole(copy, (*COUNTS, 1500, 1800))
+    with Store.open(copy, writable=True) as store:
+        store.delete_session(URI)
+    assert back_up(old, copy).problems == ()
+    require_whole(copy, (*COUNTS, 1510))
+
+
+def test_what_was_deleted_stays_in_the_backup_with_its_marks(source: Path, tmp_path: Path) -> None:
+    back_up(source, tmp_path / "copy")
+    with Store.open(source, writable=True) as store:
+        store.delete_session(URI)
+        store.tag(OTHER_URI, 1, "first")
+    for _ in range(2):
+        assert back_up(source, tmp_path / "copy").problems == ()
+    require_whole(tmp_path / "copy")
+    with Store.open(tmp_path / "copy", writable=False) as store:
+        assert (set(store.marks(URI).tags), len(store.marks(URI).pins)) == ({"kept"}, 1)
+        assert set(store.marks(OTHER_URI).tags) == {"first"}
+
+
+def test_a_version_that_repair_has_set_aside_stays_in_the_backup(source: Path, tmp_path: Path) -> None:
+    back_up(source, tmp_path / "copy")
+    with Store.open(source, writable=True) as store:
+        bundle_path(store, store.versions(URI)[-1].bundle_id).unlink()
+        store.repair()
+        with store.open_session(URI, 3) as third:
+            sleep(store, 1000, before=third, seed=4)
+    back_up(source, tmp_path / "copy")
+    with Store.open(tmp_path / "copy", writable=True) as store:
+        assert [row.token_count for row in store.versions(URI)] == [*COUNTS, 1000]
+        assert store.verify(deep=True).findings == ()
+
+
+def test_what_is_damaged_is_told_and_the_rest_is_copied(source: Path, tmp_path: Path) -> None:
+    with Store.open(source, writable=True) as store:
+        damaged = sleep(store, 40, uri=SessionUri("default", "rotten"), seed=8)
+        spoil(store, damaged, 0)
+        path = bundle_path(store, damaged.bundle_id)
+    report = back_up(source, tmp_path / "copy")
+    assert [(problem.path, problem.code) for problem in report.problems] == [(str(path), "corrupt_block")]
+    require_whole(tmp_path / "copy")
+
+
+def test_a_version_that_is_damaged_since_stays_sound_in_the_backup(source: Path, tmp_path: Path) -> None:
+    back_up(source, tmp_path / "copy")
+    for file in (source / "bundles").rglob("*.mvb"):
+        file.write_bytes(bytes(100))
+    back_up(source, tmp_path / "copy")
+    require_whole(tmp_path / "copy")
+
+
+def test_a_backup_builds_no_version_on_blocks_of_its_own_that_have_rotted(source: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    back_up(source, copy)
+    with Store.open(copy, writable=True) as store, store.open_session(URI, 1) as oldest:
+        spoil(store, oldest, 0)
+    with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
+        sleep(store, 1500, before=newest)
+    assert back_up(source, copy).problems == ()
+    with Store.open(copy, writable=True) as store:
+        require_awake(store, 1500)
+        assert {finding.code for finding in store.verify(deep=True).findings} == {"corrupt_block"}
+        assert store.repair().problems == ()
+    require_whole(copy, (*COUNTS, 1500))
+
+
+def test_a_backup_reads_each_block_that_it_has_once_however_many_versions_refer_to_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_up(source, tmp_path / "copy")
+    for count in (1500, 1800, 2100):
+        with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
+            sleep(store, count, before=newest)
+    looked_for: list[bytes] = []
+    find_sound = Holdings.find_sound
+
+    def counting(self: Holdings, block_id: bytes) -> bytes | None:
+        looked_for.append(block_id)
+        return find_sound(self, block_id)
+
+    monkeypatch.setattr(Holdings, "find_sound", counting)
+    back_up(source, tmp_path / "copy")
+    assert looked_for
+    assert len(looked_for) == len(set(looked_for))
+
+
+def test_a_folder_that_is_no_place_for_a_backup_is_refused_and_left_as_it_is(source: Path, tmp_path: Path) -> None:
+    foreign, other = tmp_path / "foreign", tmp_path / "other"
+    foreign.mkdir(mode=0o700)
+    (foreign / "letter.txt").write_text("mine")
+    Store.open(other, writable=True).close()
+    link = tmp_path / "link"
+    link.symlink_to(source / "bundles")
+    for target, refusal in (
+        (source, UnsafePath),
+        (source / "bundles" / "copy", UnsafePath),
+        (link / "copy", UnsafePath),
+        (foreign, NotAStore),
+        (other, TargetExists),
+        (tmp_path, NotAStore),
+    ):
+        with pytest.raises(refusal):
+            back_up(source, target)
+    assert [one.name for one in foreign.iterdir()] == ["letter.txt"]
+    assert not (source / "bundles" / "copy").exists()
+    back_up(source, tmp_path / "copy")
+    with Store.open(tmp_path / "copy", writable=True), pytest.raises(StoreLocked):
+        back_up(source, tmp_path / "copy")
+
+
+def test_a_disk_that_is_too_small_is_told_the_whole_size_before_anything_is_copied(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(backup, "free_bytes_of", lambda _fd, _path: 1000)
+        with pytest.raises(NoSpace) as refused:
+            back_up(source, tmp_path / "copy")
+    assert state_of(tmp_path / "copy") == {}
+    back_up(source, tmp_path / "copy")
+    taken = sum(len(data) for data in state_of(tmp_path / "copy").values())
+    assert 0.9 * taken < refused.value.details["size_bytes"] < 1.1 * taken
+
+
+def test_a_backup_that_is_put_in_the_place_of_its_store_is_that_store(source: Path, tmp_path: Path) -> None:
+    back_up(source, tmp_path / "copy")
+    shutil.rmtree(source)
+    shutil.copytree(tmp_path / "copy", source)
+    require_whole(source)
+    assert back_up(source, tmp_path / "copy").actions == ()

@@ -1,0 +1,1329 @@
+"""Export and import: one file is a version, bit for bit, or it is refused and nothing happened."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import store_making as making
+from blake3 import blake3
+from resealing import reseal
+from store_making import OTHER_URI, URI, contents, expected, require_awake, sleep
+from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, zstd
+from torpor.memvid.disk.budget import Budget, utc_day
+from torpor.memvid.errors import (
+    BlockMissing,
+    BudgetExceeded,
+    BundleMissing,
+    CorruptBlock,
+    CorruptBundle,
+    Corruption,
+    DurabilityLost,
+    IndexMismatch,
+    LimitExceeded,
+    NameTaken,
+    NoSpace,
+    NoTargetFolder,
+    ReadBackFailed,
+    ReadOnlyStore,
+    SessionNotFound,
+    StoreBusy,
+    StoreError,
+    StoreIoError,
+    TargetExists,
+    TrailingData,
+    Truncated,
+    UnsafePath,
+    UnsupportedFormat,
+)
+from torpor.memvid.exchange import transfer
+from torpor.memvid.exchange.incoming import hand_over
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.bundle import BundleFile
+from torpor.memvid.index.index import Index
+from torpor.memvid.limits import MAX_IMPORTED_VERSION, MAX_VERSION
+from torpor.memvid.writing.core import StoreCore
+from torpor.memvid.writing.rewriting import Contents, prepared
+
+THIRD_URI = SessionUri("default", "third")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Store]:
+    """Another store, to import into."""
+    with Store.open(tmp_path / "other", writable=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out" / "agent.mvb"
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file but the index, whose pages may move without its rows changing."""
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not file.name.startswith("index.sqlite")
+    }
+
+
+def exported(store: Store, target: Path, uri: SessionUri = URI, version: int | None = None) -> Path:
+    store.export_session(uri, version, target)
+    return target
+
+
+def rows(store: Store) -> list[tuple[str, int, bytes]]:
+    return [(str(row.uri), row.version, row.bundle_id) for row in store.index.all_rows()]
+
+
+def bundle_file(path: Path) -> BundleFile:
+    return BundleFile(os.open(path, os.O_RDONLY), str(path), None)
+
+
+# --- export
+
+
+def test_an_export_is_a_bundle_of_the_same_id_that_needs_no_other(store: Store, target: Path) -> None:
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)
+    report = store.export_session(URI, None, target)
+    with contextlib.closing(bundle_file(target)) as file:
+        assert file.bundle_id == second.bundle_id == report.bundle_id
+        assert file.directory.holders == ()
+        assert file.manifest is not None
+        assert set(file.frames) == {entry.id for entry in second.entries} == {e.id for e in file.manifest.blocks}
+        for block_id in file.frames:
+            file.check_block(block_id)
+    assert (report.uri, report.version, report.token_count, report.blocks) == (URI, 2, 900, len(second.entries))
+    assert (report.path, report.file_bytes) == (str(target), target.stat().st_size)
+    assert report.logical_bytes == second.logical_bytes
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(target.parent) == [target.name]
+
+
+def test_an_older_version_is_exported_by_its_number(store: Store, target: Path) -> None:
+    first = sleep(store, 300)
+    sleep(store, 600, before=first)
+    assert store.export_session(URI, 1, target).bundle_id == first.bundle_id
+    with pytest.raises(SessionNotFound):
+        store.export_session(URI, 3, target.with_name("three"))
+    with pytest.raises(SessionNotFound):
+        store.export_session(OTHER_URI, None, target.with_name("other"))
+
+
+def test_a_read_only_store_exports_beside_a_writer_and_writes_nothing(store: Store, target: Path) -> None:
+    second = sleep(store, 600, before=sleep(store, 300))
+    before = tree(Path(store.path))
+    with Store.open(store.path, writable=False) as reader:
+        assert reader.export_session(URI, None, target).bundle_id == second.bundle_id
+    assert tree(Path(store.path)) == before
+
+
+def test_an_export_finds_a_block_that_was_moved_while_it_ran(store: Store, target: Path, other: Store) -> None:
+    """Another process compacts: the delta takes its blocks in, the file that held them loses them."""
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)
+    sleep(store, 700, uri=OTHER_URI, seed=4)
+    with Store.open(store.path, writable=False) as reader:
+        moved = []
+
+        def move(_done: int, _total: int) -> None:
+            if not moved:
+                adopt_all(store, second)
+                store.delete_session(URI)
+                moved.append(not making.bundle_path(store, first.bundle_id).exists())
+
+        report = reader.export_session(URI, 2, target, on_progress=move)
+    assert moved == [True]
+    assert report.bundle_id == second.bundle_id
+    other.import_file(target)
+    require_awake(other, 900)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling link", "fifo"])
+def test_what_is_there_already_is_never_overwritten(store: Store, target: Path, kind: str) -> None:
+    sleep(store, 300)
+    precious = target.with_name("precious")
+    precious.write_text("mine")
+    if kind == "file":
+        target.write_text("mine too")
+    elif kind == "folder":
+        target.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(target)
+    else:
+        target.symlink_to(precious if kind == "link" else target.with_name("nowhere"))
+    before = sorted(os.listdir(target.parent))
+    with pytest.raises(TargetExists):
+        store.export_session(URI, None, target)
+    assert sorted(os.listdir(target.parent)) == before
+    assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_appears_while_the_export_runs_is_not_overwritten(
+    store: Store, target: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    if not links:
+        monkeypatch.setattr(os, "link", without_links)
+    with pytest.raises(TargetExists):
+        store.export_session(URI, None, target, on_progress=lambda *_: target.write_text("mine") and None)
+    assert {name.name: name.read_text() for name in target.parent.iterdir()} == {target.name: "mine"}
+
+
+def test_an_export_whose_temporary_name_would_not_go_at_once_leaves_its_file_alone(
+    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    unlink, refusals = os.unlink, iter([OSError(errno.EIO, "once")])
+
+    def refuse_once(name: str, *, dir_fd: int | None = None) -> None:
+        for error in refusals:
+            raise error
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refuse_once)
+    store.export_session(URI, None, target)
+    assert next(refusals, None) is None
+    assert [file.name for file in target.parent.iterdir() if file.is_file()] == [target.name]
+
+
+def without_links(*_args: object, **_kwargs: object) -> None:
+    raise OSError(errno.EPERM, "no links here")
+
+
+def test_a_disk_without_links_gets_its_export_too(store: Store, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second = sleep(store, 300)
+    monkeypatch.setattr(os, "link", without_links)
+    store.export_session(URI, None, target)
+    assert os.listdir(target.parent) == [target.name]
+    with contextlib.closing(bundle_file(target)) as file:
+        assert file.bundle_id == second.bundle_id
+
+
+def test_an_export_into_a_folder_that_is_not_there_is_refused_and_makes_none(store: Store, target: Path) -> None:
+    sleep(store, 5)
+    target.write_bytes(b"a file is no folder")
+    for folder in (target.parent / "gone", target):
+        with pytest.raises(NoTargetFolder, match=f"{folder} is no folder"):
+            store.export_session(URI, None, folder / "agent.mvb")
+    assert os.listdir(target.parent) == [target.name]
+
+
+def test_nothing_is_exported_into_the_store(store: Store, tmp_path: Path) -> None:
+    sleep(store, 300)
+    place = Path(store.path)
+    (tmp_path / "link").symlink_to(place / "bundles")
+    before = tree(place)
+    for inside in (place / "x", place / "bundles" / "x", place / "quarantine" / "x", tmp_path / "link" / "x"):
+        with pytest.raises(UnsafePath):
+            store.export_session(URI, None, inside)
+    assert tree(place) == before
+    store.export_session(URI, None, tmp_path / "x")  # beside it is allowed
+
+
+@pytest.mark.parametrize("name", ["missing/x", "nul\0", "file/x"])
+def test_a_folder_that_cannot_be_written_to_is_a_typed_error(store: Store, target: Path, name: str) -> None:
+    sleep(store, 300)
+    (target.parent / "file").write_text("")
+    with pytest.raises(StoreError):
+        store.export_session(URI, None, f"{target.parent}/{name}")
+    assert os.listdir(target.parent) == ["file"]
+
+
+def test_a_damaged_block_is_not_exported_and_named(store: Store, target: Path) -> None:
+    receipt = sleep(store, 300)
+    damage(making.bundle_path(store, receipt.bundle_id), making.frame_of(store, receipt.entries[0]))
+    with pytest.raises(CorruptBlock) as refusal:
+        store.export_session(URI, None, target)
+    assert refusal.value.path == str(making.bundle_path(store, receipt.bundle_id))
+    assert os.listdir(target.parent) == []
+    assert store.statistics().writable
+
+
+def damage(path: Path, frame: object) -> None:
+    with path.open("r+b") as file:
+        file.seek(frame.offset + frame.head_bytes + 5)  # type: ignore[attr-defined]
+        value = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([value ^ 4]))
+
+
+@pytest.mark.parametrize("failure", [errno.ENOSPC, errno.EIO])
+def test_a_failed_write_leaves_nothing_of_an_export(
+    store: Store, target: Path, failure: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+
+    def writev(*_: object) -> int:
+        raise OSError(failure, "injected")
+
+    monkeypatch.setattr(os, "writev", writev)
+    with pytest.raises(NoSpace if failure == errno.ENOSPC else StoreIoError) as refusal:
+        store.export_session(URI, None, target)
+    monkeypatch.undo()
+    assert "torpor rm" not in refusal.value.message  # the file lies outside the store
+    if failure == errno.ENOSPC:
+        assert refusal.value.message.startswith(f"No room for {target}: No space left on device. ")
+        assert "Free some space there" in refusal.value.message
+    assert os.listdir(target.parent) == []
+    sleep(store, 600)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
+    store: Store, target: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk may be another one than the store's."""
+    sleep(store, 300)
+    real, calls = os.fsync, []
+
+    def fsync(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == at:
+            raise OSError(errno.EIO, "injected")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(DurabilityLost):
+        store.export_session(URI, None, target)
+    monkeypatch.undo()
+    assert len(calls) == at
+    assert os.listdir(target.parent) == []
+    assert store.statistics().writable
+    sleep(store, 600)
+
+
+def test_an_export_that_does_not_read_back_is_not_published(
+    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    real = os.writev
+
+    def writev(fd: int, buffers: list[memoryview]) -> int:
+        data = b"".join(map(bytes, buffers))
+        return real(fd, [data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 5000 else data])
+
+    monkeypatch.setattr(os, "writev", writev)
+    with pytest.raises(ReadBackFailed):
+        store.export_session(URI, None, target)
+    assert os.listdir(target.parent) == []
+
+
+# --- there and back
+
+
+def adopt_all(store: Store, receipt: Receipt) -> None:
+    """Write a bundle's file anew with all its blocks in it, as a compaction may."""
+    with contextlib.closing(store._core.open_bundle(receipt.bundle_id)) as file:
+        frames = [(entry.id, entry.bundle_id) for entry in file.entries if entry.bundle_id is not None]
+    with prepared(store._core, receipt.bundle_id, Contents(frames, {}, codec=lambda _: zstd(3))) as new:
+        assert new.commit()
+
+
+def planes_sleep(store: Store, uri: SessionUri) -> Receipt:
+    """Slots of two bytes an element that shrink, in 4,096 tokens' worth of bytes."""
+    values = struct.pack("<8192e", *(1 + (number % 97) / 1024 for number in range(8192)))
+    spec = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 64))
+    draft = BlockDraft("span", 0, making.token_ids(0, 64), [SlotDraft(spec, [memoryview(values)])])
+    return store.write_bundle(
+        uri=uri, identity=making.IDENTITY, parent=None, reused=(), blocks=[draft], session={}, token_count=64,
+        codec=zstd(3),
+    )  # fmt: skip
+
+
+def delta_chain(store: Store) -> None:
+    first = sleep(store, 300)
+    sleep(store, 900, before=sleep(store, 600, before=first))
+
+
+def fork_of_two(store: Store) -> None:
+    second = sleep(store, 600, before=sleep(store, 300, uri=OTHER_URI), uri=OTHER_URI)
+    sleep(store, 900, before=second)
+    store.delete_session(OTHER_URI)
+
+
+def compressed(store: Store) -> None:
+    making.sleep_compressed(store)
+    planes_sleep(store, OTHER_URI)
+
+
+def rewritten(store: Store) -> None:
+    adopt_all(store, sleep(store, 900, before=sleep(store, 600)))
+
+
+SESSIONS = {"a delta chain": delta_chain, "a fork": fork_of_two, "compressed": compressed, "rewritten": rewritten}
+
+
+@pytest.mark.parametrize("make", SESSIONS.values(), ids=SESSIONS)
+def test_every_byte_of_every_slot_is_there_after_export_and_import(
+    store: Store, other: Store, target: Path, make: Callable[[Store], None]
+) -> None:
+    make(store)
+    found = list(store.index.all_rows())
+    assert found
+    for row in found:
+        path = target.with_name(f"{row.version}-{row.uri.name}")
+        store.export_session(row.uri, row.version, path)
+        receipt = other.import_file(path)
+        assert (receipt.uri, receipt.version, receipt.bundle_id) == (row.uri, row.version, row.bundle_id)
+        with store.open_session(row.uri, row.version) as one, other.open_session(row.uri, row.version) as two:
+            assert one.manifest == two.manifest
+            assert one.tokens() == two.tokens()
+            assert contents(one) == contents(two)
+    assert other.verify(deep=True).ok
+    again = [(row.uri, row.version, row.bundle_id) for row in other.index.all_rows()]
+    assert again == [(row.uri, row.version, row.bundle_id) for row in found]
+    path = other.path
+    other.close()
+    with Store.open(path, writable=True) as reopened:
+        assert (reopened.opening.rows_added, reopened.opening.unreadable) == (0, ())
+        assert reopened.verify(deep=True).ok
+
+
+def test_the_versions_of_a_chain_share_their_blocks_again(store: Store, other: Store, target: Path) -> None:
+    second = sleep(store, 900, before=sleep(store, 600))
+    one = other.import_file(exported(store, target, version=1))
+    two = other.import_file(exported(store, target.with_name("two"), version=2))
+    assert (one.blocks_new, one.blocks_reused) == (4, 0)
+    assert (two.blocks_new, two.blocks_reused) == (len(second.entries) - 2, 2)
+    assert two.entries[0].bundle_id == one.bundle_id
+    receipt = sleep(other, 1200, before=two)  # what it returns is fit to go on from
+    assert (receipt.version, receipt.blocks_reused) == (3, 3)
+    require_awake(other, 1200)
+
+
+def test_the_same_bundle_again_is_what_is_there_and_nothing_is_written(
+    store: Store, other: Store, target: Path
+) -> None:
+    exported(store, target) if sleep(store, 600) else None
+    first = other.import_file(target)
+    before = tree(Path(other.path))
+    again = other.import_file(target)
+    assert tree(Path(other.path)) == before
+    assert (again.bundle_id, again.version, again.bytes_written, again.blocks_new) == (first.bundle_id, 1, 0, 0)
+    assert again.entries == first.entries
+    assert store.import_file(target).bytes_written == 0, "where it came from it is too"
+
+
+def test_the_same_bundle_again_is_not_acknowledged_where_it_is_damaged(
+    store: Store, other: Store, target: Path
+) -> None:
+    sleep(store, 600)
+    receipt = other.import_file(exported(store, target))
+    damage(making.bundle_path(other, receipt.bundle_id), making.frame_of(other, receipt.entries[1]))
+    with pytest.raises(CorruptBlock, match="repair"):
+        other.import_file(target)
+    rescue = other.import_file(target, as_uri=OTHER_URI)
+    assert (rescue.blocks_new, rescue.blocks_reused) == (1, 3), "only the damaged block is not referred to"
+    require_awake(other, 600, uri=OTHER_URI)
+    assert other.repair().ok, "which finds the block there"
+    require_awake(other, 600)
+    assert other.import_file(target).bytes_written == 0
+
+
+@pytest.mark.parametrize("what", ["missing", "no manifest"])
+def test_a_version_whose_file_is_lost_comes_back_after_a_repair(
+    store: Store, other: Store, target: Path, what: str
+) -> None:
+    sleep(store, 600)
+    receipt = other.import_file(exported(store, target))
+    path = making.bundle_path(other, receipt.bundle_id)
+    if what == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"damaged")
+    with pytest.raises(Corruption, match="repair"):
+        other.import_file(target)
+    other.repair()
+    assert other.import_file(target).bundle_id == receipt.bundle_id
+    require_awake(other, 600)
+    assert other.verify(deep=True).ok
+
+
+def test_a_version_number_that_is_taken_gives_the_next_one(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 600)
+    mine = sleep(other, 300, seed=5)
+    receipt = other.import_file(exported(store, target))
+    with contextlib.closing(bundle_file(target)) as file:
+        assert (receipt.version, receipt.parent) == (2, file.bundle_id)
+        assert receipt.bundle_id not in (file.bundle_id, mine.bundle_id)
+    require_awake(other, 600)
+    with other.open_session(URI, version=1) as reader:
+        assert contents(reader) == expected(300, seed=5)
+    assert other.verify(deep=True).ok
+
+
+def test_another_name_gives_a_new_manifest_with_the_imported_one_as_parent(
+    store: Store, other: Store, target: Path
+) -> None:
+    slept = sleep(store, 600)
+    exported(store, target)
+    receipt = other.import_file(target, as_uri=OTHER_URI)
+    assert (receipt.uri, receipt.version, receipt.parent) == (OTHER_URI, 1, slept.bundle_id)
+    with other.open_session(OTHER_URI) as reader, store.open_session(URI) as original:
+        assert contents(reader) == expected(600)
+        assert reader.manifest.session == original.manifest.session
+        assert reader.manifest.identity == original.manifest.identity
+    assert other.find_session(URI) is None
+    sleep(other, 900, uri=OTHER_URI, before=receipt)
+    require_awake(other, 900, uri=OTHER_URI)
+
+
+def test_a_session_that_was_deleted_comes_back_with_its_very_bundle(store: Store, target: Path) -> None:
+    receipt = sleep(store, 600)
+    exported(store, target)
+    store.delete_session(URI)
+    assert store.import_file(target).bundle_id == receipt.bundle_id
+    require_awake(store, 600)
+
+
+@pytest.mark.parametrize("stripped", [False, True])
+def test_a_session_comes_back_beside_the_retired_file_that_others_need(
+    store: Store, target: Path, stripped: bool
+) -> None:
+    """The retired file also holds a block that is none of the session's; whoever needs it must still find it."""
+    receipt = sleep(store, 600)
+    exported(store, target)
+    fork = sleep(store, 900, uri=OTHER_URI, before=receipt)
+    foreign = sleep(store, 520, uri=THIRD_URI, seed=8)
+    frames = [(entry.id, receipt.bundle_id) for entry in receipt.entries]
+    frames.append((foreign.entries[0].id, foreign.bundle_id))
+    store.delete_session(URI)
+    if stripped:
+        frames = frames[:2] + frames[-1:]
+    with prepared(store._core, receipt.bundle_id, Contents(frames, {}, with_manifest=not stripped)) as new:
+        assert new.commit()
+    rest = [(entry.id, foreign.bundle_id) for entry in foreign.entries[1:]]
+    holders = {foreign.entries[0].id: receipt.bundle_id}
+    with prepared(store._core, foreign.bundle_id, Contents(rest, holders)) as new:
+        assert new.commit()
+    assert store.verify(deep=True).ok
+    back = store.import_file(target)
+    assert (back.bundle_id, back.version) == (receipt.bundle_id, 1)
+    assert not making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr").exists()
+    for session, tokens, seed in ((URI, 600, 0), (OTHER_URI, 900, 0), (THIRD_URI, 520, 8)):
+        require_awake(store, tokens, uri=session, seed=seed)
+    assert store.verify(deep=True).ok
+    store.delete_session(URI)
+    require_awake(store, 900, uri=OTHER_URI)
+    require_awake(store, 520, uri=THIRD_URI, seed=8)
+    assert fork.bundle_id
+
+
+def test_a_damaged_retired_file_stands_in_the_way_and_stays(store: Store, target: Path) -> None:
+    receipt = sleep(store, 600)
+    exported(store, target)
+    sleep(store, 900, uri=OTHER_URI, before=receipt)
+    store.delete_session(URI)
+    retired = making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr")
+    os.truncate(retired, 200)
+    with pytest.raises(Truncated):
+        store.import_file(target)
+    assert retired.exists()
+    assert store.find_session(URI) is None
+
+
+def test_an_import_heals_the_blocks_of_a_retired_file(store: Store, target: Path) -> None:
+    """What is in the imported file is taken from there; the retired one may be damaged in just that."""
+    receipt = sleep(store, 600)
+    exported(store, target)
+    sleep(store, 900, uri=OTHER_URI, before=receipt)
+    frame = making.frame_of(store, receipt.entries[0])
+    store.delete_session(URI)
+    damage(making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr"), frame)
+    assert not store.verify(deep=True).ok
+    assert store.import_file(target).bundle_id == receipt.bundle_id
+    require_awake(store, 900, uri=OTHER_URI)
+    assert store.verify(deep=True).ok
+
+
+def test_two_imports_of_one_file_at_once_are_one(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 600)
+    exported(store, target)
+    receipts: list[Receipt] = []
+    threads = [threading.Thread(target=lambda: receipts.append(other.import_file(target))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len({receipt.bundle_id for receipt in receipts}) == 1
+    assert sorted(receipt.bytes_written > 0 for receipt in receipts) == [False, False, False, True]
+    assert [version for _, version, _ in rows(other)] == [1]
+
+
+def test_a_version_that_is_being_written_is_taken(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 600)
+    exported(store, target)
+    with other._core.next_version(URI) as version:
+        assert version == 1
+        assert other.import_file(target).version == 2
+
+
+def taken_as_next(store: Store, other: Store, target: Path, how: str) -> Receipt:
+    """An import that becomes a next version, for one reason or the other."""
+    if how == "number taken" and other.find_session(URI) is None:
+        sleep(other, 300, seed=5)
+    return other.import_file(target, as_uri=OTHER_URI if how == "another name" else None)
+
+
+@pytest.mark.parametrize("how", ["another name", "number taken"])
+def test_an_import_that_became_a_next_version_is_not_done_twice(
+    store: Store, other: Store, target: Path, how: str
+) -> None:
+    """Who was cut off before the receipt asks again, perhaps after the session has gone on."""
+    sleep(store, 600)
+    exported(store, target)
+    first = taken_as_next(store, other, target, how)
+    sleep(other, 900, uri=first.uri, before=first)
+    before, known = tree(Path(other.path)), rows(other)
+    again = taken_as_next(store, other, target, how)
+    assert (again.uri, again.version, again.bundle_id) == (first.uri, first.version, first.bundle_id)
+    assert (again.bytes_written, again.entries) == (0, first.entries)
+    assert (tree(Path(other.path)), rows(other)) == (before, known)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_another_stores_session_of_the_same_name_is_refused_whatever_its_number(
+    store: Store, other: Store, target: Path, version: int
+) -> None:
+    """Else a bare name wakes another one's session, and `prune --keep-last 1` removes one's own."""
+    sleep(other, 400, seed=1, before=sleep(other, 300, seed=1))
+    slept = None
+    for number in range(version):
+        slept = sleep(store, 600 + number, seed=2, before=slept)
+    exported(store, target)
+    before = rows(other)
+    with pytest.raises(NameTaken, match=r"is another session here: .*`--as NAME`"):
+        other.import_file(target, only_kin=True)
+    assert rows(other) == before
+    require_awake(other, 400, seed=1)
+    assert other.import_file(target, as_uri=OTHER_URI, only_kin=True).version == 1
+
+
+@pytest.mark.parametrize("theirs", [300, 512, 600, 900])
+def test_what_only_begins_as_ones_own_session_is_not_taken_for_it(
+    store: Store, other: Store, target: Path, theirs: int
+) -> None:
+    """Two agents of one name, forked from the same system text."""
+    base = sleep(store, 256, uri=OTHER_URI)
+    sleep(other, 600, before=other.import_file(exported(store, target, OTHER_URI)), seed=1)
+    sleep(store, theirs, before=base, seed=2)
+    with pytest.raises(NameTaken):
+        other.import_file(exported(store, target.with_name("theirs")), only_kin=True)
+
+
+def test_a_session_that_went_on_elsewhere_comes_back(store: Store, other: Store, target: Path) -> None:
+    """What was between was never here: its tokens tell that it is the same."""
+    first = sleep(store, 300)
+    other.import_file(exported(store, target), only_kin=True)
+    last = sleep(store, 900, before=sleep(store, 600, before=first))
+    came = other.import_file(exported(store, target.with_name("last")), only_kin=True)
+    assert (came.version, came.bundle_id) == (3, last.bundle_id)
+
+
+@pytest.mark.parametrize(("kept", "seeds"), [(2, (0, 1, 2)), (1, (0, 0, 0))])
+def test_an_earlier_version_of_ones_own_comes_back(
+    store: Store, target: Path, kept: int, seeds: tuple[int, int, int]
+) -> None:
+    """Found among what the newest was made from, with other tokens too; or, with those gone, by its tokens."""
+    first = sleep(store, 200, seed=seeds[0])
+    exported(store, target)
+    newest = sleep(store, 700, before=sleep(store, 300, before=first, seed=seeds[1]), seed=seeds[2])
+    store.prune(Retention(keep_last=kept))
+    assert len(store.versions(URI)) == kept
+    assert store.import_file(target, only_kin=True).bundle_id == first.bundle_id
+    assert store.versions(URI)[-1].bundle_id == newest.bundle_id
+
+
+def test_a_newest_version_that_cannot_be_read_makes_no_kin(store: Store, other: Store, target: Path) -> None:
+    ours = sleep(other, 300)
+    sleep(store, 600)
+    making.bundle_path(other, ours.bundle_id).unlink()
+    with pytest.raises(NameTaken):
+        other.import_file(exported(store, target), only_kin=True)
+
+
+@pytest.mark.parametrize("how", ["file", "incoming"])
+def test_only_kin_takes_the_place_of_another_sessions_newest_version(
+    store: Store, other: Store, target: Path, how: str
+) -> None:
+    """`wake NAME` never gives something else because of an import under a name that was taken."""
+    first = sleep(store, 600)
+    second = sleep(store, 900, before=first)
+    stranger = sleep(other, 600, uri=OTHER_URI, seed=7)
+    exported(store, target)
+    before = tree(Path(other.path)), rows(other)
+
+    def taken(file: Path) -> Receipt:
+        if how == "file":
+            return other.import_file(file, as_uri=OTHER_URI, only_kin=True)
+        return other.adopt_incoming(hand_over(other.path, str(file)), as_uri=OTHER_URI, only_kin=True)
+
+    with pytest.raises(NameTaken, match=f"a name that is free .`--as NAME`., .*`torpor rm {OTHER_URI}`") as refused:
+        taken(target)
+    assert refused.value.details == {"session": str(OTHER_URI), "imported": str(URI)}
+    if how == "file":
+        assert (tree(Path(other.path)), rows(other)) == before
+    assert other.versions(OTHER_URI)[-1].bundle_id == stranger.bundle_id
+
+    other.delete_session(OTHER_URI)
+    earlier = target.with_name("earlier")
+    store.export_session(URI, first.version, earlier)
+    copied = taken(earlier)
+    assert (taken(earlier).bundle_id, copied.parent) == (copied.bundle_id, first.bundle_id), "again is no stranger"
+    assert taken(target).parent == second.bundle_id, "it goes on from what was copied"
+
+
+def test_only_kin_takes_the_place_of_a_session_of_which_all_is_set_aside(
+    store: Store, other: Store, target: Path, tmp_path: Path
+) -> None:
+    """Else it is another session's once its file is back."""
+    first = sleep(other, 600, uri=OTHER_URI, seed=7)
+    kin = tmp_path / "kin.mvb"
+    sleep(other, 900, uri=THIRD_URI, before=first, seed=7)
+    other.export_session(THIRD_URI, 1, kin)
+    file = making.bundle_path(other, first.bundle_id)
+    file.rename(tmp_path / "away")
+    other.repair()
+    assert other.find_session(OTHER_URI) is None
+    sleep(store, 600)
+    exported(store, target)
+    with pytest.raises(NameTaken, match="is another session"):
+        other.import_file(target, as_uri=OTHER_URI, only_kin=True)
+    assert other.import_file(kin, as_uri=OTHER_URI, only_kin=True).version == 2
+    (tmp_path / "away").rename(file)
+    other.repair()
+    assert [row.version for row in other.versions(OTHER_URI)] == [1, 2]
+
+
+def test_a_taken_name_is_told_with_what_removes_that_very_session(store: Store, other: Store, target: Path) -> None:
+    work = SessionUri("work", OTHER_URI.name)
+    sleep(other, 300, uri=work)
+    sleep(other, 300, uri=OTHER_URI, seed=1)
+    sleep(store, 600, seed=2)
+    exported(store, target)
+    with pytest.raises(NameTaken) as refused:
+        other.import_file(target, as_uri=work, only_kin=True)
+    (advised,) = re.findall("`torpor rm ([^`]+)`", refused.value.message)
+    assert other.resolve(advised) == work
+
+
+def test_an_import_whose_earlier_version_is_damaged_is_done_again(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 600)
+    first = other.import_file(exported(store, target), as_uri=OTHER_URI)
+    damage(making.bundle_path(other, first.bundle_id), making.frame_of(other, first.entries[1]))
+    again = other.import_file(target, as_uri=OTHER_URI)
+    assert again.version == 2
+    require_awake(other, 600, uri=OTHER_URI)
+
+
+def test_a_version_forked_from_the_imported_bundle_is_not_taken_for_its_import(
+    store: Store, other: Store, target: Path
+) -> None:
+    slept = sleep(store, 600)
+    exported(store, target)
+    store.write_bundle(
+        uri=OTHER_URI,
+        identity=making.IDENTITY,
+        parent=slept.bundle_id,
+        reused=slept.entries,
+        blocks=(),
+        session={"model": "another"},
+        token_count=600,
+    )
+    assert store.import_file(target, as_uri=OTHER_URI).version == 2
+
+
+def slept_as(store: Store, version: int, monkeypatch: pytest.MonkeyPatch, **what: int) -> Receipt:
+    """A sleep that gets a version number of our choice, as only bytes from elsewhere can have it."""
+
+    @contextlib.contextmanager
+    def chosen(_core: StoreCore, _uri: SessionUri) -> Iterator[int]:
+        yield version
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreCore, "next_version", chosen)
+        return sleep(store, 300, **what)
+
+
+def test_the_largest_number_that_an_import_keeps_is_kept(
+    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = slept_as(store, MAX_IMPORTED_VERSION, monkeypatch)
+    receipt = other.import_file(exported(store, target))
+    assert (receipt.version, receipt.bundle_id) == (MAX_IMPORTED_VERSION, slept.bundle_id)
+    assert sleep(other, 600, before=receipt).version == MAX_IMPORTED_VERSION + 1
+
+
+@pytest.mark.parametrize("version", [MAX_IMPORTED_VERSION + 1, MAX_VERSION])
+@pytest.mark.parametrize("held", [0, 2])
+def test_a_number_that_no_store_counts_to_is_not_taken_over_and_stops_no_sleep(
+    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, version: int, held: int
+) -> None:
+    for number in range(held):
+        sleep(other, 300 + number, seed=5)
+    slept = slept_as(store, version, monkeypatch)
+    receipt = other.import_file(exported(store, target))
+    assert (receipt.version, receipt.parent) == (held + 1, slept.bundle_id)
+    require_awake(other, 300)
+    assert other.import_file(target).bundle_id == receipt.bundle_id, "asked again it is not taken twice"
+    assert sleep(other, 600, before=receipt).version == held + 2
+    require_awake(other, 600)
+
+
+def test_an_import_takes_no_number_that_an_unreadable_bundle_may_have(store: Store, other: Store, target: Path) -> None:
+    """Another machine's version 2 is imported while our own cannot be read; then that one is put back."""
+    first = sleep(store, 300)
+    other.import_file(exported(store, target))
+    theirs = sleep(other, 700, before=first)
+    exported(other, target.with_name("theirs"))
+    ours = sleep(store, 600, before=first)
+    store.close()
+    file = making.bundle_path(store, ours.bundle_id)
+    good = file.read_bytes()
+    file.write_bytes(good[:-1])
+    (Path(store.path) / "index.sqlite").unlink()
+    with Store.open(store.path, writable=True) as again:
+        imported = again.import_file(target.with_name("theirs"))
+        assert (imported.version, imported.parent) == (3, theirs.bundle_id)
+        assert again.import_file(target.with_name("theirs")).bundle_id == imported.bundle_id, "asked again it is one"
+    file.write_bytes(good)
+    with Store.open(store.path, writable=True) as again:
+        assert [row.bundle_id for row in again.versions(URI)] == [first.bundle_id, ours.bundle_id, imported.bundle_id]
+        assert again.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("what", ["sleep", "import"])
+def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_written(
+    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    sleep(store, 600)
+    exported(store, target)
+    slept_as(other, MAX_VERSION, monkeypatch, seed=5)
+    before = tree(Path(other.path))
+    monkeypatch.setattr(StoreFolder, "new_temp", lambda _folder: pytest.fail("a file was begun"))
+    with pytest.raises(LimitExceeded, match="import --as"):
+        sleep(other, 600) if what == "sleep" else other.import_file(target, as_uri=URI)
+    assert tree(Path(other.path)) == before
+    monkeypatch.undo()
+    other.export_session(URI, None, target.with_name("old"))
+    assert other.import_file(target.with_name("old"), as_uri=OTHER_URI).version == 1, "as the message says"
+    assert sleep(other, 600, uri=OTHER_URI).version == 2
+
+
+# --- what changes while an import runs
+
+
+def test_a_live_file_that_the_index_does_not_know_ends_an_import_and_says_what_helps(
+    store: Store, other: Store, target: Path
+) -> None:
+    """Somebody copied the file into the store beside its daemon."""
+    receipt = sleep(store, 600)
+    exported(store, target)
+    stranger = making.bundle_path(other, receipt.bundle_id)
+    stranger.parent.mkdir(mode=0o700, exist_ok=True)
+    shutil.copy(target, stranger)
+    stranger.chmod(0o600)
+    error = refused(other, target, IndexMismatch)
+    assert "rebuild-index" in error.message
+    assert error.details["path"] == str(stranger)
+    other.rebuild_index()
+    assert other.import_file(target).bytes_written == 0, "as the message says"
+    require_awake(other, 600)
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_file_of_a_version_set_aside_that_is_back_ends_an_import_and_says_what_helps(
+    store: Store, target: Path, damaged: bool
+) -> None:
+    receipt = sleep(store, 600)
+    exported(store, target)
+    file = making.bundle_path(store, receipt.bundle_id)
+    data = bytearray(file.read_bytes())
+    file.unlink()
+    store.repair()
+    data[-10] ^= damaged
+    file.write_bytes(data)
+    file.chmod(0o600)
+    assert "`torpor repair`" in refused(store, target, CorruptBundle).message
+    store.repair()
+    assert store.import_file(target).version == 1, "as the message says"
+    require_awake(store, 600)
+
+
+@pytest.mark.parametrize("how", ["as it is", "another name"])
+def test_an_import_whose_blocks_go_elsewhere_each_time_copies_them_at_last(
+    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    sleep(store, 600)
+    exported(store, target)
+    sleep(other, 900, uri=THIRD_URI)  # holds the same first blocks
+    asked = []
+
+    def never(_core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
+        asked.append(len(places))
+        return list(places)
+
+    monkeypatch.setattr("torpor.memvid.exchange.transfer.moved_blocks", never)
+    receipt = other.import_file(target, as_uri=OTHER_URI if how == "another name" else None)
+    assert asked == [2] * (transfer._TRIES - 1) + [0]
+    assert receipt.blocks_reused == 0
+    require_awake(other, 600, uri=receipt.uri)
+    assert [file.name for file in (Path(other.path) / "bundles").glob("*.tmp")] == []
+
+
+def index_takes_no_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index file takes no row away any more, as on a full disk; one that goes on in memory does."""
+    drop = Index.drop
+
+    def full_on_disk(self: Index, bundle_ids: list[bytes]) -> None:
+        if self._connection.execute("PRAGMA database_list").fetchone()[2]:
+            raise NoSpace("No room for the index.")
+        drop(self, bundle_ids)
+
+    monkeypatch.setattr(Index, "drop", full_on_disk)
+
+
+@pytest.mark.parametrize("others_have_it", [False, True])
+def test_a_version_whose_file_a_delete_could_only_empty_is_imported_again(
+    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch, others_have_it: bool
+) -> None:
+    """Its row still stands in the index file, with the places of its blocks before; the new file may lead elsewhere."""
+    receipt = sleep(store, 600)
+    exported(store, target)
+    index_takes_no_drop(monkeypatch)
+    store.delete_session(URI)
+    emptied = making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr")
+    assert emptied.stat().st_size == 0
+    if others_have_it:
+        sleep(store, 600, uri=OTHER_URI)
+    assert store.import_file(target).bundle_id == receipt.bundle_id
+    assert not emptied.exists()
+    store.close()
+    monkeypatch.undo()
+    with Store.open(store.path, writable=True) as again:
+        require_awake(again, 600)
+        if others_have_it:
+            again.delete_session(OTHER_URI)
+        require_awake(again, 600)
+        assert again.verify(deep=True).ok
+
+
+def test_a_damaged_retired_file_still_stops_an_import(store: Store, target: Path) -> None:
+    receipt = sleep(store, 600)
+    exported(store, target)
+    sleep(store, 900, uri=OTHER_URI, before=receipt)
+    store.delete_session(URI)
+    file = making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr")
+    file.write_bytes(file.read_bytes()[:10])
+    refused(store, target, Truncated)
+
+
+def test_an_import_whose_place_is_written_anew_each_time_gives_up(
+    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = sleep(store, 600)
+    exported(store, target)
+    sleep(store, 900, uri=OTHER_URI, before=receipt)
+    store.delete_session(URI)
+    tries = []
+    monkeypatch.setattr("torpor.memvid.exchange.transfer._is_same", lambda *_: bool(tries.append(1)))
+    error = refused(store, target, StoreBusy)
+    assert (error.code, len(tries)) == ("store_busy", transfer._TRIES)
+    require_awake(store, 900, uri=OTHER_URI)
+
+
+# --- what is refused
+
+
+def refused(store: Store, path: Path, kind: type[StoreError] | tuple[type[StoreError], ...]) -> StoreError:
+    """An import that is refused, after which the store is as it was."""
+    before, known = tree(Path(store.path)), rows(store)
+    with pytest.raises(kind) as refusal:
+        store.import_file(path)
+    assert tree(Path(store.path)) == before
+    assert rows(store) == known
+    assert store.statistics().writable
+    return refusal.value
+
+
+def small_export(store: Store, target: Path, *, compressed: bool) -> Path:
+    if compressed:
+        making.sleep_compressed(store)
+    else:
+        sleep(store, 5, layers=1, heads=1, dim=3)
+    return exported(store, target)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_t5_an_export_with_any_byte_flipped_is_refused(
+    store: Store, other: Store, target: Path, compressed: bool
+) -> None:
+    data = small_export(store, target, compressed=compressed).read_bytes()
+    accepted = []
+    with target.open("r+b", buffering=0) as file:
+        for at, value in enumerate(data):
+            os.pwrite(file.fileno(), bytes([value ^ 1 << at % 8]), at)
+            try:
+                other.import_file(target)
+                accepted.append(at)
+            except StoreError:
+                pass
+            os.pwrite(file.fileno(), bytes([value]), at)
+    assert len(data) > 900
+    assert not accepted
+    assert rows(other) == []
+    assert not list((Path(other.path) / "bundles").rglob("*.*"))
+    other.import_file(target)
+
+
+def test_t5_an_export_cut_anywhere_is_truncated(store: Store, other: Store, target: Path) -> None:
+    data = small_export(store, target, compressed=False).read_bytes()
+    for size in range(len(data) - 1, -1, -1):
+        os.truncate(target, size)
+        with pytest.raises(Truncated):
+            other.import_file(target)
+    assert rows(other) == []
+    assert not list((Path(other.path) / "bundles").rglob("*.*"))
+
+
+def test_foreign_files_are_refused(store: Store, other: Store, target: Path) -> None:
+    data = exported(store, target).read_bytes() if sleep(store, 300) else b""
+    for content, kind in (
+        (b"", Truncated),
+        (b"\x89PNG\r\n\x1a\n" + bytes(5000), CorruptBundle),
+        (data + b"\0", TrailingData),
+        (data + data, TrailingData),
+        (bytes(len(data)), CorruptBundle),
+        (os.urandom(4096), CorruptBundle),
+    ):
+        target.write_bytes(content)
+        refused(other, target, kind)
+
+
+def test_threat_23_a_file_of_a_later_version_is_refused_as_such(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 300)
+    data = bytearray(exported(store, target).read_bytes())
+    data[8] = 2
+    target.write_bytes(data)
+    refused(other, target, CorruptBundle)  # as long as its digest does not say that the 2 was written
+    data[32:64] = blake3(bytes(data[:32])).digest()
+    target.write_bytes(data)
+    assert refused(other, target, UnsupportedFormat).found == 2
+
+
+def test_a_bundle_that_needs_another_is_refused_as_not_whole(store: Store, other: Store) -> None:
+    second = sleep(store, 900, before=sleep(store, 600))
+    error = refused(other, making.bundle_path(store, second.bundle_id), BlockMissing)
+    assert "torpor export" in error.message
+
+
+def test_a_file_that_only_holds_blocks_for_others_is_refused(store: Store, other: Store) -> None:
+    receipt = sleep(store, 600)
+    sleep(store, 900, uri=OTHER_URI, before=receipt)
+    store.delete_session(URI)
+    frames = [(entry.id, receipt.bundle_id) for entry in receipt.entries[:2]]
+    with prepared(store._core, receipt.bundle_id, Contents(frames, {}, with_manifest=False)) as new:
+        assert new.commit()
+    refused(other, making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr"), CorruptBundle)
+
+
+def test_a_manifest_over_blocks_of_another_chain_is_refused(store: Store, other: Store, target: Path) -> None:
+    """Every digest right: only the blocks' own headers tell that they are not what the manifest says."""
+    receipt = sleep(store, 512)
+    one, two, state = (entry.held_by(None) for entry in receipt.entries)
+
+    def trade(parts: object) -> None:
+        import dataclasses
+
+        traded = (dataclasses.replace(one, id=two.id), dataclasses.replace(two, id=one.id), state)
+        parts.change_manifest(blocks=traded)  # type: ignore[attr-defined]
+
+    refused(other, making.bundle_path(store, reseal(store, receipt.bundle_id, trade)), CorruptBundle)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device", "nul", "looping link"])
+def test_what_is_no_file_is_a_typed_error(other: Store, target: Path, kind: str) -> None:
+    path: Path | str = target
+    if kind == "folder":
+        target.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(target)
+    elif kind == "device":
+        path = "/dev/zero"
+    elif kind == "nul":
+        path = "a\0b"
+    elif kind == "looping link":
+        target.symlink_to(target)
+    with pytest.raises(StoreIoError):
+        other.import_file(path)
+
+
+def test_a_file_behind_a_link_and_with_two_names_is_the_user_s_choice(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 300)
+    exported(store, target)
+    os.link(target, target.with_name("second"))
+    target.with_name("link").symlink_to(target)
+    other.import_file(target.with_name("link"))
+    require_awake(other, 300)
+
+
+def test_a_read_only_store_imports_nothing(store: Store, target: Path) -> None:
+    sleep(store, 300)
+    exported(store, target)
+    with Store.open(store.path, writable=False) as reader:
+        with pytest.raises(ReadOnlyStore):
+            reader.import_file(target)
+        with pytest.raises(ReadOnlyStore):
+            reader.adopt_incoming(bytes(32))
+
+
+def test_t1_a_deleted_bundle_that_comes_back_beside_an_index_that_is_behind_keeps_what_it_needs_now(
+    store: Store, store_path: Path, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index's file still has the row of before, by which the bundle needs no other. After a kill its blocks are
+    known to lie where they do now, for that row was made from another file."""
+
+    def full(*_: object) -> None:
+        raise NoSpace("No room.")
+
+    first = sleep(store, 600)
+    exported(store, target)
+    sleep(store, 900, uri=OTHER_URI, seed=0, before=first)  # so its file stays, with two of its blocks
+    making.adopt(store, sleep(store, 600, uri=THIRD_URI))
+    store.index.go_on_in_memory()
+    monkeypatch.setattr(Index, "return_to_file", full)
+    store.delete_session(URI)
+    making.strip(store, first.bundle_id)
+    back = store.import_file(target)
+    assert back.bundle_id == first.bundle_id
+    assert {entry.bundle_id for entry in back.entries} > {first.bundle_id}  # the rest lies with the third
+    killed = tmp_path / "killed"
+    shutil.copytree(store_path, killed, copy_function=shutil.copy2)
+    monkeypatch.undo()
+    with Store.open(killed, writable=True) as again:
+        require_awake(again, 600)
+        again.delete_session(THIRD_URI)
+        again.gc()
+        require_awake(again, 600)
+        assert again.verify(deep=True).ok
+
+
+def test_an_import_past_a_budget_is_refused_and_the_store_is_as_it_was(
+    store: Store, tmp_path: Path, target: Path
+) -> None:
+    sleep(store, 600)
+    exported(store, target)
+    with Store.open(tmp_path / "small", writable=True, budget=Budget(max_store_bytes=5000)) as small:
+        refused(small, target, BudgetExceeded)
+
+
+@pytest.mark.parametrize("as_uri", [None, THIRD_URI])
+def test_an_import_that_has_no_room_is_refused_with_its_size_and_uses_up_nothing_of_the_day(
+    store: Store, tmp_path: Path, target: Path, as_uri: SessionUri | None
+) -> None:
+    """To the byte: with one more it fits. What the store has already needs no room."""
+    first = sleep(store, 600)
+    exported(store, target)
+    today = utc_day(time.time_ns())
+    with Store.open(tmp_path / "measured", writable=True) as measured:
+        size = measured.import_file(target, as_uri=as_uri).bytes_written
+    with Store.open(tmp_path / "small", writable=True, budget=Budget(max_bytes_per_day=size - 1)) as small:
+        for _ in range(3):
+            with pytest.raises(BudgetExceeded) as refusal:
+                small.import_file(target, as_uri=as_uri)
+            assert refusal.value.details["needed"] == size
+        assert small.index.written_on(today) == 0
+        assert not list((tmp_path / "small").rglob("*.tmp"))
+    with Store.open(tmp_path / "small", writable=True, budget=Budget(max_bytes_per_day=size)) as small:
+        small.import_file(target, as_uri=as_uri)
+    with Store.open(tmp_path / "has-it", writable=True) as full:
+        sleep(full, 600, uri=OTHER_URI)
+        held = full.index.written_on(today)
+    with Store.open(tmp_path / "has-it", writable=True, budget=Budget(max_bytes_per_day=held + 4096)) as full:
+        assert full.import_file(target, as_uri=as_uri).blocks_reused == len(first.entries)
+
+
+def test_a_file_that_changes_while_it_is_imported_is_never_taken_half_and_half(
+    store: Store, other: Store, target: Path
+) -> None:
+    """Checked first and copied after: what changed in between does not read back."""
+    receipt = sleep(store, 600)
+    exported(store, target)
+    with contextlib.closing(bundle_file(target)) as file:
+        frame = file.frames[receipt.entries[0].id]
+
+    def spoil(done: int, total: int) -> None:
+        if done == total:
+            damage(target, frame)
+
+    with pytest.raises(Corruption):
+        other.import_file(target, on_progress=spoil)
+    assert rows(other) == []
+    assert not list((Path(other.path) / "bundles").rglob("*.*"))
+
+
+def test_a_full_disk_leaves_the_store_as_it_was(
+    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 600)
+    exported(store, target)
+
+    def writev(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "injected")
+
+    monkeypatch.setattr(os, "writev", writev)
+    refused(other, target, NoSpace)
+    monkeypatch.undo()
+    other.import_file(target)
+    require_awake(other, 600)
+
+
+# --- what was handed to a running daemon
+
+
+def test_what_was_handed_over_is_adopted_and_removed(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 600)
+    bundle_id = hand_over(other.path, str(exported(store, target)))
+    receipt = other.adopt_incoming(bundle_id)
+    assert receipt.bundle_id == bundle_id
+    require_awake(other, 600)
+    assert list((Path(other.path) / "incoming").iterdir()) == []
+    with pytest.raises(BundleMissing):
+        other.adopt_incoming(bundle_id)
+    hand_over(other.path, str(target))
+    assert other.adopt_incoming(bundle_id).bytes_written == 0
+    assert list((Path(other.path) / "incoming").iterdir()) == []
+    hand_over(other.path, str(target))
+    assert other.adopt_incoming(bundle_id, as_uri=OTHER_URI).uri == OTHER_URI
+
+
+def test_nothing_handed_over_is_a_missing_bundle(other: Store) -> None:
+    with pytest.raises(BundleMissing):
+        other.adopt_incoming(bytes(32))
+
+
+@pytest.mark.parametrize("kind", ["link", "folder link", "hard link", "fifo"])
+def test_threat_20_21_what_is_not_ours_alone_in_incoming_is_refused(
+    store: Store, other: Store, target: Path, kind: str
+) -> None:
+    sleep(store, 300)
+    exported(store, target)
+    with contextlib.closing(bundle_file(target)) as file:
+        name = f"{file.bundle_id.hex()}.mvb"
+    incoming = Path(other.path) / "incoming"
+    if kind == "folder link":
+        target.rename(target.with_name(name))
+        target.parent.chmod(0o700)
+        incoming.symlink_to(target.parent)
+    else:
+        incoming.mkdir(mode=0o700)
+        if kind == "link":
+            (incoming / name).symlink_to(target)
+        elif kind == "hard link":
+            os.link(target, incoming / name)
+        else:
+            os.mkfifo(incoming / name)
+    with pytest.raises(UnsafePath):
+        other.adopt_incoming(bytes.fromhex(name[:64]))
+    assert rows(other) == []
+
+
+def test_what_cannot_be_adopted_stays_in_incoming(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 600)
+    bundle_id = hand_over(other.path, str(exported(store, target)))
+    waiting = Path(other.path) / "incoming" / f"{bundle_id.hex()}.mvb"
+    with contextlib.closing(bundle_file(waiting)) as file:
+        damage(waiting, next(iter(file.frames.values())))
+    with pytest.raises(CorruptBlock):
+        other.adopt_incoming(bundle_id)
+    assert waiting.exists()
+    assert rows(other) == []
+
+
+# --- cut off
+
+CHILD = """
+import os, signal, sys
+from torpor.memvid import Store, SessionUri
+mode, place, path, point = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+store = Store.open(place, writable=mode == "import")
+seen = 0
+def step(name):
+    real = getattr(os, name)
+    def call(*args, **kwargs):
+        global seen
+        seen += 1
+        if seen == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+    setattr(os, name, call)
+for name in ("writev", "pwrite", "fsync", "rename", "unlink", "link", "mkdir", "open"):
+    step(name)
+if mode == "export":
+    store.export_session(SessionUri("default", "agent"), None, path)
+else:
+    store.import_file(path)
+"""
+
+
+@pytest.mark.parametrize("mode", ["export", "import"])
+def test_t1_a_kill_at_each_step_leaves_all_or_nothing(store: Store, tmp_path: Path, target: Path, mode: str) -> None:
+    receipt = sleep(store, 300)
+    path = store.path
+    store.close()
+    source = tmp_path / "source"
+    with Store.open(path, writable=False) as reader:
+        reader.export_session(URI, None, source)
+    points = 0
+    while True:
+        points += 1
+        assert points < 200
+        place = tmp_path / f"empty-{points}"
+        if mode == "import":
+            Store.open(place, writable=True).close()
+        arguments = [mode, path, target] if mode == "export" else [mode, place, source]
+        done = subprocess.run([sys.executable, "-c", CHILD, *map(str, arguments), str(points)], check=False, timeout=60)
+        assert done.returncode in (0, -signal.SIGKILL)
+        if mode == "export":
+            left = sorted(os.listdir(target.parent))
+            whole = [name for name in left if not name.endswith(".tmp")]
+            assert whole in ([], [target.name])
+            if whole:
+                with contextlib.closing(bundle_file(target)) as file:
+                    assert file.bundle_id == receipt.bundle_id
+                    for block_id in file.frames:
+                        file.check_block(block_id)
+            assert len(left) - len(whole) <= 1
+            for name in left:
+                (target.parent / name).unlink()
+        else:
+            with Store.open(place, writable=True) as other:
+                assert not list(place.rglob("*.tmp"))
+                if done.returncode == 0:
+                    assert other.find_session(URI) is not None
+                if other.find_session(URI) is not None:
+                    require_awake(other, 300)
+                assert other.verify(deep=True).ok
+                assert other.import_file(source).bundle_id == receipt.bundle_id
+        if done.returncode == 0:
+            break
+    assert points > 10

@@ -1,0 +1,641 @@
+"""Tags and pins: one meaning each, kept through every failure, and a file that is believed whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torpor.memvid import SessionUri
+from torpor.memvid.disk import durable
+from torpor.memvid.errors import (
+    CorruptMarks,
+    DurabilityLost,
+    InvalidTag,
+    LimitExceeded,
+    MarkNotFound,
+    NoSpace,
+    StoreIoError,
+    TagTaken,
+    UnsafePath,
+    UnsupportedFormat,
+)
+from torpor.memvid.folder.folder import StoreFolder, create_store, open_or_make_root
+from torpor.memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, VersionMarks, decode_marks, encode_marks
+from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_VERSION
+
+UUID = "01234567-89ab-cdef-0123-456789abcdef"
+SCOUT = SessionUri("default", "scout")
+WRITER = SessionUri("work", "writer")
+A, B, C = bytes([0xAA]) * 32, bytes([0xBB]) * 32, bytes([0xCC]) * 32
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[StoreFolder]:
+    path = str(tmp_path / "store")
+    root_fd = open_or_make_root(path)
+    opened = StoreFolder(path, root_fd, create_store(root_fd, path))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def marked(folder: StoreFolder) -> Marks:
+    """Marks that lie in the store."""
+    marks = Marks(folder.uuid).tag(SCOUT, A, 1, "before-refactor").pin(SCOUT, B, 2).tag(WRITER, C, 3, "draft")
+    marks.save(folder)
+    return marks
+
+
+def file_of(folder: StoreFolder) -> Path:
+    return Path(folder.path) / MARKS_FILE
+
+
+def some_marks() -> Marks:
+    return Marks(UUID).tag(SCOUT, A, 1, "before-refactor").tag(SCOUT, A, 1, "v1.0").pin(SCOUT, A, 1).pin(SCOUT, B, 2)
+
+
+# --- what marks mean
+
+
+def test_a_store_without_the_file_has_no_marks(folder: StoreFolder) -> None:
+    assert Marks.load(folder) == Marks(folder.uuid)
+    assert not Marks.load(folder).of(A)
+
+
+def test_marks_read_back_as_they_were_saved(folder: StoreFolder, marked: Marks) -> None:
+    assert Marks.load(folder) == marked
+    assert marked.of(A) == VersionMarks(("before-refactor",), pinned=False)
+    assert marked.of(B) == VersionMarks((), pinned=True)
+    assert marked.tagged(WRITER, "draft") == C
+    assert marked.session(SCOUT) == SessionMarks({"before-refactor": A}, frozenset({B}), {A: 1, B: 2})
+
+
+def test_a_version_carries_all_its_tags_in_order() -> None:
+    assert some_marks().of(A) == VersionMarks(("before-refactor", "v1.0"), pinned=True)
+
+
+def test_a_tag_names_one_version_and_moves_only_on_purpose() -> None:
+    marks = Marks(UUID).tag(SCOUT, A, 1, "stable")
+    with pytest.raises(TagTaken) as refusal:
+        marks.tag(SCOUT, B, 2, "stable")
+    assert refusal.value.bundle_id == A.hex()
+    moved = marks.tag(SCOUT, B, 2, "stable", move=True)
+    assert moved.tagged(SCOUT, "stable") == B
+    assert not moved.of(A)
+
+
+def test_tagging_the_same_version_again_changes_nothing() -> None:
+    marks = Marks(UUID).tag(SCOUT, A, 1, "stable")
+    assert marks.tag(SCOUT, A, 1, "stable") == marks
+
+
+def test_sessions_have_tags_of_their_own() -> None:
+    marks = Marks(UUID).tag(SCOUT, A, 1, "stable").tag(WRITER, B, 2, "stable")
+    assert (marks.tagged(SCOUT, "stable"), marks.tagged(WRITER, "stable")) == (A, B)
+
+
+def test_a_change_leaves_the_marks_that_it_came_from() -> None:
+    marks = some_marks()
+    before = encode_marks(marks)
+    marks.untag(SCOUT, "v1.0").unpin(SCOUT, A).without(SCOUT)
+    assert encode_marks(marks) == before
+
+
+def test_untag_and_unpin_take_away_one_mark() -> None:
+    marks = some_marks().untag(SCOUT, "v1.0").unpin(SCOUT, A)
+    assert marks == Marks(UUID).tag(SCOUT, A, 1, "before-refactor").pin(SCOUT, B, 2)
+
+
+def test_taking_away_what_is_not_there_is_refused_with_what_is() -> None:
+    with pytest.raises(MarkNotFound) as refusal:
+        some_marks().untag(SCOUT, "v1.1")
+    assert "v1.0" in refusal.value.message
+    with pytest.raises(MarkNotFound):
+        Marks(UUID).untag(SCOUT, "v1.0")
+    with pytest.raises(MarkNotFound):
+        some_marks().unpin(SCOUT, C)
+    with pytest.raises(MarkNotFound):
+        some_marks().unpin(WRITER, A)
+
+
+def test_pinning_twice_is_pinning_once() -> None:
+    assert some_marks().pin(SCOUT, B, 2) == some_marks()
+
+
+def test_a_deleted_session_leaves_no_marks(folder: StoreFolder, marked: Marks) -> None:
+    marked.without(SCOUT).save(folder)
+    left = Marks.load(folder)
+    assert left == Marks(folder.uuid).tag(WRITER, C, 3, "draft")
+    assert b"scout" not in file_of(folder).read_bytes()
+
+
+def test_versions_that_are_gone_leave_no_marks() -> None:
+    assert some_marks().without_bundles([A]) == Marks(UUID).pin(SCOUT, B, 2)
+    assert some_marks().without_bundles([A, B]) == Marks(UUID)
+
+
+def test_marks_of_two_are_all_there_and_a_tag_that_both_have_is_the_latters() -> None:
+    later = Marks(UUID).tag(SCOUT, C, 3, "v1.0").tag(WRITER, C, 3, "draft")
+    joined = some_marks().with_those_of(later)
+    assert joined == some_marks().tag(SCOUT, C, 3, "v1.0", move=True).tag(WRITER, C, 3, "draft")
+
+
+def test_marks_of_versions_that_are_not_there_are_told() -> None:
+    marks = some_marks().tag(WRITER, C, 3, "draft")
+    assert marks.dangling({A, B, C}) == []
+    assert marks.dangling({C}) == [(SCOUT, A), (SCOUT, B)]
+
+
+@pytest.mark.parametrize(
+    "tag",
+    ["", "1st", "-x", ".x", "_x", "a b", "a/b", "a@b", "a\n", "é", "ｔag", "a" * 65, "deadbeef", "DEADBEEF", "a" * 9],
+)
+def test_threat_19_a_text_that_is_no_tag_is_refused(tag: str) -> None:
+    with pytest.raises(InvalidTag) as refusal:
+        Marks(UUID).tag(SCOUT, A, 1, tag)
+    assert refusal.value.message.isprintable()
+    with pytest.raises(InvalidTag):
+        Marks(UUID).untag(SCOUT, tag)
+
+
+@pytest.mark.parametrize("tag", ["a", "v1.0", "before-refactor", "abcdef1", "deadbeefs", "a" + "z" * 63])
+def test_a_text_that_is_a_tag_is_accepted(tag: str) -> None:
+    assert Marks(UUID).tag(SCOUT, A, 1, tag).tagged(SCOUT, tag) == A
+
+
+@pytest.mark.parametrize("bundle_id", [b"", b"\xaa" * 31, b"\xaa" * 33, "aa" * 32])
+def test_only_a_bundle_id_can_be_marked(bundle_id: Any) -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        Marks(UUID).tag(SCOUT, bundle_id, 1, "stable")
+    with pytest.raises(ValueError, match="32 bytes"):
+        Marks(UUID).pin(SCOUT, bundle_id, 1)
+
+
+def id_of(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def test_a_store_has_a_bounded_number_of_marks() -> None:
+    numbers = {id_of(number): number + 1 for number in range(MAX_MARKS)}
+    full = Marks(UUID, {SCOUT: SessionMarks({}, frozenset(numbers), numbers)})
+    with pytest.raises(LimitExceeded):
+        full.pin(SCOUT, A, 1)
+    with pytest.raises(LimitExceeded):
+        full.tag(WRITER, A, 1, "one-more")
+    assert full.pin(SCOUT, id_of(0), 1) == full
+
+
+def test_the_largest_marks_that_are_allowed_can_be_read_again() -> None:
+    """The limits on bytes and values leave room for every set of marks that a store may have."""
+    longest = {
+        SessionUri("n" * 128, f"{number:x}".rjust(128, "n")): SessionMarks(
+            {"t" * 64: id_of(number)}, numbers={id_of(number): MAX_VERSION}
+        )
+        for number in range(MAX_MARKS)
+    }
+    data = encode_marks(Marks(UUID, longest))
+    assert len(data) <= MAX_MARKS_BYTES
+    assert len(decode_marks(data, UUID, "marks.json").sessions) == MAX_MARKS
+    pinned = {uri: SessionMarks({}, frozenset(marks.tags.values()), marks.numbers) for uri, marks in longest.items()}
+    assert decode_marks(encode_marks(Marks(UUID, pinned)), UUID, "marks.json").sessions == pinned
+
+
+ids = st.binary(min_size=32, max_size=32)
+tags = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,63}", fullmatch=True).filter(
+    lambda tag: len(tag) < 8 or not set(tag.lower()) <= set("0123456789abcdef")
+)
+uris = st.builds(SessionUri, st.sampled_from(["default", "work"]), st.sampled_from(["scout", "writer", "x"]))
+
+
+@st.composite
+def marks_of_sessions(draw: st.DrawFn) -> SessionMarks:
+    tagged = draw(st.dictionaries(tags, ids, max_size=4))
+    pinned = draw(st.frozensets(ids, max_size=4))
+    numbers = st.integers(1, MAX_VERSION)
+    return SessionMarks(tagged, pinned, {one: draw(numbers) for one in sorted(pinned.union(tagged.values()))})
+
+
+@given(st.dictionaries(uris, marks_of_sessions()))
+def test_any_marks_read_back_as_they_were_written(sessions: dict[SessionUri, SessionMarks]) -> None:
+    marks = Marks(UUID, sessions)
+    data = encode_marks(marks)
+    read = decode_marks(data, UUID, "marks.json")
+    assert read == marks
+    assert encode_marks(read) == data
+
+
+# --- the file
+
+
+def test_the_bytes_of_the_file_are_those_of_the_format() -> None:
+    rest = (
+        '"format":"torpor.marks","sessions":{"torpor://default/scout":{"pins":["' + "bb" * 32 + '"],'
+        '"tags":{"stable":"'
+        + "aa" * 32
+        + '"},"versions":{"'
+        + "aa" * 32
+        + '":1,"'
+        + "bb" * 32
+        + '":2}}},"store":"'
+        + UUID
+        + '","version":1}\n'
+    )
+    digest = blake3(("{" + rest).encode()).hexdigest()
+    marks = Marks(UUID).tag(SCOUT, A, 1, "stable").pin(SCOUT, B, 2)
+    assert encode_marks(marks).decode() == '{"digest":"' + digest + '",' + rest
+
+
+def test_t5_every_flipped_bit_is_found() -> None:
+    data = encode_marks(some_marks())
+    for position in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[position // 8] ^= 1 << position % 8
+        with pytest.raises(CorruptMarks):
+            decode_marks(bytes(flipped), UUID, "marks.json")
+
+
+def test_t5_every_truncation_and_every_added_byte_is_found() -> None:
+    data = encode_marks(some_marks())
+    for cut in [*(data[:length] for length in range(len(data))), data + b"\n", data + b"\x00", data + data]:
+        with pytest.raises(CorruptMarks):
+            decode_marks(cut, UUID, "marks.json")
+
+
+@given(st.binary(max_size=300) | st.text(max_size=100).map(str.encode))
+def test_t6_any_bytes_are_marks_or_a_typed_refusal(data: bytes) -> None:
+    with pytest.raises(CorruptMarks) as refusal:
+        decode_marks(data, UUID, "marks.json")
+    assert len(refusal.value.message) < 700
+    assert refusal.value.message.isprintable()
+
+
+def document(marks: Marks) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(encode_marks(marks))
+    del found["digest"]
+    return found
+
+
+def canonical(value: Any) -> bytes:
+    return (json.dumps(value, sort_keys=True, separators=(",", ":")) + "\n").encode()
+
+
+def sealed(rest: Any) -> bytes:
+    """A file with a right digest over whatever it says: what a check behind the digest has to stand against."""
+    return canonical({**rest, "digest": blake3(canonical(rest)).hexdigest()})
+
+
+def change(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda found: found.update(changes)
+
+
+def change_session(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda found: found["sessions"][str(SCOUT)].update(changes)
+
+
+HEX = "aa" * 32
+RESEALED: dict[str, Callable[[dict[str, Any]], None]] = {
+    "another format": change(format="torpor.store"),
+    "no format": lambda found: found.pop("format"),
+    "version 0": change(version=0),
+    "version as a float": change(version=1.0),
+    "version as true": change(version=True),
+    "version as text": change(version="2"),
+    "no version": lambda found: found.pop("version"),
+    "a later version of another format": change(version=2, format="torpor.other"),
+    "another store": change(store=UUID.replace("0", "1")),
+    "no store": lambda found: found.pop("store"),
+    "an unknown key": change(more=1),
+    "no sessions": lambda found: found.pop("sessions"),
+    "sessions as a list": change(sessions=[]),
+    "sessions as null": change(sessions=None),
+    "a session with a short name": change(sessions={"scout": {"pins": [HEX], "tags": {}, "versions": {HEX: 1}}}),
+    "a session with a path as its name": change(
+        sessions={"torpor://a/../b": {"pins": [HEX], "tags": {}, "versions": {HEX: 1}}}
+    ),
+    "a session without marks": change_session(pins=[], tags={}, versions={}),
+    "a session with an unknown key": change_session(more=1),
+    "a session without pins": lambda found: found["sessions"][str(SCOUT)].pop("pins"),
+    "a session that is a list": change(sessions={str(SCOUT): [HEX]}),
+    "a session without numbers": lambda found: found["sessions"][str(SCOUT)].pop("versions"),
+    "numbers as a list": change_session(versions=[HEX, "bb" * 32]),
+    "no number of a marked version": change_session(versions={HEX: 1}),
+    "a number of a version without marks": change_session(versions={HEX: 1, "bb" * 32: 2, "cc" * 32: 3}),
+    "a number of something else than a bundle": change_session(versions={HEX: 1, "bb" * 32: 2, "before-refactor": 3}),
+    "a number in capitals": change_session(versions={HEX.upper(): 1, "bb" * 32: 2}),
+    "the number 0": change_session(versions={HEX: 0, "bb" * 32: 2}),
+    "a number above all": change_session(versions={HEX: MAX_VERSION + 1, "bb" * 32: 2}),
+    "a number as a float": change_session(versions={HEX: 1.0, "bb" * 32: 2}),
+    "a number as true": change_session(versions={HEX: True, "bb" * 32: 2}),
+    "a number as text": change_session(versions={HEX: "1", "bb" * 32: 2}),
+    "a number that is null": change_session(versions={HEX: None, "bb" * 32: 2}),
+    "pins as a map": change_session(pins={HEX: 1}),
+    "pins as text": change_session(pins="ab"),
+    "a pin twice": change_session(pins=[HEX, HEX]),
+    "pins out of order": change_session(pins=["bb" * 32, HEX]),
+    "a pin that is a number": change_session(pins=[1]),
+    "a pin that is null": change_session(pins=[None]),
+    "a pin in capitals": change_session(pins=[HEX.upper()]),
+    "a pin too short": change_session(pins=[HEX[:-1]]),
+    "a pin too long": change_session(pins=[HEX + "aa"]),
+    "a pin with an end of line": change_session(pins=[HEX + "\n"]),
+    "a pin in other digits": change_session(pins=["١" * 64]),
+    "tags as a list": change_session(tags=[HEX]),
+    "a tag that is no tag": change_session(tags={"no tag": HEX}),
+    "a tag that looks like an id": change_session(tags={"deadbeef": HEX}),
+    "a tag of null": change_session(tags={"stable": None}),
+    "a tag of a list": change_session(tags={"stable": [HEX]}),
+    "a tag of a tag": change_session(tags={"stable": "before-refactor"}),
+}
+
+
+@pytest.mark.parametrize("malformed", RESEALED.values(), ids=RESEALED)
+def test_t6_a_malformed_file_with_a_right_digest_is_refused(malformed: Callable[[dict[str, Any]], None]) -> None:
+    found = document(some_marks())
+    assert decode_marks(sealed(found), UUID, "marks.json") == some_marks()
+    malformed(found)
+    with pytest.raises(CorruptMarks):
+        decode_marks(sealed(found), UUID, "marks.json")
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda data: data[:-1],
+        lambda data: b" " + data,
+        lambda data: data.replace(b":", b": ", 1),
+        lambda data: data.replace(b"scout", b"sc\\u006fut"),
+        lambda data: json.dumps(dict(reversed(json.loads(data).items()))).encode(),
+        lambda data: data.replace(b'"version":1', b'"version":1e0'),
+        lambda data: b"\xef\xbb\xbf" + data,
+        lambda data: data.decode().encode("utf-16"),
+    ],
+)
+def test_the_same_marks_written_in_another_form_are_refused(rewrite: Callable[[bytes], bytes]) -> None:
+    data = encode_marks(some_marks())
+    assert rewrite(data) != data
+    with pytest.raises(CorruptMarks):
+        decode_marks(rewrite(data), UUID, "marks.json")
+
+
+def test_threat_17_a_key_that_is_there_twice_is_refused_as_such() -> None:
+    data = encode_marks(some_marks())
+    twice = data.replace(b'"version":1}', b'"version":1,"version":1}')
+    with pytest.raises(CorruptMarks, match="twice"):
+        decode_marks(twice, UUID, "marks.json")
+
+
+def test_threat_17_a_file_nested_very_deep_is_refused() -> None:
+    for opening in (b"[", b'{"a":'):
+        with pytest.raises(CorruptMarks):
+            decode_marks(opening * 50_000, UUID, "marks.json")
+
+
+def test_threat_17_a_number_of_a_million_digits_is_refused() -> None:
+    with pytest.raises(CorruptMarks):
+        decode_marks(b'{"version":' + b"9" * 1_000_000 + b"}", UUID, "marks.json")
+
+
+@pytest.mark.parametrize("value", [b"[],", b"{},", b"0,", b'{"":', b"[["])
+def test_t6_a_file_full_of_small_values_takes_little_memory(value: bytes) -> None:
+    data = b"[" + value * (MAX_MARKS_BYTES // len(value) - 2) + b"0]"
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptMarks, match=str(MAX_MARKS_NODES)):
+            decode_marks(data, UUID, "marks.json")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_larger_than_the_limit_is_not_read_to_its_end(folder: StoreFolder) -> None:
+    file_of(folder).touch(0o600)
+    os.truncate(file_of(folder), 1 << 40)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptMarks, match=str(MAX_MARKS_BYTES)):
+            Marks.load(folder)
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_MARKS_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_many_marks_in_a_file_are_refused() -> None:
+    found = document(some_marks())
+    numbers = {id_of(number).hex(): number + 1 for number in range(MAX_MARKS + 1)}
+    found["sessions"] = {str(SCOUT): {"pins": sorted(numbers), "tags": {}, "versions": numbers}}
+    with pytest.raises(CorruptMarks, match=str(MAX_MARKS)):
+        decode_marks(sealed(found), UUID, "marks.json")
+
+
+def test_threat_23_marks_of_a_later_version_are_refused_and_left_untouched(folder: StoreFolder) -> None:
+    later = sealed({"format": "torpor.marks", "version": 2, "store": folder.uuid, "ribbons": {}})
+    file_of(folder).write_bytes(later)
+    with pytest.raises(UnsupportedFormat) as refusal:
+        Marks.load(folder)
+    assert (refusal.value.found, refusal.value.supported) == (2, 1)
+    assert file_of(folder).read_bytes() == later
+
+
+def test_threat_23_damage_is_not_mistaken_for_a_later_version() -> None:
+    data = encode_marks(some_marks()).replace(b'"version":1', b'"version":2')
+    with pytest.raises(CorruptMarks, match="digest"):
+        decode_marks(data, UUID, "marks.json")
+
+
+def test_threat_26_marks_of_another_store_are_refused(folder: StoreFolder) -> None:
+    file_of(folder).write_bytes(encode_marks(some_marks()))
+    with pytest.raises(CorruptMarks, match="another store"):
+        Marks.load(folder)
+
+
+def test_damaged_marks_are_never_taken_for_none(folder: StoreFolder, marked: Marks) -> None:
+    file_of(folder).write_bytes(b"")
+    with pytest.raises(CorruptMarks) as refusal:
+        Marks.load(folder)
+    assert refusal.value.path == str(file_of(folder))
+    assert "repair" in refusal.value.message
+
+
+# --- threats 20 and 21
+
+
+def link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        link,
+        lambda path, target: path.hardlink_to(target),
+        lambda path, target: os.mkfifo(path),
+        lambda path, target: path.mkdir(),
+    ],
+    ids=["link", "hard link", "FIFO", "folder"],
+)
+def test_threats_20_and_21_marks_that_are_no_file_of_our_own_are_refused(
+    folder: StoreFolder, tmp_path: Path, place: Callable[[Path, Path], None]
+) -> None:
+    target = tmp_path / "elsewhere.json"
+    target.write_bytes(encode_marks(Marks(folder.uuid).pin(SCOUT, A, 1)))
+    place(file_of(folder), target)
+    with pytest.raises(UnsafePath):
+        Marks.load(folder)
+
+
+def test_threat_20_a_link_in_the_place_of_the_marks_is_replaced_and_not_written_through(
+    folder: StoreFolder, tmp_path: Path
+) -> None:
+    target = tmp_path / "elsewhere.json"
+    target.write_bytes(b"somebody's own")
+    file_of(folder).symlink_to(target)
+    Marks(folder.uuid).pin(SCOUT, A, 1).save(folder)
+    assert target.read_bytes() == b"somebody's own"
+    assert Marks.load(folder).of(A).pinned
+
+
+# --- saving
+
+
+def test_the_file_is_for_its_owner_alone(folder: StoreFolder, marked: Marks) -> None:
+    assert file_of(folder).stat().st_mode & 0o777 == 0o600
+
+
+def test_saving_tells_the_bytes_that_it_wrote(folder: StoreFolder) -> None:
+    assert Marks(folder.uuid).pin(SCOUT, A, 1).save(folder) == file_of(folder).stat().st_size
+
+
+def failing(*numbers: int, error: int, real: Callable[..., Any]) -> Callable[..., Any]:
+    """The call of the system that it stands for, but failing at the calls with these numbers."""
+    calls = iter(range(1 << 30))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) in numbers:
+            raise OSError(error, os.strerror(error))
+        return real(*args, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "error", "raised"),
+    [
+        ("open", 0, errno.EIO, StoreIoError),  # of store.json, which is asked whether it says that there are marks
+        ("open", 1, errno.ENOSPC, NoSpace),
+        ("writev", 0, errno.ENOSPC, NoSpace),
+        ("writev", 0, errno.EDQUOT, NoSpace),
+        ("fsync", 0, errno.EIO, DurabilityLost),
+        ("rename", 0, errno.ENOSPC, NoSpace),
+    ],
+)
+def test_threat_30_marks_that_could_not_be_saved_are_as_they_were(
+    folder: StoreFolder,
+    marked: Marks,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    number: int,
+    error: int,
+    raised: type[Exception],
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, failing(number, error=error, real=getattr(os, name)))
+        with pytest.raises(raised):
+            marked.pin(WRITER, A, 1).save(folder)
+    assert Marks.load(folder) == marked
+    assert list((Path(folder.path) / "bundles").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["the store's folder", "the folder of the temporary file"])
+def test_threat_31_a_folder_that_cannot_be_flushed_does_not_cost_both_the_old_and_the_new_marks(
+    folder: StoreFolder, marked: Marks, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    changed = marked.pin(WRITER, A, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(number, error=errno.EIO, real=os.fsync))
+        with pytest.raises(DurabilityLost):
+            changed.save(folder)
+    assert Marks.load(folder) == changed
+
+
+def test_t3_the_order_of_a_save_is_write_flush_rename_flush_folder(
+    folder: StoreFolder, marked: Marks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    for name in ("writev", "fsync", "rename"):
+        real = getattr(os, name)
+
+        def spy(*args: Any, _name: str = name, _real: Callable[..., Any] = real, **kwargs: Any) -> Any:
+            seen.append(f"{_name} {args[0] == folder.root_fd}" if _name == "fsync" else _name)
+            return _real(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, spy)
+    marked.pin(WRITER, A, 1).save(folder)
+    assert seen[:4] == ["writev", "fsync False", "rename", "fsync True"]
+
+
+def test_threat_28_what_a_save_that_was_killed_leaves_is_removed_as_a_leftover(
+    folder: StoreFolder, marked: Marks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.TempFile, "publish", failing(0, error=errno.EIO, real=print))
+        patch.setattr(durable.TempFile, "close", lambda temp: os.close(temp.fd))
+        with pytest.raises(OSError, match="error"):
+            marked.pin(WRITER, A, 1).save(folder)
+    assert Marks.load(folder) == marked
+    assert folder.remove_temps() == 1
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(["tag", "move", "untag", "pin", "unpin", "without", "gone"]), max_size=30), st.data())
+def test_t7_marks_agree_with_a_dictionary(steps: list[str], data: st.DataObject) -> None:
+    """Any run of changes gives what plain dictionaries give, and says no where they have nothing to take away."""
+    marks = Marks(UUID)
+    tags: dict[tuple[SessionUri, str], bytes] = {}
+    pins: set[tuple[SessionUri, bytes]] = set()
+    for step in steps:
+        uri = data.draw(st.sampled_from([SCOUT, WRITER]))
+        bundle_id = data.draw(st.sampled_from([A, B]))
+        tag = data.draw(st.sampled_from(["x", "y"]))
+        try:
+            if step in ("tag", "move"):
+                marks = marks.tag(uri, bundle_id, bundle_id[0], tag, move=step == "move")
+                assert step == "move" or tags.get((uri, tag), bundle_id) == bundle_id
+                tags[uri, tag] = bundle_id
+            elif step == "untag":
+                marks = marks.untag(uri, tag)
+                del tags[uri, tag]
+            elif step == "pin":
+                marks = marks.pin(uri, bundle_id, bundle_id[0])
+                pins.add((uri, bundle_id))
+            elif step == "unpin":
+                marks = marks.unpin(uri, bundle_id)
+                pins.remove((uri, bundle_id))
+            elif step == "without":
+                marks = marks.without(uri)
+                tags = {key: named for key, named in tags.items() if key[0] != uri}
+                pins = {key for key in pins if key[0] != uri}
+            else:
+                marks = marks.without_bundles([bundle_id])
+                tags = {key: named for key, named in tags.items() if named != bundle_id}
+                pins = {key for key in pins if key[1] != bundle_id}
+        except TagTaken:
+            assert tags[uri, tag] != bundle_id
+        except MarkNotFound:
+            assert (uri, tag) not in tags if step == "untag" else (uri, bundle_id) not in pins
+        assert {(uri, tag): named for uri, of in marks.sessions.items() for tag, named in of.tags.items()} == tags
+        assert {(uri, pin) for uri, of in marks.sessions.items() for pin in of.pins} == pins
+        assert {(uri, one): number for uri, of in marks.sessions.items() for one, number in of.numbers.items()} == {
+            (uri, one): one[0] for uri, one in pins | {(uri, named) for (uri, _), named in tags.items()}
+        }
+        for one in (A, B):
+            assert marks.of(one).tags == tuple(sorted(tag for (_, tag), named in tags.items() if named == one))
+            assert marks.of(one).pinned == any(pinned == one for _, pinned in pins)

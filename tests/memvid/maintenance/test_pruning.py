@@ -1,0 +1,604 @@
+"""Prune: drops what no rule keeps, in the order of a delete; what stays wakes to the bit."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, frame_of, require_awake, sleep
+from torpor.memvid import BundleReader, Finding, IndexRow, Receipt, SessionUri, Store
+from torpor.memvid.errors import CorruptMarks, InvalidPolicy, NoSpace, ReadOnlyStore, SessionNotFound, StoreIoError
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.index.index import Index
+from torpor.memvid.writing.core import StoreCore
+
+LAST = Retention(keep_last=1)
+
+
+def four_versions(store: Store) -> list[Receipt]:
+    """Each refers to the full spans of the one before; the first span lies in the first one's file."""
+    receipts = [sleep(store, 300)]
+    for tokens in (400, 700, 800):
+        receipts.append(sleep(store, tokens, before=receipts[-1]))
+    return receipts
+
+
+def versions(store: Store) -> list[int]:
+    return [row.version for row in store.versions(URI)]
+
+
+def suffixes(store: Store) -> list[str]:
+    return sorted(file.suffix for file in Path(store.path).rglob("*.mv?"))
+
+
+def test_what_no_rule_keeps_goes_and_what_stays_wakes_to_the_bit(store: Store) -> None:
+    receipts = four_versions(store)
+    report = store.prune(LAST)
+    assert versions(store) == [4]
+    require_awake(store, 800)
+    assert store.verify(deep=True).ok
+    # the second version alone had nothing that the fourth needs
+    assert [(action.kind, action.version) for action in report.actions] == [("retire", 1), ("remove", 2), ("retire", 3)]
+    assert report.bytes_freed == receipts[1].bytes_written
+    assert suffixes(store) == [".mvb", ".mvr", ".mvr"]
+    store.delete_session(URI)
+    assert suffixes(store) == []
+
+
+def test_a_session_pruned_and_opened_again_has_the_same_versions(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    store.prune(LAST)
+    store.close()
+    for index in (True, False):
+        if not index:
+            (store_path / "index.sqlite").unlink()
+        with Store.open(store_path, writable=True) as again:
+            assert versions(again) == [4]
+            assert again.opening.unreadable == ()
+            require_awake(again, 800)
+            assert again.find_session(URI, 4) is not None
+
+
+def test_version_numbers_go_on_after_a_prune(store: Store) -> None:
+    last = four_versions(store)[-1]
+    store.prune(LAST)
+    assert sleep(store, 900, before=last).version == 5
+    require_awake(store, 900)
+
+
+def test_a_retention_without_a_rule_drops_nothing(store: Store) -> None:
+    four_versions(store)
+    report = store.prune(Retention())
+    assert (report.actions, report.bytes_freed) == ((), 0)
+    assert versions(store) == [1, 2, 3, 4]
+
+
+def test_tagged_and_pinned_versions_stay_and_the_report_says_why(store: Store) -> None:
+    four_versions(store)
+    store.tag(URI, 1, "first")
+    store.pin(URI, 3)
+    report = store.prune(LAST)
+    assert versions(store) == [1, 3, 4]
+    kept = {action.version: action.reason for action in report.actions if action.kind == "keep"}
+    assert kept == {1: "it is tagged first", 3: "it is pinned"}
+    with store.open_session(URI, 1) as reader:
+        assert reader.manifest.token_count == 300
+
+
+def test_a_version_that_is_tagged_while_a_prune_plans_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    four_versions(store)
+    from torpor.memvid.maintenance import pruning
+
+    real = pruning._steps
+
+    def steps(drop: object) -> object:
+        store.tag(URI, 2, "just-in-time")
+        return real(drop)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pruning, "_steps", steps)
+    store.prune(LAST)
+    assert versions(store) == [2, 4]
+
+
+def test_one_session_can_be_pruned_alone_and_all_of_them_at_once(store: Store) -> None:
+    four_versions(store)
+    sleep(store, 20, uri=OTHER_URI)
+    sleep(store, 30, uri=OTHER_URI)
+    store.prune(LAST, URI)
+    assert versions(store) == [4]
+    assert len(store.versions(OTHER_URI)) == 2
+    store.prune(LAST)
+    assert [row.token_count for row in store.versions(OTHER_URI)] == [30]
+    with pytest.raises(SessionNotFound):
+        store.prune(LAST, type(URI)("default", "nobody"))
+
+
+def test_a_dry_run_says_what_the_prune_then_does(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    with Store.open(store_path, writable=False) as reader:
+        planned = reader.prune(LAST, dry_run=True)
+    assert versions(store) == [1, 2, 3, 4]
+    assert suffixes(store) == [".mvb"] * 4
+    done = store.prune(LAST)
+    assert (planned.dry_run, done.dry_run) == (True, False)
+    assert [(one.kind, one.version, one.size_bytes) for one in planned.actions] == [
+        (one.kind, one.version, one.size_bytes) for one in done.actions
+    ]
+    assert planned.bytes_freed == done.bytes_freed > 0
+
+
+def test_a_store_that_is_read_only_refuses_a_prune(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    with Store.open(store_path, writable=False) as reader, pytest.raises(ReadOnlyStore):
+        reader.prune(LAST)
+
+
+def test_an_open_reader_of_a_pruned_version_finishes_and_then_its_file_goes(store: Store) -> None:
+    four_versions(store)
+    with store.open_session(URI, 2) as reader:
+        report = store.prune(LAST)
+        assert report.bytes_freed == 0
+        assert len(reader.tokens()) == 4 * 400
+    assert suffixes(store) == [".mvb", ".mvr", ".mvr"]
+
+
+def test_an_awake_session_whose_parent_was_pruned_can_sleep_whole(store: Store) -> None:
+    """What it would have referred to may be gone: a typed refusal, upon which all of it is written."""
+    second = four_versions(store)[1]
+    store.prune(LAST)
+    from torpor.memvid.errors import Corruption
+
+    with pytest.raises(Corruption):
+        sleep(store, 500, before=second)
+    assert sleep(store, 500).version == 5
+    require_awake(store, 500)
+
+
+def test_with_damaged_marks_nothing_is_dropped(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    store.tag(URI, 1, "first")
+    marks = store_path / "marks.json"
+    marks.write_bytes(marks.read_bytes()[:-3])
+    with pytest.raises(CorruptMarks):
+        store.prune(LAST)
+    assert versions(store) == [1, 2, 3, 4]
+    assert suffixes(store) == [".mvb"] * 4
+    store.delete_session(URI)  # which is no rule but a wish
+    assert store.find_session(URI) is None
+
+
+def test_a_bundle_that_cannot_be_read_keeps_the_files_of_what_is_pruned(store: Store, store_path: Path) -> None:
+    four_versions(store)
+    file = bundle_path(store, sleep(store, 20, uri=OTHER_URI).bundle_id)
+    store.close()
+    good = file.read_bytes()
+    file.write_bytes(good[:-1])
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        report = again.prune(LAST)
+        assert versions(again) == [4]
+        assert [finding.path for finding in report.problems] == [str(file)]
+        assert report.bytes_freed == 0
+        assert suffixes(again) == [".mvb", ".mvb", ".mvr", ".mvr", ".mvr"]
+    file.write_bytes(good)
+    with Store.open(store_path, writable=True) as again:
+        assert versions(again) == [4]
+        assert suffixes(again) == [".mvb", ".mvb", ".mvr", ".mvr"]
+
+
+def test_a_prune_on_a_full_disk_makes_itself_room(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index takes no change until bytes were freed; what is freed is only what nobody needs."""
+    receipts = four_versions(store)
+    real, refusals = Index.drop, 0
+
+    def drop(self: Index, bundle_ids: object) -> None:
+        nonlocal refusals
+        if not refusals:
+            refusals += 1
+            raise NoSpace("No room for the index.")
+        real(self, bundle_ids)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "drop", drop)
+        report = store.prune(LAST)
+    assert report.bytes_freed == receipts[1].bytes_written
+    assert versions(store) == [4]
+    require_awake(store, 800)
+    assert store.verify(deep=True).ok
+
+
+def test_a_prune_cut_off_on_a_full_disk_is_no_loss(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes are freed before the rows can go; what is left must still say that the versions were pruned."""
+    four_versions(store)
+
+    def full(*_: object) -> None:
+        raise NoSpace("No room for the index.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "drop", full)
+        with pytest.raises(NoSpace):
+            store.prune(LAST)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert (versions(again), again.opening.unreadable) == ([4], ())
+        require_awake(again, 800)
+
+
+def test_a_lost_version_that_is_tagged_is_still_reported_when_a_prune_is_cut_off(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retired newer version means a delete only if it is the newest: a prune retires versions between others."""
+    first = sleep(store, 20)
+    for tokens in (30, 40, 50):
+        sleep(store, tokens)
+    store.tag(URI, 1, "precious")
+    bundle_path(store, first.bundle_id).unlink()
+
+    def power_cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "drop", power_cut)
+        with pytest.raises(KeyboardInterrupt):
+            store.prune(LAST)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert versions(again) == [1, 4]
+        assert [finding.code for finding in again.opening.unreadable] == ["bundle_missing"]
+
+
+@pytest.mark.parametrize("renames", [1, 2, 3])
+def test_a_prune_cut_off_between_its_renames_has_dropped_only_the_oldest(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    four_versions(store)
+    real, done = StoreFolder.retire, 0
+
+    def retire(self: StoreFolder, bundle_id: bytes) -> None:
+        nonlocal done
+        if done == renames:
+            raise KeyboardInterrupt
+        done += 1
+        real(self, bundle_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "retire", retire)
+        patch.setattr(Index, "drop", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            store.prune(LAST)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert versions(again) == list(range(renames + 1, 5))
+        assert again.opening.unreadable == ()
+        require_awake(again, 800)
+        again.prune(LAST)
+        assert versions(again) == [4]
+
+
+def test_many_sessions_are_pruned_in_steps_that_never_split_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torpor.memvid.maintenance import pruning
+
+    uris = [type(URI)("default", f"agent{number}") for number in range(5)]
+    for uri in uris:
+        for tokens in (5, 6, 7):
+            sleep(store, tokens, uri=uri)
+    drops: list[int] = []
+    real = Index.drop
+
+    def drop(self: Index, bundle_ids: list[bytes]) -> None:
+        drops.append(len(bundle_ids))
+        real(self, bundle_ids)
+
+    monkeypatch.setattr(pruning, "_STEP_VERSIONS", 3)
+    monkeypatch.setattr(Index, "drop", drop)
+    report = store.prune(LAST)
+    assert drops == [4, 4, 2]
+    assert all([row.token_count for row in store.versions(uri)] == [7] for uri in uris)
+    assert len(report.actions) == 10
+    assert report.bytes_freed == sum(action.size_bytes for action in report.actions)
+
+
+def test_a_version_that_lost_its_number_to_a_pruned_one_does_not_take_its_place(
+    store: Store, store_path: Path, tmp_path: Path
+) -> None:
+    """A backup put back left two bundles of version 1; when the one that counts is pruned, both go."""
+    import shutil
+
+    store.close()
+    shutil.copytree(store_path, tmp_path / "backup")
+    with Store.open(tmp_path / "backup", writable=True) as again:
+        file = bundle_path(again, sleep(again, 60, seed=2).bundle_id)
+    with Store.open(store_path, writable=True) as again:
+        sleep(again, 50, seed=1)
+        sleep(again, 70)
+    target = store_path / "bundles" / file.parent.name
+    target.mkdir(0o700, exist_ok=True)
+    shutil.copy(file, target / file.name)
+    with Store.open(store_path, writable=True) as again:
+        again.prune(LAST)
+        assert versions(again) == [2]
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert versions(again) == [2]
+    assert len(list(store_path.rglob("*.mv?"))) == 1
+
+
+def test_a_process_that_reads_beside_sees_every_version_or_none(store: Store, store_path: Path) -> None:
+    """Another process, read-only: what it listed before wakes whole or is not found, and nothing is called damage."""
+    four_versions(store)
+    program = """
+import sys
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.errors import SessionNotFound
+with Store.open(sys.argv[1], writable=False) as store:
+    uri = SessionUri("default", "agent")
+    print(len(store.versions(uri)), flush=True)
+    sys.stdin.readline()
+    for row in store.versions(uri):
+        try:
+            with store.open_session(uri, row.version) as reader:
+                print(row.version, len(reader.tokens()) // 4)
+        except SessionNotFound:
+            print(row.version, "gone")
+    print(len(store.verify(deep=True).findings))
+"""
+    command = [sys.executable, "-c", program, str(store_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "4\n"
+        store.prune(LAST)
+        answer, _ = child.communicate("go on\n", timeout=60)
+    assert answer.splitlines() == ["1 300", "2 gone", "3 700", "4 800", "0"]  # 1 and 3 still hold blocks
+
+
+def test_a_retention_that_means_nothing_is_refused() -> None:
+    with pytest.raises(InvalidPolicy):
+        Retention(keep_last=0)
+
+
+# --- what cannot be woken
+
+
+def spoil(path: Path, how: str) -> None:
+    if how == "missing":
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    if how == "header":
+        data[20] ^= 1
+    else:
+        data = data[:-7]
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["missing", "header", "cut off"])
+@pytest.mark.parametrize("rule", [LAST, Retention(keep_days=1)], ids=["last", "days"])
+def test_a_newest_version_that_cannot_be_woken_costs_no_other_one(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, rule: Retention
+) -> None:
+    day_ns = 24 * 60 * 60 * 10**9
+    now_ns = time.time_ns()
+    for number, tokens in enumerate((100, 200, 300)):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda at=now_ns - (3 - number) * 10 * day_ns: at)
+            newest = sleep(store, tokens, seed=number)
+    path = bundle_path(store, newest.bundle_id)
+    spoil(path, how)
+    planned = store.prune(rule, dry_run=True)
+    with Store.open(store_path, writable=False) as reader:
+        opened_since = reader.prune(rule, dry_run=True)
+    report = store.prune(rule)
+    assert versions(store) == [2, 3]
+    assert [(one.kind, one.version) for one in report.actions if one.session == URI] == [("remove", 1)]
+    assert [one.path for one in report.problems] == [str(path)]
+    assert "cannot be woken" in report.problems[0].message
+    assert [one.version for one in planned.actions] == [one.version for one in report.actions]
+    assert planned.problems == report.problems
+    assert opened_since.problems[0] == report.problems[0]
+    says_no_file_goes = ["no file is removed" in problem.message for problem in opened_since.problems]
+    assert says_no_file_goes == ([False] if how == "missing" else [False, True])  # a damaged file may need others
+    with store.open_session(URI, 2) as second:
+        assert contents(second) == expected(200, seed=1)
+
+
+@pytest.mark.parametrize("only", [URI, None], ids=["one session", "all"])
+def test_a_version_that_cannot_be_woken_is_told_also_where_nothing_goes(store: Store, only: SessionUri | None) -> None:
+    sleep(store, 100)
+    store.pin(URI, 1)
+    lost = sleep(store, 200, seed=1)
+    path = bundle_path(store, lost.bundle_id)
+    path.unlink()
+    for dry_run in (True, False):
+        report = store.prune(LAST, only, dry_run=dry_run)
+        assert versions(store) == [1, 2]
+        assert [(one.code, one.path) for one in report.problems] == [("bundle_missing", str(path))]
+
+
+def test_a_newest_version_whose_blocks_lie_in_a_file_that_is_lost_costs_no_other_one(store: Store) -> None:
+    alone = sleep(store, 100, seed=7)
+    first = sleep(store, 600, uri=OTHER_URI)
+    sleep(store, 700, before=first)
+    bundle_path(store, first.bundle_id).unlink()
+    report = store.prune(LAST, URI)
+    assert versions(store) == [1, 2]
+    assert [one.code for one in report.problems] == ["bundle_missing"]
+    with store.open_session(URI, alone.version) as reader:
+        assert contents(reader) == expected(100, seed=7)
+
+
+def test_of_a_session_whose_versions_are_all_lost_a_prune_drops_nothing(store: Store) -> None:
+    lost = [sleep(store, 100 + number, seed=number) for number in range(4)]
+    for receipt in lost:
+        bundle_path(store, receipt.bundle_id).unlink()
+    report = store.prune(LAST)
+    assert versions(store) == [1, 2, 3, 4]
+    assert report.actions == ()
+    assert [one.code for one in report.problems] == ["bundle_missing"] * 4
+
+
+def test_a_lost_version_that_no_rule_keeps_is_dropped_and_no_problem(store: Store) -> None:
+    lost = sleep(store, 100)
+    sleep(store, 200, seed=1)
+    bundle_path(store, lost.bundle_id).unlink()
+    report = store.prune(LAST)
+    assert (versions(store), report.problems) == ([2], ())
+
+
+def test_what_a_prune_drops_is_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what stays, of every session, and nothing else."""
+    looked: list[bytes] = []
+    real = StoreCore.open_reader
+
+    def open_reader(self: StoreCore, bundle_id: bytes) -> BundleReader:
+        looked.append(bundle_id)
+        return real(self, bundle_id)
+
+    other = sleep(store, 100, uri=OTHER_URI)
+    sleep(store, 100)
+    newest = sleep(store, 200, seed=1)
+    monkeypatch.setattr(StoreCore, "open_reader", open_reader)
+    store.prune(LAST)
+    assert sorted(looked) == sorted([newest.bundle_id, other.bundle_id])
+
+
+def test_a_version_deleted_while_a_prune_looks_at_it_is_no_problem(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torpor.memvid.maintenance import pruning
+
+    sleep(store, 100)
+    sleep(store, 200, seed=1)
+    real = pruning._problem
+
+    def problem(core: StoreCore, row: IndexRow) -> Finding | None:
+        store.delete_session(URI)
+        return real(core, row)
+
+    monkeypatch.setattr(pruning, "_problem", problem)
+    assert store.prune(LAST).problems == ()
+    assert store.find_session(URI) is None
+
+
+def test_what_cannot_be_woken_does_not_count_in_the_second_look_either(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version that was to stay leaves while the prune is about to drop the ones before it."""
+    from torpor.memvid.maintenance import pruning
+    from torpor.memvid.writing import deletion
+
+    receipts = [sleep(store, 100 + number, seed=number) for number in range(3)]
+    bundle_path(store, receipts[-1].bundle_id).unlink()
+    real = pruning._steps
+
+    def steps(drop: Any) -> Any:
+        with store._core.committing():
+            deletion.retire(store._core.folder, store._core.index, store._core.pins, [receipts[1].bundle_id])
+        return real(drop)
+
+    monkeypatch.setattr(pruning, "_steps", steps)
+    store.prune(LAST)
+    assert versions(store) == [1, 3]
+
+
+def test_a_failure_of_the_system_is_no_reason_to_keep_or_drop_anything(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sleep(store, 256)
+    sleep(store, 512, before=first)
+
+    def fails(*args: object, **kwargs: object) -> object:
+        raise StoreIoError("It could not be read.", action="read", path="here", errno=errno.EIO)
+
+    monkeypatch.setattr(StoreCore, "open_reader", fails)
+    for dry_run in (True, False):
+        with pytest.raises(StoreIoError):
+            store.prune(LAST, URI, dry_run=dry_run)
+    assert versions(store) == [1, 2]
+
+
+# --- what a repair had saved
+
+
+def saved_and_replaced(store: Store, tmp_path: Path) -> Receipt:
+    """A version that is whole again, and in quarantine the second one, which a repair had saved from it."""
+    first = sleep(store, 900)
+    file, copy = bundle_path(store, first.bundle_id), tmp_path / "copy"
+    shutil.copy(file, copy)
+    frame = frame_of(store, [entry for entry in first.entries if entry.kind == "span"][2])
+    data = bytearray(file.read_bytes())
+    data[frame.offset + frame.head_bytes + 5] ^= 1
+    file.write_bytes(data)
+    store.repair()
+    assert versions(store) == [2]
+    shutil.copy(copy, file)
+    file.chmod(0o600)
+    for _ in range(2):  # the first takes the file in
+        store.repair()
+    assert (versions(store), [row.version for row in store.index.given_up().values()]) == ([1], [2])
+    return first
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_what_a_repair_had_saved_does_not_come_back_once_what_it_gave_way_to_is_pruned(
+    store_path: Path, tmp_path: Path, anew: bool
+) -> None:
+    with Store.open(store_path, writable=True) as store:
+        saved_and_replaced(store, tmp_path)
+        sleep(store, 500, seed=3)
+        planned = store.prune(LAST, dry_run=True)
+        done = store.prune(LAST)
+        assert [one.kind for one in planned.actions] == [one.kind for one in done.actions]
+        assert (planned.bytes_freed, done.problems) == (done.bytes_freed, ())
+    if anew:
+        for file in store_path.glob("index.sqlite*"):
+            file.unlink()
+    with Store.open(store_path, writable=True) as store:
+        assert store.verify(deep=True).ok
+        assert store.repair().actions == ()
+        assert versions(store) == [3]
+        assert suffixes(store).count(".mvb") == 1
+
+
+def test_what_a_repair_had_saved_stays_where_what_it_gave_way_to_is_damaged_again(store: Store, tmp_path: Path) -> None:
+    first = saved_and_replaced(store, tmp_path)
+    sleep(store, 500, seed=3)
+    file = bundle_path(store, first.bundle_id)
+    data = bytearray(file.read_bytes())
+    data[-10] ^= 1
+    file.write_bytes(data)
+    store.prune(LAST)
+    assert versions(store) == [3]
+    assert [row.version for row in store.index.given_up().values()] == [2]
+
+
+@pytest.mark.parametrize("how", ["cut off", "refused"])
+def test_what_a_repair_had_saved_is_no_loss_where_a_prune_ends_before_what_it_gave_way_to(
+    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    saved_and_replaced(store, tmp_path)
+    sleep(store, 500, seed=3)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt if how == "cut off" else StoreIoError("refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreFolder, "retire", fail)
+        with pytest.raises(KeyboardInterrupt if how == "cut off" else StoreIoError):
+            store.prune(LAST)
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert len(again.index.given_up()) == (how == "refused")
+        assert again.verify(deep=True).ok
+        assert again.repair().actions == ()
+        assert versions(again) == [1, 3]

@@ -1,0 +1,338 @@
+"""Tags, pins and references to versions, as a store answers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_making import OTHER_URI, URI, bundle_path, sleep
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.disk import durable
+from torpor.memvid.errors import (
+    PUT_BACK,
+    BundleMissing,
+    CorruptMarks,
+    MarkNotFound,
+    MarksLost,
+    NoSpace,
+    ReadOnlyStore,
+    SessionNotFound,
+    StoreIoError,
+    TagTaken,
+)
+from torpor.memvid.folder.marks import Marks
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.index.index import Index
+from torpor.memvid.operations import set_mark
+
+
+@pytest.fixture
+def three(store: Store) -> Store:
+    for tokens in (10, 20, 30):
+        sleep(store, tokens)
+    return store
+
+
+def test_a_tag_names_a_version_until_it_is_taken_away(three: Store, store_path: Path) -> None:
+    assert three.tag(URI, 2, "before-refactor").token_count == 20
+    three.close()
+    with Store.open(store_path, writable=True) as again:
+        assert again.resolve_version("agent@before-refactor").version == 2
+        assert again.marks(URI).tags == {"before-refactor": again.versions(URI)[1].bundle_id}
+        again.untag(URI, "before-refactor")
+        assert not again.marks(URI)
+        with pytest.raises(SessionNotFound):
+            again.resolve_version("agent@before-refactor")
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_a_version_without_a_file_is_given_no_mark(three: Store, store_path: Path, move: bool) -> None:
+    three.tag(URI, 1, "good")
+    row = three.versions(URI)[2]
+    file = bundle_path(three, row.bundle_id)
+    away = file.rename(store_path.parent / "away")
+    for mark in (lambda: three.tag(URI, None, "good", move=move), lambda: three.pin(URI, 3)):
+        with pytest.raises(BundleMissing) as refused:
+            mark()
+        assert refused.value.details["path"] == str(file)
+        assert "Version 3 of torpor://default/agent has no file" in refused.value.message
+        assert PUT_BACK in refused.value.message
+    assert three.marks(URI).tags == {"good": three.versions(URI)[0].bundle_id}
+    assert not three.marks(URI).pins
+    away.rename(file)
+    three.tag(URI, 3, "good", move=True)
+    three.pin(URI, 3)
+
+
+def test_a_mark_that_is_on_disk_is_never_said_to_be_refused(three: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Index) -> None:
+        raise StoreIoError("Cannot read the index: Input/output error.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Index, "missed", refused)
+        three.tag(URI, 1, "kept")
+    assert three.resolve_version("agent@kept").version == 1
+
+
+def test_a_tag_moves_only_on_purpose(three: Store) -> None:
+    three.tag(URI, 1, "good")
+    with pytest.raises(TagTaken):
+        three.tag(URI, 2, "good")
+    assert three.resolve_version("agent@good").version == 1
+    three.tag(URI, 2, "good", move=True)
+    assert three.resolve_version("agent@good").version == 2
+
+
+def test_without_a_version_the_newest_one_is_marked(three: Store) -> None:
+    assert three.tag(URI, None, "now").version == 3
+    assert three.pin(URI, None).version == 3
+    assert three.marks(URI).pins == {three.versions(URI)[2].bundle_id}
+    three.unpin(URI, 3)
+    assert not three.marks(URI).pins
+    with pytest.raises(MarkNotFound):
+        three.unpin(URI, 3)
+
+
+def test_what_is_not_there_cannot_be_marked(three: Store) -> None:
+    for mark in (lambda: three.tag(URI, 9, "x"), lambda: three.pin(OTHER_URI, None), lambda: three.unpin(URI, 9)):
+        with pytest.raises(SessionNotFound):
+            mark()
+    with pytest.raises(MarkNotFound):
+        three.untag(URI, "never")
+
+
+def test_a_reference_means_one_version(three: Store) -> None:
+    second = three.versions(URI)[1]
+    for text in ("agent@2", "default/agent@2", "torpor://default/agent@2", f"agent@{second.bundle_id.hex()[:8]}"):
+        assert three.resolve_version(text) == second
+    assert three.resolve_version("agent").version == 3
+    for text in ("agent@4", "nobody", "nobody@1"):
+        with pytest.raises(SessionNotFound):
+            three.resolve_version(text)
+
+
+def test_a_read_only_store_reads_marks_and_sets_none(three: Store, store_path: Path) -> None:
+    three.tag(URI, 1, "first")
+    with Store.open(store_path, writable=False) as reader:
+        three.tag(URI, 2, "second")  # read anew each time: nothing is remembered
+        assert sorted(reader.marks(URI).tags) == ["first", "second"]
+        assert reader.resolve_version("agent@second").version == 2
+        for change in (
+            lambda: reader.tag(URI, 1, "x"),
+            lambda: reader.untag(URI, "first"),
+            lambda: reader.pin(URI, 1),
+            lambda: reader.unpin(URI, 1),
+        ):
+            with pytest.raises(ReadOnlyStore):
+                change()
+
+
+def test_damaged_marks_stop_what_needs_them_and_nothing_else(three: Store, store_path: Path) -> None:
+    three.tag(URI, 1, "first")
+    (store_path / "marks.json").write_bytes(b"{}")
+    with pytest.raises(CorruptMarks):
+        three.resolve_version("agent@first")
+    with pytest.raises(CorruptMarks):
+        three.tag(URI, 2, "second")
+    assert three.resolve_version("agent@2").version == 2
+    assert three.resolve_version("agent").version == 3
+
+
+def test_lost_marks_are_not_none_until_somebody_says_so(three: Store, store_path: Path) -> None:
+    three.tag(URI, 1, "first")
+    three.pin(URI, 2)
+    (store_path / "marks.json").unlink()
+    for ask in (
+        lambda: three.marks(URI),
+        lambda: three.tag(URI, 3, "third"),
+        lambda: three.pin(URI, 3),
+        lambda: three.untag(URI, "first"),
+        lambda: three.prune(Retention(keep_last=1)),
+        lambda: three.prune(Retention(keep_last=1), dry_run=True),
+    ):
+        with pytest.raises(MarksLost, match="--move"):
+            ask()
+    assert [finding.code for finding in three.verify(deep=False).findings] == ["marks_lost"]
+    assert [problem.code for problem in three.repair().problems] == ["marks_lost"]
+    assert [row.version for row in three.versions(URI)] == [1, 2, 3]
+    three.tag(URI, 2, "third", move=True)
+    assert three.verify(deep=False).findings == ()
+    three.prune(Retention(keep_last=1))
+    assert [row.version for row in three.versions(URI)] == [2, 3]
+
+
+def test_marks_that_were_all_taken_off_are_lost_too_with_their_file(three: Store, store_path: Path) -> None:
+    three.pin(URI, 1)
+    three.unpin(URI, 1)
+    (store_path / "marks.json").unlink()
+    with pytest.raises(MarksLost):
+        three.marks(URI)
+
+
+def test_lost_marks_stop_no_delete(three: Store, store_path: Path) -> None:
+    three.pin(URI, 1)
+    (store_path / "marks.json").unlink()
+    assert three.forget(URI).problems == ()
+    assert three.find_session(URI) is None
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_first_mark_that_is_cut_off_is_neither_lost_nor_told_to_be(
+    three: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    written, write_file = [], durable.write_file
+
+    def fail(folder_fd: int, name: str, *rest: object, **options: object) -> None:
+        written.append(name)
+        if len(written) == step:
+            raise NoSpace("The disk is full.")
+        write_file(folder_fd, name, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write_file", fail)
+        with pytest.raises(NoSpace):
+            three.pin(URI, 1)
+    assert written == ["marks.json", "store.json", "marks.json"][:step]
+    assert three.marks(URI).pins == frozenset()
+    three.pin(URI, 1)
+    (store_path / "marks.json").unlink()
+    with pytest.raises(MarksLost):
+        three.marks(URI)
+
+
+def test_a_deleted_session_s_marks_do_not_come_back_with_its_name(three: Store) -> None:
+    three.tag(URI, 1, "first")
+    three.pin(URI, 2)
+    sleep(three, 5, uri=OTHER_URI)
+    three.tag(OTHER_URI, 1, "first")
+    three.delete_session(URI)
+    sleep(three, 10)
+    assert not three.marks(URI)
+    assert sorted(three.marks(OTHER_URI).tags) == ["first"]
+
+
+def test_a_full_disk_keeps_no_delete_from_happening_for_the_marks(
+    three: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.tag(URI, 1, "first")
+
+    def full(*_: object) -> int:
+        raise NoSpace("No room for marks.json.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Marks, "save", full)
+        assert three.delete_session(URI).versions_deleted == 3
+    assert three.find_session(URI) is None
+    assert list(three.marks(URI).tags) == ["first"]  # names nothing; gc takes it away
+    sleep(three, 10, seed=1)
+    with pytest.raises(SessionNotFound):
+        three.resolve_version("agent@first")
+
+
+def test_a_mark_survives_the_loss_of_the_index(three: Store, store_path: Path) -> None:
+    three.pin(URI, 1)
+    three.close()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.marks(URI).pins == {again.versions(URI)[0].bundle_id}
+
+
+def test_a_tag_whose_version_was_lost_says_so(three: Store, store_path: Path) -> None:
+    file = bundle_path(three, three.tag(URI, 1, "first").bundle_id)
+    three.close()
+    file.unlink()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again, pytest.raises(SessionNotFound, match="names the bundle"):
+        again.resolve_version(f"{SessionUri('default', 'agent')}@first")
+
+
+# --- versions that are missed
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("reference", ["agent@3", "torpor://default/agent@3", None])
+@pytest.mark.parametrize("marked", [("pin",), ("tag",), ("pin", "tag")])
+def test_a_missed_version_that_loses_its_last_mark_is_missed_no_more(
+    three: Store, store_path: Path, alone: bool, reference: str | None, marked: tuple[str, ...]
+) -> None:
+    """Of its marks and its number more is not known; so it can be named by those alone."""
+    file = bundle_path(three, three.versions(URI)[2].bundle_id)
+    others = [bundle_path(three, row.bundle_id) for row in three.versions(URI)[:2]]
+    if "pin" in marked:
+        three.pin(URI, 3)
+    if "tag" in marked:
+        three.tag(URI, 3, "good")
+    three.close()
+    for path in (file, *(others if alone else ())):
+        path.unlink()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert [row.version for row in again.index.missed().values()] == [3]
+        if reference is None:
+            reference = f"agent@{file.stem}"
+        for mark in marked:
+            assert again.index.missed()
+            if mark == "pin":
+                set_mark(again, reference, pinned=False)
+            else:
+                set_mark(again, reference.partition("@")[0], untag="good")
+        assert not again.marks(URI)
+        assert again.index.missed() == {}
+        assert again.verify(deep=True).ok
+        assert again.gc().problems == ()
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+
+
+def test_a_missed_version_whose_marks_a_moved_tag_took_the_place_of_is_missed_no_more(
+    three: Store, store_path: Path
+) -> None:
+    """As after a restart: of its marks nothing is left that could be taken away."""
+    three.tag(URI, 3, "good")
+    bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
+    three.close()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.missed()
+        (store_path / "marks.json").write_bytes(b"{")
+        again.repair()
+        assert again.index.missed(), "the marks may be put back"
+        again.tag(URI, 2, "good", move=True)
+        assert again.index.missed() == {}
+        assert again.gc().problems == ()
+
+
+def test_a_missed_version_gets_no_mark_and_is_no_version(three: Store, store_path: Path) -> None:
+    three.tag(URI, 3, "good")
+    bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
+    three.close()
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        for change in ({"pinned": True}, {"tag": "other"}):
+            with pytest.raises(SessionNotFound):
+                set_mark(again, "agent@3", **change)  # type: ignore[arg-type]
+        with pytest.raises(MarkNotFound):
+            set_mark(again, "agent@3", pinned=False)
+        with pytest.raises(SessionNotFound):
+            again.resolve_version("agent@3")
+        assert set_mark(again, "agent", tag="newest").version == 2
+
+
+def test_a_full_disk_leaves_it_to_the_next_opening_that_a_version_is_missed_no_more(
+    three: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.pin(URI, 3)
+    bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
+    three.close()
+    (store_path / "index.sqlite").unlink()
+
+    def full(*_: object) -> None:
+        raise NoSpace("No space left.", path="x")
+
+    with Store.open(store_path, writable=True) as again:
+        with monkeypatch.context() as patch:
+            patch.setattr(again.index, "drop", full)
+            again.unpin(URI, 3)
+        assert again.index.missed()
+    with Store.open(store_path, writable=True) as again:
+        assert (again.opening.unreadable, again.index.missed()) == ((), {})
