@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share session_rig.py
 
 from session_rig import MODEL, Rigged, open_rigged
+from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.models import KvChoice
+from torpor.daemon.service import Service
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,5 +61,31 @@ def open_kind(open_rig: OpenRig, models_of_kinds: Callable[[str], Path], quantis
         if kind == "quantised":
             return open_rig(quantisable_model, kv=KvChoice(8, 32), **options)
         return open_rig(models_of_kinds(kind), **options)
+
+    return opener
+
+
+@pytest.fixture
+def opened(store: Path, tiny_model: Path, another_model: Path, digest_cache: Path) -> Callable[..., Any]:
+    """Opens a service with the models `one` and `two`, loaded on use; what is given changes how they are served."""
+
+    @asynccontextmanager
+    async def opener(
+        one: dict[str, Any] | None = None, two: dict[str, Any] | None = None, **options: Any
+    ) -> AsyncIterator[Rigged]:
+        models = {
+            "one": ModelChoice(**{"source": str(tiny_model), "at_start": False, **(one or {})}),
+            "two": ModelChoice(**{"source": str(another_model), "at_start": False, **(two or {})}),
+        }
+        service = await Service.open(
+            store_path=store,
+            models=models,
+            digest_cache=digest_cache,
+            **{"prefix_reuse": "off", "batch_rows": 1, **options},
+        )
+        try:
+            yield Rigged(service, {})
+        finally:
+            await service.close()
 
     return opener

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, send, talk, tell, user, with_template
+from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, send, talk, tell, user, with_template  # noqa: F401
 from session_rig import END, ignore, listening, tokens_of, until
 from torpor.daemon.engine import generation
 from torpor.daemon.errors import (

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, send, talk, tell, user, with_template  # noqa: F401
-from loading_rig import opened  # noqa: F401
 from session_rig import END, Gate, Rigged, ignore, listening, tokens_of, until
 from torpor.daemon.chat.folding import REQUEST, tail_start
 from torpor.daemon.errors import (
@@ -439,7 +438,7 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
 
 @pytest.mark.parametrize("wanted", [{"summarise": 30}, {"summary": "It was short."}], ids=["asked", "given"])
 async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_unloaded_for_others(
-    opened: Any,  # noqa: F811
+    opened: Any,
     monkeypatch: pytest.MonkeyPatch,
     wanted: dict[str, Any],
 ) -> None:

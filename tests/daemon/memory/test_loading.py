@@ -31,8 +31,8 @@ from torpor.snapshot import memory as system_memory
 from torpor.snapshot.errors import IdentityMismatch, ModelFilesMissing, NotEnoughMemory
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
-from loading_rig import Opened
 
+Opened = Callable[..., Any]
 STEP = 256
 ROW = 3 * 2 * 2 * 16 * 4  # bytes of one token of the tiny models
 LOGITS = 4 * 259
