@@ -291,7 +291,7 @@ async def test_evaluated_memory_may_be_looked_at_by_other_threads() -> None:
 
 SCRIPT = """
 import asyncio
-from torpor.daemon.engine import Engine
+from torpor.daemon.engine.engine import Engine
 import mlx.core as mx
 
 async def main():
