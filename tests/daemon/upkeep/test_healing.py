@@ -41,12 +41,9 @@ def _full(**_order: Any) -> Any:
 
 @asynccontextmanager
 async def _no_memory(rig: Any, _patched: Any) -> Any:
-    """Another session is looked at, which keeps its memory."""
-    await rig.read("b", tokens_of(7, 1300))
-    await rig.sleep("b")
-    await rig.wake("b", at_token=1290)
+    """The budget is cut down to the model and a few tokens."""
     info = rig.service._residency.memory.info()
-    await rig.service._residency.resize(info.weights_bytes + info.sessions_bytes + 100_000)
+    await rig.service._residency.resize(info.weights_bytes + 100_000)
     yield
     await rig.service._residency.resize(info.budget_bytes)
 
