@@ -255,10 +255,10 @@ def install(mutant: Mutant) -> None:
     real = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(loader: Any, fullname: str) -> types.CodeType | None:
-        package, _, module = fullname.rpartition(".")
-        if not package.startswith("torpor.memvid") or module not in touched:
-            return real(loader, fullname)
         path = loader.get_filename(fullname)
+        module = Path(path).stem
+        if not fullname.startswith("torpor.memvid.") or module not in touched:
+            return real(loader, fullname)
         tree = mutate(ast.parse(Path(path).read_text()), module, mutant)
         code: types.CodeType = compile(tree, path, "exec")
         return code
