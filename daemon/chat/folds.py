@@ -31,6 +31,7 @@ from ..events.events import SessionCreated, SessionFolded
 from ..memory.claims import Use
 from ..models.chat_template import Message
 from ..models.models import LoadedModel
+from ..residency.looks import LeftLook
 from ..residency.residency import Residency, require_read
 from ..sessions.encoding import Encoder, Place
 from ..sessions.sessions import Durable, Session
@@ -64,7 +65,10 @@ class FoldOrder:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What stays to be known of the full session: neither its state nor its model, which may have to be unloaded."""
+    """What stays to be known of the full session: neither its state nor its model, which may have to be unloaded.
+
+    look: where it stood, if it was only looked at.
+    """
 
     uri: SessionUri
     identity: Identity
@@ -75,6 +79,7 @@ class _Source:
     opened: bool
     origin: Origin
     parent: Durable
+    look: LeftLook | None
 
     def begun(self, uri: SessionUri, model: LoadedModel, state: LiveState) -> Session:
         """The new session, before it has read anything.
@@ -131,6 +136,7 @@ class Folds:
         full, fold, summary = await self._end(source, order, emit)
         async with self._residency.turn(wanted) as use:
             receipt, cached = await self._begin(use, full, fold, emit)
+        self._end_look(full)
         self._bus.publish(SessionCreated(wanted, full.model))
         result = FoldResult(
             session=str(wanted),
@@ -165,6 +171,7 @@ class Folds:
                 opened=live.opened_at is not None,
                 origin=Origin.of(row, len(old.tokens)),
                 parent=Durable(row.version, row.bundle_id, None, 0, 0, ()),
+                look=LeftLook.of(live),
             )
             try:
                 if order.summary:
@@ -172,7 +179,12 @@ class Folds:
                 summary = await self._summary(use, live, old, order, emit)
                 return full, await self._smaller(self._residency.awake[source], old, summary, order.tail), summary
             finally:
-                self._residency.drop(source)
+                self._residency.leave(source, full.look)
+
+    def _end_look(self, full: _Source) -> None:
+        """The full session sleeps now, and a sleep ends its look, unless others have led that elsewhere meanwhile."""
+        if full.look is not None and self._residency.looks.find(full.uri) is full.look:
+            self._residency.looks.end(full.uri)
 
     async def _smaller(self, live: Session, old: Exhausted, summary: str, tail: int) -> Fold:
         """What the new session reads, with this summary; the least of it, with none.

@@ -37,8 +37,10 @@ class LeftLook:
     at_token: int | None
 
     @classmethod
-    def of(cls, live: Session) -> LeftLook:
-        """Where a look stands."""
+    def of(cls, live: Session) -> LeftLook | None:
+        """Where a look stands; None for a session that is no look."""
+        if not live.is_mere_look:
+            return None
         assert live.durable is not None, "what is looked at has slept"
         count = len(live.state.tokens)
         return cls(live.uri, live.durable.version, live.durable.bundle_id, count, count if live.is_cut_short else None)
@@ -75,9 +77,9 @@ class Looks:
         """Where the next use of a session finds it, if that is not the end of its newest version."""
         return self._left.get(uri)
 
-    def remember(self, live: Session) -> None:
+    def remember(self, look: LeftLook) -> None:
         """A look leaves memory."""
-        self._left[live.uri] = LeftLook.of(live)
+        self._left[look.uri] = look
 
     def end(self, uri: SessionUri) -> LeftLook | None:
         """From now on the session is what its newest version has. What is given back is the look that has ended."""

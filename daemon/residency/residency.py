@@ -41,7 +41,7 @@ from ..sessions.tracing import tell_sleep
 from ..sleep.hibernation import Hibernation, LastSleep, WakeOrder
 from ..sleep.ledgers import Ledgers
 from . import listing
-from .looks import Looks
+from .looks import LeftLook, Looks
 
 _MAX_TOLD: Final = 4
 """Sessions that a refusal names."""
@@ -275,9 +275,14 @@ class Residency:
 
     def set_aside(self, live: Session) -> None:
         """As `drop`; but the next use of a look finds it where it stood."""
-        self.drop(live.uri)
-        if live.is_mere_look:
-            self.looks.remember(live)
+        self.leave(live.uri, LeftLook.of(live))
+
+    def leave(self, uri: SessionUri, look: LeftLook | None) -> None:
+        """Let a session's memory go, if it is awake: its next use finds it where that look stood, at its newest version
+        if None."""
+        self.drop(uri)
+        if look is not None:
+            self.looks.remember(look)
 
     def _free(self, uri: SessionUri) -> None:
         """Let a session's memory go. Whoever knows the session still knows it without its state."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from damage_rig import damage, mend
-from session_rig import Rigged, ignore, listening, tokens_of, until
+from session_rig import Rigged, ignore, listening, reply_with, tokens_of, until
 from test_time_travel import KINDS, TOKENS, look_at_the_first_of_two_versions
 from torpor.daemon import errors
 from torpor.daemon.api.results import Look
@@ -324,6 +324,48 @@ async def test_a_look_at_a_version_that_is_healed_is_one_at_the_version_that_tak
         assert (look.token_count, look.version, look.newest_tokens) == (300, look.newest_version, 1300)
         assert look.version > 1
         assert await rig.fingerprint("s") == before
+
+
+# --- a fold that does not come to its end
+
+
+@pytest.mark.parametrize("at", ["summary", "no summary", "no room", "new session"])
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+async def test_a_look_stays_where_it_stood_when_its_fold_does_not_come_to_its_end(
+    open_rig: Any, at: str, how: str
+) -> None:
+    """Nothing goes on from the newest version untold."""
+    async with open_rig(endless=False) as rig:
+        await rig.read("s", tokens_of(1, 600))
+        await rig.sleep("s")
+        await rig.service.append(session="s", tokens=tokens_of(2, 1448), emit=ignore)
+        await rig.sleep("s")
+        look = (await rig.wake("s", 2, at_token=2000) if at == "no room" else await rig.wake("s", 1, at_token=500)).look
+        assert look is not None
+        before = await rig.fingerprint("s")
+        order = {"summary": "A tale. " * 10} if at == "new session" else {"summarise": 100, "tail": 300}
+        reply_with(rig, "")
+        folding = rig.service.fold(session="s", name="f", emit=ignore, **order)
+        if how == "is cancelled":
+            gate = rig.network.hold_at(1)
+            task = asyncio.ensure_future(folding)
+            await gate.reached()
+            task.cancel()
+            gate.open()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until(lambda: not rig.service._residency.turns.in_use())
+        else:
+            if at != "no summary":
+                rig.network.fail_at(1)
+            with pytest.raises(errors.InvalidFold if at == "no summary" else errors.GenerationFailed):
+                await folding
+        rig.network.reset()
+        (info,) = await rig.service.list_sessions()
+        assert (info.state, info.look) == ("asleep", look)
+        assert (await rig.wake("s")).look == look
+        assert await rig.fingerprint("s") == before
+        assert (await rig.service.append(session="s", tokens=[7], emit=ignore)).branched == look
 
 
 def _timeless(answer: Any) -> Any:
