@@ -77,6 +77,7 @@ from .errors import (
     InvalidTranscript,
     ServiceClosed,
     SessionAwake,
+    SessionBusy,
     SessionExists,
 )
 from .events.bus import Bus, Subscription, Wanted
@@ -1131,17 +1132,34 @@ class Service:
         return with_awake(result, str(uri), len(live.state.tokens))
 
     async def _quantise(self, session: str | None, order: QuantiseOrder) -> MaintenanceResult:
-        """Keep one session in fewer bits, or all that are old enough, one after the other, each in its turn."""
+        """Keep one session in fewer bits, or all that are old enough, one after the other, each in its turn; those that
+        are in use at first come last."""
         tally = Tally(order)
-        pages = self._store.iter_uris(NAMES_AT_ONCE) if session is None else ([self._resolve(session)],)
-        for uri in itertools.chain.from_iterable(pages):
+        if session is not None:
+            uri = self._resolve(session)
             async with self._residency.turn(uri) as use:
-                if session is not None and uri in self._residency.awake:
+                if uri in self._residency.awake:
                     raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
-                row = self._store.find_session(uri) if session is None else self._residency.require_row(uri)
+                await self._quantise_one(use, self._residency.require_row(uri), order, tally)
+            return tally.report()
+        in_use = []
+        for uri in itertools.chain.from_iterable(self._store.iter_uris(NAMES_AT_ONCE)):
+            if self._residency.turns.users(uri):
+                in_use.append(uri)  # so that the others need not wait for its turn
+            else:
+                await self._quantise_in_turn(uri, order, tally)
+        for uri in in_use:
+            await self._quantise_in_turn(uri, order, tally)
+        return tally.report()
+
+    async def _quantise_in_turn(self, uri: SessionUri, order: QuantiseOrder, tally: Tally) -> None:
+        try:
+            async with self._residency.turn(uri) as use:
+                row = self._store.find_session(uri)
                 if row is not None:  # else it was deleted meanwhile
                     await self._quantise_one(use, row, order, tally)
-        return tally.report()
+        except SessionBusy as error:
+            tally.fail(uri, error)
 
     async def _quantise_one(self, use: Use, row: IndexRow, order: QuantiseOrder, tally: Tally) -> None:
         try:

@@ -191,24 +191,27 @@ class Healing:
         return {uri: each for uri, each in told.items() if each is not None}
 
     async def _foresee(self, uri: SessionUri) -> tuple[int, str] | None:
-        async with self._residency.turn(uri):
+        try:
+            async with self._residency.turn(uri):
+                return await self._foresee_in_turn(uri)
+        except TorporError as error:
             row = self._store.find_session(uri)
-            if row is None:
-                return None  # deleted meanwhile
-            live = await self._residency.live(uri)
-            if live is not None and live.holds_all_of(row.bundle_id):
-                return row.version, "It is awake, and is written anew."
-            try:
-                found = await self._hibernation.on_io(lambda: self._look(row))
-                if found is not None and found.end is not None:
-                    model = self._residency.facts(row.model)
-                    with self._store.open_session(uri, row.version) as reader:
-                        if model is not None:
-                            require_same(reader.manifest.identity, model.identity, model=model.name)
-            except TorporError as error:
-                return None if _outcome_of(error).left != "not_now" else (row.version, sentence_of(error))
+            return None if row is None or _outcome_of(error).left != "not_now" else (row.version, sentence_of(error))
+
+    async def _foresee_in_turn(self, uri: SessionUri) -> tuple[int, str] | None:
+        row = self._store.find_session(uri)
+        if row is None:
+            return None  # deleted meanwhile
+        live = await self._residency.live(uri)
+        if live is not None and live.holds_all_of(row.bundle_id):
+            return row.version, "It is awake, and is written anew."
+        found = await self._hibernation.on_io(lambda: self._look(row))
         if found is None:
             return None
+        model = self._residency.facts(row.model) if found.end is not None else None
+        if model is not None:
+            with self._store.open_session(uri, row.version) as reader:
+                require_same(reader.manifest.identity, model.identity, model=model.name)
         computed = format_plural(len(found.tokens) - found.first_broken, "token")
         return row.version, f"{computed} or more that are damaged, or stand behind that, are computed again."
 

@@ -27,7 +27,7 @@ from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.events.events import Notice
 from torpor.daemon.models.models import LoadedModel
 from torpor.daemon.service import Service
-from torpor.daemon.sessions.sessions import Session
+from torpor.daemon.sessions.sessions import MAX_WAITING, Session
 from torpor.memvid.store import Store
 from torpor.snapshot.kinds import kind_of, leaves
 from torpor.snapshot.state import LiveState
@@ -191,6 +191,24 @@ class Writing:
         await asyncio.sleep(0)
         self.gate.open()
         return beginning
+
+
+@contextlib.asynccontextmanager
+async def crowded(rig: Rigged, name: str) -> AsyncIterator[None]:
+    """So many hold the session's turn, or wait for it, that the next one is refused."""
+    left = asyncio.Event()
+
+    async def hold() -> None:
+        async with rig.service._residency.turns.take(rig.service._resolve(name)):
+            await left.wait()
+
+    holding = [asyncio.ensure_future(hold()) for _ in range(MAX_WAITING + 1)]
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        left.set()
+        await asyncio.gather(*holding)
 
 
 async def until(condition: Callable[[], bool]) -> None:

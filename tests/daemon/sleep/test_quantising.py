@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import session_rig
-from session_rig import Rigged, ignore, tokens_of, until
+from session_rig import Rigged, crowded, ignore, tokens_of, until
 from torpor.daemon.api.results import Lossy
-from torpor.daemon.errors import SessionAwake
+from torpor.daemon.errors import SessionAwake, SessionBusy
 from torpor.daemon.sleep.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
 from torpor.memvid import BLOCK_TOKENS
 from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
@@ -342,6 +342,30 @@ async def test_one_that_cannot_be_written_is_told_and_the_rest_is_done(
         assert (await rig.wake("a")).lossy is None
 
 
+async def test_one_that_too_many_wait_for_is_told_and_the_rest_is_done(open_kind: Any) -> None:
+    async with open_kind() as rig:
+        for name in ("a", "b"):
+            await asleep(rig, name)
+        async with crowded(rig, "a"):
+            report = await quantise(rig, None, after_days=0)
+            with pytest.raises(SessionBusy):
+                await quantise(rig, "a")
+        assert [(action.session, action.kind) for action in report.actions] == [("torpor://default/b", "quantise")]
+        assert [(each.path, each.code) for each in report.problems] == [("torpor://default/a", "session_busy")]
+        assert (versions(rig, "a"), versions(rig, "b")) == ([1], [1, 2])
+
+
+async def test_none_waits_for_the_turn_of_another_that_is_in_use(open_kind: Any) -> None:
+    async with open_kind() as rig:
+        for name in ("a", "b"):
+            await asleep(rig, name)
+        async with rig.service._residency.turn(rig.service._resolve("a")):
+            asked = asyncio.ensure_future(quantise(rig, None, after_days=0))
+            await until(lambda: versions(rig, "b") == [1, 2])
+        assert len((await asked).actions) == 2
+        assert versions(rig, "a") == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("at", "left"),
     [
@@ -510,6 +534,22 @@ async def test_a_policy_of_age_takes_what_is_old_by_the_clock(open_kind: Any) ->
         await until(lambda: len(looks) > 10)
         assert (versions(rig, "old"), versions(rig, "awake")) == ([1, 2], [1])
         assert (await rig.wake("old")).lossy == Lossy(8, 512)
+
+
+async def test_a_policy_of_age_goes_on_behind_a_session_that_too_many_wait_for(open_kind: Any) -> None:
+    days = [29]
+
+    def clock() -> int:
+        return time.time_ns() + days[0] * DAY_NS
+
+    async with open_kind(quantise=AgePolicy(30, 8, every_s=0.01, clock=clock)) as rig:
+        for name in ("a", "b"):
+            await asleep(rig, name)
+        async with crowded(rig, "a"):
+            days[0] = 31
+            await until(lambda: versions(rig, "b") == [1, 2])
+            assert versions(rig, "a") == [1]
+        await until(lambda: versions(rig, "a") == [1, 2])
 
 
 async def test_a_stop_waits_for_the_policy_and_loses_nothing(open_kind: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from damage_rig import TEXT, damage, mend, told
-from session_rig import MODEL, Gate, ignore, listening, tokens_of, until
+from session_rig import MODEL, Gate, crowded, ignore, listening, tokens_of, until
 from torpor.daemon.errors import RepairPutOff, ServiceClosed, UnknownModel
 from torpor.daemon.upkeep import healing
 from torpor.daemon.upkeep.healing import _MAX_TOLD, _put_off
@@ -454,6 +454,21 @@ async def test_a_planned_repair_tells_of_the_loss_where_this_daemon_heals_nothin
         assert "heal" not in {each.kind for each in plan.actions}
         assert len(plan.problems) == 1
         rig.service._shelf.places[MODEL].leaving = False
+
+
+async def test_a_planned_repair_tells_of_a_session_that_too_many_wait_for_and_of_the_others(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig() as rig:
+        for name in "ab":
+            await rig.read(name, TEXT)
+            await rig.sleep(name)
+            await asyncio.to_thread(damage, store, name, span=1)
+        async with crowded(rig, "a"):
+            plan = await rig.service.maintain(operation="repair", dry_run=True)
+        reasons = {each.session: each.reason for each in plan.actions if each.kind == "heal"}
+        assert reasons[str(A)].startswith("session_busy")
+        assert "are computed again" in reasons["torpor://default/b"]
 
 
 async def test_a_planned_repair_says_of_earlier_versions_that_they_may_come_back(open_rig: Any, store: Path) -> None:
