@@ -1061,8 +1061,8 @@ class Service:
         looked_at = len(live.state.tokens) if live.is_mere_look else None
         kept: Receipt | Durable = await self._residency.put_away(live, emit, "asked")
         if isinstance(kept, Durable):
-            if live.rewound:
-                row = self._residency.require_row(uri)
+            row = self._residency.require_row(uri)
+            if row.bundle_id != kept.bundle_id:
                 kept = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
             return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
         return listing.receipt_of_sleep(kept, seconds=time.monotonic() - started)

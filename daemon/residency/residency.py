@@ -754,13 +754,14 @@ class Residency:
         """Whether the next wake gives back what the session is without a sleep. Of a mere look that is the whole
         session as its newest version has it, in whatever state that is: one of the few tokens would stand before it,
         and hide what can be read, healed or saved of it. So a look is kept only where no version is left but it."""
-        if live.dirty:
+        if live.dirty or live.durable is None:
             return False
-        if live.is_mere_look and live.rewound:
-            return self._store.find_session(live.uri) is not None
-        if live.is_mere_look:
-            return not await self._hibernation.is_gone(live)
-        return await self._hibernation.is_kept(live)
+        if not live.is_mere_look:
+            return await self._hibernation.is_kept(live)
+        newest = self._store.find_session(live.uri)
+        if newest is not None and newest.bundle_id != live.durable.bundle_id:
+            return True
+        return not await self._hibernation.is_gone(live)
 
     def require_new(self, uri: SessionUri) -> None:
         """Refuse a name that a session has, awake or asleep, or of which there are versions that no one can wake now:

@@ -166,8 +166,8 @@ class Session:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it is what the last wake found as the newest version, and nothing has happened in it since."""
-        return self.durable is not None and not self.dirty and not self.rewound
+        """Whether it is all that the last wake found in the newest version, and nothing has happened in it since."""
+        return self.durable is not None and not self.dirty and not self.is_mere_look
 
     def gave_way_to(self, newest: bytes) -> bool:
         """Whether the session's newest version, a bundle id, is that which this was saved from: then a repair has

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of
+from torpor.daemon.api.results import Look
 from torpor.daemon.engine.sampler import initial_key
 from torpor.memvid import Store
+from torpor.memvid.errors import SessionNotFound
 from torpor.memvid.format.salvaged import Salvaged
 from torpor.snapshot.caches import arrays_of
 
@@ -250,6 +252,36 @@ async def test_a_mere_look_at_a_salvaged_session_makes_no_version_that_would_hid
         await put_back(rig, file, whole)
         report = await rig.wake("a")
         assert (report.version, report.token_count) == (1, 600)
+
+
+@pytest.mark.parametrize("end", ["use", "sleep", "stop"])
+@pytest.mark.parametrize("left", [False, True])
+async def test_a_look_at_an_earlier_token_of_what_was_salvaged_is_not_dropped_when_the_version_comes_back(
+    open_rig: Any, store: Path, end: str, left: bool
+) -> None:
+    """Nothing goes on from another place than the one that was asked for, and no look stands before the version."""
+    file, whole = await begin_and_damage(open_rig, store)
+    async with open_rig() as rig:
+        look = (await rig.wake("a", at_token=100)).look
+        assert look == Look(2, 100, 2, 512)
+        if left:
+            await rig.service._residency._put_away_unasked(rig.service._resolve("a"), "pressure")
+        await put_back(rig, file, whole)
+        look, info = Look(2, 100, 1, 600), (await rig.service.list_sessions())[0]
+        assert (info.state, info.token_count, info.look) == ("asleep" if left else "awake", 100, look)
+        if end == "sleep":
+            slept = await rig.sleep("a")
+            assert (slept.version, slept.token_count, slept.looked_at) == (1, 600, 100)
+        elif end == "stop":
+            assert (await rig.service.close()).slept == ()
+        elif left:
+            with pytest.raises(SessionNotFound, match="look at version 2, token 100"):
+                await rig.service.append(session="a", tokens=[7], emit=ignore)
+        else:
+            assert (await rig.service.append(session="a", tokens=[7], emit=ignore)).branched == look
+    if end != "use":
+        async with open_rig() as rig:
+            assert (await rig.wake("a")).token_count == 600
 
 
 async def test_a_salvaged_session_that_went_on_is_a_version_of_its_own(open_rig: Any, store: Path) -> None:
