@@ -143,9 +143,13 @@ class Memory:
     def resize(self, budget: int) -> None:
         """Another budget from now on. If more is taken, what is idle leaves, as far as it can."""
         self._budget = budget
+        self._keep_to_budget()
+        self.look_again()
+
+    def _keep_to_budget(self) -> None:
+        """If more is taken than the budget, let what is idle leave; while something leaves, at the end of that."""
         if self._free < 0 and self._evicting is None:
             self._evicting = apart(self._shrink())
-        self.look_again()
 
     async def reserve(self, use: Claim, wanted: int, *, grows: bool = False) -> bool:
         """Reserve that many bytes for a request, waiting for them if need be. grows: its own session is to take them.
@@ -272,7 +276,7 @@ class Memory:
 
     async def close(self) -> None:
         """Wait for what is being put to sleep."""
-        if self._evicting is not None:
+        while self._evicting is not None:
             await self._evicting
 
     @property
@@ -369,6 +373,7 @@ class Memory:
                 self.look_again()
         finally:
             self._evicting = None
+            self._keep_to_budget()
             self.look_again()
 
     async def _shrink(self) -> None:
@@ -392,6 +397,7 @@ class Memory:
                 await self._let_leave(chosen[0])
         finally:
             self._evicting = None
+            self._keep_to_budget()
             self.look_again()
 
     async def _let_leave(self, chosen: SessionUri | str) -> None:

@@ -193,6 +193,32 @@ async def test_a_request_that_fits_alone_waits_for_whatever_is_in_memory_and_is_
         assert not rig.is_awake("a")
 
 
+async def test_a_smaller_budget_that_comes_while_a_session_leaves_is_kept_to_afterwards(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session leaves for a request that is given up meanwhile."""
+    async with open_rig() as rig:
+        for seed, name in enumerate("abc"):
+            await rig.read(name, tokens_of(seed, 500))
+        memory, left = rig.service._residency.memory, asyncio.Event()
+        put_away, full = memory._put_away, memory.info().weights_bytes + memory.info().sessions_bytes
+
+        async def slowly(uri: Any) -> None:
+            await left.wait()
+            await put_away(uri)
+
+        monkeypatch.setattr(memory, "_put_away", slowly)
+        await rig.service._residency.resize(full + 1000)
+        asked = asyncio.ensure_future(rig.read("d", tokens_of(1, 100)))
+        await until(lambda: memory._evicting is not None)
+        await rig.service._residency.resize(rig.model.weights_bytes + memory.info().sessions_bytes // 2)
+        asked.cancel()
+        await asyncio.wait([asked])
+        left.set()
+        await until(lambda: memory._evicting is None)
+        assert [rig.is_awake(name) for name in "abc"] == [False, False, True]
+
+
 # --- any mixture
 
 
