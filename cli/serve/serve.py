@@ -14,8 +14,8 @@ import typer
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_plural, parse_bytes, parse_seconds
 from ...socket_api.limits import MAX_DAYS, STOP_WITHIN_S
-from ...socket_api.server.listener import require_free
 from ...socket_api.wire.address import default_socket_path
+from ...socket_api.wire.listener import require_free
 from ..errors import InvalidUsage
 from ..exit_codes import OK
 from ..reach import background

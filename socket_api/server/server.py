@@ -18,10 +18,10 @@ from ...daemon.api.results import CloseReport
 from ..errors import PeerRefused, ProtocolError, StopRefused, TooManyConnections
 from ..limits import MAX_REQUEST_FRAME_BYTES, ServerLimits
 from ..wire.connection import ServerConnection
+from ..wire.listener import Listener, open_listener
 from ..wire.peer import FindPeerUid, peer_uid
 from .budget import RequestBudget
 from .dispatch import Backend
-from .listener import Listener, open_listener
 from .served import ServedConnection
 
 _LOG = logging.getLogger(__name__)

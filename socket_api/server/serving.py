@@ -26,9 +26,9 @@ from ...daemon.api.results import CloseReport
 from ...daemon.engine.cancellation import to_the_end
 from ..errors import StopIncomplete
 from ..limits import ServerLimits
+from ..wire.listener import require_free
 from .descriptors import limits_within, raise_limit
 from .dispatch import Backend
-from .listener import require_free
 from .server import ApiServer
 
 _STDERR = 2

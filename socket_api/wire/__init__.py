@@ -1,1 +1,1 @@
-"""Frames, messages, methods, and limits of the protocol: what both ends share."""
+"""What both ends share: the place of the socket, frames, messages, methods, and the limits of the protocol."""

@@ -34,7 +34,7 @@ BUSY = {"code": "daemon_busy", "message": "All work.", "details": {}}
 
 @pytest.fixture
 def short_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torpor.socket_api.server.listener._BACKLOG", 1)
+    monkeypatch.setattr("torpor.socket_api.wire.listener._BACKLOG", 1)
 
 
 def pid_of(path: Path) -> int:

@@ -50,8 +50,7 @@ except TorporError as error:
 
 class Daemon:
     def __init__(self, socket: Path, fail_sleep: dict[str, str]) -> None:
-        fake = Path(__file__).with_name("fake_service.py")
-        command = [sys.executable, "-c", _SCRIPT, str(fake), str(socket), json.dumps(fail_sleep)]
+        command = [sys.executable, "-c", _SCRIPT, str(fake.__file__), str(socket), json.dumps(fail_sleep)]
         self.log = socket.with_suffix(".log")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from torpor.socket_api.errors import SocketInUse, SocketPathTooLong, UnsafeSocketPath
-from torpor.socket_api.server import listener
-from torpor.socket_api.server.listener import Listener, open_listener, require_free
 from torpor.socket_api.server.server import ApiServer
+from torpor.socket_api.wire import listener
 from torpor.socket_api.wire.address import default_socket_path, max_socket_path_bytes, require_path_fits
+from torpor.socket_api.wire.listener import Listener, open_listener, require_free
 
 from ..fake_service import FakeService
 
@@ -257,7 +257,7 @@ def test_a_folder_below_another_user_s_is_refused(path: Path, monkeypatch: pytes
         found[4] = 4_000_000 if target == str(path.parent.parent) else found[4]  # st_uid
         return os.stat_result(found)
 
-    monkeypatch.setattr("torpor.socket_api.server.listener.os.lstat", foreign)
+    monkeypatch.setattr("torpor.socket_api.wire.listener.os.lstat", foreign)
     with pytest.raises(UnsafeSocketPath, match="belongs to user 4000000"):
         open_listener(path)
 
@@ -265,7 +265,7 @@ def test_a_folder_below_another_user_s_is_refused(path: Path, monkeypatch: pytes
 def test_a_folder_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threat 22."""
     path.parent.mkdir(mode=0o700)
-    monkeypatch.setattr("torpor.socket_api.server.listener.os.geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr("torpor.socket_api.wire.listener.os.geteuid", lambda: os.getuid() + 1)
     with pytest.raises(UnsafeSocketPath, match="not yours alone"):
         open_listener(path)
 
@@ -281,7 +281,7 @@ def test_a_socket_of_another_user_is_not_removed(path: Path, monkeypatch: pytest
         fields[4] += target == str(path)  # st_uid
         return os.stat_result(fields)
 
-    monkeypatch.setattr("torpor.socket_api.server.listener.os.lstat", foreign)
+    monkeypatch.setattr("torpor.socket_api.wire.listener.os.lstat", foreign)
     with pytest.raises(UnsafeSocketPath, match="not a socket of yours"):
         open_listener(path)
     monkeypatch.undo()

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import SocketInUse, UnsafeSocketPath
-from ..wire.address import require_path_fits
+from .address import require_path_fits
 
 _BACKLOG = 4096
 """Clients that may wait at the door; a system that lets fewer wait takes its own number."""
