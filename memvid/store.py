@@ -419,13 +419,15 @@ class Store:
         """Let an exported file become a version; the file is only read.
 
         It keeps its bundle id where its session has no such version yet. The same bundle again is the version that is
-        there: nothing is written (`bytes_written` 0). Where the number is another bundle's, or with `as_uri`, it
-        becomes the session's next version, and the imported bundle its parent. With `only_kin` it comes to no
-        session that has nothing to do with it, not even to one of its own name.
+        there: nothing is written (`bytes_written` 0). Where the number is another bundle's, or where `as_uri` is not
+        its own name, it becomes the session's next version, and the imported bundle its parent. With `only_kin` it
+        comes to no session that has nothing to do with it, not even to one of its own name, and on top of no version
+        with tokens that it lacks.
 
         Raises:
             NameTaken: with `only_kin`, the session has another history: its newest version and that of the file do not
-                come from the same one, nor does one of both go on from all tokens of the other.
+                come from the same one, nor does one of both go on from all tokens of the other. Or it would become
+                the newest version and does not begin with all tokens of that which is.
             StoreIoError: it cannot be read, or is no file.
             Corruption, LimitExceeded, UnsupportedFormat: it is no bundle, damaged, not whole, or of a later version.
             NoSpace, BudgetExceeded, ReadBackFailed: the store is as it was before.

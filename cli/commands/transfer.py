@@ -40,7 +40,7 @@ AsOption = Annotated[
         metavar="NAME",
         show_default=False,
         callback=_require_name,
-        help="Take it under this name instead of its own.",
+        help="Take it under this name instead of its own. Its own name changes nothing.",
     ),
 ]
 
@@ -105,7 +105,8 @@ def import_(
 ) -> None:
     """Take a session into the store from a file that [cyan]torpor export[/] has written.
 
-    Every byte is checked before anything is taken, and what is there already is not taken twice.
+    Every byte is checked before anything is taken, and what is there already is not taken twice. On top of the
+    newest version of a session comes only one that goes on from it: take another under a name that is free.
 
     [bold]Examples[/]
 

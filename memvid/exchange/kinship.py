@@ -1,16 +1,16 @@
-"""Whether a version that is to be imported belongs to the session that would get it.
+"""Whether a version that is to be imported belongs to the session that would get it, and may become its newest.
 
-Owns that question and its refusal: the versions that both were made from, as far as the store knows them, and where
-those do not meet, the tokens. What an import is, `transfer` says.
+Owns these questions and their refusals: the versions that both were made from, as far as the store knows them, and
+where those do not meet, the tokens. What an import is, `transfer` says.
 """
 
 from __future__ import annotations
 
 import contextlib
 
-from ..checking.set_aside_versions import spans_of, tokens_in_common
 from ..errors import BundleMissing, Corruption, NameTaken
 from ..format.bundle import BundleFile
+from ..format.ledgers import in_common, ledger_tokens
 from ..format.manifest import Manifest
 from ..format.records import IndexRow
 from ..uri import SessionUri
@@ -36,6 +36,20 @@ def require_kin(core: StoreCore, file: BundleFile, imported: Manifest, uri: Sess
         )
 
 
+def require_successor(core: StoreCore, file: BundleFile, imported: Manifest, uri: SessionUri) -> None:
+    """Refuse to put a version on top of a session's newest one that does not begin with all tokens of that one: what it
+    lacks would be gone from the next wake, and with the next prune from the store."""
+    newest = core.index.find(uri)
+    if newest is None or _tokens_in_common(core, file, imported, newest) == newest.ledger_tokens:
+        return
+    raise NameTaken(
+        f"The file does not go on from version {newest.version} of {uri}, or that one cannot be read: as the newest "
+        "version it would hide tokens of it. Import the file under a name that is free (`--as NAME`).",
+        session=str(uri),
+        imported=str(imported.uri),
+    )
+
+
 def _newest_unlisted(core: StoreCore, uri: SessionUri) -> IndexRow | None:
     """The newest version of a session that has none but such as are set aside, missed or unreadable: they may be back
     any day."""
@@ -59,15 +73,18 @@ def _line(core: StoreCore, bundle_id: bytes, parent: bytes | None, names: set[Se
 
 def _goes_on(core: StoreCore, file: BundleFile, imported: Manifest, newest: IndexRow) -> bool:
     """Whether one of both begins with all tokens of the other: a session that went on elsewhere, or an earlier version
-    whose successors are gone. A newest version that cannot be read tells nothing."""
+    whose successors are gone."""
+    shorter = min(ledger_tokens(imported), newest.ledger_tokens)
+    return _tokens_in_common(core, file, imported, newest) == shorter
+
+
+def _tokens_in_common(core: StoreCore, file: BundleFile, imported: Manifest, newest: IndexRow) -> int | None:
+    """How many tokens both begin with; None where the newest version cannot be read."""
     with contextlib.suppress(Corruption, BundleMissing), core.open_reader(newest.bundle_id) as reader:
-        mine, theirs = spans_of(imported), spans_of(reader.manifest)
-        same = tokens_in_common(mine, theirs)
-        mine, theirs = ([span for span in spans if span.end > same] for spans in (mine, theirs))
-        if not mine or not theirs:
-            return True
-        if len(mine) > 1 < len(theirs):
-            return False
-        one, other = file.read_head(mine[0].id)[0].tokens, reader.read_header(theirs[0]).tokens
-        return (len(mine) == 1 and other.startswith(one)) or (len(theirs) == 1 and one.startswith(other))
-    return False
+        return in_common(
+            imported,
+            lambda entry: file.read_head(entry.id)[0].tokens,
+            reader.manifest,
+            lambda entry: reader.read_header(entry).tokens,
+        ).least
+    return None

@@ -8,6 +8,7 @@ Rules:
   works in a store that was opened for reading: nothing in the store is written.
 - Nothing of a file is believed before every byte of it was checked: bundle id, directory, each block's id and bytes,
   its place in the chain, the identity. What is wrong with it is an error, and nothing was written.
+- A name that is the file's own is none: the import is what it is without it.
 - An import overwrites nothing. It keeps its bundle id, version and all, where that version number is free, no bundle
   that cannot be read may have it, and it is not beyond what a store counts to; anything else becomes the next version,
   with the imported bundle as parent.
@@ -52,7 +53,7 @@ from ..writing.core import StoreCore
 from ..writing.sleeping import Holdings, environment, moved_blocks, publish, with_name_of_its_own
 from .import_checks import open_exported, require_whole
 from .incoming import open_waiting, remove_taken
-from .kinship import require_kin
+from .kinship import require_kin, require_successor
 
 Progress = Callable[[int, int], None]
 
@@ -155,8 +156,9 @@ def _import(
 ) -> Receipt:
     manifest = require_whole(file, on_progress)
     uri = as_uri or manifest.uri
+    keeps_name = uri == manifest.uri
     with core.importing:  # the same bundle twice at once is once
-        if as_uri is None:
+        if keeps_name:
             present = core.index.find(manifest.uri, manifest.version)
             if present is not None and present.bundle_id == file.bundle_id:
                 return _receipt_of_present(core, present)
@@ -164,10 +166,12 @@ def _import(
         earlier = _earlier_import(core, file.bundle_id, manifest, uri)
         if earlier is None and only_kin:
             require_kin(core, file, manifest, uri)
-        if as_uri is None:
+        if keeps_name:
             with core.this_version(uri, manifest.version, file.bundle_id) as is_free:
                 if is_free and manifest.version <= MAX_IMPORTED_VERSION:
                     return _import_as_it_is(core, file, manifest)
+        if earlier is None and only_kin:
+            require_successor(core, file, manifest, uri)
         return earlier or _import_as_next(core, file, manifest, uri)
 
 

@@ -17,6 +17,11 @@ UNREAD: Final = "unread"
 
 def unread_of(manifest: Manifest) -> int:
     """How many tokens follow those that a version has blocks of; whatever else stands there, others wrote."""
+    return len(tail_of(manifest)) // TOKEN_BYTES
+
+
+def tail_of(manifest: Manifest) -> bytes:
+    """The tokens that follow those of which a version has blocks: whole uint32, as bytes."""
     told = manifest.session.get(UNREAD)
     tokens = told.get("tokens") if isinstance(told, dict) else None
-    return len(tokens) // TOKEN_BYTES if isinstance(tokens, bytes) else 0
+    return tokens[: len(tokens) // TOKEN_BYTES * TOKEN_BYTES] if isinstance(tokens, bytes) else b""

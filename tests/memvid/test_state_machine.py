@@ -932,6 +932,7 @@ class SoundStore(RuleBasedStateMachine):
         self.imported(version, self.store.import_file(path, as_uri=to), to)
 
     def imported(self, version: Version, receipt: Receipt, to: SessionUri | None) -> None:
+        to = None if to == version.uri else to  # a name that is its own is none
         taken = {one.number: one for one in self.model.of(to or version.uri)}
         if to is None and version.bundle_id in self.model.versions:
             assert (receipt.bundle_id, receipt.bytes_written) == (version.bundle_id, 0)

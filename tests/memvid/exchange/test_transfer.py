@@ -653,6 +653,47 @@ def test_an_earlier_version_of_ones_own_comes_back(
     assert store.versions(URI)[-1].bundle_id == newest.bundle_id
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_name_that_is_the_files_own_imports_as_no_name_does(store: Store, target: Path, version: int) -> None:
+    """Else an earlier version becomes the newest, and a prune removes the tokens behind it."""
+    sleep(store, 159, before=sleep(store, 5))
+    exported(store, target, version=version)
+    before = tree(Path(store.path)), rows(store)
+    again = store.import_file(target, as_uri=URI, only_kin=True)
+    assert (again.version, again.bytes_written) == (version, 0)
+    assert (tree(Path(store.path)), rows(store)) == before
+
+
+def test_a_name_that_is_the_files_own_leaves_it_its_number_and_id(store: Store, other: Store, target: Path) -> None:
+    sleep(store, 159, before=sleep(store, 5))
+    receipt = other.import_file(exported(store, target), as_uri=URI, only_kin=True)
+    assert (receipt.version, receipt.bundle_id) == (2, store.versions(URI)[-1].bundle_id)
+
+
+@pytest.mark.parametrize("tokens", [100, 256, 300, 700])
+def test_what_does_not_go_on_from_a_sessions_newest_version_is_not_put_on_top_of_it(
+    store: Store, target: Path, tokens: int
+) -> None:
+    """A fork of the same session: it is kin, and an earlier state, or one that went another way."""
+    base = sleep(store, 300)
+    sleep(store, 600, uri=OTHER_URI, before=base)
+    sleep(store, tokens, before=base if tokens > 300 else None, seed=1 if tokens > 300 else 0)
+    exported(store, target)
+    before = tree(Path(store.path)), rows(store)
+    with pytest.raises(NameTaken, match=f"does not go on from version 1 of {OTHER_URI}.*`--as NAME`"):
+        store.import_file(target, as_uri=OTHER_URI, only_kin=True)
+    assert (tree(Path(store.path)), rows(store)) == before
+    assert store.import_file(target, as_uri=THIRD_URI, only_kin=True).version == 1
+
+
+def test_what_goes_on_from_a_sessions_newest_version_becomes_its_next(store: Store, target: Path) -> None:
+    """Token by token: no block of the newest one is in the file."""
+    sleep(store, 40, uri=OTHER_URI)
+    sleep(store, 700)
+    assert store.import_file(exported(store, target), as_uri=OTHER_URI, only_kin=True).version == 2
+    require_awake(store, 700, uri=OTHER_URI)
+
+
 def test_a_newest_version_that_cannot_be_read_makes_no_kin(store: Store, other: Store, target: Path) -> None:
     ours = sleep(other, 300)
     sleep(store, 600)
@@ -815,8 +856,8 @@ def test_an_import_takes_no_number_that_an_unreadable_bundle_may_have(store: Sto
 def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_written(
     store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    sleep(store, 600)
-    exported(store, target)
+    sleep(store, 600, uri=OTHER_URI)
+    exported(store, target, OTHER_URI)
     slept_as(other, MAX_VERSION, monkeypatch, seed=5)
     before = tree(Path(other.path))
     monkeypatch.setattr(StoreFolder, "new_temp", lambda _folder: pytest.fail("a file was begun"))

@@ -1,0 +1,72 @@
+"""What the ledgers of two versions begin with together: block by block, and where the blocks differ token by token.
+
+Two versions may have the same tokens in other blocks: a block that was not full is another one once a token is behind
+it. Heads are read only from the first block on that differs, and only to the first token that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .blocks import TOKEN_BYTES, BlockEntry
+from .ledger_tail import tail_of, unread_of
+from .manifest import Manifest
+
+ReadTokens = Callable[[BlockEntry], bytes | None]
+"""The tokens of a span; None where they cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """How many tokens two ledgers begin with together: `least` for certain, and `most` where blocks cannot be read."""
+
+    least: int
+    most: int
+
+
+def ledger_tokens(manifest: Manifest) -> int:
+    """All tokens of a version, those without blocks too."""
+    return manifest.token_count + unread_of(manifest)
+
+
+def in_common(one: Manifest, read_one: ReadTokens, other: Manifest, read_other: ReadTokens) -> Common:
+    """What two ledgers begin with together. Raises what reading raises."""
+    same = _in_same_blocks(one, other)
+    mine, theirs = _pieces(one, same, read_one), _pieces(other, same, read_other)
+    left, right = b"", b""
+    while True:
+        found = left or next(mine, b""), right or next(theirs, b"")
+        if b"" in found:
+            return Common(same, same)
+        if found[0] is None or found[1] is None:
+            return Common(same, min(ledger_tokens(one), ledger_tokens(other)))
+        count = _same_tokens(found[0], found[1])
+        same += count
+        left, right = found[0][count * TOKEN_BYTES :], found[1][count * TOKEN_BYTES :]
+        if left and right:
+            return Common(same, same)
+
+
+def _in_same_blocks(one: Manifest, other: Manifest) -> int:
+    same = 0
+    for mine, theirs in zip(_spans(one), _spans(other), strict=False):
+        if mine.id != theirs.id:
+            break
+        same = mine.end
+    return same
+
+
+def _spans(manifest: Manifest) -> Iterator[BlockEntry]:
+    return (entry for entry in manifest.blocks if entry.kind == "span")
+
+
+def _pieces(manifest: Manifest, start: int, read: ReadTokens) -> Iterator[bytes | None]:
+    yield from (read(entry) for entry in _spans(manifest) if entry.end > start)
+    yield tail_of(manifest)
+
+
+def _same_tokens(one: bytes, other: bytes) -> int:
+    pairs = zip(memoryview(one).cast("I"), memoryview(other).cast("I"), strict=False)
+    shorter = min(len(one), len(other)) // TOKEN_BYTES
+    return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), shorter)
