@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 
 from ...memvid.errors import SessionNotFound
 from ...memvid.store import IndexRow, Receipt
+from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
+from ...snapshot.errors import NoSuchPosition
 from ..sessions.sessions import Session
 
 
@@ -65,6 +67,25 @@ class LeftLook:
                 version=self.version,
             )
         return row
+
+    def token_in(self, row: IndexRow) -> int | None:
+        """At which token of the version the look is to be found; None for all of it.
+
+        Raises:
+            NoSuchPosition: the version has the state of fewer tokens, because a heal has made a ledger of the rest.
+        """
+        if self.at_token is None or self.at_token <= row.token_count:
+            return self.at_token
+        raise NoSuchPosition(
+            f"{self.uri} was awake for a look at version {self.version}, token {self.at_token}. That version was "
+            f"healed: it has the state of {format_plural(row.token_count, 'token')} and the others as a ledger alone, "
+            "so the look cannot be had now. Put the session to sleep: that ends the look. Then wake it, which computes "
+            "the others, and put it to sleep again: then it can be woken at that token.",
+            session=str(self.uri),
+            version=self.version,
+            token_count=row.token_count,
+            at=self.at_token,
+        )
 
 
 class Looks:

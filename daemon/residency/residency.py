@@ -364,23 +364,28 @@ class Residency:
         None.
 
         Raises:
-            SessionNotFound: there is no version, or not any more the one that was looked at.
+            SessionNotFound: there is no version, or not any more the one that was looked at. NoSuchPosition: what was
+            looked at is a ledger alone now.
         """
         newest, look = self.require_row(uri), self.looks.find(uri)
         if look is None:
             return newest, None
-        return look.row_in(self._store.versions(uri)), look.at_token
+        row = look.row_in(self._store.versions(uri))
+        return row, look.token_in(row)
 
     def order_of(self, uri: SessionUri, order: WakeOrder) -> WakeOrder:
         """An order to wake a session: without a version it is for the one that a look stood at, and for its tokens.
 
         Raises:
-            SessionNotFound: the version that was looked at is not stored any more.
+            SessionNotFound: the version that was looked at is not stored any more. NoSuchPosition: as of `standing`.
         """
-        if self.looks.find(uri) is None or order.version is not None:
+        look = self.looks.find(uri)
+        if look is None or order.version is not None:
             return order
-        row, at_token = self.standing(uri)
-        return replace(order, version=row.version, at_token=at_token if order.at_token is None else order.at_token)
+        row = look.row_in(self._store.versions(uri))
+        return replace(
+            order, version=row.version, at_token=look.token_in(row) if order.at_token is None else order.at_token
+        )
 
     def row_of(self, uri: SessionUri, version: int | None) -> IndexRow:
         """A version as the index has it; the newest for one that it has not, as the wake will say."""
@@ -447,11 +452,13 @@ class Residency:
 
         Raises:
             StoreError: that version cannot be read, or is not stored any more. So what is in memory may be nowhere
-                else, and stays.
+                else, and stays. NoSuchPosition: that version has a ledger alone of it; it stays, too.
         """
+        look = LeftLook.of(live)
+        assert look is not None
         assert live.durable is not None, "what is looked at has slept"
         with tell_sleep(self._bus, live, cause) as tell_end:
-            self.row_of_awake(live)
+            look.token_in(self.row_of_awake(live))
             await self._hibernation.require_kept(live)
             self.set_aside(live)
             tell_end(live.durable)

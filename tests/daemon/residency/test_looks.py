@@ -17,6 +17,7 @@ from torpor.daemon.api.results import Look
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.errors import TorporError
 from torpor.memvid.errors import Corruption, SessionNotFound
+from torpor.snapshot.errors import NoSuchPosition
 
 OTHERS = 700
 """Tokens of the session that the others' request makes."""
@@ -324,6 +325,39 @@ async def test_a_look_at_a_version_that_is_healed_is_one_at_the_version_that_tak
         assert (look.token_count, look.version, look.newest_tokens) == (300, look.newest_version, 1300)
         assert look.version > 1
         assert await rig.fingerprint("s") == before
+
+
+@pytest.mark.parametrize("left", [False, True])
+async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_refused_with_advice_that_works(
+    open_rig: Any, store: Path, left: bool
+) -> None:
+    async with open_rig(stop_within_s=0) as rig:
+        await rig.read("s", tokens_of(1, 600))
+        await rig.sleep("s")
+        await rig.service.append(session="s", tokens=tokens_of(2, 40), emit=ignore)
+        assert (await rig.service.close()).ledgers
+    async with open_rig() as rig:
+        await rig.wake("s", at_token=550)
+        before = await rig.fingerprint("s")
+        if left:
+            await crowd_out(rig)
+        await asyncio.to_thread(damage, store, "s", kind="state")
+        await mend(rig, "s")
+        look = Look(3, 550, 3, 640)
+        assert (await rig.service.list_sessions())[0].look == look
+        if not left:
+            with pytest.raises(errors.MemoryBudgetExceeded) as refusal:
+                await crowd_out(rig)
+            assert list(refusal.value.unslept) == ["torpor://default/s"]
+            assert await rig.fingerprint("s") == before
+        else:
+            with pytest.raises(NoSuchPosition, match=r"Put the session to sleep: that ends the look\. Then wake it"):
+                await rig.service.append(session="s", tokens=[7], emit=ignore)
+            assert (await rig.sleep("s")).looked_at == 550
+            assert (await rig.wake("s")).token_count == 640
+            await rig.sleep("s")
+            assert (await rig.wake("s", at_token=550)).token_count == 550
+        assert (await rig.service.append(session="s", tokens=[7], emit=ignore)).branched is not None
 
 
 # --- a fold that does not come to its end
