@@ -5,8 +5,9 @@ file may have come under another one's name. Changes nothing but the endings tha
 (`settle_leaving`).
 
 How it scales: nothing is read while no version is set aside. Otherwise the manifests of these and of their sessions'
-versions, the directories of the files that they look into, and of what only quarantine holds every byte, for nothing
-else tells whether it is sound. Memory grows with the blocks of one session's versions that are set aside.
+versions, the heads of blocks that differ, the directories of the files that they look into, and of what only quarantine
+holds every byte, for nothing else tells whether it is sound. Memory grows with the blocks of one session's versions
+that are set aside.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Final, TypeVar
 from ..errors import StoreError, StoreIoError, UnsafePath
 from ..folder import duplicate_files, quarantine
 from ..folder.folder import QUARANTINE, StoreFolder
-from ..format.blocks import BlockEntry
-from ..format.bundle import BundleFile, FrameFile
+from ..format.blocks import ID_BYTES
+from ..format.bundle import BundleFile, FilePool, FrameFile
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
-from ..format.ledger_tail import UNREAD, unread_of
+from ..format.ledgers import Common, in_common, most_in_common, reading
 from ..format.manifest import Manifest
 from ..format.records import Finding, IndexRow
 from ..format.salvage import DamagedFile, NamedFile
@@ -42,20 +43,24 @@ _NAMED: Final = 3
 
 
 def loss_message(
-    uri: SessionUri, version: int, token_count: int, missing: Collection[str], held: int | None, where: str = ""
+    uri: SessionUri, version: int, token_count: int, missing: Collection[str], held: Common | None, where: str = ""
 ) -> str:
     """What of a version is gone, and what would bring it back.
 
     missing: the paths of the files whose blocks are nowhere; none where a repair finds all of them.
-    held: how many of its tokens another version begins with, `where`; None where nobody can tell. Nor can anybody tell
-    the tokens of a version that only its marks tell of: 0.
+    held: how many of its tokens another version begins with, `where`; None where nobody can tell any. Nor can anybody
+    tell the tokens of a version that only its marks tell of: 0.
     """
     if held is None:
         tokens = f" with its {format_plural(token_count, 'token')}" if token_count else ""
         gone = f"is lost{tokens}, but for what other versions of it hold,"
     else:
-        rest = f"the first {held} are in {where}" if held else "no other version has any"
-        gone = f"is lost: of its {format_plural(token_count, 'token')} {rest}, {token_count - held} are gone"
+        rest = f"the first {held.least} are in {where}, " if held.least else ""
+        if held.least < held.most:
+            rest += "up to "
+        elif not held.least:
+            rest = "no other version has any, "
+        gone = f"is lost: of its {format_plural(token_count, 'token')} {rest}{token_count - held.least} are gone"
     paths = list(missing)
     more = f" and {len(paths) - _NAMED} other files" if len(paths) > _NAMED else ""
     files = f"{', '.join(paths[:_NAMED])}{more} {'is' if len(paths) == 1 else 'are'} put back from a backup and "
@@ -63,30 +68,6 @@ def loss_message(
         f"Version {version} of {uri} {gone} until {files if paths else ''}the store is repaired again (`torpor "
         "repair`). `torpor gc --quarantine` gives up what is set aside."
     )
-
-
-def tokens_in_common(chain: Iterable[BlockEntry], spans: Iterable[BlockEntry]) -> int:
-    """How many tokens two chains of spans begin with together."""
-    same = 0
-    for one, two in zip(chain, spans, strict=False):
-        if one.id != two.id:
-            break
-        same = one.end
-    return same
-
-
-def ledger_in_common(one: Manifest, other: Manifest) -> int:
-    """How many tokens the ledgers of two versions begin with together; those that neither has blocks of too, where both
-    have the same."""
-    same = tokens_in_common(spans_of(one), spans_of(other))
-    if same == one.token_count == other.token_count and one.session.get(UNREAD) == other.session.get(UNREAD):
-        return same + unread_of(other)
-    return same
-
-
-def spans_of(manifest: Manifest) -> list[BlockEntry]:
-    """The spans of a version, without the state records between them."""
-    return [entry for entry in manifest.blocks if entry.kind == "span"]
 
 
 def list_waiting(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
@@ -244,7 +225,7 @@ class _Search:
             return
         else:
             lacking = self._lacking(row.bundle_id, manifest, places)
-            held = self._held(row.uri, manifest)
+            held = self._held(row.uri, manifest, places)
             missing = [self._folder.bundle_path(place) for place in lacking]
             message = loss_message(row.uri, row.version, row.ledger_tokens, missing, held, "another version")
         yield Finding(path, LOST, message)
@@ -313,13 +294,25 @@ class _Search:
             return block in file.frames
         return False
 
-    def _held(self, uri: SessionUri, version: Manifest) -> int:
+    def _held(self, uri: SessionUri, version: Manifest, places: Mapping[bytes, bytes]) -> Common:
         """How many of a version's tokens another version of its session begins with."""
-        most = 0
-        for row in self._index.versions(uri):
-            with contextlib.suppress(StoreError):
-                fd, path = self._folder.open_bundle(row.bundle_id)
-                with contextlib.closing(BundleFile(fd, path, row.bundle_id)) as file:
-                    if file.manifest is not None:
-                        most = max(most, ledger_in_common(file.manifest, version))
-        return most
+        return most_in_common(self._in_common(row.bundle_id, version, places) for row in self._index.versions(uri))
+
+    def _in_common(self, other: bytes, version: Manifest, places: Mapping[bytes, bytes]) -> Common:
+        with contextlib.suppress(StoreError), contextlib.closing(FilePool(self._open_named)) as pool:
+            fd, path = self._folder.open_bundle(other)
+            with contextlib.closing(BundleFile(fd, path, other)) as file:
+                if file.manifest is not None:
+                    theirs = {entry.id: entry.bundle_id or other for entry in file.entries}
+                    read_own, read_other = (reading(pool, one, self._files_of) for one in (places, theirs))
+                    return in_common(version, read_own, file.manifest, read_other)
+        return Common(0, 0)
+
+    def _files_of(self, place: bytes) -> list[bytes]:
+        """A bundle's file under bundles/, by its id, and those in quarantine, by their names."""
+        return [place, *(name.encode() for suffix, name in self._waiting.get(place, ()) if suffix == LIVE_SUFFIX)]
+
+    def _open_named(self, name: bytes) -> FrameFile:
+        if len(name) == ID_BYTES:
+            return duplicate_files.open_frames(self._folder, name)
+        return FrameFile(*quarantine.open_name(self._folder, name.decode()), None)

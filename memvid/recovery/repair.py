@@ -29,6 +29,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ from .repair_plan import (
     Shelve,
     plan_repair,
 )
-from .survey import FileState, Survey, open_source, take_survey
+from .survey import FileState, Survey, open_frames_of, open_source, take_survey
 
 __all__ = ["CHANGED", "LOST", "STRANGER", "rebuild_index", "repair"]
 
@@ -104,7 +105,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
             return run.report()
     run.settle_leaving()
     run.survey = take_survey(core)
-    plan = plan_repair(run.survey, core.folder.bundle_path)
+    plan = plan_repair(run.survey, core.folder.bundle_path, functools.partial(open_frames_of, core))
     run.problems += plan.problems
     run.carry_out(plan)
     run.mend_marks()

@@ -1,7 +1,7 @@
 """What a repair is to do: a pure function of a survey.
 
 Owns which version is mended, brought back, saved from or set aside, and where each new file gets its frames. Does
-nothing itself.
+nothing itself: files are opened only to tell how many tokens of a lost version another one has.
 
 Rules:
 - A block is led to where a file under bundles/ holds it, and copied only out of the quarantine, or within the bundle.
@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
-from ..checking.set_aside_versions import LOST, ledger_in_common, loss_message
+from ..checking.set_aside_versions import LOST, loss_message
 from ..errors import BundleMissing
 from ..format.blocks import BlockEntry
+from ..format.bundle import FilePool, FrameFile
 from ..format.directory import Frame, file_bytes_with
 from ..format.ledger_tail import unread_of
+from ..format.ledgers import Common, in_common, ledger_tokens, most_in_common, reading
 from ..format.manifest import Manifest
 from ..format.records import Finding, IndexRow
 from ..format.salvaged import SALVAGED_FROM, keeps_unread, salvaged_from, session_map_of_salvaged
@@ -161,9 +163,12 @@ class RepairPlan:
         return {*(step.file.bundle_id for step in steps), *(step.row.bundle_id for step in self.rows)}
 
 
-def plan_repair(survey: Survey, path_of: Callable[[bytes], str]) -> RepairPlan:
-    """What is to be done for what a survey found. `path_of` says where a bundle's file belongs."""
-    return _Plan(survey).made(path_of)
+def plan_repair(
+    survey: Survey, path_of: Callable[[bytes], str], open_frames: Callable[[FileState], FrameFile]
+) -> RepairPlan:
+    """What is to be done for what a survey found. `path_of` says where a bundle's file belongs, and `open_frames` opens
+    a file for the heads in it, of which only the tokens are told."""
+    return _Plan(survey).made(_Losses(survey, path_of, open_frames))
 
 
 class _Plan:
@@ -190,7 +195,7 @@ class _Plan:
         self.back: dict[bytes, FileState] = {}
         self.mended = {file.bundle_id for file in self.standing if self.judged[file.bundle_id] == "mendable"}
 
-    def made(self, path_of: Callable[[bytes], str]) -> RepairPlan:
+    def made(self, losses: _Losses) -> RepairPlan:
         survey = self.survey
         restores = self._restores()
         back = [step.file for step in restores]
@@ -232,18 +237,18 @@ class _Plan:
                     for file in superseded
                 ),
                 *(
-                    aside(file, "lost", _why_lost(survey, file), _loss(survey, file, standing, salvages, path_of))
+                    aside(file, "lost", _why_lost(survey, file), losses.of(file, standing, salvages))
                     for file in self.lost
                 ),
             ),
             rows=tuple(
-                GiveUp(row, path_of(row.bundle_id), self._loss_aside(row, standing, salvages, path_of))
+                GiveUp(row, losses.path_of(row.bundle_id), losses.aside(row, standing, salvages))
                 for row in self.without_file
                 if row.bundle_id not in self.back
             ),
             problems=(
                 *survey.unjudged.values(),
-                *self._still_aside(standing, salvages, path_of),
+                *self._still_aside(standing, salvages, losses),
                 *(_unjudged(file) for file in self.standing if self.judged[file.bundle_id] == "unjudged"),
             ),
         )
@@ -389,7 +394,7 @@ class _Plan:
     # --- versions that are lost
 
     def _still_aside(
-        self, standing: Sequence[FileState], salvages: Sequence[Salvage], path_of: Callable[[bytes], str]
+        self, standing: Sequence[FileState], salvages: Sequence[Salvage], losses: _Losses
     ) -> Iterator[Finding]:
         """The versions that an earlier repair has set aside and that do not come back now, but for those that gave way
         to what they were saved from."""
@@ -398,20 +403,8 @@ class _Plan:
             file = self.survey.best_aside(row.bundle_id)
             gave_way = file is not None and salvaged_from(file.manifest) in whole
             if row.bundle_id not in self.back and not _is_live(self.survey.files.get(row.bundle_id)) and not gave_way:
-                message = self._loss_aside(row, standing, salvages, path_of)
-                yield Finding(path_of(row.bundle_id), LOST, message)
-
-    def _loss_aside(
-        self,
-        row: IndexRow,
-        standing: Sequence[FileState],
-        salvages: Sequence[Salvage],
-        path_of: Callable[[bytes], str],
-    ) -> str:
-        file = self.survey.best_aside(row.bundle_id)
-        if file is None:
-            return _loss_of_row(self.survey, row, path_of)
-        return _loss(self.survey, file, standing, salvages, path_of)
+                message = losses.aside(row, standing, salvages)
+                yield Finding(losses.path_of(row.bundle_id), LOST, message)
 
     def _salvages(self, standing: Sequence[FileState]) -> list[Salvage]:
         """At most one for each session: the longest beginning of a lost version that is newer than every one that
@@ -430,7 +423,7 @@ class _Plan:
             if manifest is None or not blocks or manifest.version < newest.get(manifest.uri, 0):
                 continue
             saved = _ledger_saved(manifest, blocks[-1].end)
-            if any(ledger_in_common(one, manifest) >= saved for one in _versions(standing, manifest.uri)):
+            if any(_in_blocks(one, manifest) >= saved for one in _versions(standing, manifest.uri)):
                 continue
             candidate = (saved, manifest.version, file, blocks)
             if manifest.uri not in best or candidate[:2] > best[manifest.uri][:2]:
@@ -513,6 +506,11 @@ def _ledger_saved(lost: Manifest, token_count: int) -> int:
     return token_count + (unread_of(lost) if keeps_unread(lost, token_count) else 0)
 
 
+def _in_blocks(one: Manifest, other: Manifest) -> int:
+    """How many tokens two ledgers begin with together of which both have the same blocks, or none."""
+    return in_common(one, lambda _: None, other, lambda _: None).least
+
+
 def _versions(files: Iterable[FileState], uri: SessionUri) -> Iterator[Manifest]:
     """The manifests of a session's versions."""
     for file in files:
@@ -527,34 +525,58 @@ def _why_lost(survey: Survey, file: FileState) -> str:
     return f"{len(missing)} of its blocks are nowhere any more, the first at token {missing[0].start}."
 
 
-def _loss(
-    survey: Survey,
-    file: FileState,
-    standing: Sequence[FileState],
-    salvages: Sequence[Salvage],
-    path_of: Callable[[bytes], str],
-) -> str:
-    """What of a lost version is gone, and what would bring it back."""
-    manifest = file.manifest
-    if manifest is None:
-        waiting, row = survey.best_aside(file.bundle_id), survey.row_of(file.bundle_id)
-        if waiting is not None:
-            return _loss(survey, waiting, standing, salvages, path_of)
-        return _loss_of_row(survey, row, path_of) if row else _loss_of_nobody(survey, file)
-    saved = max((ledger_in_common(one.manifest(manifest.version), manifest) for one in salvages), default=0)
-    kept = max((ledger_in_common(one, manifest) for one in _versions(standing, manifest.uri)), default=0)
-    where = "a new version" if saved > kept else "another version"
-    places = file.places or {}
-    missing = (places.get(entry.id, file.bundle_id) for entry in manifest.blocks if not survey.is_sound(entry.id))
-    paths = list(dict.fromkeys(map(path_of, missing)))
-    tokens = manifest.token_count + unread_of(manifest)
-    return loss_message(manifest.uri, manifest.version, tokens, paths, max(saved, kept), where)
+class _Losses:
+    """What to tell of the versions that are lost: what of each is gone, and what would bring it back."""
 
+    def __init__(
+        self, survey: Survey, path_of: Callable[[bytes], str], open_frames: Callable[[FileState], FrameFile]
+    ) -> None:
+        self._survey = survey
+        self.path_of = path_of
+        self._open_frames = open_frames
 
-def _loss_of_row(survey: Survey, row: IndexRow, path_of: Callable[[bytes], str]) -> str:
-    """What to tell of a version of which no file tells more than that it is lost."""
-    missing = [] if row.bundle_id in survey.misnamed else [path_of(row.bundle_id)]
-    return loss_message(row.uri, row.version, row.ledger_tokens, missing, None)
+    def of(self, file: FileState, standing: Sequence[FileState], salvages: Sequence[Salvage]) -> str:
+        manifest = file.manifest
+        if manifest is None:
+            waiting, row = self._survey.best_aside(file.bundle_id), self._survey.row_of(file.bundle_id)
+            if waiting is not None:
+                return self.of(waiting, standing, salvages)
+            return self._of_row(row) if row else _loss_of_nobody(self._survey, file)
+        saves = ((one.manifest(manifest.version), one.file) for one in salvages)
+        saved = most_in_common(self._in_common(manifest, file, one, its) for one, its in saves)
+        stands = ((its.manifest, its) for its in standing)
+        kept = most_in_common(
+            self._in_common(manifest, file, one, its)
+            for one, its in stands
+            if one is not None and one.uri == manifest.uri
+        )
+        where = "a new version" if saved.least > kept.least else "another version"
+        places = file.places or {}
+        missing = (places.get(one.id, file.bundle_id) for one in manifest.blocks if not self._survey.is_sound(one.id))
+        paths = list(dict.fromkeys(map(self.path_of, missing)))
+        held = most_in_common((saved, kept))
+        return loss_message(manifest.uri, manifest.version, ledger_tokens(manifest), paths, held, where)
+
+    def aside(self, row: IndexRow, standing: Sequence[FileState], salvages: Sequence[Salvage]) -> str:
+        """Of a version that has no file under bundles/."""
+        file = self._survey.best_aside(row.bundle_id)
+        return self._of_row(row) if file is None else self.of(file, standing, salvages)
+
+    def _of_row(self, row: IndexRow) -> str:
+        """Of a version of which no file tells more than that it is lost."""
+        missing = [] if row.bundle_id in self._survey.misnamed else [self.path_of(row.bundle_id)]
+        return loss_message(row.uri, row.version, row.ledger_tokens, missing, None)
+
+    def _in_common(self, lost: Manifest, file: FileState, other: Manifest, its: FileState) -> Common:
+        with contextlib.closing(FilePool(self._open)) as pool:
+            read_lost, read_other = (reading(pool, one.places or {}, self._files_of) for one in (file, its))
+            return in_common(lost, read_lost, other, read_other)
+
+    def _files_of(self, bundle_id: bytes) -> list[bytes]:
+        return [file.key for file in (*self._survey.of(bundle_id), *self._survey.aside.get(bundle_id, ()))]
+
+    def _open(self, key: bytes) -> FrameFile:
+        return self._open_frames(self._survey.by_key[key])
 
 
 def _loss_of_nobody(survey: Survey, file: FileState) -> str:

@@ -288,6 +288,13 @@ def open_source(core: StoreCore, file: FileState) -> FrameFile:
     return (FrameFile if file.places is not None else DamagedFile)(fd, path, file.bundle_id)
 
 
+def open_frames_of(core: StoreCore, file: FileState) -> FrameFile:
+    """Open a surveyed file for the heads in it, also of damaged frames. Raises StoreError."""
+    name = os.path.basename(file.path) if file.is_aside else None
+    fd, path = Target(file.bundle_id, file.suffix, name).open(core)
+    return FrameFile(fd, path, None)
+
+
 def _examine(core: StoreCore, target: Target) -> FileState:
     """Raises what is no damage: BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat."""
     fd, path = target.open(core)

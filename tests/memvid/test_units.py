@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from torpor.memvid.checking.set_aside_versions import loss_message
+from torpor.memvid.format.ledgers import Common
 from torpor.memvid.units import format_plural
 from torpor.memvid.uri import SessionUri
 
@@ -13,8 +14,8 @@ def test_a_noun_agrees_with_its_count(count: int, text: str) -> None:
     assert format_plural(count, "token") == text
 
 
-@pytest.mark.parametrize("held", [None, 0])
-def test_a_lost_version_of_one_token_is_told_as_that(held: int | None) -> None:
+@pytest.mark.parametrize("held", [None, Common(0, 0), Common(0, 1)])
+def test_a_lost_version_of_one_token_is_told_as_that(held: Common | None) -> None:
     message = loss_message(SessionUri("default", "s"), 1, 1, ["/s/bundles/x.mvb"], held)
     assert "1 token" in message
     assert "1 tokens" not in message

@@ -314,9 +314,33 @@ def test_an_older_version_that_begins_the_same_way_needs_no_salvage(store: Store
     damage_frame(store_path, second.bundle_id, 0)  # from token 256 on: the first version has all that is left
     report = store.repair()
     assert kinds(report) == ["quarantine"]
-    assert "the first 256 are in another version, 344 are gone" in report.problems[0].message
+    assert "the first 300 are in another version, 300 are gone" in report.problems[0].message
     require_awake(store, 300)
     assert [row.version for row in store.versions(URI)] == [1]
+
+
+def test_tokens_that_a_later_version_has_in_another_block_are_not_told_as_gone(store: Store, store_path: Path) -> None:
+    """A block that was not full is another one once a token is behind it."""
+    sleep(store, 40)
+    lost = sleep(store, 42)
+    sleep(store, 43)
+    damage_frame(store_path, lost.bundle_id, 0)
+    told = "of its 42 tokens the first 42 are in another version, 0 are gone"
+    assert told in store.repair(dry_run=True).problems[0].message
+    report = store.repair()
+    assert told in report.problems[0].message
+    require_told_for_good(store, report)
+
+
+def test_tokens_that_nobody_can_read_any_more_are_told_as_gone_at_most(store: Store, store_path: Path) -> None:
+    lost = sleep(store, 42)
+    sleep(store, 43)
+    with contextlib.closing(FrameFile(os.open(file_of(store_path, lost.bundle_id), os.O_RDONLY), "", None)) as file:
+        head = file.directory.frames[0].offset + 20
+    change(file_of(store_path, lost.bundle_id), flip_at(head))
+    report = store.repair()
+    assert "is lost: of its 42 tokens up to 42 are gone" in report.problems[0].message
+    require_told_for_good(store, report)
 
 
 def test_what_is_left_of_an_old_version_never_becomes_the_newest(store: Store, store_path: Path) -> None:
