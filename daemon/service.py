@@ -498,7 +498,7 @@ class Service:
             raise InvalidTokens("Give either text or tokens to append.")
         started = time.monotonic()
         async with self._woken(session, emit, create=create) as (use, live):
-            look = self._look(live)
+            look = self._branch(live)
             ids = list(tokens) if tokens is not None else await self._encoder.text(live, text or "")
             await in_pieces(generation.require_valid(live.model, ids))
             await self._reasons.note(live, "append", ids)
@@ -542,7 +542,7 @@ class Service:
         """
         started = time.monotonic()
         async with self._woken(session, emit, create=create) as (use, live):
-            drawing, look = live.sampling.changed(sampling), self._look(live)
+            drawing, look = live.sampling.changed(sampling), self._branch(live)
             ids = await self._encoder.text(live, text) if text else []
             if not ids and not live.state.tokens:
                 raise EmptyContext(
@@ -593,7 +593,7 @@ class Service:
             require_transcript(messages)
         started = time.monotonic()
         async with self._woken(session, emit, create=create) as (use, live):
-            drawing, look = live.sampling.changed(sampling), self._look(live)
+            drawing, look = live.sampling.changed(sampling), self._branch(live)
             if messages is None:
                 turn = await self._conversing.message(live, message_of(role, message or ""))
             else:
@@ -693,7 +693,7 @@ class Service:
         uri, version = await self._version_of(session, version)
         async with self._residency.turn(uri) as use:
             order = WakeOrder(version, at_token, strict)
-            live = await self._residency.live(use.uri)
+            live = self._residency.live(use.uri)
             if live is None:
                 return await self._wake(use, order, emit, started)
             require_as_ordered(live, order, self._residency.find_row(use.uri, version))
@@ -756,7 +756,7 @@ class Service:
         async with self._residency.turn(uri):
             versions = self._store.versions(uri)
             marks = await self._hibernation.on_io(lambda: listing.marks_to_show(self._store, uri))
-            live = await self._residency.live(uri)
+            live = self._residency.live(uri)
             if live is not None:
                 return listing.detail_of_awake(live, versions, marks)
             self._residency.require_row(uri)
@@ -1051,7 +1051,7 @@ class Service:
         return self._residency.woken(uri, emit, lambda use: self._begin(use, uri, model, Sampling()))
 
     async def _sleep(self, uri: SessionUri, emit: Emit, started: float) -> SleepResult:
-        live = await self._residency.live(uri)
+        live = self._residency.live(uri)
         if live is None:
             row, look = self._residency.require_row(uri), self._residency.looks.end(uri)
             durable = await self._hibernation.on_io(lambda: listing.durable_of_asleep(self._store, row))
@@ -1078,7 +1078,7 @@ class Service:
     ) -> ForkOrder:
         """Which version is to be forked: what an awake session has not slept is put to sleep for it."""
         if row is None:
-            live = await self._residency.live(source)
+            live = self._residency.live(source)
             if live is None:
                 row, held = self._residency.standing(source)
             else:
@@ -1193,8 +1193,18 @@ class Service:
         return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))
 
     def _look(self, live: Session) -> Look | None:
-        """What a session that is only looked at leaves behind where it goes on from there."""
+        """Where a session stands that is only looked at."""
         return listing.look_of(live, self._store.find_session(live.uri))
+
+    def _branch(self, live: Session) -> Look | None:
+        """What a session leaves behind that goes on from a look; or that has gone on, and behind whose version a newer
+        one has come back since: that is told until a sleep has made the branch a version."""
+        newest = self._store.find_session(live.uri)
+        if newest is None or live.durable is None or not live.dirty or live.rewound:
+            return self._look(live)
+        if not live.stands_behind(newest, self._store.versions):
+            return None
+        return Look(live.durable.version, live.unchanged_tokens, newest.version, newest.ledger_tokens)
 
     async def _facts(self, name: str, use: Use) -> LoadedModel | None:
         """What is known of a model, which is loaded for that if it never was; None if it is not served."""

@@ -173,7 +173,6 @@ class Conversing:
             saved_from=None,
             salvaged=None,
             recomputed=None,
-            rewound=False,
             slept_by=None,
             differs=(),
             elsewhere_tokens=0,

@@ -6,6 +6,7 @@ disk, what new sessions find to begin with, and counters (GM8).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
@@ -51,7 +52,10 @@ class Labels:
                 await self._of(label, namespace), key=lambda info: (info.state != "awake", -(info.slept_ns or 0))
             )
             uris = [*uris, *(SessionUri.parse(info.session) for info in latest)]
-        warmed = [await self._warm_one(uri, emit) for uri in dict.fromkeys(uris)]
+        warmed = []
+        for uri in dict.fromkeys(uris):
+            warmed.append(await self._warm_one(uri, emit))
+            await asyncio.sleep(0)  # for one that is awake already nothing is waited for
         infos = await in_pieces(self._roll.of(uri for uri, _, _ in warmed))
         return WarmResult(
             tuple(
@@ -64,7 +68,7 @@ class Labels:
     async def _warm_one(self, uri: SessionUri, emit: Emit) -> tuple[SessionUri, bool, str | None]:
         try:
             async with self._residency.turn(uri) as use:
-                if await self._residency.live(uri) is not None:
+                if self._residency.live(uri) is not None:
                     self._hits.add(uri)
                     return uri, True, None
                 return uri, False, await self._residency.warm(use, emit)

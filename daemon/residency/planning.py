@@ -48,7 +48,7 @@ class Planning:
             are like.
         """
         live = self._residency.awake.get(uri)
-        if live is not None and not await self._hibernation.is_superseded(live):
+        if live is not None and not self._hibernation.is_superseded(live):
             require_as_ordered(live, order, self._residency.find_row(uri, order.version))
             return self._of_awake(live)
         order = self._residency.order_of(uri, order)

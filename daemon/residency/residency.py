@@ -172,7 +172,7 @@ class Residency:
         """Hold the session alone, awake. begin: makes it where there is none; it goes again where what it was made for
         fails before anything was read."""
         async with self.turn(uri) as use:
-            live = await self.live(uri)
+            live = self.live(uri)
             if live is None and begin is not None and self._store.find_session(uri) is None:
                 await begin(use)
                 async with self._gone_if_empty(uri):
@@ -250,10 +250,10 @@ class Residency:
             live.state = await to_the_end(self._hibernation.begin(model, lambda: key))
             live.model = model
 
-    async def live(self, uri: SessionUri) -> Session | None:
+    def live(self, uri: SessionUri) -> Session | None:
         """The session if it is awake; one that is superseded is so no more, for its sleep would hide a fuller one."""
         live = self.awake.get(uri)
-        if live is not None and await self._hibernation.is_superseded(live):
+        if live is not None and self._hibernation.is_superseded(live):
             self.drop(uri)
             return None
         return live
@@ -437,7 +437,7 @@ class Residency:
 
     async def _put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
         """Free the memory of a session whose turn is held; False if there is none to free any more."""
-        live = await self.live(uri)
+        live = self.live(uri)
         if live is None or not live.state.tokens:
             return False
         if live.is_mere_look:
@@ -755,7 +755,7 @@ class Residency:
             keeping.failed[uri] = f"{sentence_of(unslept)} Not even its ledger could be kept: {sentence_of(error)}"
 
     async def _needs_last_sleep(self, live: Session) -> bool:
-        return not (await self._hibernation.is_superseded(live) or await self._is_durable(live))
+        return not (self._hibernation.is_superseded(live) or await self._is_durable(live))
 
     async def _is_durable(self, live: Session) -> bool:
         """Whether the next wake gives back what the session is without a sleep. Of a mere look that is the whole

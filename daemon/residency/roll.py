@@ -33,7 +33,7 @@ class Roll:
                 live = self._awake.get(row.uri)
                 if live is None and self._looks.find(row.uri) is not None:
                     unlisted.append(row.uri)  # by a version that the page has not
-                elif live is None or live.gave_way_to(row.bundle_id):
+                elif live is None or live.gave_way_to(row, self._store.versions):
                     found[row.uri] = listing.info_of_asleep(row, stored_bytes)
                 else:
                     found[row.uri] = listing.info_of_awake(live, row, stored_bytes)
@@ -57,7 +57,7 @@ class Roll:
         versions, live = self._store.versions(uri), self._awake.get(uri)
         newest = versions[-1] if versions else None
         stored_bytes = sum(row.bundle_bytes for row in versions)
-        if live is not None and not (newest and live.gave_way_to(newest.bundle_id)):
+        if live is not None and not live.gave_way_to(newest, lambda _: versions):
             return listing.info_of_awake(live, newest, stored_bytes)
         return listing.info_of_left(versions, self._looks.find(uri)) if versions else None
 

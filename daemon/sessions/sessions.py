@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from ...memvid.disk.clock import now_ns
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.ledger_tail import UNREAD
 from ...memvid.format.lossy import LOSSY
-from ...memvid.format.records import Receipt
+from ...memvid.format.records import IndexRow, Receipt
 from ...memvid.format.salvaged import SALVAGED, Salvaged
 from ...memvid.uri import SessionUri
 from ...snapshot.caches import growth_bytes, resident_bytes
@@ -169,10 +169,18 @@ class Session:
         """Whether it is all that the last wake found in the newest version, and nothing has happened in it since."""
         return self.durable is not None and not self.dirty and not self.is_mere_look
 
-    def gave_way_to(self, newest: bytes) -> bool:
-        """Whether the session's newest version, a bundle id, is that which this was saved from: then a repair has
-        brought it back, and the next use of the session finds that one, unless something has happened here since."""
-        return self.saved_from is not None and self.saved_from == newest and self.is_untouched
+    def stands_behind(self, newest: IndexRow | None, versions: Callable[[SessionUri], Sequence[IndexRow]]) -> bool:
+        """Whether a version has come back since, by a repair or an import, that is fuller or newer than its own: the
+        one that this was saved from, or one behind its own, which is still stored. versions: of a session, all."""
+        if newest is None or self.durable is None or newest.bundle_id == self.durable.bundle_id:
+            return False
+        if newest.bundle_id == self.saved_from:
+            return True
+        return any(row.bundle_id == self.durable.bundle_id for row in versions(self.uri))
+
+    def gave_way_to(self, newest: IndexRow | None, versions: Callable[[SessionUri], Sequence[IndexRow]]) -> bool:
+        """Whether the next use of the session finds such a version instead: this has nothing of its own."""
+        return self.is_untouched and self.stands_behind(newest, versions)
 
     @property
     def resident_bytes(self) -> int:

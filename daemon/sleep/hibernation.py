@@ -261,20 +261,14 @@ class Hibernation:
 
         return await self.on_io(look)
 
-    async def is_superseded(self, session: Session) -> bool:
-        """Whether nothing has happened in the session since its wake, and a repair has brought back the version that
-        it was saved from."""
-        if session.saved_from is None:
+    def is_superseded(self, session: Session) -> bool:
+        """Whether nothing has happened in the session since its wake, and a fuller or newer version has come back."""
+        if not session.is_untouched:
             return False
-
-        def look() -> bool:
-            try:
-                newest = self._store.find_session(session.uri)
-                return newest is not None and session.gave_way_to(newest.bundle_id)
-            except StoreError:
-                return False
-
-        return await self.on_io(look)
+        try:
+            return session.gave_way_to(self._store.find_session(session.uri), self._store.versions)
+        except StoreError:
+            return False
 
     async def _keep_with_room(self, session: Session, emit: Emit, terms: _Terms) -> Receipt:
         """Cut and write a snapshot; once more where the disk had no room for it beside a file that a compaction was

@@ -202,7 +202,7 @@ class Healing:
         row = self._store.find_session(uri)
         if row is None:
             return None  # deleted meanwhile
-        live = await self._residency.live(uri)
+        live = self._residency.live(uri)
         if live is not None and live.holds_all_of(row.bundle_id):
             return row.version, "It is awake, and is written anew."
         found = await self._hibernation.on_io(lambda: self._look(row))
@@ -245,7 +245,7 @@ class Healing:
                 row = self._store.find_session(uri)
                 if row is None:
                     return _SETTLED  # deleted meanwhile
-                live = await self._residency.live(uri)
+                live = self._residency.live(uri)
                 if live is not None and live.holds_all_of(row.bundle_id):
                     return await to_the_end(self._keep_awake(live))
                 found = await self._hibernation.on_io(lambda: self._look(row))

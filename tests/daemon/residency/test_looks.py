@@ -16,6 +16,7 @@ from torpor.daemon import errors
 from torpor.daemon.api.results import Look
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.errors import TorporError
+from torpor.memvid import Store
 from torpor.memvid.errors import Corruption, SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
 
@@ -358,6 +359,44 @@ async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_ref
             await rig.sleep("s")
             assert (await rig.wake("s", at_token=550)).token_count == 550
         assert (await rig.service.append(session="s", tokens=[7], emit=ignore)).branched is not None
+
+
+# --- a newer version comes back
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+async def test_where_a_session_goes_on_when_a_newer_version_comes_back_does_not_depend_on_pressure(
+    open_rig: Any, store: Path, tmp_path: Path, crowded: bool, own: bool
+) -> None:
+    """One with nothing of its own gives way. One with something goes on, and says until its sleep that history
+    branches."""
+    async with open_rig() as rig:
+        await rig.read("s", TOKENS[:300])
+        await rig.sleep("s")
+        await rig.service.append(session="s", tokens=TOKENS[300:600], emit=ignore)
+        newest = await rig.sleep("s")
+    (file,) = store.rglob(f"{newest.bundle_id}.mvb")
+    file.rename(tmp_path / "kept")
+    with Store.open(store, writable=True) as opened:
+        opened.repair()
+    async with open_rig() as rig:
+        assert (await rig.wake("s")).token_count == 300
+        if own:
+            await rig.service.append(session="s", tokens=[7], emit=ignore)
+        (tmp_path / "kept").rename(file)
+        await rig.service.maintain(operation="repair")
+        if crowded:
+            await crowd_out(rig)
+        (listed,) = await rig.service.list_sessions()
+        assert listed == dataclasses.replace((await rig.service.show(session="s")).info, sampling=listed.sampling)
+        assert listed.token_count == (301 if own else 600)
+        assert listed.state == ("awake" if own and not crowded else "asleep")
+        read = await rig.service.append(session="s", tokens=[8], emit=ignore)
+        assert read.token_count == (302 if own else 601)
+        assert read.branched == (Look(1, 300, 2, 600) if own and not crowded else None)
+        assert (await rig.sleep("s")).version == (4 if own and crowded else 3)
+        assert (await rig.service.append(session="s", tokens=[9], emit=ignore)).branched is None
 
 
 # --- a fold that does not come to its end

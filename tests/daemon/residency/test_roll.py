@@ -79,7 +79,8 @@ async def test_no_request_for_all_sessions_looks_at_more_than_a_few_in_one_turn_
         assert (await rig.service.stats()).total.sessions == everybody
         status = await rig.service.status()
         assert (status.sessions_asleep, status.sessions_awake) == (len(ASLEEP), len(AWAKE))
-        assert len((await rig.service.warm(label="x", emit=ignore)).sessions) == everybody
+        for _ in range(2):  # the second finds all of them awake, and most of them as they slept
+            assert len((await rig.service.warm(label="x", emit=ignore)).sessions) == everybody
         assert len((await rig.service.clear(label="x")).sessions) == everybody
     # `stats` counts a session for the whole and for its label; the turn of a last piece begins the next work.
     assert 0 < max(counts) <= 3 * AT_ONCE
