@@ -170,7 +170,7 @@ def _has_another(core: StoreCore, into: StoreCore, uri: SessionUri, missing: Seq
 def _refusal(into: StoreCore, uri: SessionUri) -> Finding:
     message = (
         f"Nothing new of {uri} was copied: the backup has another session of that name, or versions in which it went "
-        f"on in another way. Back up to another folder, or remove that session from this one (`torpor rm {uri} "
+        f"on in another way. Back up to another folder, or remove that session from this one (`torpor forget {uri} "
         f"--store {into.path}`) and run the backup again."
     )
     return Finding(into.path, NameTaken.code, message)

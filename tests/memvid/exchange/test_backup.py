@@ -156,7 +156,7 @@ def test_a_backup_takes_nothing_away_for_a_session_that_was_begun_anew_and_copie
         report = back_up(source, copy)
         (problem,) = report.problems
         assert (problem.path, problem.code, report.bytes_freed) == (str(copy), "name_taken", 0)
-        assert f"`torpor rm {URI} --store {copy}`" in problem.message
+        assert f"`torpor forget {URI} --store {copy}`" in problem.message
     with Store.open(copy, writable=True) as store:
         assert (store.versions(URI), store.marks(URI)) == (before, marks)
         require_awake(store, 1200)
