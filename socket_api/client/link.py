@@ -5,13 +5,15 @@ Owns the socket and an inbox for each request in flight. Does not know the verbs
 Rules: what the daemon has begun is never sent twice. The first failure of the connection ends it, and later calls name
 that failure as cause. There are two exceptions, and the daemon has begun nothing in either. Where it needed this
 connection's place, another one is made with the next use, and what was not answered is sent on that. Where it refused a
-request on a connection in reserve, that is sent again after a pause.
+request on a connection in reserve, that is sent again after a pause, in which the answers of others are read. What is
+to be sent again is noted first, so that an interrupt loses none of it: the next wait sends it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import shlex
 import socket
@@ -163,19 +165,22 @@ class Link:
             return self._wait_for(request_id, None if silence_is_fine else self._timeout_s)
 
     def _wait_for(self, request_id: int, timeout_s: float | None) -> ServerMessage:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         inbox = self._inboxes.get(request_id)
         while not inbox:
             self._require_open()
             assert inbox is not None, "an open client keeps the inbox of a request that is waited for"
             try:
-                self._read(deadline)
+                self._send_owed()
+                self._read(min(deadline, self._first_owed()[0]))
             except ApiError:
                 if not inbox and not is_eviction(
                     self._failure
                 ):  # an answer may have come just before the end, as that of a shutdown does
                     raise
             except TimeoutError:
+                if time.monotonic() < deadline:
+                    continue
                 raise RequestTimeout(
                     f"The daemon was silent for {self._timeout_s:g} s. The request is cancelled; look at the session"
                     " with show before asking again, or make the client with a longer timeout_s.",
@@ -224,6 +229,8 @@ class Link:
             if self._evictions > MOST_REPEATS:
                 return
             evicted = self._failure
+            for request in self._unanswered.values():
+                request.owed_at = time.monotonic()
             if self._evictions > 1:
                 time.sleep(pause_s(self._evictions - 2))
             try:
@@ -231,16 +238,30 @@ class Link:
             except BaseException:
                 self._failure = evicted
                 raise
-            try:
-                for request_id, request in self._unanswered.items():
-                    self._send_again(request_id, request)
-            except RemoteError:
-                continue  # again, if it was evicted again
+            with contextlib.suppress(RemoteError):  # again, if it was evicted again
+                self._send_owed()
+
+    def _first_owed(self) -> tuple[float, int]:
+        """When the next request is to be sent again, and its id; never, if none is owed."""
+        owed = ((request.owed_at, request_id) for request_id, request in tuple(self._unanswered.items()))
+        return min(owed, default=(math.inf, 0))
+
+    def _send_owed(self) -> None:
+        """Send again what is owed by now."""
+        while (owed := self._first_owed())[0] <= time.monotonic():
+            if (request := self._unanswered.get(owed[1])) is not None:  # else a signal handler gave it up just now
+                self._send_again(owed[1], request)
 
     def _send_again(self, request_id: int, request: Unanswered) -> None:
-        self._send(self._connection.send_again(request_id, request.call.method, request.call.params))
+        data = self._connection.send_again(request_id, request.call.method, request.call.params)
         if request.is_cancelled:
-            self._send(self._connection.send_cancel(request_id))
+            data += self._connection.send_cancel(request_id)
+        try:
+            self._send(data)
+            request.owed_at = math.inf
+        except BaseException:
+            self._lose(connection_lost("sending was interrupted"))  # it may be out, and is never sent twice
+            raise
 
     def _greet(self, deadline: float) -> None:
         self._send(self._connection.send_hello())
@@ -254,12 +275,12 @@ class Link:
                     path=str(self.socket_path),
                 ) from None
 
-    def _read(self, deadline: float | None) -> None:
+    def _read(self, deadline: float) -> None:
         """Take what the daemon sent to its inboxes, waiting for at least a byte. Raises TimeoutError."""
-        left_s = None if deadline is None else deadline - time.monotonic()
-        if left_s is not None and left_s <= 0:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
             raise TimeoutError
-        self._socket.settimeout(left_s)
+        self._socket.settimeout(None if left_s == math.inf else left_s)
         try:
             data = self._socket.recv(_READ_BYTES)
         except TimeoutError:
@@ -284,8 +305,7 @@ class Link:
                 raise self._lose(remote_error(message.error))
             request = self._unanswered.get(message.id)
             if request is not None and request.is_put_off_by(message):
-                time.sleep(pause_s(request.refusals - 1))
-                self._send_again(message.id, request)
+                request.owed_at = time.monotonic() + pause_s(request.refusals - 1)
                 continue
             self._evictions = 0
             if not isinstance(message, EventMessage):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import random
 import socket
 from collections.abc import Iterator
@@ -32,11 +33,13 @@ _LONGEST_PAUSE_S = 0.25
 
 @dataclass(slots=True)
 class Unanswered:
-    """A request that the daemon has not answered yet."""
+    """A request that the daemon has not answered yet. owed_at: when it is to be sent again, by the monotonic clock;
+    never, unless it is owed."""
 
     call: Call[Any]
     is_cancelled: bool = False
     refusals: int = 0
+    owed_at: float = math.inf
 
     def is_put_off_by(self, message: ServerMessage) -> bool:
         """Whether to send it again after a pause: the daemon began nothing of it, because this connection is one of

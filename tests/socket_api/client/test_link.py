@@ -1,0 +1,157 @@
+"""What a connection owes: requests that the daemon has not begun are sent again, and none of them twice."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torpor.socket_api.client import link as link_module
+from torpor.socket_api.client.link import Link
+from torpor.socket_api.errors import ConnectionLost
+from torpor.socket_api.limits import REQUEST_LIMITS
+from torpor.socket_api.wire import calls
+from torpor.socket_api.wire.framing import FrameDecoder
+from torpor.socket_api.wire.messages import ResultMessage
+
+from .test_client import HELLO, frame
+
+EVICTION = frame(
+    {"type": "error", "id": None, "error": {"code": "connection_evicted", "message": "Gone.", "details": {}}}
+)
+
+
+def answer(request_id: int) -> bytes:
+    return frame({"type": "result", "id": request_id, "result": {"sessions": ()}})
+
+
+def refusal(request_id: int) -> bytes:
+    error = {"code": "daemon_busy", "message": "All work.", "details": {}}
+    return frame({"type": "error", "id": request_id, "error": error})
+
+
+@contextlib.contextmanager
+def greeted(path: Path, *replies: Callable[[list[int]], bytes]) -> Iterator[tuple[Link, list[int]]]:
+    """A link to a daemon that takes so many connections, one after the other, and what was asked of it, by id.
+    replies: what it says on each when something more was asked; the end of its place ends the connection."""
+    asked: list[int] = []
+
+    def serve() -> None:
+        for reply in replies:
+            connected, _ = listener.accept()
+            with connected, contextlib.suppress(ConnectionError):
+                decoder, said = FrameDecoder(REQUEST_LIMITS), b""
+                while said != EVICTION and (data := connected.recv(65536)):
+                    decoder.feed(data)
+                    while (message := decoder.next_frame()) is not None:
+                        if message["type"] == "hello":
+                            connected.sendall(frame(HELLO))
+                        elif message["type"] == "request":
+                            asked.append(message["id"])
+                            said = reply(asked)
+                            connected.sendall(said)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(8)
+        daemon = threading.Thread(target=serve)
+        daemon.start()
+        link = Link(path, timeout_s=20)
+        try:
+            yield link, asked
+        finally:
+            link.close()
+            daemon.join(timeout=10)
+
+
+def refuse_the_second_once(asked: list[int]) -> bytes:
+    return {(1, 2): refusal(2), (1, 2, 2): answer(2)}.get(tuple(asked), b"")
+
+
+def test_an_interrupt_in_the_pause_after_a_refusal_loses_no_request(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request is waited for, and given up then."""
+    refused = threading.Event()
+
+    def pause_s(_attempt: int) -> float:
+        refused.set()
+        return 0.5
+
+    def interrupt() -> None:
+        refused.wait(10)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    main = threading.main_thread().ident
+    assert main is not None
+    monkeypatch.setattr(link_module, "pause_s", pause_s)
+    with greeted(short_path / "t.sock", refuse_the_second_once) as (link, asked):
+        one, other = link.begin(calls.list_sessions(None)), link.begin(calls.list_sessions(None))
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            link.wait_for(one)
+        interrupting.join()
+        link.abandon(one)
+        assert isinstance(link.wait_for(other), ResultMessage)
+    assert asked == [one, other, other]
+
+
+def test_the_pause_after_a_refusal_holds_up_no_answer_of_another_request(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "pause_s", lambda _attempt: 5.0)
+    said = {(1, 2): refusal(2) + answer(1), (1, 2, 2): answer(2)}
+    with greeted(short_path / "t.sock", lambda asked: said.get(tuple(asked), b"")) as (link, asked):
+        one, other = link.begin(calls.list_sessions(None)), link.begin(calls.list_sessions(None))
+        assert isinstance(link.wait_for(one), ResultMessage)
+        assert asked == [one, other], "the other was not sent again yet"
+
+
+def test_an_interrupt_while_an_evicted_connection_is_made_anew_loses_no_request(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed = Link._send_again
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.setattr(Link, "_send_again", renewed)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Link, "_send_again", interrupted)
+    evict = {(1, 2): EVICTION}
+    with greeted(
+        short_path / "t.sock",
+        lambda asked: evict.get(tuple(asked), b""),
+        lambda asked: b"".join(map(answer, asked[2:])) if len(asked) == 4 else b"",
+    ) as (link, asked):
+        one, other = link.begin(calls.list_sessions(None)), link.begin(calls.list_sessions(None))
+        with pytest.raises(KeyboardInterrupt):
+            link.wait_for(one)
+        assert isinstance(link.wait_for(other), ResultMessage)
+    assert asked == [one, other, one, other]
+
+
+def test_what_was_sent_again_when_an_interrupt_came_is_not_sent_once_more(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon may have begun it."""
+    send = Link._send
+
+    def interrupted(link: Link, data: bytes) -> None:
+        send(link, data)
+        monkeypatch.setattr(Link, "_send", send)
+        raise KeyboardInterrupt
+
+    with greeted(short_path / "t.sock", refuse_the_second_once) as (link, asked):
+        one, other = link.begin(calls.list_sessions(None)), link.begin(calls.list_sessions(None))
+        monkeypatch.setattr(Link, "_send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            link.wait_for(one)
+        with pytest.raises(ConnectionLost):
+            link.wait_for(other)
+    assert asked == [one, other, other]
