@@ -840,7 +840,7 @@ class Service:
             kept = None if labels is None else tuple(labels)
             order = await to_the_end(self._order_of_fork(source, row, wanted, at_token, kept, emit))
             if order.at_token not in (None, order.row.token_count):
-                async with self._residency.room_to_wake(use, order.row) as model:
+                async with self._residency.room_to_wake(use, order.row, order.at_token) as model:
                     forked = await to_the_end(self._forking.cut_off(order, model, emit))
             else:
                 forked = await to_the_end(self._forking.refer_to_all(order))

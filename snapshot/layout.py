@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from ..memvid.format.blocks import SlotSpec
+from ..memvid.format.blocks import BLOCK_TOKENS, SlotSpec
 from ..memvid.limits import MAX_SLOTS
 from .kinds import Kind, Record, kind_named, kind_of, leaves, name_of_dtype
 from .lossy_kinds import Quantisation, exact_of, is_beside
@@ -142,6 +142,13 @@ class CacheLayout:
         """Memory that a state of so many tokens takes at most, while it is read or woken too, checkpoints apart.
         at_once: tokens of one model call, at most."""
         return self.logits_bytes + sum(entry.most_bytes(token_count, at_once) for entry in self.entries)
+
+    def tokens_to_wake(self, held: int, at: int | None) -> int:
+        """Of how many tokens a wake takes the memory, of a version that holds so many. at: how many are wanted, all if
+        None. Blocks are read whole; where not all is cut by token, a record of a later position may be read."""
+        if at is None or not self.by_token:
+            return held
+        return min(held, -(-at // BLOCK_TOKENS) * BLOCK_TOKENS)
 
     def span_slots(self, token_count: int) -> tuple[SlotSpec, ...]:
         """The slots of a block of `token_count` tokens in stored order, cache by cache, each `[heads, tokens, dim]`."""

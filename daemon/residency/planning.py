@@ -75,8 +75,10 @@ class Planning:
         self, reader: BundleReader, prospect: Prospect, model: LoadedModel, unread: int, *, is_loaded: bool
     ) -> WakePlanResult:
         """unread: tokens behind all blocks, which the wake reads in either way."""
+        at_token = None if prospect.plan.target_tokens == reader.manifest.token_count else prospect.plan.target_tokens
         plan, choice, manifest = prospect.plan, prospect.choice, reader.manifest
         files = _files_of([*plan.spans, *([plan.state] if plan.state else [])])
+        needed = model.layout.tokens_to_wake(manifest.token_count + unread, at_token)
         return WakePlanResult(
             session=str(manifest.uri),
             version=manifest.version,
@@ -94,7 +96,7 @@ class Planning:
             restored_tokens=plan.resumed_tokens,
             computed_tokens=plan.replayed_tokens + unread,
             verified=not prospect.trusting,
-            memory_bytes=model.layout.most_bytes(manifest.token_count + unread, PREFILL_CHUNK_TOKENS),
+            memory_bytes=model.layout.most_bytes(needed, PREFILL_CHUNK_TOKENS),
             restore_seconds=choice.restore_s,
             recompute_seconds=choice.recompute_s,
             recompute=self._hibernation.recompute_policy,

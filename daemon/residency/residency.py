@@ -221,15 +221,18 @@ class Residency:
                 return live
 
     @asynccontextmanager
-    async def room_to_wake(self, use: Use, row: IndexRow, *, times: int = 1) -> AsyncIterator[LoadedModel]:
+    async def room_to_wake(
+        self, use: Use, row: IndexRow, at_token: int | None = None, *, times: int = 1
+    ) -> AsyncIterator[LoadedModel]:
         """Hold the model of a version of a session, with memory to wake that beside all that is awake; `times` over.
+        at_token: how many of its tokens, all if None.
 
         Raises:
             What `Loading.using` raises. MemoryBudgetExceeded, MemoryBusy: as `room_for`.
         """
         while True:
             async with self.models.holding(row.model, use) as place:
-                wanted = times * _bytes_to_wake(place, row)
+                wanted = times * _bytes_to_wake(place, row, at_token)
                 await self._reserve(use, wanted)
                 if place.model is not None:
                     yield place.model
@@ -302,7 +305,7 @@ class Residency:
         started = started or time.monotonic()
         order = self.order_of(use.uri, order)
         row = self.row_of(use.uri, order.version)
-        async with self.room_to_wake(use, row) as model:
+        async with self.room_to_wake(use, row, order.at_token) as model:
             woken = await self._bring_back(use, order, model, emit, started)
         self.memory.settle(use)
         return woken
@@ -352,7 +355,7 @@ class Residency:
         place = self._shelf.place(row.model)
         if place.model is None:
             return "model_not_loaded"
-        if not self.memory.take_free(use, _bytes_to_wake(place, row)):
+        if not self.memory.take_free(use, _bytes_to_wake(place, row, order.at_token)):
             return "no_room"
         async with self.models.using(row.model, use) as model:
             await self._bring_back(use, order, model, emit, time.monotonic())
@@ -803,9 +806,10 @@ def session_exists(uri: SessionUri) -> SessionExists:
     return SessionExists(f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri))
 
 
-def _bytes_to_wake(place: Place, row: IndexRow) -> int:
+def _bytes_to_wake(place: Place, row: IndexRow, at_token: int | None) -> int:
     assert place.model is not None
-    return place.model.layout.most_bytes(row.ledger_tokens, PREFILL_CHUNK_TOKENS)
+    layout = place.model.layout
+    return layout.most_bytes(layout.tokens_to_wake(row.ledger_tokens, at_token), PREFILL_CHUNK_TOKENS)
 
 
 def _ignore(_event: object) -> None:

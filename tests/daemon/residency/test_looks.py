@@ -361,6 +361,28 @@ async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_ref
         assert (await rig.service.append(session="s", tokens=[7], emit=ignore)).branched is not None
 
 
+@pytest.mark.parametrize("how", ["wake", "look", "fork"])
+async def test_an_early_token_takes_the_memory_of_what_is_read_for_it_where_all_is_cut_by_token(
+    open_rig: Any, how: str
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("s", tokens_of(1, 1800))
+        await rig.sleep("s")
+        if how == "look":
+            await rig.wake("s", at_token=100)
+            await crowd_out(rig)
+        needed = rig.model.layout.most_bytes(600, PREFILL_CHUNK_TOKENS)
+        await rig.service._residency.resize(rig.model.weights_bytes + needed)
+        if how == "wake":
+            assert (await rig.service.plan_wake(session="s", at_token=100)).memory_bytes <= needed
+            assert (await rig.wake("s", at_token=100)).token_count == 100
+        elif how == "look":
+            assert (await rig.service.append(session="s", tokens=[7], emit=ignore)).token_count == 101
+        else:
+            assert (await rig.service.fork(session="s", name="f", at_token=100, emit=ignore)).token_count == 100
+        assert sum(each.resident_bytes for each in rig.service._residency.awake.values()) <= needed
+
+
 # --- a newer version comes back
 
 
