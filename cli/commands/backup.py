@@ -42,7 +42,7 @@ def backup(
     """
     output = Output(as_json=as_json)
     place = choose_store(store, socket)
-    unslept = _find_unslept(socket) if store is None else []
+    unslept = _find_unslept(socket, store)
     with open_store(place) as opened:
         try:
             with output.progress("copying", unit="bytes") as on_progress:
@@ -60,9 +60,9 @@ def backup(
     return status
 
 
-def _find_unslept(socket: Path | None) -> list[str]:
-    """The sessions of the daemon that answers, if one does, of which its memory has more than the store."""
-    daemon = find_daemon(socket)
+def _find_unslept(socket: Path | None, store: Path | None) -> list[str]:
+    """The sessions of the store's daemon, if one answers, of which its memory has more than the store."""
+    daemon = find_daemon(socket, store)
     if daemon is None:
         return []
     with daemon:

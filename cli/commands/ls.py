@@ -97,7 +97,7 @@ def _load_sessions(
     namespace: str | None, socket: Path | None, store: Path | None
 ) -> tuple[str, str, list[dict[str, Any]]]:
     """Give where the listing comes from (daemon or store), the store's path, and the sessions."""
-    daemon = find_daemon(socket) if store is None else None
+    daemon = find_daemon(socket, store)
     if daemon is not None:
         with daemon:
             listed = daemon.list_sessions(namespace)

@@ -56,7 +56,7 @@ def show(
 
 def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, Path, dict[str, Any]]:
     """Give where the detail comes from (daemon or store), the store's path, and the detail."""
-    daemon = find_daemon(socket) if store is None else None
+    daemon = find_daemon(socket, store)
     if daemon is not None:
         with daemon:
             place = Path(daemon.status().store)

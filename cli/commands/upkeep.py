@@ -137,12 +137,9 @@ def set_mark(mark: Mark, socket: Path | None, store: Path | None) -> MarksResult
 
 
 def find_keeper(socket: Path | None, store: Path | None) -> Client | None:
-    """Open a client of the daemon that is to do it; None if this process has to, as none runs or a store is named.
-
-    Raises:
-        DaemonUnreachable: no process answers on the socket that was named, or one is there that does not answer.
-    """
-    return find_daemon(socket, timeout_s=PATIENCE_S) if store is None else None
+    """Open a client of the daemon that is to do it, as patient as that takes; None if this process has to. Raises as
+    `find_daemon`."""
+    return find_daemon(socket, store, timeout_s=PATIENCE_S)
 
 
 def open_to_maintain(path: Path) -> Store:

@@ -1,17 +1,20 @@
 """How commands talk to the daemon: open a client, turn its events into a bar or into text, name what is missing.
 
-The one module of this folder that knows the client's calling conventions. Knows nothing of stores.
+The one module of this folder that knows the client's calling conventions. Opens no store: it compares the path of the
+one that was named with what the daemon says that it serves.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from ...errors import TorporError
+from ...memvid.disk.location import STORE_VARIABLE, named_store_path
 from ...memvid.uri import parse_reference
 from ...socket_api.client.client import Client
 from ...socket_api.client.link import DEFAULT_TIMEOUT_S, start_command
@@ -34,30 +37,68 @@ STAGE_NAMES = {
 }
 
 
-def connect(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
-    """Open a client on the given socket, or on the one where a daemon is by default.
+def connect(socket: Path | None, *, store: Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
+    """Open a client on the given socket, or on the one where a daemon is by default. `store`: the one that was named
+    by an option, else $TORPOR_STORE counts.
 
     Raises:
         DaemonUnreachable: no daemon answers there.
+        InvalidUsage: the one that answers serves another store than the one that was named.
     """
-    return Client(socket, timeout_s=timeout_s)
+    client = Client(socket, timeout_s=timeout_s)
+    mismatch = find_mismatch(client, store)
+    if mismatch is not None:
+        client.close()
+        raise mismatch
+    return client
 
 
-def find_daemon(socket: Path | None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client | None:
-    """Open a client if a daemon is there; None if none is, and no socket was named.
+def find_daemon(
+    socket: Path | None, store: Path | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Client | None:
+    """Open a client of the daemon to ask; None if the caller has to look at files itself: a store was named by an
+    option, or no socket was named, and no daemon is there or it serves another store than $TORPOR_STORE.
 
     A daemon that was named must answer, and one that is there but does not must not be passed over: in either case
     what the caller would look at instead could be another store.
 
     Raises:
         DaemonUnreachable: no process answers on the socket that was named, or one is there that does not answer.
+        InvalidUsage: the daemon on the socket that was named serves another store than $TORPOR_STORE.
     """
+    if store is not None:
+        return None
     try:
-        return connect(socket, timeout_s=timeout_s)
+        client = Client(socket, timeout_s=timeout_s)
     except DaemonUnreachable as error:
         if socket is None and nobody_is_there(error):
             return None
         raise
+    mismatch = find_mismatch(client)
+    if mismatch is None:
+        return client
+    client.close()
+    if socket is None:
+        return None
+    raise mismatch
+
+
+def find_mismatch(client: Client, store: Path | None = None) -> InvalidUsage | None:
+    """What to say where the daemon serves another store than the one that was named, by an option or by $TORPOR_STORE;
+    None where it is the same one, or none was named."""
+    wanted = store or named_store_path()
+    if wanted is None:
+        return None
+    served = client.status().store
+    if os.path.realpath(wanted) == os.path.realpath(served):
+        return None
+    name, leave_out = ("--store", "Leave --store out") if store else (f"${STORE_VARIABLE}", f"Unset {STORE_VARIABLE}")
+    return InvalidUsage(
+        f"The daemon on {client.socket_path} serves the store {served}, but {name} names {wanted}. {leave_out} to use"
+        " this daemon, or name the socket of another one with --socket.",
+        socket=str(client.socket_path),
+        store=served,
+    )
 
 
 def nobody_is_there(error: TorporError) -> bool:
@@ -71,10 +112,9 @@ def nobody_is_there(error: TorporError) -> bool:
 
 
 def find_ended_daemon() -> dict[str, str] | None:
-    """What to say of a daemon that ended without a stop, and so left the default socket behind; None if none did. For
-    those whom no daemon answers there."""
+    """What to say of a daemon that ended without a stop, and so left the default socket behind; None if none did."""
     socket, log = default_socket_path(), default_log_path()
-    if not socket.is_socket():
+    if not socket.is_socket() or _somebody_is_on(socket):
         return None
     message = (
         "The daemon that listened here ended without a stop. What slept is safe; what was read or written after that is"
@@ -82,6 +122,14 @@ def find_ended_daemon() -> dict[str, str] | None:
     )
     message += f" Why it ended may stand in {log}." if log.exists() else ""
     return {"code": DaemonUnreachable.code, "path": str(socket), "message": message}
+
+
+def _somebody_is_on(socket: Path) -> bool:
+    try:
+        Client(socket, timeout_s=CLEAN_UP_TIMEOUT_S).close()
+    except TorporError as error:
+        return not nobody_is_there(error)
+    return True
 
 
 def with_session(

@@ -49,12 +49,10 @@ class Detail:
 
 
 def choose_store(store: Path | None, socket: Path | None) -> Path:
-    """Give the store to inspect: the one asked for, else the running daemon's, else the default one."""
-    if store is not None:
-        return store
-    daemon = find_daemon(socket)
+    """Give the store to inspect: the one that was named, else the running daemon's, else the default one."""
+    daemon = find_daemon(socket, store)
     if daemon is None:
-        return default_store_path()
+        return store or default_store_path()
     with daemon:
         return Path(daemon.status().store)
 

@@ -13,14 +13,15 @@ import typer
 
 from ... import __version__
 from ...errors import TorporError
-from ...memvid.disk.location import default_store_path
+from ...memvid.disk.location import default_store_path, named_store_path
 from ...memvid.units import format_bytes, format_count, format_plural
+from ...socket_api.client.client import Client
 from ...socket_api.client.link import start_command
 from ...socket_api.wire.address import default_socket_path
 from ..errors import DoctorFailed
 from ..exit_codes import INTEGRITY, OK
 from ..reach.background import default_log_path
-from ..reach.daemon_link import connect, nobody_is_there
+from ..reach.daemon_link import find_mismatch, nobody_is_there
 from ..reach.options import JsonOption, SocketOption, StoreOption
 from ..reach.store_view import describe_holder, find_holder, open_store
 from ..view.formatting import format_seconds
@@ -68,7 +69,9 @@ def doctor(
     changed = [check for check in checks or () if check["outcome"] == CHANGED_UNSEEN]
     status = INTEGRITY.number if changed else OK.number
     daemon = _examine_daemon(socket)
-    files = _examine_store(store or Path(daemon["store"] if daemon["answers"] else default_store_path()))
+    files = _examine_store(
+        store or named_store_path() or Path(daemon["store"] if daemon["answers"] else default_store_path())
+    )
     log = str(default_log_path())
     if as_json:
         body = {"torpor": __version__, "machine": machine, "daemon": daemon, "store": files, "log": log}
@@ -130,8 +133,10 @@ def examine_machine(*, check_models: bool = False) -> dict[str, Any]:
 def _examine_daemon(socket: Path | None) -> dict[str, Any]:
     place = str(socket or default_socket_path())
     try:
-        with connect(socket) as client:
-            return {"answers": True, "socket": place, "problem": None, **client.status().model_dump(mode="json")}
+        with Client(socket) as client:
+            mismatch = find_mismatch(client)
+            problem = None if mismatch is None else mismatch.message
+            return {"answers": True, "socket": place, "problem": problem, **client.status().model_dump(mode="json")}
     except TorporError as error:
         # Nobody there is a fact; somebody there who does not answer, or not as a daemon does, is a problem.
         problem = None if nobody_is_there(error) else f"does not answer as it should: {error.code}: {error.message}"

@@ -12,7 +12,6 @@ from ...memvid.disk.location import default_store_path
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.wire.address import default_socket_path
-from ..errors import InvalidUsage
 from ..exit_codes import OK
 from ..reach import background
 from ..reach.daemon_link import connect, nobody_is_there
@@ -46,20 +45,20 @@ def ensure(
         arguments += ["--model", f"{name}={path}"]
     arguments += [] if config is None else ["--config", str(config.absolute())]
     with _one_at_a_time(log):
-        daemon, started = _find(socket), False
+        daemon, started = _find(socket, store), False
         if daemon is None:
             begun = background.start(arguments, log)
-            daemon, started = _find(socket), isinstance(begun, background.Started)
+            daemon, started = _find(socket, store), isinstance(begun, background.Started)
             if daemon is None and isinstance(begun, background.Refused):
                 write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
                 return begun.status
-    with daemon or connect(socket) as found:
-        return _tell(output, found, store, started=started)
+    with daemon or connect(socket, store=store) as found:
+        return _tell(output, found, started=started)
 
 
-def _find(socket: Path) -> Client | None:
+def _find(socket: Path, store: Path | None) -> Client | None:
     try:
-        return connect(socket)
+        return connect(socket, store=store)
     except DaemonUnreachable as error:
         if nobody_is_there(error):
             return None
@@ -77,15 +76,8 @@ def _one_at_a_time(log: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _tell(output: Output, daemon: Client, store: Path | None, *, started: bool) -> int:
+def _tell(output: Output, daemon: Client, *, started: bool) -> int:
     status = daemon.status()
-    if store is not None and not started and os.path.realpath(store) != os.path.realpath(status.store):
-        raise InvalidUsage(
-            f"A daemon answers on {daemon.socket_path}, and serves {status.store}. Leave --store out to use it, or "
-            "name another --socket.",
-            socket=str(daemon.socket_path),
-            store=status.store,
-        )
     facts = {"socket": str(daemon.socket_path), "pid": status.pid, "store": status.store, "started": started}
     if output.as_json:
         output.document("ensure", facts)

@@ -41,8 +41,8 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def nothing_of_this_user(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
-    """No test may see the store or the daemon of whoever runs it."""
-    monkeypatch.setenv("TORPOR_STORE", str(short_path / "no-store"))
+    """No test may see the daemon of whoever runs it; nor the store, of which tests/conftest.py takes care. A variable
+    would name a store, and no daemon of another one would be asked."""
     monkeypatch.setenv("TORPOR_SOCKET", str(short_path / "run" / "t.sock"))
     monkeypatch.setenv("COLUMNS", "120")
 
