@@ -101,7 +101,7 @@ def wake(
             f" in {format_seconds(result.seconds)}{'' if result.verified else ' and trusted'}{_CANARY[result.canary]}"
         )
     remark_on_wake(output, result)
-    remark_on_look(output, result.look)
+    remark_on_look(output, result.session, result.look)
 
 
 def _named(session: str, version: str | None) -> tuple[str, int | None]:

@@ -29,12 +29,14 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
         output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(woken.differs))}")
 
 
-def remark_on_look(output: Output, look: Look | None) -> None:
-    """Say it if a session is awake before its end, and what becomes of it."""
+def remark_on_look(output: Output, session: str, look: Look | None) -> None:
+    """Say it if a session is awake before its end, and how to come back."""
     if look is not None:
+        name = plain(session.removeprefix("torpor://").removeprefix("default/"))
         output.remark(
-            f"[yellow]a look[/] at {_described(look.version, look.token_count)}: {_newest_of(look)} stays what the next"
-            " wake gives, unless something is read or written here"
+            f"[yellow]a look[/] at {_described(look.version, look.token_count)}: {_newest_of(look)} stays the newest,"
+            f" unless something is read or written here. To have it: [cyan]torpor sleep {name}[/], then"
+            f" [cyan]torpor wake {name}[/]"
         )
 
 
