@@ -39,6 +39,7 @@ def ensure(
     [cyan]torpor ensure --config torpor.toml --json | jq .started[/]
     """
     output, socket = Output(as_json=as_json), socket or default_socket_path()
+    chosen_log = log
     log = (log or background.default_log_path()).absolute()
     arguments = ["--store", str((store or default_store_path()).absolute()), "--socket", str(socket.absolute())]
     for name, path in named_folders("--model", model).items():
@@ -53,7 +54,20 @@ def ensure(
                 write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
                 return begun.status
     with daemon or connect(socket, store=store) as found:
+        if not started:
+            told = found.status().config
+            is_its_own = config and told and os.path.realpath(config) == os.path.realpath(told.path)
+            given = {"--model": model, "--config": None if is_its_own else config, "--log": chosen_log}
+            _tell_what_is_ignored(output, [option for option, value in given.items() if value])
         return _tell(output, found, started=started)
+
+
+def _tell_what_is_ignored(output: Output, options: list[str]) -> None:
+    if options:
+        output.remark(
+            f"[yellow]not taken over[/]: {', '.join(options)}. Options hold only for a daemon that is started. To have"
+            " them, stop the daemon first ([cyan]torpor stop[/]), then run this again."
+        )
 
 
 def _find(socket: Path, store: Path | None) -> Client | None:

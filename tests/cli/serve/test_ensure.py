@@ -46,6 +46,9 @@ def test_several_at_once_start_one_daemon_and_all_have_it(torpor: Torpor) -> Non
     (pid,) = {each["pid"] for each in documents}
     again = torpor("ensure")
     assert (again.status, f"(pid {pid}), as it did before" in again.out) == (0, True)
+    assert "not taken over" not in again.err
+    ignored = " ".join(torpor("ensure", "--model", "nope=/nonexist").err.split())
+    assert "not taken over: --model. Options hold only for a daemon that is started" in ignored
     refused = torpor("ensure", "--store", "/elsewhere")
     assert (refused.status, "Leave --store out" in " ".join(refused.err.split())) == (2, True)
     with Client.ensure() as daemon:
