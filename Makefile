@@ -39,8 +39,8 @@ check: install ## style and types
 bench: install ## measure what the documents claim, with the figures of the peers beside them
 	@$(BIN)/python bench/run.py
 
-cache-kinds: install ## sleep and wake every architecture of mlx-lm, and write docs/cache-kinds.md
-	@$(BIN)/python tests/snapshot/matrix/run.py --document docs/cache-kinds.md
+cache-kinds: install ## sleep and wake every architecture of mlx-lm, and write docs/reference/cache-kinds.md
+	@$(BIN)/python tests/snapshot/matrix/run.py --document docs/reference/cache-kinds.md
 
 install: $(VENV)/.installed blas ## the virtual environment
 

@@ -1,7 +1,7 @@
 """Every bound that the wire keeps, with its unit and its reason.
 
-Owns numbers only. What is done when one is passed stands where it is checked; `docs/protocol.md` lists them for
-authors of other clients.
+Owns numbers only. What is done when one is passed stands where it is checked. `docs/reference/protocol.md` lists them
+for authors of other clients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_ARRAY_ITEMS = 1_048_576
 """Items of one array, and integers of one frame: one token list of the longest context in use."""
 
 MAX_REQUEST_VALUES = 131_072
-"""Values of a request outside runs of integers; bounds the memory of a decoded frame (docs/protocol.md)."""
+"""Values of a request outside runs of integers; bounds the memory of a decoded frame (docs/reference/protocol.md)."""
 
 MAX_REPLY_VALUES = 4 * 1_048_576
 """Values of a reply, as above: a digest for each generated token is a value of its own."""

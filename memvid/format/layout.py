@@ -1,6 +1,6 @@
 """The fixed-size parts of a bundle file, byte by byte: header, frame head, trailer. Pure: bytes in, values out.
 
-Knows nothing of files, manifests or block contents. docs/format.md has the same tables for people.
+Knows nothing of files, manifests or block contents. docs/reference/format.md has the same tables for people.
 
     header (64) | frame, frame, … | manifest | directory | trailer (136)
     frame = prefix (64) | block header | storage table (48 a slot) | zeros | payload, zeros | payload, zeros | …

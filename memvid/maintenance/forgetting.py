@@ -1,7 +1,7 @@
 """Forget: deletes a session and proves that nothing of it is left in the store but what is other sessions' too.
 
 Owns where a session's bytes can be, the order in which they go, and the proof. What is said of disks, backups and the
-like stands in docs/format.md: this module only knows the store's own files.
+like stands in docs/reference/format.md: this module only knows the store's own files.
 
 Order: retire the versions, oldest first → drop their rows → marks → remove files that nobody needs → leftovers,
 `incoming` and quarantine → strip the files that others need → write the index anew → look again.

@@ -24,7 +24,7 @@ def told_in(text: str) -> Iterator[tuple[str, str]]:
         yield from ((command, option) for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", rest))
 
 
-@pytest.mark.parametrize("pattern", ["*.md", "docs/*.md", "memvid/**/*.py"])
+@pytest.mark.parametrize("pattern", ["*.md", "docs/**/*.md", "memvid/**/*.py"])
 def test_every_option_that_somebody_is_told_to_type_is_one_of_its_command(pattern: str) -> None:
     told = {one for path in ROOT.glob(pattern) for one in told_in(path.read_text(encoding="utf-8"))}
     assert told

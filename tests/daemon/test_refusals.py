@@ -121,7 +121,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def regions(path: Path) -> dict[str, int]:
-    """An offset within each part of a bundle file (docs/format.md)."""
+    """An offset within each part of a bundle file (docs/reference/format.md)."""
     size = path.stat().st_size
     trailer = size - 136
     manifest = int.from_bytes(path.read_bytes()[trailer + 8 : trailer + 16], "little")

@@ -1,4 +1,4 @@
-"""T16: stores of every released format version open for ever; and docs/format.md says what the code does.
+"""T16: stores of every released format version open for ever; and docs/reference/format.md says what the code does.
 
 The files in data/ are never made again.
 """
@@ -142,10 +142,10 @@ def test_t16_a_store_of_format_1_is_written_on_and_stays_what_it_is(fixture_stor
     assert not list(fixture_store.glob("bundles/*/*.mvr")), "what only the deleted session needed went with it"
 
 
-# --- docs/format.md
+# --- docs/reference/format.md
 
 
-DOCUMENT = (Path(torpor.__file__).parent / "docs" / "format.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(torpor.__file__).parent / "docs" / "reference" / "format.md").read_text(encoding="utf-8")
 
 
 def table(section: str, nth: int = 0) -> list[list[str]]:

@@ -245,7 +245,7 @@ def test_memory_does_not_grow_with_the_session(kept: MakeKept) -> None:
 
 
 def test_every_field_of_the_document_is_in_its_description(kept: MakeKept) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "artifacts.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "artifacts.md").read_text()
     session = kept(lambda: [caches.KVCache(), caches.ArraysCache(3)])
     session.read(256)
     first = session.sleep()

@@ -23,7 +23,7 @@ from torpor.snapshot.identity import (
     tokens_from_elsewhere,
 )
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "identity.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "explanation" / "identity.md"
 HERE = {"device": "cpu", "mlx": "0.32.4"}
 
 

@@ -227,7 +227,7 @@ def test_a_configuration_without_positions_says_so(settings: dict[str, Any]) -> 
 
 
 def test_the_document_names_every_pattern_of_tokenizer_files() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "identity.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "identity.md").read_text()
     (told,) = re.findall(r"Files of the tokenizer are those(.*?)\. Each counts", text, re.DOTALL)
     assert set(re.findall(r"`(.+?)`", told)) == set(TOKENIZER_PATTERNS)
 

@@ -1,4 +1,4 @@
-"""The invariants of audited systems, by their ids (docs/invariants.md), as a client sees them: a real daemon on the
+"""The invariants of docs/reference/invariants.md, by their ids, as a client sees them: a real daemon on the
 demo model, over its socket. What has to fail inside the daemon is in `test_invariants_failures.py`."""
 
 from __future__ import annotations

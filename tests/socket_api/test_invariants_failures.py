@@ -1,4 +1,4 @@
-"""Invariants of audited systems, by their ids (docs/invariants.md), where something fails inside the daemon: a real
+"""Invariants of docs/reference/invariants.md, by their ids, where something fails inside the daemon: a real
 one, with doors that make a model call, an allocation or a write fail, or hold it until the daemon is killed."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/protocol.md is true: every method, parameter, result field, message, error code and limit is in it."""
+"""docs/reference/protocol.md is true: every method, parameter, result field, message, error code and limit is in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.wire import messages, results
 from torpor.socket_api.wire.methods import METHODS, Message, SamplingFields
 
-TEXT = Path(__file__).parents[2].joinpath("docs", "protocol.md").read_text()
+TEXT = Path(__file__).parents[2].joinpath("docs", "reference", "protocol.md").read_text()
 
 
 def section(heading: str) -> str:

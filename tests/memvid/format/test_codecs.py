@@ -319,7 +319,7 @@ def test_any_slot_survives_however_it_is_cut(
     assert read(*written, len(data), DTYPE_BYTES[dtype], read_in) == data
 
 
-# A slot of 40,000 float32 in one chunk, made here by the words of docs/format.md: nothing of the writer is used.
+# A slot of 40,000 float32 in one chunk, made from docs/reference/format.md alone, without the writer.
 
 ELEMENTS, WIDTH = 40_000, 4
 SLOT = like_kv("float32", ELEMENTS)

@@ -1,6 +1,6 @@
 """A bundle file taken apart, changed, and sealed again: digests, ids and places made right after the change, or not.
 
-Written from docs/format.md and not from memvid's code, so that it is a second opinion on what a file means.
+Written from docs/reference/format.md and not from memvid's code, so that it is a second opinion on what a file means.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _with_tables_changed(image: bytes, steps: Sequence[tuple[int, bytes]], seal:
 
 
 def reseal(connection: sqlite3.Connection) -> None:
-    """Seal every row, and all rows together, as docs/format.md says."""
+    """Seal every row, and all rows together, as docs/reference/format.md says."""
     seals = []
     for number, *values in connection.execute(f"SELECT number, {SEALED} FROM bundles").fetchall():
         refs = [

@@ -94,7 +94,7 @@ class ManifestTarget(Target):
 
 
 def require_sane(data: bytes) -> None:
-    """The rules of docs/format.md for a manifest, looked at without the code that accepted it."""
+    """The rules of docs/reference/format.md for a manifest, looked at without the code that accepted it."""
     fields = dict(parse(data)[1])
     numbers = {"version": (1, (1 << 53) - 1), "token_count": (0, 1 << 24), "created_ns": (0, (1 << 63) - 1)}
     for key, (low, high) in numbers.items():

@@ -1,6 +1,6 @@
 """Stored slots: sound ones of each codec, ones that lie about themselves, bombs, and what they decompress to.
 
-Written from docs/format.md and not from memvid's code, so that it is a second opinion on what a payload means.
+Written from docs/reference/format.md and not from memvid's code, as a second opinion on what a payload means.
 """
 
 from __future__ import annotations

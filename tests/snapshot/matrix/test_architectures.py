@@ -16,7 +16,7 @@ def test_no_architecture_is_left_out_and_none_is_made_up() -> None:
 
 
 def test_the_document_has_every_row() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs" / "cache-kinds.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "cache-kinds.md").read_text(encoding="utf-8")
     matrix = text.split("\n## The matrix\n")[1].split("\n## ")[0]
     found = [line.split(" | ")[0].strip("| `") for line in matrix.splitlines() if line.startswith("| ")]
     assert found[2:] == [case.name for case in cases()]

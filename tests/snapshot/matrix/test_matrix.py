@@ -1,4 +1,4 @@
-"""A share of the matrix of `docs/cache-kinds.md`: one row for each way of keeping state. All of it is heavy."""
+"""A share of the matrix of `docs/reference/cache-kinds.md`: one row for each way of keeping state. All heavy."""
 
 from __future__ import annotations
 
