@@ -34,12 +34,13 @@ from .pieces import Pieces
 from .sampler import draw
 from .text import StopStrings, TextStream
 
-# Tokens read between two turns of the engine. Fixed for a device, because results can differ in the last bits when a
-# prompt is fed in other chunk sizes. On a CPU attention computes what the mask then hides, so short chunks are faster
-# (7,168 tokens of the demo model: 9.3 s in chunks of 256, 13.6 of 512, 19.6 of 2,048); a GPU wants long ones.
 DEFAULT_MAX_TOKENS = 512
 """What a request writes at most that does not say how much."""
-PREFILL_CHUNK_TOKENS = 256 if mx.default_device() == mx.Device(mx.cpu) else MAX_PASS_TOKENS
+# Tokens read between two turns of the engine. Fixed for a device, because results can differ in the last bits when a
+# prompt is fed in other chunk sizes. A chunk is the longest gap of a stream beside a read. On a CPU short ones cost
+# little: 6,000 tokens of the demo model take 6.7 s in chunks of 256, and 7.5 s in chunks of 128 or 64. Beside three
+# such reads the 99th percentile of a stream's gaps is 361, 254 and 149 ms (bench/loop.py). A GPU wants long chunks.
+PREFILL_CHUNK_TOKENS = 64 if mx.default_device() == mx.Device(mx.cpu) else MAX_PASS_TOKENS
 _CHECKED_AT_ONCE = 16_384
 """Token ids: a millisecond or two."""
 

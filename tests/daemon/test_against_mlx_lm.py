@@ -25,7 +25,7 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache  # isort: sk
 
 # Of one prompt a call reads at most so many tokens, the last one is read alone; and where a cache cannot go back, so is
 # the last one before a position at which its whole state is kept.
-CHUNK, KEPT_AT = 256, 512
+CHUNK, KEPT_AT = 64, 512
 # Each with caches that no other one has: rows, latent rows, rows in 8 bits, rows that are concatenated, windows, layers
 # that share them, chunks, recurrences, these beside rows and both within a list, pooled rows.
 KINDS = (

@@ -677,8 +677,11 @@ async def test_raw_text_that_is_what_the_template_writes_is_matched_by_tokens(op
 # --- failures
 
 
-async def test_a_model_that_fails_leaves_map_tokens_and_kv_at_one_span_qc8_qc9(open_rig: Any) -> None:
+async def test_a_model_that_fails_leaves_map_tokens_and_kv_at_one_span_qc8_qc9(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it reads nothing is committed; while it writes, what was written; the retry is what a cold session says."""
+    monkeypatch.setattr(generation, "PREFILL_CHUNK_TOKENS", 256)
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")
         messages = [*await talk(rig, 2), user("x" * 300)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from session_rig import SAMPLED, Gate, Rigged, begun_together, ignore, open_rigg
 from torpor.daemon.engine import admission
 from torpor.daemon.engine.admission import MAX_WAITING, MOST_STOOD_BACK_S, Queue, Request, apart, current
 from torpor.daemon.engine.engine import Engine, Steps
+from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.errors import EngineBusy
 from torpor.memvid.errors import SessionNotFound
 
@@ -200,7 +202,7 @@ async def test_a_text_that_is_read_in_the_background_waits_for_a_stream_and_a_st
         for name in ("late", "first"):
             await rig.service.create(session=name)
         await rig.read("a", tokens_of(1, 100))
-        text, stream = [True] * 8 + [False], [False] * 40
+        text, stream = [True] * math.ceil(1799 / PREFILL_CHUNK_TOKENS) + [False], [False] * 40
         for work, expected in (
             ([reading(rig, "late", 1800, priority="background"), writing(rig, "a", 40)], stream + text),
             ([writing(rig, "a", 40, priority="background"), reading(rig, "first", 1800)], text + stream),

@@ -41,7 +41,7 @@ async def test_a_cold_store_a_foreign_session_and_an_early_divergence_ms8(open_r
         assert early.found_text == rig.model.decode(TOKENS[32:40] + tokens_of(2, 500)[:16])
         await rig.read("x/alike", [*TOKENS, 1, 2])
         alike = await last(rig, "x/alike")
-        assert (alike.outcome, alike.common_tokens, alike.cached_tokens) == ("hit", 600, 512)
+        assert (alike.outcome, alike.common_tokens, alike.cached_tokens) == ("hit", 600, 576)
         await rig.read("x/short", TOKENS[:200])
         short = await last(rig, "x/short")
         assert (short.outcome, short.common_tokens, short.cached_tokens) == ("hit", 200, 0), "less than a block"

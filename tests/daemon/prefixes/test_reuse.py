@@ -64,7 +64,7 @@ async def test_a_session_that_found_a_prefix_is_to_the_bit_what_it_would_have_be
 
 async def check(rig: Rigged, other: list[int], expected: tuple[Any, Any], source: Any) -> None:
     found = await read(rig, "new", other, sampling=SAMPLED)
-    assert found.cached_tokens in (512, 1024)
+    assert found.cached_tokens in (512, 1024, 1088), "whole calls, and whole blocks where it comes from the store"
     assert found.cached_tokens + found.prefilled_tokens == found.tokens_added == len(other)
     assert await rig.fingerprint("new") == expected[0]
     assert await rig.write("new", 8) == expected[1]
