@@ -88,7 +88,10 @@ def ls(
         for legend in legends_of(sessions):
             output.remark(f"[dim]{legend}[/]")
     elif namespace is not None:
-        output.remark(f"No sessions in namespace {plain(namespace)}. All there are: [cyan]torpor ls[/]")
+        output.remark(
+            f"No sessions in namespace {plain(namespace)}. All sessions: [cyan]torpor ls[/]. One session:"
+            f" [cyan]torpor show {plain(namespace)}[/]"
+        )
     else:
         output.remark('No sessions yet. Begin one: [cyan]torpor chat NAME "Hello"[/]')
 

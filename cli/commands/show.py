@@ -15,7 +15,7 @@ from ...memvid.folder.versions import describe_versions
 from ...memvid.units import format_bytes, format_count, format_plural
 from ...memvid.uri import VERSION_MARK
 from ..exit_codes import INTEGRITY, exit_status_of
-from ..reach.daemon_link import find_daemon
+from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
 from ..reach.store_view import find_marks_problem, load_detail, open_store
 from ..view.damage import add_suggestion
@@ -26,6 +26,7 @@ from ..view.wake_remarks import describe_salvaged
 WIDE_COLUMNS = 100  # from here on a terminal is shown all; a narrower one whole words of the more important
 _FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT")
 _LEFT_OUT_IF_NARROW = ("PARENT", "STATE")
+NEEDS_DAEMON = "needs a running daemon: its model has the tokenizer"
 LINES_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them all
 
 
@@ -45,12 +46,13 @@ def show(
     """
     output = Output(as_json=as_json)
     source, place, detail = _load(session, socket, store)
-    problem = find_marks_problem(place)
+    ended = find_ended_daemon() if source == "store" and store is None and socket is None else None
+    problems = [problem for problem in (ended, find_marks_problem(place)) if problem]
     if as_json:
-        output.document("show", {"source": source, **detail, "problems": [problem] if problem else []})
+        output.document("show", {"source": source, **detail, "problems": problems})
         return
-    output.show(render_detail(detail, output.stdout.width))
-    if problem:
+    output.show(render_detail(detail, output.stdout.width, earlier=VERSION_MARK in session))
+    for problem in problems:
         output.remark(render_problem(problem))
 
 
@@ -109,8 +111,9 @@ def _add_others(error: TorporError, place: Path, session: str) -> None:
         error.message += f" Besides it has {describe_versions(others)}: `torpor show {row.uri}@{others[-1]}`."
 
 
-def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
-    """Draw what `show` found out, section by section; `width` is that of the terminal, in columns."""
+def render_detail(detail: dict[str, Any], width: int, *, earlier: bool = False) -> RenderableType:
+    """Draw what `show` found out, section by section. width: of the terminal, in columns. earlier: a version was named,
+    and the daemon tells the text of the newest state only."""
     narrow = width < WIDE_COLUMNS
     info = detail["info"]
     parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(detail)]
@@ -128,7 +131,8 @@ def render_detail(detail: dict[str, Any], width: int) -> RenderableType:
     if detail["tail_text"]:
         parts += [_heading("ends with"), Text(_indented(neutralise(detail["tail_text"])), style="italic")]
     elif detail["tail_text"] is None:
-        parts += [_heading("ends with"), Text("  (needs a running daemon: its model has the tokenizer)", style="dim")]
+        missing = "the text of a version is not kept; wake or fork it to read it" if earlier else NEEDS_DAEMON
+        parts += [_heading("ends with"), Text(f"  ({missing})", style="dim")]
     return Group(*parts)
 
 

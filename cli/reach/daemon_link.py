@@ -111,15 +111,17 @@ def nobody_is_there(error: TorporError) -> bool:
     )
 
 
-def find_ended_daemon() -> dict[str, str] | None:
-    """What to say of a daemon that ended without a stop, and so left the default socket behind; None if none did."""
-    socket, log = default_socket_path(), default_log_path()
+def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -> dict[str, str] | None:
+    """What to say of a daemon that ended without a stop, and so left its socket behind (the default one if None is
+    named); None if none did. restarting: the caller starts another one, so the user need not."""
+    socket, log = socket or default_socket_path(), default_log_path()
     if not socket.is_socket() or _somebody_is_on(socket):
         return None
     message = (
         "The daemon that listened here ended without a stop. What slept is safe; what was read or written after that is"
-        f" lost. Start it again with `{start_command(socket)}`."
+        " lost."
     )
+    message += "" if restarting else f" Start it again with `{start_command(socket)}`."
     message += f" Why it ended may stand in {log}." if log.exists() else ""
     return {"code": DaemonUnreachable.code, "path": str(socket), "message": message}
 

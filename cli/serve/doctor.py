@@ -21,7 +21,7 @@ from ...socket_api.wire.address import default_socket_path
 from ..errors import DoctorFailed
 from ..exit_codes import INTEGRITY, OK
 from ..reach.background import default_log_path
-from ..reach.daemon_link import find_mismatch, nobody_is_there
+from ..reach.daemon_link import find_ended_daemon, find_mismatch, nobody_is_there
 from ..reach.options import JsonOption, SocketOption, StoreOption
 from ..reach.store_view import describe_holder, find_holder, open_store
 from ..view.formatting import format_seconds
@@ -140,7 +140,8 @@ def _examine_daemon(socket: Path | None) -> dict[str, Any]:
     except TorporError as error:
         # Nobody there is a fact; somebody there who does not answer, or not as a daemon does, is a problem.
         problem = None if nobody_is_there(error) else f"does not answer as it should: {error.code}: {error.message}"
-        return {"answers": False, "socket": place, "problem": problem}
+        ended = find_ended_daemon(Path(place)) if problem is None else None
+        return {"answers": False, "socket": place, "problem": ended["message"] if ended else problem}
 
 
 def _examine_store(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.wire.address import default_socket_path
 from ..exit_codes import OK
 from ..reach import background
-from ..reach.daemon_link import connect, nobody_is_there
+from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
 from ..reach.options import JsonOption, SocketOption
 from ..view.output import Output, plain, write_failure
 from .serve import ConfigOption, LogOption, ModelsOption, ServedStoreOption, named_folders
@@ -48,6 +48,8 @@ def ensure(
     with _one_at_a_time(log):
         daemon, started = _find(socket, store), False
         if daemon is None:
+            if ended := find_ended_daemon(socket, restarting=True):
+                output.remark(f"[yellow]{plain(ended['message'])}[/]")
             begun = background.start(arguments, log)
             daemon, started = _find(socket, store), isinstance(begun, background.Started)
             if daemon is None and isinstance(begun, background.Refused):

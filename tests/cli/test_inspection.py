@@ -41,7 +41,7 @@ def test_ls_with_no_daemon_reads_the_store(torpor: Torpor, made_store: MadeStore
     assert "no daemon asked" in text.err
 
 
-def test_ls_tells_of_a_daemon_that_ended_without_a_stop(
+def test_looking_tells_of_a_daemon_that_ended_without_a_stop(
     torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORPOR_STORE", str(made_store.path))
@@ -51,15 +51,17 @@ def test_ls_tells_of_a_daemon_that_ended_without_a_stop(
     path.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as killed:  # a daemon that is killed leaves its socket, too
         killed.bind(str(path))
-    ran = torpor("ls")
-    assert (ran.status, "default/agent" in ran.out) == (0, True)
-    assert f"daemon_unreachable  {path}" in ran.err
-    assert "ended without a stop. What slept is safe" in ran.err
-    assert "Start it again with `torpor ensure`." in ran.err
-    assert "daemon.log" not in ran.err, "it has none"
+    for command in (("ls",), ("show", "agent")):
+        ran = torpor(*command)
+        assert (ran.status, "default/agent" in ran.out) == (0, True)
+        assert f"daemon_unreachable  {path}" in ran.err
+        assert "ended without a stop. What slept is safe" in ran.err
+        assert "Start it again with `torpor ensure`." in ran.err
+        assert "daemon.log" not in ran.err, "it has none"
     (short_path / "torpor").mkdir()
     (short_path / "torpor" / "daemon.log").touch()
     (told,) = torpor("ls", "--json").document["problems"]
+    assert torpor("doctor", "--json").document["daemon"]["problem"] == told["message"]
     assert told["message"].endswith(f"may stand in {short_path}/torpor/daemon.log.")
     assert torpor("ls", "--store", made_store.path, "--json").document["problems"] == []
 
@@ -126,6 +128,7 @@ def test_show_with_no_daemon_tells_all_but_the_text(torpor: Torpor, made_store: 
     assert len(document["layers"]) == 2, "a layer each, not a slot each"
     text = torpor("show", "agent", "--store", made_store.path)
     assert "needs a running daemon" in text.out
+    assert "wake or fork it to read it" in torpor("show", "agent@1", "--store", made_store.path).out
     assert document["info"]["bundle_id"] in text.out
 
 
@@ -555,7 +558,9 @@ def test_ls_and_show_of_a_store_tell_what_a_repair_saved(torpor: Torpor, made_st
 
 
 def test_an_empty_namespace_is_named(torpor: Torpor, made_store: MadeStore) -> None:
-    assert "No sessions in namespace elsewhere" in torpor("ls", "elsewhere", "--store", made_store.path).err
+    nothing = torpor("ls", "elsewhere", "--store", made_store.path).err
+    assert "No sessions in namespace elsewhere" in nothing
+    assert "One session: torpor show elsewhere" in nothing, "it may be meant for a session's name"
 
 
 def test_verify_takes_the_running_daemon_s_store(torpor: Torpor, daemon: FakeDaemon) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from cli_rig import Torpor
 from torpor.cli.reach.background import is_running
 from torpor.socket_api import AsyncClient, Client
 from torpor.socket_api.errors import DaemonNotStarted, DaemonUnreachable
+from torpor.socket_api.wire.address import default_socket_path
 
 COMMAND = [sys.executable, "-P", "-m", "torpor.cli.main", "ensure", "--json"]
 
@@ -69,6 +71,13 @@ def test_a_daemon_that_cannot_start_is_told_and_leaves_no_process(torpor: Torpor
     config.write_text("memory_budget = 'much'\n")
     ran = torpor("ensure", "--config", config)
     assert (ran.status, "invalid_configuration" in ran.err) == (2, True)
+    assert "ended without a stop" not in ran.err
+    default_socket_path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as killed:  # a daemon that is killed leaves its socket
+        killed.bind(str(default_socket_path()))
+    told = " ".join(torpor("ensure", "--config", config).err.split())
+    assert "ended without a stop. What slept is safe" in told
+    assert "Start it again" not in told, "that is what this command does"
     with pytest.raises(DaemonNotStarted, match=r"none was started: .*memory_budget"):
         Client.ensure(config=config)
     with pytest.raises(DaemonUnreachable):
