@@ -15,7 +15,7 @@ ifneq ($(shell cat "$(VENV)/.installed" 2>/dev/null),$(HOME_OF_VENV))
 .PHONY: $(VENV)/.installed
 endif
 
-.PHONY: demo test test-all check bench cache-kinds install blas clean help
+.PHONY: demo test test-all check bench cache-kinds reference install blas clean help
 
 help: ## say what the targets are
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ bench: install ## measure what the documents claim, with the figures of the peer
 
 cache-kinds: install ## sleep and wake every architecture of mlx-lm, and write docs/reference/cache-kinds.md
 	@$(BIN)/python tests/snapshot/matrix/run.py --document docs/reference/cache-kinds.md
+
+reference: install ## write the tables of docs/reference from the code
+	@$(BIN)/python scripts/reference.py
 
 install: $(VENV)/.installed blas ## the virtual environment
 

@@ -1,8 +1,8 @@
 """The one table that turns an error code into an exit status.
 
 Scripts depend on it: a status keeps its meaning for ever. A code that the table does not know is a plain error (1).
-`docs/reference/cli.md` and the end of `torpor --help` show the same table. One test compares them, another checks that
-every error class of every layer stands here.
+`docs/reference/errors.md` and the end of `torpor --help` show the same table. One test compares them, another checks
+that every error class of every layer stands here.
 """
 
 from __future__ import annotations

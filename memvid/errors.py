@@ -245,6 +245,8 @@ class ReadBackFailed(Corruption):
 
 
 class BundleMissing(Corruption):
+    """A version's file is not in the store."""
+
     code: ClassVar[str] = "bundle_missing"
 
 

@@ -9,7 +9,7 @@ import pytest
 from torpor.cli import exit_codes
 from torpor.errors import TorporError
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 ERROR_MODULES = [
     "torpor.errors",

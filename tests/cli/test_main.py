@@ -12,7 +12,7 @@ from torpor.cli.exit_codes import STATUSES
 from torpor.cli.registry import COMMANDS
 
 NAMES = [name for name, _, _ in COMMANDS]
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
 NEEDING_A_DAEMON = [
     ("append", "x", "text"),
     ("chat", "x", "hello"),

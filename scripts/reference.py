@@ -1,0 +1,300 @@
+"""Write the tables of docs/reference/ from the code: commands, settings, errors, events, the Python client.
+
+    python scripts/reference.py           write what is stale
+    python scripts/reference.py --check   name what is stale, and end with status 1 if anything is
+
+A page keeps its own words. A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import torpor.daemon.errors
+import torpor.memvid.errors
+import torpor.snapshot.errors
+import torpor.socket_api.errors  # noqa: F401 - imported for their classes, as the three above
+from torpor.cli import exit_codes
+from torpor.cli.registry import build_app
+from torpor.daemon.config.configuration import Configuration, ModelTable
+from torpor.daemon.events import events
+from torpor.errors import TorporError
+from torpor.socket_api import Client
+from typer.models import ArgumentInfo
+
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+REGION = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", re.DOTALL)
+LAYERS = {"memvid": "store", "snapshot": "model state", "daemon": "daemon", "socket_api": "socket", "cli": "command"}
+
+
+def page_with_tables(text: str) -> str:
+    """A page with every generated table made anew."""
+    return REGION.sub(lambda found: _region(found["name"]), text)
+
+
+def stale_pages() -> Iterator[tuple[Path, str]]:
+    """Each page whose tables are not those of the code, with what it should be."""
+    for page in sorted(REFERENCE.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        fresh = page_with_tables(text)
+        if fresh != text:
+            yield page, fresh
+
+
+def _region(name: str) -> str:
+    kind, _, rest = name.partition(" ")
+    lines = TABLES[kind](*([rest] if rest else []))
+    return f"<!-- generated: {name} -->\n" + "\n".join(lines) + f"\n<!-- end of {name} -->"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    names = list(head)
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.sub(r"\[/?\]|\[/[a-z]+\]|\[[a-z]+\]", "", text).split())
+
+
+# --- commands
+
+
+COMMANDS = {each.name: each for each in build_app().registered_commands if each.name}
+
+
+def _panels() -> list[str]:
+    panels: dict[str, list[str]] = {}
+    for name, command in COMMANDS.items():
+        panels.setdefault(str(command.rich_help_panel), []).append(f"[`{name}`](#torpor-{name})")
+    return _table(("to", "commands"), ((panel, ", ".join(names)) for panel, names in panels.items()))
+
+
+def _command(name: str) -> list[str]:
+    told, _, examples = (COMMANDS[name].help or "").partition("[bold]Example")
+    parameters = [_Parameter(each) for each in inspect.signature(COMMANDS[name].callback).parameters.values()]  # type: ignore[arg-type]
+    usage = " ".join(["torpor", name, *(each.usage for each in parameters if each.is_argument), "[OPTIONS]"])
+    lines = ["", f"    {usage}", ""]
+    for paragraph in told.strip().split("\n\n"):
+        lines += [*textwrap.wrap(_code_of(paragraph), 120, break_long_words=False, break_on_hyphens=False), ""]
+    lines += _table(
+        ("argument or option", "value", "meaning"),
+        ((each.name, each.shown_value, each.meaning) for each in parameters),
+    )
+    shown = [_plain(line) for line in examples.splitlines()[1:] if line.strip()]
+    return [*lines, "", "```sh", *shown, "```", ""]
+
+
+def _code_of(text: str) -> str:
+    return _bold_of(re.sub(r"\[cyan\](.*?)\[/(?:cyan)?\]", r"`\1`", " ".join(text.split())))
+
+
+def _bold_of(text: str) -> str:
+    return re.sub(r"\[/?[a-z]*\]", "", text)
+
+
+class _Parameter:
+    """One argument or option, as its declaration has it."""
+
+    def __init__(self, parameter: inspect.Parameter) -> None:
+        self.kind, *more = get_args(parameter.annotation)
+        (self.info,) = (each for each in more if hasattr(each, "param_decls"))
+        self.default = parameter.default
+        self.key = parameter.name
+        self.is_argument = isinstance(self.info, ArgumentInfo)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        kinds = [self.kind, *get_args(self.kind)]
+        return next((get_args(each) for each in kinds if get_origin(each) is Literal), ())
+
+    @property
+    def value(self) -> str:
+        return self.info.metavar or self.key.upper().strip("_")
+
+    @property
+    def usage(self) -> str:
+        needed = self.default is inspect.Parameter.empty
+        many = "..." * ("list" in str(self.kind) or "List" in str(self.kind))
+        return self.value + many if needed else f"[{self.value}]{many}"
+
+    @property
+    def names(self) -> list[str]:
+        # In an annotation typer takes the first name for a default.
+        told = (self.info.default, *(self.info.param_decls or ()))
+        return [name for name in told if isinstance(name, str) and name.startswith("-")]
+
+    @property
+    def name(self) -> str:
+        if self.is_argument:
+            return f"`{self.value}`"
+        return ", ".join(f"`{name}`" for name in self.names or [f"--{self.key.replace('_', '-')}"])
+
+    @property
+    def shown_value(self) -> str:
+        if self.is_argument or self.kind is bool:
+            return ""
+        if self.choices:
+            return ", ".join(f"`{choice}`" for choice in self.choices)
+        least, most = self.info.min, self.info.max
+        if least is None:
+            return f"`{self.value}`"
+        return f"`{self.value}`, from {least:,}" if most is None else f"`{self.value}`, {least:,} to {most:,}"
+
+    @property
+    def meaning(self) -> str:
+        told = _code_of(self.info.help or "")
+        shows = self.info.show_default and self.default not in (None, False, ..., inspect.Parameter.empty)
+        return f"{told} Default: {self.default}." if shows else told
+
+
+# --- settings
+
+
+OPTION_OF_KEY = {"path": "--model", "ttl": "--model-ttl"}
+"""Where a key of a model's table is not named as the option is."""
+
+
+def _configuration() -> list[str]:
+    return _keys(Configuration, leave_out=("models",))
+
+
+def _model_table() -> list[str]:
+    return _keys(ModelTable)
+
+
+def _keys(table: type[Any], leave_out: tuple[str, ...] = ()) -> list[str]:
+    signature = inspect.signature(COMMANDS["serve"].callback)  # type: ignore[arg-type]
+    options = {name: each for each in map(_Parameter, signature.parameters.values()) for name in each.names}
+    rows = []
+    for key, field in table.model_fields.items():
+        if key in leave_out:
+            continue
+        option = options[OPTION_OF_KEY.get(key, f"--{key.replace('_', '-')}")]
+        rows.append((f"`{key}`", _toml(table, key, option), option.name, _default(field.default), option.meaning))
+    return _table(("key", "value", "option", "default", "meaning of the option"), rows)
+
+
+def _toml(table: type[Any], key: str, option: _Parameter) -> str:
+    schema = table.model_json_schema()["properties"][key]
+    schema = next((each for each in schema.get("anyOf", ()) if each != {"type": "null"}), schema)
+    if "enum" in schema:
+        return ", ".join(f'`"{one}"`' if isinstance(one, str) else f"`{one}`" for one in schema["enum"])
+    named = {"SIZE": 'a size: `"12GiB"`, or bytes', "SECONDS": 'a duration: `"15min"`, or seconds'}
+    if schema["type"] in ("integer", "number") and option.value in named:
+        return named[option.value]
+    if schema["type"] == "integer":
+        return f"{schema['minimum']} to {schema['maximum']:,}"
+    return {"boolean": "`true` or `false`", "string": "text"}[schema["type"]]
+
+
+def _default(value: object) -> str:
+    if value is None or isinstance(value, type(...)) or repr(value) == "PydanticUndefined":
+        return ""
+    return f"`{str(value).lower()}`"
+
+
+# --- errors and events
+
+
+def _statuses() -> list[str]:
+    return _table(
+        ("status", "name", "meaning", "error codes"),
+        ((str(status.number), status.name, status.meaning, _codes(status)) for status in exit_codes.STATUSES),
+    )
+
+
+def _codes(status: exit_codes.ExitStatus) -> str:
+    codes = sorted(code for code, other in exit_codes.STATUS_OF_CODE.items() if other is status)
+    return ", ".join(f"`{code}`" for code in codes) or "–"
+
+
+def _errors() -> list[str]:
+    found: dict[str, type[TorporError]] = {}
+    for kind in _all_errors(TorporError):
+        if kind.code not in found or issubclass(found[kind.code], kind):
+            found[kind.code] = kind
+    rows = []
+    for code, kind in sorted(found.items()):
+        layer = LAYERS.get(kind.__module__.split(".")[1], "all")
+        rows.append((f"`{code}`", str(exit_codes.exit_status_of(code)), layer, _first_sentences(kind.__doc__)))
+    return _table(("code", "exit status", "of", "meaning"), rows)
+
+
+def _all_errors(kind: type[TorporError]) -> Iterator[type[TorporError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__.startswith("torpor."):
+            yield from _all_errors(child)
+
+
+def _first_sentences(text: str | None) -> str:
+    return " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())
+
+
+def _events() -> list[str]:
+    rows = []
+    for event in events.EVENTS:
+        names = [f"`{each.name}`" for each in fields(event) if each.name != "session"]
+        rows.append((f"`{event.name}`", ", ".join(names), _first_sentences(event.__doc__)))
+    return _table(("event", "facts", "what happened"), rows)
+
+
+def _causes() -> list[str]:
+    kinds = {"sleeps": events.SleepCause, "wakes": events.WakeCause, "unloads of models": events.UnloadCause}
+    return _table(
+        ("`cause` of", "values"),
+        ((name, ", ".join(f"`{one}`" for one in get_args(kind))) for name, kind in kinds.items()),
+    )
+
+
+# --- the Python client
+
+
+def _client() -> list[str]:
+    rows = []
+    for name, method in inspect.getmembers(Client, callable):
+        if not name.startswith("_"):
+            rows.append((f"`{name}({_parameters(method)})`", _code_of(_first_sentences(method.__doc__))))
+    return _table(("call", "what it does"), rows)
+
+
+def _parameters(method: Callable[..., Any]) -> str:
+    """The parameters by name; those with a default are optional and come after a semicolon."""
+    each = [one for name, one in inspect.signature(method).parameters.items() if name not in ("self", "cls")]
+    needed = [one.name for one in each if one.default is inspect.Parameter.empty]
+    optional = [one.name for one in each if one.default is not inspect.Parameter.empty]
+    return ", ".join(needed) + (f"[{', ' if needed else ''}{', '.join(optional)}]" if optional else "")
+
+
+TABLES: dict[str, Callable[..., list[str]]] = {
+    "panels": _panels,
+    "command": _command,
+    "configuration": _configuration,
+    "model-table": _model_table,
+    "statuses": _statuses,
+    "errors": _errors,
+    "events": _events,
+    "causes": _causes,
+    "client": _client,
+}
+
+
+def main() -> int:
+    stale = list(stale_pages())
+    for page, fresh in stale:
+        if "--check" not in sys.argv:
+            page.write_text(fresh, encoding="utf-8")
+        print(f"{'stale' if '--check' in sys.argv else 'written'}: {page.relative_to(REFERENCE.parents[1])}")
+    return int("--check" in sys.argv and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

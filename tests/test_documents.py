@@ -1,0 +1,179 @@
+"""The documents are true: their examples run, by a new user with an empty home and `torpor` on the path; their links
+and the paths that they name exist; their tables are those of the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torpor.cli.reach.background import is_running
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(name: str, marker: str) -> str:
+    """The fenced blocks of a page that follow a marker comment, one after the other."""
+    found = re.findall(rf"<!-- {marker}\b.*?-->\n```\w+\n(.*?)```", text_of(name), re.DOTALL)
+    assert found, f"{name} has no block marked {marker!r}"
+    return "".join(found)
+
+
+@pytest.fixture
+def home() -> Iterator[dict[str, str]]:
+    """The environment of somebody who has just installed torpor; what they left running is ended."""
+    # Short, because a socket's path has to fit into 104 bytes on macOS.
+    folder = Path(tempfile.mkdtemp(prefix="torpor-"))
+    (folder / "run").mkdir(mode=0o700)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "TORPOR_", "PYTHON"))},
+        "HOME": str(folder),
+        "XDG_RUNTIME_DIR": str(folder / "run"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "NO_COLOR": "1",
+    }
+    try:
+        yield environment
+    finally:
+        subprocess.run(["torpor", "stop"], env=environment, check=False, capture_output=True, timeout=60)
+        shutil.rmtree(folder)
+
+
+def run(script: str, interpreter: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a block with its text as standard input, in the folder that the README is in."""
+    return subprocess.run(
+        interpreter, input=script, text=True, env=environment, cwd=ROOT, capture_output=True, timeout=240, check=False
+    )
+
+
+def run_shell(script: str, environment: dict[str, str]) -> str:
+    """What a block of lines wrote, each of which must have ended well."""
+    script = script.replace("/mnt/disk", environment["HOME"])
+    done = run(script, ["bash", "-e", "-o", "pipefail"], environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# --- examples
+
+
+@pytest.mark.timeout(600)
+def test_the_shell_lines_of_the_readme_run_as_they_stand_and_again(home: dict[str, str]) -> None:
+    for _ in range(2):
+        said = run_shell(blocks("README.md", "shell"), home)
+        assert "torpor://default/notes" in said
+        assert "asleep" in said
+
+
+@pytest.mark.timeout(600)
+def test_the_python_of_the_readme_runs_as_it_stands_and_again_and_starts_the_daemon(home: dict[str, str]) -> None:
+    for _ in range(2):
+        done = run(blocks("README.md", "python"), [sys.executable, "-"], home)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "0 tokens prefilled" in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorial_runs_from_its_first_line_to_its_last(home: dict[str, str]) -> None:
+    said = run_shell(blocks("docs/tutorial.md", "shell"), home)
+    assert "read again" in said
+    done = run(blocks("docs/tutorial.md", "python"), [sys.executable, "-"], home)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(600)
+def test_budgets_and_retention_runs_and_quantises_something(home: dict[str, str]) -> None:
+    said = run_shell(blocks("docs/how-to/budgets-and-retention.md", "upkeep"), home)
+    assert re.search(r"^quantised\b.*default/book@2", said, re.MULTILINE), said
+
+
+@pytest.mark.timeout(600)
+def test_a_session_is_moved_and_a_store_backed_up_as_told_and_again(home: dict[str, str]) -> None:
+    for _ in range(2):
+        assert "copy" in run_shell(blocks("docs/how-to/move-a-session.md", "upkeep"), home)
+
+
+@pytest.mark.timeout(600)
+def test_a_framework_is_connected_as_told_and_reads_only_what_is_new(home: dict[str, str]) -> None:
+    run_shell(blocks("docs/how-to/framework.md", "shell"), home)
+    done = run(blocks("docs/how-to/framework.md", "python"), [sys.executable, "-"], home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = re.findall(r"^(\d+) tokens read:", done.stdout, re.MULTILINE)
+    assert int(second) < int(first), "the second turn reads its own message alone"
+
+
+def test_stop_puts_agents_to_sleep_and_leaves_no_process(home: dict[str, str]) -> None:
+    started = run("torpor serve --detach --json", ["bash"], home)
+    assert started.returncode == 0, started.stdout + started.stderr
+    pid = int(re.search(r'"pid": ?(\d+)', started.stdout)[1])  # type: ignore[index]
+    assert run("torpor append kept 'a line to remember'", ["bash"], home).returncode == 0
+    assert run("torpor stop", ["bash"], home).returncode == 0
+    assert not is_running(pid)
+    listed = run("torpor ls --json", ["bash"], home)
+    assert '"torpor://default/kept"' in listed.stdout
+
+
+# --- words, links and paths
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text_of("README.md").split()) <= 700
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments by which GitHub finds a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_link_leads_somewhere(name: str) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text_of(name), flags=re.DOTALL)):
+        if target.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = target.partition("#")
+        page = (ROOT / name).parent / path if path else ROOT / name
+        if not page.exists() or (anchor and anchor not in anchors(page)):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "CHANGELOG.md"])
+def test_every_source_file_that_is_named_exists(name: str) -> None:
+    named = set(
+        re.findall(r"\b((?:memvid|snapshot|daemon|socket_api|cli|bench|tests|scripts)/[\w/]+\.py)\b", text_of(name))
+    )
+    assert not {path for path in named if not (ROOT / path).exists()}
+
+
+def test_each_decision_stands_in_the_list() -> None:
+    listed = re.findall(r"\]\((\d\d-[\w-]+\.md)\)", text_of("docs/decisions/README.md"))
+    assert listed == sorted(page.name for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+
+
+# --- tables made from the code
+
+
+def test_the_reference_is_fresh() -> None:
+    """`make reference` writes what is stale."""
+    spec = importlib.util.spec_from_file_location("reference_tables", ROOT / "scripts" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert [str(page.relative_to(ROOT)) for page, _ in tables.stale_pages()] == []
+    assert tables.page_with_tables("<!-- generated: events -->\n<!-- end of events -->").count("| `sleep_ended` |") == 1
