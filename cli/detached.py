@@ -41,7 +41,7 @@ class Announcer:
         if ready:
             with contextlib.suppress(OSError, DaemonStartFailed):  # an old log that stays is no reason not to serve
                 set_aside(self._log)
-        with contextlib.suppress(OSError):  # whoever started this is gone: it goes on without
+        with contextlib.suppress(OSError):  # the one that started this is gone: it goes on without
             os.write(self._pipe, text.encode("utf-8", errors="backslashreplace"))
         if ready:
             os.close(self._pipe)

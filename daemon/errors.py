@@ -54,7 +54,7 @@ class ModelInUse(DaemonError):
 
 
 class ModelChanged(DaemonError):
-    """A model's files are not those of which it was loaded."""
+    """A model's files are not those that it was loaded from."""
 
     code = "model_changed"
 
@@ -156,7 +156,7 @@ class NotRecomputable(DaemonError):
 
 
 class RepairPutOff(DaemonError):
-    """A repair would give up what can be computed again, only not now; nothing was changed. `sessions`: of which, by
+    """A repair would give up what can be computed again, only not now; nothing was changed. `sessions`: whose, by
     their URIs, with why not."""
 
     code = "repair_put_off"

@@ -14,7 +14,7 @@ PUT_BACK: Final = (
     "Put the file back from a backup; without one, `torpor repair` mends what needs it: it takes sound copies of its "
     "blocks, computes again what has none (beside a daemon that serves the model), and cuts off only what is left."
 )
-"""What to do about a file of the store that is damaged or missing, said in one way by whoever meets it."""
+"""What to do about a file of the store that is damaged or missing, said in one way everywhere."""
 
 
 class StoreError(TorporError):
@@ -50,7 +50,7 @@ class InvalidTag(StoreError):
 
 
 class TagTaken(StoreError):
-    """The tag names another version of the session, and nobody said that it should move; `bundle_id` is that one."""
+    """The tag names another version of the session, and it was not told to move; `bundle_id` is that version."""
 
     code: ClassVar[str] = "tag_taken"
 
@@ -162,7 +162,7 @@ class NoTargetFolder(StoreError):
 
 
 class NotTensors(StoreError):
-    """A version that was to be written as tensors has slots of which no tensors can be made; `slot` is the first."""
+    """A version that was to be written as tensors has slots that cannot become tensors; `slot` is the first."""
 
     code: ClassVar[str] = "not_tensors"
 

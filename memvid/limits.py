@@ -21,7 +21,7 @@ MAX_BLOCKS: Final = 128 * KIB
 """Lines of a block list: MAX_TOKENS in spans of 256, and as many whole-state records."""
 
 MAX_RECORDS_AT_ONE_POSITION: Final = 1
-"""State records between two spans. A position has one state, and a record that no span bounds would cost whoever wrote
+"""State records between two spans. A position has one state, and a record that no span bounds would cost its writer
 it a few hundred bytes and its readers milliseconds."""
 
 MAX_MANIFEST_BYTES: Final = 16 * MIB

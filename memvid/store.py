@@ -7,7 +7,7 @@ Rules:
 - Sleep: temporary file → flush → read back → rename → flush folder → index row → receipt.
 - Wake: index row → bundle file → bundle id → owner, version, parent and identity as the row says → reader.
 - Delete: retire the files, oldest version first (the last rename is the point of no return) → index rows → remove
-  what nothing refers to and nobody has open.
+  what nothing refers to and no reader has open.
 - One writer at a time, by the store's lock between processes and by `_writing` between threads. Readers never wait
   for a writer.
 - After a failed flush, or when the lock file was replaced, this object writes no more until the store is reopened.
@@ -229,7 +229,7 @@ class Store:
         return reader
 
     def open_bundle(self, bundle_id: bytes) -> BundleReader:
-        """Open a bundle by its id, whoever owns it: for inspection. The bundle id is still recomputed.
+        """Open a bundle by its id, of any owner: for inspection. The bundle id is still recomputed.
 
         Raises:
             BundleMissing: there is no file of it, or one that only holds blocks for other bundles.
@@ -256,8 +256,8 @@ class Store:
         return self.index.find(uri, version)
 
     def can_be_deleted(self, uri: SessionUri) -> bool:
-        """Whether there is anything of a session to delete, be it only versions that are listed nowhere: repair has set
-        them aside, or they are missed."""
+        """Whether there is anything of a session to delete, also if only versions are left that are listed nowhere:
+        repair has set them aside, or they are missed."""
         self._core.require_open()
         return bool(self.index.bundles_of(uri))
 
@@ -382,7 +382,7 @@ class Store:
         """As `export_session`, but the arrays as one `.safetensors` file, for other tools; it cannot be imported.
 
         labels: the session's, the model's name and the version, unless given. Raises also NotTensors, LimitExceeded: it
-        has slots of which no tensors are made.
+        has slots that do not become tensors.
         """
         with self.open_session(uri, version) as reader:
             return tensor_file.export_tensors(
@@ -462,7 +462,7 @@ class Store:
 
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
-            UnsafePath: repair has set all of it aside, and nobody can look into the quarantine; nothing was deleted.
+            UnsafePath: repair has set all of it aside, and the quarantine cannot be looked into; nothing was deleted.
         """
         with self._core.committing():
             if not self.can_be_deleted(uri):
@@ -511,7 +511,7 @@ class Store:
 
     def gc(self, *, dry_run: bool = False) -> MaintenanceReport:
         """Remove what nothing needs: retired files without a user, leftovers of unfinished writes, marks of versions
-        that are gone. While nobody knows what some bundle needs it removes nothing and says so in `problems`. Never
+        that are gone. While the needs of some bundle are unknown it removes nothing and says so in `problems`. Never
         touches the quarantine. A dry run says what would go, also in a store that was opened for reading.
 
         Raises:
@@ -598,7 +598,7 @@ class Store:
         return marking.pin(self._core, uri, version)
 
     def unpin(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """Give a version back to the retention, be it one that is missed. Raises MarkNotFound, and as `tag` does."""
+        """Give a version back to the retention, also one that is missed. Raises MarkNotFound, and as `tag` does."""
         self._core.require_open()
         if marking.version_or_missed(self._core, uri, version) is None:
             raise self._not_found(uri, version)
@@ -629,7 +629,7 @@ class Store:
         return select_version(uri, [*self.index.versions(uri), *missed], marks, selector, waiting)
 
     def resolve_marked(self, text: str) -> SessionUri:
-        """As `resolve`, also a session of which only versions are left that are missed."""
+        """As `resolve`, also a session that has only missed versions."""
         return self.resolve(text, {row.uri for row in self.index.missed().values()})
 
     def _require_session(self, uri: SessionUri, version: int | None) -> IndexRow:
@@ -653,8 +653,8 @@ class Store:
 
     @contextlib.contextmanager
     def _index_now(self) -> Iterator[Index | None]:
-        """What the index says now: ours, while nobody changes it; beside a daemon what its file says, None where that
-        cannot be read."""
+        """What the index says now: ours, while no operation changes it; beside a daemon what its file says, None where
+        that cannot be read."""
         if self._core.has_lock:
             with self._core.committing() if self._core.writable else contextlib.nullcontext():
                 yield self.index

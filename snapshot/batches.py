@@ -19,7 +19,7 @@ Batch = list[Any]
 
 Rooms = Sequence[Sequence[int]]
 """Of a state's caches, one a layer: how many rows the arrays of each have, those behind its tokens included. As mlx-lm
-gives them back, they would grow from where they end, in memory that nobody has reserved."""
+gives them back, they would grow from where they end, in memory that was not reserved."""
 
 
 def can_batch(caches: Sequence[Any]) -> bool:
@@ -102,11 +102,11 @@ def fits_place(batch: Batch, caches: Sequence[Any]) -> bool:
 
 
 def place(batch: Batch, row: int, caches: list[Any]) -> None:
-    """Write a state's caches over a row that nobody has any more, where the batch lies: the others are not copied. They
-    are let go of layer by layer.
+    """Write a state's caches over a row that no session has any more, where the batch lies: the others are not copied.
+    They are let go of layer by layer.
 
     Raises:
-        As `merge`; the row is nobody's still.
+        As `merge`; the row is still free.
     """
     rooms = rooms_of(caches)
     try:

@@ -24,7 +24,7 @@ def borrow(
     Steps for the engine thread, a cache each. In between the source may go on: what it has read stays where it is.
 
     caches: empty ones of the same model, which become the new state's. random_key: the new state's own. The new state
-    has no logits: whoever borrows reads on.
+    has no logits: the borrower reads on.
     """
     assert 0 < token_count <= len(source.tokens)
     checkpoint = None

@@ -1,7 +1,7 @@
 """Digests of model files, remembered by inode, size and times, so that gigabytes of weights are read once.
 
 The memory is a cache and nothing more: one that is missing, damaged or foreign is as good as empty. The change
-time is part of the key, because a modification time can be set back by whoever edits a file, a change time cannot by
+time is part of the key, because an editor can set a modification time back, a change time cannot by
 ordinary means. A failing disk, a clock that was set back or a restored image changes bytes behind all of them: a full
 check reads every file again, whatever is remembered, and says which of them had changed unseen.
 """
@@ -48,7 +48,7 @@ class FileCheck:
 
 
 def default_cache_path() -> Path:
-    """Where digests are remembered when nobody says otherwise."""
+    """Where digests are remembered by default."""
     return user_cache_path("torpor") / "digests.json"
 
 

@@ -42,7 +42,7 @@ MAX_CIRCUMSTANCE_CHARS: Final = 1024
 class Part:
     """why: what would go wrong, or why nothing would. remedy: what a person does about a difference.
 
-    decides_bits: whether what is computed next could be other by it; if not, nobody is strict about it.
+    decides_bits: whether what is computed next could differ by it; if not, `strict` ignores it.
     """
 
     name: str
@@ -163,7 +163,7 @@ class Difference:
 class Comparison:
     """What differs between a snapshot and a live model, in the order of `PARTS`, what this version does not know last.
 
-    A part that only one of them has differs like any other: its policy decides, and of an unknown part nobody knows
+    A part that only one of them has differs like any other: its policy decides, and of an unknown part it is unknown
     that it may differ (GM9).
     """
 

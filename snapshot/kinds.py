@@ -420,7 +420,7 @@ class _Rotating(_OfLastRows):
 
     def keep_batch(self, batch: Any) -> tuple[Undo, list[mx.array]]:
         at, offset, rotated = int(batch._idx), int(batch._offset), bool(batch.rotated)
-        # `-=` changes an array in place, for whoever holds it.
+        # `-=` changes an array in place, for every holder of it.
         offsets, padding = mx.array(batch.offset), mx.array(batch.left_padding)
 
         def undo_numbers() -> None:
@@ -614,7 +614,7 @@ _KIND_OF_CLASS: dict[type, Kind] = {
     ChunkedKVCache: _Chunked(),
     ArraysCache: _Recurrent(),
 }
-# Classes that a model brings along: by name, so that nothing is imported that nobody runs.
+# Classes that a model brings along: by name, so that only what runs is imported.
 _KIND_OF_MODEL_CLASS: dict[str, Kind] = {"mlx_lm.models.deepseek_v41.LayerCache": _Pooled()}
 _KINDS = {kind.name: kind for kind in (*_KIND_OF_CLASS.values(), *_KIND_OF_MODEL_CLASS.values())}
 

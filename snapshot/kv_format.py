@@ -29,7 +29,7 @@ def kv_format_of(layout: CacheLayout) -> str:
 
 
 def serving(kv_format: str, model: str) -> str | None:
-    """How a daemon is started of which this model keeps its KV so: a part of a sentence. None where no option gives
+    """The options of a daemon in which this model keeps its KV so: a part of a sentence. None where no option gives
     that."""
     quantised = [part for part in kv_format.split("+") if part != PLAIN]
     if not quantised:

@@ -1,7 +1,7 @@
 """Lossy blocks: keys and values of plain caches in 8 or 4 bits, under slot kinds of their own.
 
 An array of a span block is exact, or three slots in its place: words, scales and biases, as `mx.quantize` makes them
-of rows that are cut into groups. Their kind names bits and group (`kv8g64.k/1`), so whoever reads a slot knows that it
+of rows that are cut into groups. Their kind names bits and group (`kv8g64.k/1`), so a reader of a slot knows that it
 is lossy, and a version that does not know those bits refuses it by name.
 
 A value is `scale * level + bias` in float32, product and sum each rounded, then rounded to the array's own type.

@@ -55,7 +55,7 @@ def unfilled(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 
 class _Unfilled:
-    """A file in numpy's format of which only the header is ever given. MLX takes memory for the elements and asks for
+    """A file in numpy's format that only ever gives its header. MLX takes memory for the elements and asks for
     them to be read into it; it is told that this is done."""
 
     name = "unfilled.npy"
@@ -85,7 +85,7 @@ class _Unfilled:
 
 class Grant:
     """Memory that was granted and is not all filled: until it is, the system calls the rest of it available. The rest
-    is counted until it is filled, or whoever fills it is `done`, or nobody has this any more."""
+    is counted until it is filled, or the filler is `done`, or nothing holds this any more."""
 
     def __init__(self, size_bytes: int) -> None:
         self.unfilled_bytes = size_bytes
@@ -96,7 +96,7 @@ class Grant:
             self.unfilled_bytes -= size_bytes
 
     def done(self) -> None:
-        """Nothing more of it will be filled: whoever would have has ended, or failed and lets the memory go."""
+        """Nothing more of it will be filled: the filler has ended, or failed and lets the memory go."""
         with _granting:
             self.unfilled_bytes = 0
 

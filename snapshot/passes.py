@@ -1,7 +1,7 @@
 """How a ledger was read: the number of tokens in each model call, run by run.
 
-Numbers can differ in the last bits when tokens are read in other chunks. So whoever has to compute a state again, from
-an earlier one or from nothing, reads its tokens as they were read before, and gets the same bits.
+Numbers can differ in the last bits when tokens are read in other chunks. So code that has to compute a state again,
+from an earlier one or from nothing, reads its tokens as they were read before, and gets the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ that asked for more could take all memory when tokens are computed again."""
 
 UNREPEATABLE: Final = 0
 """Stands in the place of a size for a call that cannot be made again, one token of this ledger each: it read it beside
-those of other sessions, or it read on from there and was cut back, or nobody knows what it was. Alone the same token
+those of other sessions, or it read on from there and was cut back, or what it was is unknown. Alone the same token
 may get other bits."""
 
 
@@ -121,7 +121,7 @@ class Passes:
 
     def cut_back(self, token_count: int) -> Passes:
         """The passes by which caches hold the first tokens. What is left of a call that read on, and what is not known,
-        is `UNREPEATABLE`, so that nobody takes it for a call that was made."""
+        is `UNREPEATABLE`, so that it is not taken for a call that was made."""
         whole = Passes()
         for size in self:
             if whole.token_count + tokens_of(size) > token_count:

@@ -332,7 +332,7 @@ class Filling:
     def assemble(self, caches: list[Any], random_key: mx.array) -> LiveState:
         """The caches, over the filled memory, cut back to where they resume, with ledger, logits and random key.
 
-        caches: empty ones of the model's own making, of which the state becomes the owner.
+        caches: empty ones of the model's own making; the state becomes their owner.
         random_key: for a state that has none of its own because no record is of its position; its logits are then
             missing too (None).
 
@@ -411,7 +411,7 @@ class Filling:
             for index, stored, parts in packed:
                 np.asarray(self.spans[index])[0, ..., entry.start : entry.end, :] = expand(stored, parts)
         for index in indexes:
-            # What the memory held before is nobody's business, and a NaN among it would outlive a mask's zero.
+            # The memory may hold old values, and a NaN among them would outlive a mask's zero.
             np.asarray(self.spans[index])[..., self.plan.filled_tokens :, :] = 0
             self.granted.filled(self.spans[index].nbytes)
 

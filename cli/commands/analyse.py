@@ -154,7 +154,7 @@ def _most(counts: Sequence[int | None]) -> str:
 
 
 def _peak(rms: dict[str, Any]) -> str:
-    """The largest norm of all heads, and of which token it is."""
+    """The largest norm of all heads, and its token."""
     peaks = [(value, -at) for value, at in zip(rms["max"], rms["max_at"], strict=True) if value is not None]
     if not peaks:
         return NONE

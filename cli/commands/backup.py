@@ -61,7 +61,7 @@ def backup(
 
 
 def _find_unslept(socket: Path | None, store: Path | None) -> list[str]:
-    """The sessions of the store's daemon, if one answers, of which its memory has more than the store."""
+    """The sessions of the store's daemon, if one answers, that have more in memory than in the store."""
     daemon = find_daemon(socket, store)
     if daemon is None:
         return []

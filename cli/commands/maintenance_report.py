@@ -1,6 +1,6 @@
 """What became of an operation on a store: the table of its actions, one line of sums, and what stays wrong.
 
-Owns how such a report is written, for whichever command asked for it and whoever carried it out, the daemon or this
+Owns how such a report is written, for any command that asked for it, carried out by the daemon or by this
 process. Knows nothing of stores.
 """
 

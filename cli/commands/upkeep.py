@@ -171,7 +171,7 @@ def import_bundle(
             bundle_id = hand_over(store_path, os.fspath(source))
             try:
                 result = daemon.import_bundle(bundle_id.hex(), session=as_name)
-            except RemoteError:  # it was not taken; where the connection was lost, nobody knows
+            except RemoteError:  # it was not taken; where the connection was lost, that is unknown
                 take_back(store_path, bundle_id)
                 raise
             return result, _newest_in(daemon, result.session)

@@ -105,7 +105,7 @@ def _show(output: Output, report: DemoReport) -> None:
 
 @contextmanager
 def _own_folder(*, keep: bool) -> Iterator[Path]:
-    """Make a folder that nobody else can read, short enough for a socket path, and remove it afterwards.
+    """Make a folder that no other user can read, short enough for a socket path, and remove it afterwards.
 
     Raises:
         InvalidUsage: the folder for temporary files is not there. Python takes another one, and MLX fails.

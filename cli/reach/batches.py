@@ -61,5 +61,5 @@ def _body(batch: Batch) -> dict[str, Any]:
 
 
 def _ends_everything(error: TorporError) -> bool:
-    """Tell whether nothing further can work: there is nobody left to ask."""
+    """Tell whether nothing further can work: there is no daemon left to ask."""
     return error.code in {"daemon_unreachable", "connection_lost", "protocol_error", "shutting_down", "service_closed"}

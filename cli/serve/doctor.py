@@ -138,7 +138,7 @@ def _examine_daemon(socket: Path | None) -> dict[str, Any]:
             problem = None if mismatch is None else mismatch.message
             return {"answers": True, "socket": place, "problem": problem, **client.status().model_dump(mode="json")}
     except TorporError as error:
-        # Nobody there is a fact; somebody there who does not answer, or not as a daemon does, is a problem.
+        # No daemon is a fact; one that does not answer, or not as a daemon does, is a problem.
         problem = None if nobody_is_there(error) else f"does not answer as it should: {error.code}: {error.message}"
         ended = find_ended_daemon(Path(place)) if problem is None else None
         return {"answers": False, "socket": place, "problem": ended["message"] if ended else problem}

@@ -86,7 +86,7 @@ class Output:
         """Write a piece of generated text as it comes, unchanged but for terminal control characters.
 
         Raises:
-            ReaderGone: nobody reads it any more.
+            ReaderGone: its reader is gone.
         """
         sys.stdout.write(neutralise(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
@@ -94,7 +94,7 @@ class Output:
 
     @contextmanager
     def progress(self, what: str, *, unit: str = "") -> Iterator[OnProgress]:
-        """Show on stderr how far a piece of long work is, at last without a trace; nothing where nobody watches.
+        """Show on stderr how far a piece of long work is, at last without a trace; nothing where no terminal shows it.
 
         Of work that makes no report the time is shown. A narrow terminal gets no bar, and a narrower one fewer figures.
         """
@@ -278,7 +278,7 @@ def _between_words(text: Text, width: int) -> Text:
 
 
 def _ignore_progress(done: int, total: int) -> None:
-    """Take a report where nobody watches."""
+    """Take a report without showing it."""
 
 
 def render_problem(problem: Mapping[str, Any]) -> str:

@@ -12,11 +12,11 @@ from typing import Any, TextIO
 
 
 class ReaderGone(Exception):
-    """Whoever read our standard output has seen enough, so there is no use in making more of it."""
+    """The reader of our standard output has seen enough, so there is no use in making more of it."""
 
 
 class PatientFile(io.FileIO):
-    """A stream's file that drops what nobody reads any more, so that a run ends with the status of its work whether
+    """A stream's file that drops what is no longer read, so that a run ends with the status of its work whether
     or not its reader has hung up before the end."""
 
     is_unread = False

@@ -143,7 +143,7 @@ class Exchanges:
                 await self._run(writing, lambda: written.ended, writes=True)
             final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
         except BaseException as error:
-            # Whoever fails after a token was committed (a tokenizer, a caller that went away), it is there to stay.
+            # Whatever fails after a token was committed (a tokenizer, a caller that went away), the token stays.
             # Before that the session is as it was.
             if len(live.state.tokens) > held:
                 live.dirty = True

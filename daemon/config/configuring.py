@@ -51,7 +51,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """Where the configuration lies, and how it is read, with what the command line says over it. Whoever reads it may
+    """Where the configuration lies, and how it is read, with what the command line says over it. Its reader may
     raise a TorporError."""
 
     path: Path
@@ -171,7 +171,7 @@ class Configuring:
         task.add_done_callback(self._loads.discard)
 
     async def _has_settled(self) -> bool:
-        """Whether the file has changed, and nobody has gone on writing it for a moment."""
+        """Whether the file has changed, and no more was written to it for a moment."""
         found = _stamp_of(self._file.path)
         while found != self._stamp and not self._closing.is_set():
             with suppress(TimeoutError):

@@ -74,7 +74,7 @@ def current() -> Request:
 
 @contextmanager
 def standing_back() -> Iterator[None]:
-    """Around work of the daemon's own that nobody waits for: it goes as a background request does."""
+    """Around work of the daemon's own that no request waits for: it goes as a background request does."""
     token = _request.set(Request("background"))
     try:
         yield
@@ -83,8 +83,8 @@ def standing_back() -> Iterator[None]:
 
 
 def apart(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Work on behalf of nobody, begun now: others wait for it, however little of a hurry the request has that made it
-    necessary."""
+    """Work on behalf of no request, begun now: others wait for it, however little of a hurry the request has that made
+    it necessary."""
     context = contextvars.copy_context()
     context.run(_request.set, None)
     return asyncio.get_running_loop().create_task(work, context=context)

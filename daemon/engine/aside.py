@@ -27,7 +27,7 @@ class Aside:
         self._closed = False
 
     async def run(self, work: Callable[[], Result], told: Callable[[BaseException], Exception]) -> Result:
-        """The result of the work, which runs to its end even if nobody waits any more.
+        """The result of the work, which runs to its end even if no caller waits any more.
 
         told: what the one who waits gets for an error.
         """

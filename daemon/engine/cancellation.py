@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 
 
 class LeftMidway(asyncio.CancelledError):
-    """The cancellation of a request of which a part was done and stays. was_read: whether the session has read what the
-    request had for it; tokens, text: what was written; token_count: what the session holds now; branched: the look that
-    it ended."""
+    """The cancellation of a request, a part of which was done and stays. was_read: whether the session has read what
+    the request had for it; tokens, text: what was written; token_count: what the session holds now; branched: the look
+    that it ended."""
 
     def __init__(
         self, *, was_read: bool, tokens: tuple[int, ...], text: str, token_count: int, branched: Look | None = None

@@ -2,7 +2,7 @@
 
 Rules:
 - A state decodes in a batch for as long as its request goes on writing. Meanwhile its caches are rows of the batch, and
-  `LiveState.caches` is empty; whoever wants them asks for its `release`.
+  `LiveState.caches` is empty; code that wants them asks for its `release`.
 - After a failure every state is as it was before the token: the batch is put back and taken apart, and each of its
   states reads its token alone, so that the one that fails is the one that is told.
 - Numbers that were computed beside others may differ in the last bits from those computed alone, so a ledger tells
@@ -196,7 +196,7 @@ class _Batch:
 
     @property
     def wastes(self) -> bool:
-        """Whether the rows that nobody has have cost as much by now as to copy the others, or take too much memory."""
+        """Whether the free rows have cost as much by now as to copy the others, or take too much memory."""
         too_many = self.rows.count(None) > MOST_PADDING * len(self.rows)
         return too_many or self.idle_rows >= _ROUNDS_TO_COPY * len(self.rows)
 
@@ -304,7 +304,7 @@ def _take_back(state: LiveState, caches: list[Any]) -> None:
 
 
 def lost(state: LiveState) -> GenerationFailed:
-    """What whoever uses a state that is lost is told."""
+    """What the user of a lost state is told."""
     return GenerationFailed(
         f"There was no memory to keep the state of {format_plural(len(state.tokens), 'token')}, so it is lost. The "
         "session goes on from its last sleep. Start the daemon with a smaller --memory-budget.",
@@ -316,7 +316,7 @@ _Joining = dict[int, tuple[_Batch, list[LiveState]]]
 
 
 def _to_nobody(event: Event) -> None:
-    """What happens in a decoder that nobody listens to."""
+    """What happens in a decoder without a listener."""
 
 
 class Decoder:

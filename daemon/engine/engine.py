@@ -3,15 +3,15 @@
 Work comes as *steps*: a generator that does a bounded piece (one prefill chunk) between two yields. A step that writes
 yields a `Decode`, the token that its state is to read next, and is sent the logits: the engine reads the tokens of all
 that write in one round, a batch where it can. A job whose caller goes away is closed at its next yield, where its state
-is consistent by construction; the caller waits for that, so nobody touches a session while the engine still does.
+is consistent by construction; the caller waits for that, so nothing else touches a session while the engine still does.
 
 Rounds of tokens and pieces of other work share the thread by time where both have something to do: so a long prefill
 slows the streams of others down, and never stops them; and among the pieces jobs take turns. Tokens get half of the
 time, and less where more jobs wait for a piece than write, each as much as the other, down to a quarter: who has read
 soon writes in one batch with the others, which costs less than to write alone first.
 
-Jobs of background requests stand back (`admission.py`): their pieces are done where nobody else has anything to do, and
-their tokens are read then, or along with those of others where that takes no call of its own.
+Jobs of background requests stand back (`admission.py`): their pieces are done where no other job has anything to do,
+and their tokens are read then, or along with those of others where that takes no call of its own.
 
 Streams of MLX are thread-local: an evaluated array may be used on any thread, a lazy one only here.
 """
@@ -124,7 +124,8 @@ class _Job:
         return outcome
 
     def settle(self) -> None:
-        """Tell whoever waits. An error has the frames of the engine, and these have the job, so it must not have it."""
+        """Tell the waiting caller. An error has the frames of the engine, and these have the job, so it must not
+        have it."""
         assert self.settlement is not None
         self.loop.call_soon_threadsafe(_deliver, self.future, *self.settlement)
         del self.settlement, self.future

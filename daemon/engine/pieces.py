@@ -19,7 +19,7 @@ SESSIONS_AT_ONCE: Final = 32
 """How many sessions are looked at in one piece."""
 
 NAMES_AT_ONCE: Final = 256
-"""How many there are in one of which only the name is looked at."""
+"""How many there are in a piece that looks at names alone."""
 
 _PAUSE_S: Final = 0.001
 """Behind a piece; the engine gets the interpreter within it."""

@@ -1,7 +1,7 @@
 """Draws the next token from logits with a random key of the session's own.
 
 The filters are mlx-lm's. The draw is not: mlx-lm's samplers take their randomness from the global `mx.random`
-state, which every session of a process shares, and a seeded session must give the same tokens whoever runs
+state, which every session of a process shares, and a seeded session must give the same tokens whatever runs
 beside it and however often it has slept.
 """
 

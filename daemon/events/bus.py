@@ -1,7 +1,7 @@
 """Who is told of events: subscribers, each with a queue of its own that is bounded.
 
 Rules:
-- Nobody who publishes waits for a subscriber. Whose queue is full loses the oldest, and is told how many.
+- A publisher never waits for a subscriber. Whose queue is full loses the oldest, and is told how many.
 - Without a subscriber an event costs the making of its record.
 - A subscription that ends, however it does, leaves nothing behind.
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Literal
 from ...memvid.uri import SessionUri
 
 SleepCause = Literal["asked", "idle", "pressure", "shutdown", "quantise", "fork", "rewind", "fold", "heal"]
-"""Why a session goes to sleep: somebody asked, nobody used it, others need the memory, the daemon stops, it is kept in
+"""Why a session goes to sleep: a client asked, it was not used, others need the memory, the daemon stops, it is kept in
 fewer bits, a fork of it needs a version, it goes back for a transcript and what it has is to stay, it is folded, or
 what was damaged of it has been computed again."""
 
@@ -395,7 +395,7 @@ class ModelLoadFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnloaded(Event):
-    """A model has left memory. cause: somebody asked, others need the room, nobody used it, or its
+    """A model has left memory. cause: a client asked, others need the room, it was not used, or its
     files have changed and it is to be loaded anew."""
 
     name: ClassVar[str] = "model_unloaded"
@@ -481,7 +481,7 @@ class HealFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreRepaired(Event):
-    """A repair has followed. mended: files that are whole again; salvaged: sessions of which it saved the beginning;
+    """A repair has followed. mended: files that are whole again; salvaged: sessions whose beginning it saved;
     quarantined: files that it set aside; problems: what is left."""
 
     name: ClassVar[str] = "store_repaired"
@@ -547,7 +547,7 @@ class Notice:
 
     number: counts the events that anybody could be told, so a gap between two is what was not asked for, or lost.
     monotonic_s, time_ns: when it was published, by the monotonic and by the Unix clock. request: the number of the
-    request on whose behalf it happened; None where nobody asked.
+    request on whose behalf it happened; None where none asked.
     """
 
     number: int

@@ -48,8 +48,8 @@ def plan_eviction(
 ) -> Eviction:
     """What must leave so that `wanted_bytes` fit beside what is held: the least recently used first.
 
-    A model is used whenever one of its sessions is, and goes only after all of them: so a model that nobody has used
-    for long goes before the sessions of another, and a session before its own model.
+    A model is used whenever one of its sessions is, and goes only after all of them: so a model that no request has
+    used for long goes before the sessions of another, and a session before its own model.
 
     held_bytes: all that counts against the budget now, the bytes of residents and models included.
     """

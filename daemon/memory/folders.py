@@ -1,6 +1,6 @@
 """Changes in folders, told by the system where it can and found by looking where it cannot.
 
-Owns how long is waited at most. What has changed, if anything, whoever waits finds out by looking.
+Owns how long is waited at most. The waiting code finds out by looking what has changed, if anything.
 """
 
 from __future__ import annotations

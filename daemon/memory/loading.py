@@ -1,4 +1,4 @@
-"""Models come into memory: on threads of their own, once there is room for them, for whoever needs them first.
+"""Models come into memory: on threads of their own, once there is room for them, for the request that needs them first.
 
 What a model will take is reserved before it is loaded, by what its files say at that moment (`models.estimate_bytes`),
 and settled with what it takes. One load of a model is under way at a time; others that need it wait for the same. A
@@ -169,7 +169,7 @@ class Loading:
             self._memory.release(claim, claim.reserved - before)
 
     async def _expected_bytes(self, place: Place) -> int:
-        """What a model took when it was last loaded, of files that nobody has touched since; else what they say now."""
+        """What a model took when it was last loaded, of files that were not touched since; else what they say now."""
         last = place.facts
         if last is not None and await asyncio.to_thread(last.files.are_untouched):
             return last.weights_bytes

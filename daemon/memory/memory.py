@@ -46,10 +46,10 @@ MAX_WAITING_FOR_MEMORY: Final = 256
 """Requests that may wait for memory. The next is told so, and nothing has happened (QX18)."""
 
 MOST_LINGERING_S: Final = 10.0
-"""For how long somebody may still have weights that were let go of, before nobody waits for them any more."""
+"""For how long a holder may still have weights that were let go of, before requests stop waiting for them."""
 
 MAX_REASONS_TOLD: Final = 4
-"""Sessions of which a refusal says why they could not be put to sleep."""
+"""Sessions in a refusal that says why they could not be put to sleep."""
 
 DEFAULT_SHARE: Final = 0.7
 """What sessions may take of the memory that is there, unless told otherwise. The rest is for what one model call works
@@ -183,7 +183,7 @@ class Memory:
             self.look_again()
 
     def take_free(self, use: Claim, wanted: int) -> bool:
-        """Reserve that many bytes if they are free now, and nobody waits for any: so that nobody has to go for them."""
+        """Reserve that many bytes if they are free now and no request waits for any: no session has to go for them."""
         if self._waiting or wanted > self._free:
             return False
         use.reserved += wanted
@@ -323,8 +323,8 @@ class Memory:
         return self._lingers()
 
     def _lingers(self) -> bool:
-        """Whether weights are on their way out, which somebody has for a moment still: whoever waits is told when they
-        are gone. What stays for longer than a moment is no reason to wait."""
+        """Whether weights are on their way out, which a holder has for a moment still: the waiting request is told
+        when they are gone. What stays for longer than a moment is no reason to wait."""
         now, until = time.monotonic(), self._shelf.let_go_last() + MOST_LINGERING_S
         if now < until and self._looks_again_at < until:
             self._looks_again_at = until
@@ -337,7 +337,7 @@ class Memory:
         self._bus.publish(EvictionPlanned(first.uri, first.wanted, free, len(plan) - models, models))
 
     def _others_at_work(self, first: Claim) -> bool:
-        """Whether a request goes on that waits for nobody: at its end at the latest it lets go of what it has. So it
+        """Whether a request goes on that waits for no other: at its end at the latest it lets go of what it has. So it
         is in as much of a hurry as the first that waits."""
         still = {*self._waiting, *(claim for claim, waits in self._stalled.items() if waits())}
         turns = {uri for claim in still for uri in (claim.uri, claim.also)}
@@ -378,12 +378,12 @@ class Memory:
 
     async def _shrink(self) -> None:
         """Let what is idle leave, until what is taken fits into the budget."""
-        nobody = Claim(None, -1)
+        no_request = Claim(None, -1)
         try:
-            while self._free < 0 and (chosen := self._plan(nobody)):
+            while self._free < 0 and (chosen := self._plan(no_request)):
                 await self._let_leave(chosen[0])
                 if not isinstance(chosen[0], str) and chosen[0] in self._awake:
-                    nobody.unslept[chosen[0]] = "it stays awake"
+                    no_request.unslept[chosen[0]] = "it stays awake"
         finally:
             self._evicting = None
             self.look_again()

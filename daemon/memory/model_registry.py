@@ -32,7 +32,7 @@ class ModelChoice:
 
     source: a folder, or a name on the hub; adapter: what is loaded on top of it; kv: how it quantises keys and values.
     at_start: whether it is loaded when the daemon starts, and not when it is first used.
-    pinned: whether it stays in memory once it is there. ttl_s: after how many seconds in which nobody uses it it is
+    pinned: whether it stays in memory once it is there. ttl_s: after how many unused seconds it is
         unloaded; never if None, but for want of memory.
     """
 
@@ -83,7 +83,7 @@ class Place:
 
     @property
     def is_to_go(self) -> bool:
-        """Whether it is to leave memory as soon as nobody uses it: it is served no more, or otherwise."""
+        """Whether it is to leave memory as soon as no request uses it: it is served no more, or otherwise."""
         return self.leaving or self.is_outdated
 
 
@@ -131,7 +131,7 @@ class Shelf:
             self.places[name] = place
 
     def to_go(self) -> list[str]:
-        """The names of those that are to leave memory as soon as nobody uses them."""
+        """The names of those that are to leave memory as soon as no request uses them."""
         return [place.name for place in self.places.values() if place.is_to_go]
 
     def forget(self, place: Place) -> None:
@@ -227,7 +227,7 @@ class Shelf:
 def choices_of(
     models: Mapping[str, str | ModelChoice], adapters: Mapping[str, AdapterChoice], kv: KvChoice | None
 ) -> dict[str, ModelChoice]:
-    """How each model is served. adapters: by the name of their model; kv: of those of which a source alone is given.
+    """How each model is served. adapters: by the name of their model; kv: of those that have only a source.
 
     Raises:
         UnknownModel: an adapter is for a model that is not to be served.

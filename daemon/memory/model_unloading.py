@@ -1,4 +1,4 @@
-"""Models that nobody has used for a while are unloaded by themselves, and those that are served no more, or are to be
+"""Models that were not used for a while are unloaded by themselves, and those that are served no more, or are to be
 loaded from elsewhere."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Disuse:
         self._changed.set()
 
     async def unload(self, name: str) -> None:
-        """Free a model's memory, if nobody uses it and it can be done; else it is tried again."""
+        """Free a model's memory, if no request uses it and it can be done; else it is tried again."""
         self._tried[name] = self._clock()
         try:
             await self._unload(name)

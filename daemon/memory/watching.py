@@ -31,7 +31,7 @@ class Watching:
 
     retire: unloads a model unless somebody uses it, and tells whether it did. policy: what becomes of a model whose
     files have changed: it serves what is awake, and nothing else is begun on it (`refuse`); or it is unloaded as soon
-    as nobody uses it, and the next request loads what the files are by then (`reload`).
+    as no request uses it, and the next one loads what the files are by then (`reload`).
     """
 
     def __init__(

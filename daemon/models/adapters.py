@@ -82,7 +82,7 @@ def attach(network: Any, folder: Path, *, model: str, fused: bool) -> AdapterSet
 
 
 def _require_whole(network: Any, names: frozenset[str], folder: Path, model: str) -> None:
-    """mlx-lm leaves factors that the file does not have at random numbers, which nobody could have again."""
+    """mlx-lm leaves factors that the file does not have at random numbers, which could not be had again."""
     wanted = {
         f"{name}.{factor}"
         for name, module in network.named_modules()

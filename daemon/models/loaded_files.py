@@ -67,7 +67,7 @@ def stamps_of(folder: Path) -> Stamps:
         try:
             status = file.stat()  # of what a link leads to: a hub's cache is made of links
         except OSError:
-            continue  # a link that leads nowhere; whoever needs the file says so
+            continue  # a link that leads nowhere; the load that needs the file says so
         stamps[file.name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return stamps
 

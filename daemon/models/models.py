@@ -56,8 +56,8 @@ _HALF = (mx.float16, mx.bfloat16)
 _HALF_IN_FILES = frozenset({"F16", "BF16"})
 
 PIECE_BYTES: Final = 256 * 1024 * 1024
-"""Weights that are evaluated at once. What is widened is in memory twice until its piece is done, and whoever gives
-MLX's buffers back meanwhile waits for one piece."""
+"""Weights that are evaluated at once. What is widened is in memory twice until its piece is done, and a caller that
+gives MLX's buffers back meanwhile waits for one piece."""
 
 
 @dataclass(frozen=True, slots=True)

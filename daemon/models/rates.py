@@ -73,7 +73,7 @@ class _Window:
 
     def rate(self) -> Rate:
         """The median of the samples, each of which counts by its amount: one that was held up says nothing, and a small
-        one, of which most was overhead, says little of what a large one takes."""
+        one, mostly overhead, says little of what a large one takes."""
         ordered = sorted((seconds / amount, amount) for amount, seconds in self.samples)
         half, passed = sum(amount for _, amount in ordered) / 2, 0.0
         for each, amount in ordered:
@@ -118,7 +118,7 @@ class Measured:
         return Rates(**{name: window.rate() for name, window in windows.items()})
 
     def save(self) -> None:
-        """Keep it for the next daemon. What cannot be kept is measured anew: it costs nobody anything."""
+        """Keep it for the next daemon. What cannot be kept is measured anew: it costs nothing."""
         figures: dict[str, dict[str, Figure]] = {
             subject: {str(name): window.figure() for name, window in windows.items()}
             for subject, windows in self._of.items()

@@ -1,4 +1,4 @@
-"""What became of the prefix of each request: remembered for a while, for whoever asks why something was read again.
+"""What became of the prefix of each request: remembered for a while, to answer why something was read again.
 
 Owns the memory of it, in the process alone and bounded; its texts go to who asks and to no log. `why.py` has the rules.
 """
@@ -23,7 +23,7 @@ MAX_REQUESTS: Final = 16
 """Requests of one session that are remembered, the last ones."""
 
 MAX_SESSIONS: Final = 1024
-"""Sessions of which requests are remembered: those that were asked something last."""
+"""Sessions whose requests are remembered: those that were asked something last."""
 
 MIN_COMMON_TOKENS: Final = 16
 """Fewer in common with another session are no prefix: every chat begins with the same control tokens."""

@@ -26,7 +26,7 @@ Root = tuple[str, bytes]
 
 @dataclass(slots=True)
 class _Node:
-    """The tokens up to the end of one block. sources: sessions of which this is the last full block."""
+    """The tokens up to the end of one block. sources: sessions whose last full block this is."""
 
     parent: _Node | None
     key: bytes

@@ -167,7 +167,7 @@ class PrefixReuse:
         try:
             return token_array(await self._hibernation.on_io(partial(self._ledger_of, uri, row.version)))
         except TorporError:
-            return None  # damaged or gone: whoever wakes it says so
+            return None  # damaged or gone: its next wake says so
 
     async def _from_memory(
         self, session: Session, live: Session, wanted: Sequence[int], count: int
@@ -235,10 +235,11 @@ class PrefixReuse:
             try:
                 await self._learn(uri)
             except TorporError:
-                continue  # damaged or gone: whoever wakes it says so
+                continue  # damaged or gone: its next wake says so
 
     async def _learn(self, uri: SessionUri) -> None:
-        """Know what a session that sleeps has read, as long as it is there: nobody may find it once it was deleted."""
+        """Know what a session that sleeps has read, as long as it is there: no request may find it once it was
+        deleted."""
         while uri not in self._tree and (row := self._store.find_session(uri)) is not None:
             tokens = await self._hibernation.on_io(partial(self._ledger_of, uri, row.version))
             now = self._store.find_session(uri)

@@ -1,7 +1,7 @@
 """What is done with all sessions of a label at once: figures, waking ahead of need, and clearing away.
 
-Each session is held in its own turn, so nobody sees one half cleared. What a clear takes, it takes everywhere: memory,
-disk, what new sessions find to begin with, and counters (GM8).
+Each session is held in its own turn, so no request sees one half cleared. What a clear takes, it takes everywhere:
+memory, disk, what new sessions find to begin with, and counters (GM8).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Labels:
     async def warm(
         self, uris: Sequence[SessionUri], label: str | None, namespace: str | None, emit: Emit
     ) -> WarmResult:
-        """Wake sessions as far as there is memory that nobody uses: those that are named, and those of a label, the
+        """Wake sessions as far as there is free memory: those that are named, and those of a label, the
         last used first."""
         if label is not None:
             latest = sorted(

@@ -44,8 +44,8 @@ class Planning:
         """What `Residency.bring_back` would do. The caller holds the session's turn.
 
         Raises:
-            What the wake would raise before it reads a block. ModelNotLoaded: nobody knows yet what the model's caches
-            are like.
+            What the wake would raise before it reads a block. ModelNotLoaded: it is not known yet what the model's
+            caches are like.
         """
         live = self._residency.awake.get(uri)
         if live is not None and not self._hibernation.is_superseded(live):
@@ -59,7 +59,7 @@ class Planning:
         model = self._shelf.facts(row.model)
         if model is None:
             raise ModelNotLoaded(
-                f"Model {row.model!r} has not been loaded since the daemon began, so nobody knows yet what a wake on "
+                f"Model {row.model!r} has not been loaded since the daemon began, so it is not known what a wake on "
                 f"it would take. Load it: torpor models load {row.model}",
                 model=row.model,
             )

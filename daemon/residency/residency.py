@@ -1,8 +1,8 @@
 """Which sessions are awake, and which models are loaded: requests bring them back, in turns, and what is awake goes to
 sleep in its own turn.
 
-Everything here runs on the event loop. Whoever looks at a session or changes it holds its turn; whatever else is asked
-of a session meanwhile waits. Nothing takes memory that has not been reserved (`memory.py`).
+Everything here runs on the event loop. A request that looks at a session or changes it holds its turn; whatever else
+is asked of a session meanwhile waits. Nothing takes memory that has not been reserved (`memory.py`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Residency:
     """The sessions that are awake, and the turns of all; the models that they are on.
 
     require_working: raises where the daemon takes no more work. budget: bytes of memory that models and sessions share.
-    idle_s: after how long sessions that nobody uses go to sleep, never if None. stop_within_s: how long the last sleeps
+    idle_s: after how long unused sessions go to sleep, never if None. stop_within_s: how long the last sleeps
         may take, None: as long as they do. on_model_change: what becomes of a
         model whose files have changed.
     """
@@ -149,7 +149,7 @@ class Residency:
     async def turn_with_name(self, uri: SessionUri, name: SessionUri) -> AsyncIterator[Use]:
         """Hold a session alone, and a name that no session has.
 
-        The name comes first: whoever has it and waits for the session has no memory that others could want. Nobody
+        The name comes first: a request that has it and waits for the session has no memory that others could want. None
         waits in a circle, for a name that is held is no session that somebody else could wait for.
 
         Raises:
@@ -288,7 +288,7 @@ class Residency:
             self.looks.remember(look)
 
     def _free(self, uri: SessionUri) -> None:
-        """Let a session's memory go. Whoever knows the session still knows it without its state."""
+        """Let a session's memory go. Code that knows the session still knows it without its state."""
         session = self.awake.pop(uri, None)
         if session is not None:
             session.let_go()
@@ -344,7 +344,7 @@ class Residency:
         )
 
     async def warm(self, use: Use, emit: Emit) -> str | None:
-        """Wake a session that is asleep in memory that nobody uses: for one that nobody has asked for yet, no other
+        """Wake a session that is asleep, in free memory: for one that no request has asked for yet, no other
         goes to sleep and no model is loaded. None if it is awake now; else why not: `model_not_loaded` or `no_room`.
 
         Raises:
@@ -476,7 +476,7 @@ class Residency:
             self.memory.could_not_sleep(live.uri, error, use)
 
     async def _idled(self, uri: SessionUri) -> None:
-        """Put a session to sleep that nobody has used for long, unless somebody does now, or the daemon stops: that has
+        """Put a session to sleep that was not used for long, unless it is used now, or the daemon stops: that has
         an order of its own."""
         if uri in self.turns.in_use() or not self._is_working():
             return
@@ -547,7 +547,7 @@ class Residency:
             )
         if place.model is not None:
             await self._unload(name, "asked")
-        place.changed = ()  # whoever unloads a model takes what its files are now
+        place.changed = ()  # an unload takes what the files are now
 
     async def _unload_for_others(self, name: str) -> None:
         await self._unload(name, "pressure")
@@ -579,8 +579,8 @@ class Residency:
         return True
 
     async def let_go(self) -> None:
-        """Unload the models that are served no more, or are to be loaded from elsewhere: now, or when nobody uses them
-        any more, and all that is awake on them could be put to sleep."""
+        """Unload the models that are served no more, or are to be loaded from elsewhere: now, or when no request uses
+        them any more, and all that is awake on them could be put to sleep."""
         for name in self._shelf.to_go():
             await self._disuse.unload(name)
         self._disuse.look_again()
@@ -591,7 +591,7 @@ class Residency:
         await self._buffers.bound(max(0, self.memory.for_sessions))
 
     async def set_idle(self, idle_s: float | None) -> None:
-        """From now on put sessions to sleep that nobody uses for so long; none if None."""
+        """From now on put sessions to sleep that are not used for so long; none if None."""
         before, self._idling = self._idling, None
         if before is not None:
             await before.close()
@@ -609,7 +609,7 @@ class Residency:
     async def _unload(self, name: str, cause: UnloadCause) -> None:
         """Free the memory of a model. Sessions on it that have read nothing stay, and get it back when they are used.
 
-        Nobody can come to need it meanwhile: it is let go of before anything is waited for.
+        No request can come to need it meanwhile: it is let go of before anything is waited for.
         """
         place = self._shelf.places[name]
         assert place.model is not None
@@ -717,7 +717,7 @@ class Residency:
                 self.memory.look_again()
 
     def _next_to_keep(self, uris: Collection[SessionUri], *, patient: bool) -> SessionUri | None:
-        """The first of them by stake that nobody holds; None if there is none, or, as long as there is patience, if
+        """The first of them by stake that no request holds; None if there is none, or, as long as there is patience, if
         somebody holds the first of all."""
         line, held = sorted(uris, key=self._stake), self.turns.in_use()
         if patient:
@@ -774,7 +774,7 @@ class Residency:
         return not await self._hibernation.is_gone(live)
 
     def require_new(self, uri: SessionUri) -> None:
-        """Refuse a name that a session has, awake or asleep, or of which there are versions that no one can wake now:
+        """Refuse a name that a session has, awake or asleep, or that has versions which cannot be woken now:
         a new one would stand before them when they are back.
 
         Raises:
@@ -813,4 +813,4 @@ def _bytes_to_wake(place: Place, row: IndexRow, at_token: int | None) -> int:
 
 
 def _ignore(_event: object) -> None:
-    """For work that nobody watches."""
+    """For work without a watcher."""

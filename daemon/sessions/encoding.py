@@ -108,7 +108,7 @@ class Encoder:
         return await self._aside(lambda: _lengths(model, messages, place, ids))
 
     async def with_words(self, model: LoadedModel, work: Callable[[Words], Result]) -> Result:
-        """What some work makes of a model's words; nobody else is at its tokenizer meanwhile."""
+        """What some work makes of a model's words; no other work is at its tokenizer meanwhile."""
 
         def with_tokenizer() -> Result:
             vocabulary = model.tokenizer.get_vocab()

@@ -1,4 +1,4 @@
-"""Sessions that nobody has used for a while go to sleep by themselves."""
+"""Sessions that were not used for a while go to sleep by themselves."""
 
 from __future__ import annotations
 

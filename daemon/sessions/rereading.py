@@ -2,7 +2,7 @@
 
 A block was found good when it was written, woken or scrubbed, and may have rotted since. While its session is awake the
 state is in memory as well; once that is gone, a version that refers to rot never wakes. So a sleep first reads what
-nobody has read for long, no more at a time than takes a moment. What is damaged is written anew from memory.
+nothing has read for long, no more at a time than takes a moment. What is damaged is written anew from memory.
 """
 
 from __future__ import annotations

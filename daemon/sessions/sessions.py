@@ -160,7 +160,7 @@ class Session:
     @property
     def is_mere_look(self) -> bool:
         """Whether it was woken at an earlier token or version and nothing has happened since. Asleep it would be the
-        whole session again, as its newest version has it, or a new version that nobody asked for; so it leaves memory
+        whole session again, as its newest version has it, or a new version that no user asked for; so it leaves memory
         in a way of its own (`looks.py`)."""
         return (self.is_cut_short or self.rewound) and not self.dirty
 

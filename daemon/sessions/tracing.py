@@ -54,7 +54,7 @@ Telling = TypeVar("Telling", bound=Teller)
 def told(
     verb: Callable[Concatenate[Telling, P], Awaitable[Result]],
 ) -> Callable[Concatenate[Telling, P], Coroutine[Any, Any, Result]]:
-    """A verb of which the bus is told that it was asked for, and how it ended."""
+    """A verb: the bus is told that it was asked for, and how it ended."""
 
     @functools.wraps(verb)
     async def carry_out(teller: Telling, /, *args: P.args, **asked: P.kwargs) -> Result:

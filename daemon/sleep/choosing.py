@@ -135,9 +135,7 @@ def _missing(work: Work, rates: Rates) -> list[str]:
 
 
 def unrepeatable_calls(count: int) -> str:
-    """Why tokens may come out otherwise whose calls nobody can make again (`passes.UNREPEATABLE`)."""
+    """Why tokens may come out otherwise whose calls cannot be made again (`passes.UNREPEATABLE`)."""
     were = "was" if count == 1 else "were"
     tokens = format_plural(count, "token")
-    return (
-        f"{tokens} of it {were} computed beside other sessions, or in calls that were cut, which nobody can make again"
-    )
+    return f"{tokens} of it {were} computed beside other sessions, or in cut calls; these cannot be made again"

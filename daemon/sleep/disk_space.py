@@ -1,7 +1,7 @@
 """Room on the disk for sleeps: who is writing one, which compactions are under way, and which of them stop for whom.
 
 A compaction has a temporary file beside the one that it is to replace, for as long as it writes. A sleep that finds no
-room waits for that file to go, whoever ordered the compaction: its session's state is nowhere else.
+room waits for that file to go, for every compaction: its session's state is nowhere else.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Forking:
         self._hibernation = hibernation
 
     async def refer_to_all(self, order: ForkOrder) -> Forked:
-        """The first version of a new session, with all of the other's tokens. Whoever calls it has the turns of both.
+        """The first version of a new session, with all of the other's tokens. The caller has the turns of both.
 
         Raises:
             StoreError: the other version is damaged or gone, or there is no room for the fork.
@@ -66,7 +66,7 @@ class Forking:
         return Forked(await self._hibernation.on_writer(lambda: self._refer_to_all(order)), 0)
 
     async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: Emit) -> Forked:
-        """The first version of a new session, at an earlier token. Whoever calls it has the turns of both, and memory
+        """The first version of a new session, at an earlier token. The caller has the turns of both, and memory
         for the other's state.
 
         Raises:

@@ -157,7 +157,7 @@ class _Brought:
 class Hibernation:
     """Puts sessions to sleep in a store and wakes them from it.
 
-    on_damage: told of a session of which a wake has found that its bytes are not those that were written.
+    on_damage: told of a session when a wake has found that its bytes are not those that were written.
     stopping: the last sleeps of a daemon that has begun to stop; those that had begun before have no longer either.
     recomputing: says whether a wake restores or recomputes.
     """
@@ -491,7 +491,7 @@ class Hibernation:
         )
 
     async def _begin_kept(self, reader: BundleReader, model: LoadedModel) -> Woken:
-        """A session of which nothing but its ledger was kept, before that is read."""
+        """A session whose ledger alone was kept, before that is read."""
         manifest = reader.manifest
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, lambda: initial_key(sampling_of(manifest.session)))
@@ -624,4 +624,4 @@ def _reporter(stage: Stage, emit: Emit) -> Callable[[int, int], None]:
 
 
 def _ignore(_uri: SessionUri) -> None:
-    """For damage that nobody sees to."""
+    """For damage that nothing sees to."""

@@ -176,7 +176,7 @@ class Ledgers:
         unread = unread_in(manifest.session, row.uri)
         assert unread is not None, "it ends in a ledger"
         held = _tokens_in(reused)
-        passes = Passes().cut(len(tokens) - held)  # nobody knows how these were read
+        passes = Passes().cut(len(tokens) - held)  # how these were read is unknown
         for size in unread.passes:
             passes.add(size)
         less = replace(unread, start=held, tokens=tokens[held:] + unread.tokens, passes=passes, damaged=True)

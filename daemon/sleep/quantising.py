@@ -361,4 +361,4 @@ class Ageing:
 
 
 def _ignore(_event: object) -> None:
-    """For work that nobody watches."""
+    """For work without a watcher."""

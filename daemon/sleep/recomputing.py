@@ -41,7 +41,7 @@ from .choosing import Calls, Choice, Work, choose, unrepeatable_calls
 _LOG = logging.getLogger(__name__)
 
 _MOST_REFUTED: Final = 1024
-"""Sessions of which it is remembered that computing them again gave other bits."""
+"""Remembered sessions that gave other bits when they were computed again."""
 
 
 def read_again(model: LoadedModel, state: LiveState, tokens: Sequence[int], end: Checkpoint) -> Steps[bool]:
@@ -156,7 +156,7 @@ class Recomputing:
 def _obstacle(reader: BundleReader, plan: WakePlan, at_token: int | None) -> str | None:
     manifest = reader.manifest
     if at_token is not None and at_token != manifest.token_count:
-        return "only its beginning is wanted, of which nothing proves what it was"
+        return "only its beginning is wanted, and nothing proves what that was"
     if plan.loss is not None or manifest.session.get(LOSSY) is not None:
         return "it was kept in fewer bits, which no model computes"
     if salvaged_from(manifest) is not None:

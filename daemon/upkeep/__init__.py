@@ -1,1 +1,1 @@
-"""Work that nobody waits for: scrubbing, healing, analysis."""
+"""Work that no request waits for: scrubbing, healing, analysis."""

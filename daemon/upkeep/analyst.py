@@ -1,6 +1,7 @@
 """Analyses of what is stored, while sessions are served: one at a time, on a thread of its own.
 
-Owns that thread, and how an analysis that nobody waits for any more is stopped. Reads the store and changes nothing.
+Owns that thread, and how an analysis is stopped when no client waits for it any more. Reads the store and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Analyst:
 
     def _require_wanted(self, left: threading.Event) -> None:
         if left.is_set() or self._closing.is_set():
-            raise ServiceClosed("The daemon stops, or nobody waits for this analysis any more; ask again.")
+            raise ServiceClosed("The daemon stops, or no client waits for this analysis any more; ask again.")
 
     def _analyse(
         self, version: str, kind: str, labels: Sequence[str] | None, report: Callable[[int, int], None]

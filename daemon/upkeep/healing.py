@@ -12,8 +12,8 @@ state was: it is computed at the next use.
 
 What cannot be computed again (the ledger itself is damaged, or the record at its end) is left to the repair: it saves
 the longest sound beginning, and puts the damaged file into quarantine. Where it is only not to be had now (no memory or
-room on the disk, a model that cannot be loaded, a daemon that stops), nothing is touched, whoever asks. Where this
-daemon never can (a model that it does not serve), a repair that somebody asks for goes on, and none that nobody does.
+room on the disk, a model that cannot be loaded, a daemon that stops), nothing is touched, for any caller. Where this
+daemon never can (a model that it does not serve), a repair that a user asks for goes on, and the daemon's own does not.
 A repair sees to the whole store, so all that is damaged in it comes first, whichever session it was found in.
 
 A stop waits for no more than a block that is read and a model call: what is not healed then is as it was.
@@ -141,7 +141,7 @@ class Healing:
         self.healed = self.failed = 0
 
     async def mend(self, uri: SessionUri) -> None:
-        """Heal this session and all others of which the newest version is damaged, and repair the store; that is put
+        """Heal this session and all others whose newest version is damaged, and repair the store; that is put
         off where one of them could be healed, but not by this daemon now.
 
         Raises:
@@ -171,7 +171,7 @@ class Healing:
             )
 
     async def heal(self) -> None:
-        """Heal all sessions of which the newest version is damaged, as far as this daemon can, before a repair that
+        """Heal all sessions whose newest version is damaged, as far as this daemon can, before a repair that
         somebody has asked for gives up what it does not find.
 
         Raises:
@@ -308,8 +308,8 @@ class Healing:
         self._bus.publish(HealFailed(uri, code_of(error)))
 
     def _held_back(self) -> dict[SessionUri, list[int]]:
-        """Earlier versions that could be computed again, which nobody does, and that a repair would give up now: those
-        that a mark holds, and those with tokens that no sound one begins with. Reads the whole store.
+        """Earlier versions that could be computed again, though nothing does so, and that a repair would give up now:
+        those that a mark holds, and those with tokens that no sound one begins with. Reads the whole store.
 
         Raises:
             StoreError: something of the store could not be read.
@@ -340,7 +340,7 @@ class Healing:
         return held
 
     def _marked(self, uri: SessionUri) -> Collection[bytes] | None:
-        """The bundles of a session that have a mark; None where nobody can tell."""
+        """The bundles of a session that have a mark; None where that is unknown."""
         try:
             return self._store.marks(uri).numbers.keys()
         except StoreError:
@@ -515,4 +515,4 @@ def _is_sound(reader: BundleReader, entry: BlockEntry, on_bytes: Callable[[int],
 
 
 def _ignore(_event: object) -> None:
-    """For work that nobody watches."""
+    """For work without a watcher."""

@@ -1,4 +1,4 @@
-"""The idle scrub: what sleeps is read again, slowly and while nobody wants anything, so that rot is found and healed
+"""The idle scrub: what sleeps is read again, slowly and while no request runs, so that rot is found and healed
 while there is something to heal it from.
 
 Owns when, how fast, and in which order. What damage is, the store says; what is done about it is `healing.py`'s.
@@ -40,7 +40,7 @@ DEFAULT_BYTES_PER_S: Final = 8 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class ScrubPolicy:
     """bytes_per_s: how fast; idle_s: after how long without a request; round_s: how often all is read at most; look_s:
-    how soon it is seen that somebody wants something, or nobody does any more."""
+    how soon a request is seen, or that there is none any more."""
 
     bytes_per_s: int = DEFAULT_BYTES_PER_S
     idle_s: float = 5.0
@@ -91,7 +91,7 @@ class Scrub:
         )
 
     def suspect(self, uri: SessionUri) -> None:
-        """A wake has found a session damaged: it is read, and seen to, as soon as nobody wants anything."""
+        """A wake has found a session damaged: it is read, and seen to, as soon as no request runs."""
         if uri not in self._suspects:
             self._suspects.append(uri)
 

@@ -193,7 +193,7 @@ def enter_unreadable(folder: StoreFolder, scan: Scan, index: Index | None = None
 
 
 def _rows_in_quarantine(folder: StoreFolder, bundle_ids: Collection[bytes]) -> dict[bytes, IndexRow]:
-    """What lies in quarantine of bundles, as far as it tells whose they are; nothing where nobody may look there."""
+    """What lies in quarantine of bundles, as far as it tells whose they are; nothing where it is closed to us."""
     found: dict[bytes, IndexRow] = {}
     with contextlib.suppress(UnsafePath):
         for bundle_id, suffix, name in list_waiting(folder) if bundle_ids else ():

@@ -48,7 +48,7 @@ def loss_message(
     """What of a version is gone, and what would bring it back.
 
     missing: the paths of the files whose blocks are nowhere; none where a repair finds all of them.
-    held: how many of its tokens another version begins with, `where`; None where nobody can tell any. Nor can anybody
+    held: how many of its tokens another version begins with, `where`; None where that is unknown. Nor can anybody
     tell the tokens of a version that only its marks tell of: 0.
     """
     if held is None:
@@ -90,7 +90,7 @@ def names_of_versions(folder: StoreFolder) -> dict[bytes, list[str]]:
 
 def set_aside_among(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> set[bytes]:
     """Those of the bundles that lie in quarantine as versions: set aside, and not deleted, for a delete takes that
-    ending away before it retires a bundle's file. All of them where nobody can look. Raises StoreIoError."""
+    ending away before it retires a bundle's file. All of them where it cannot be looked into. Raises StoreIoError."""
     asked = set(bundle_ids)
     try:
         found = names_of_versions(folder) if asked else {}
@@ -132,7 +132,7 @@ def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
         return {}
     given_up = index.given_up().keys()
     back = [name for one, name in leaving if _content_id(folder, one, name) in given_up]
-    # Where the index's file is behind, rows stand in it of which nothing else says that they are gone.
+    # Where the index's file is behind, it may have rows of versions that are gone, and nothing else says so.
     gone = [name for _, name in leaving if name not in back and not index.file_is_behind]
     failed = quarantine.give_ending(folder, back, LIVE_SUFFIX)
     return failed | quarantine.give_ending(folder, gone, RETIRED_SUFFIX)
@@ -140,7 +140,7 @@ def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
 
 def version_in(open_file: Callable[[], tuple[int, str]]) -> bytes | None:
     """The version that a file is as a whole, whatever its name says; None for any other file. Raises StoreIoError:
-    the system refused to read it, so nobody knows."""
+    the system refused to read it, so that is unknown."""
     return look_into(open_file, lambda file: file.bundle_id if file.manifest is not None else None)
 
 
@@ -161,7 +161,7 @@ def _content_id(folder: StoreFolder, bundle_id: bytes, name: str) -> bytes:
 
 def find_losses(folder: StoreFolder, index: Index, uri: SessionUri | None = None) -> Iterator[Finding]:
     """The versions, of one session or of all, that are set aside, and what would bring each back. One that gave way to
-    what it was saved from is none, nor one whose file is back. Where nobody can look into quarantine, that alone."""
+    what it was saved from is none, nor one whose file is back. Where quarantine cannot be looked into, that alone."""
     rows = [
         row
         for row in index.given_up().values()
@@ -189,8 +189,8 @@ def _untold(folder: StoreFolder, count: int, error: StoreError) -> Finding:
 
 
 def gave_way_to(folder: StoreFolder, index: Index, bundle_ids: Collection[bytes]) -> dict[bytes, bytes]:
-    """The versions set aside that were saved from one of these bundles, with that one; none where nobody can look into
-    quarantine."""
+    """The versions set aside that were saved from one of these bundles, with that one; none where it cannot be looked
+    into."""
     uris = {row.uri for row in index.rows_of(bundle_ids).values()}
     given_up = {one for one, row in index.given_up().items() if row.uri in uris}
     found: dict[bytes, bytes] = {}

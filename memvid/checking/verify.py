@@ -127,7 +127,7 @@ class _User:
 class _Sought:
     """What is looked for in one bundle by others: each block once, with what the first of them says of it.
 
-    `users` are all of them; `rivals` the blocks of which two do not say the same.
+    `users` are all of them; `rivals` the blocks on which two files differ.
     """
 
     blocks: dict[bytes, _Said] = field(default_factory=dict)
@@ -172,8 +172,8 @@ def verify_store(
     memory with the blocks of the largest session and those that lie in other sessions' files.
 
     `promised` says, by a fresh look, which bundles still belong to a session: one that was deleted while we read is no
-    damage. `index_now` is what the index says in the end, held where nobody else may change it; `all_known`: so that a
-    file which it knows nothing of is one that it lost, and not one that others have just published.
+    damage. `index_now` is what the index says in the end, held where no other process may change it; `all_known`: so
+    that a file which it knows nothing of is one that it lost, and not one that others have just published.
     """
     tally = _Tally(pace=pace)
     rows = {row.bundle_id: row for row in (index.all_rows() if uri is None else index.versions(uri))}
@@ -350,7 +350,7 @@ def _report_losses(folder: StoreFolder, index: Index, uri: SessionUri | None, ta
 
 
 def _report_stale(folder: StoreFolder, now: Index | None, rows: Mapping[bytes, IndexRow], tally: _Tally) -> None:
-    """Report versions of which the index says something else than their files: it is of another moment, and nobody may
+    """Report versions whose row in the index differs from their file: it is of another moment, and no one may
     remove a file on its word. A file that was written anew since it was read is left out."""
     said = now.storages() if now is not None else {}
     stale = {one for one, (_, storage) in tally.held.items() if said.get(one, storage) != storage}
@@ -483,7 +483,7 @@ def _verify_refs(
     moved_too: bool,
     looks: int = _LOOKS,
 ) -> None:
-    """Check that a bundle holds every block that others look for in it; their bytes too, if nobody else has read them.
+    """Check that a bundle holds every block that others look for in it; their bytes too, if they were not read yet.
 
     A block that is not there may have been moved since the user's file was read, by another thread or a daemon beside
     us. Unless that file is the same still, the user is asked again where it looks, at most `looks` times; the bytes of

@@ -6,5 +6,5 @@ import time
 
 
 def now_ns() -> int:
-    """Nanoseconds since 1970, never fewer than none: whoever reads a stored time refuses a negative one."""
+    """Nanoseconds since 1970, never below 0: a reader of a stored time refuses a negative one."""
     return max(time.time_ns(), 0)

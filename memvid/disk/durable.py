@@ -3,7 +3,7 @@
 Owns temporary files and the order write → flush → rename → flush folder. Knows nothing of what is written.
 
 Rules: a file once published is never changed. A failed write leaves nothing but a temporary file, which is removed.
-After a failed flush nobody knows what the disk holds, so it is never tried again: DurabilityLost.
+After a failed flush it is unknown what the disk holds, so it is never tried again: DurabilityLost.
 """
 
 from __future__ import annotations

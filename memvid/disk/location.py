@@ -1,4 +1,4 @@
-"""Where the store is when nobody says: one answer for the daemon and for every tool that inspects."""
+"""Where the store is when no setting says: one answer for the daemon and for every tool that inspects."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ class StoreLock:
         """Raise LockLost unless this process has the lock, and the file that we locked is still the store's."""
         if os.getpid() != self._pid:
             raise LockLost(
-                f"{self._path} is locked by process {self._pid}, of which this one was forked: it writes nothing. Open "
-                "the store again once that one has closed it.",
+                f"{self._path} is locked by process {self._pid}, from which this one was forked: it writes nothing. "
+                "Open the store again once that one has closed it.",
                 path=self._path,
             )
         if self._fd < 0 or not self._is_current(self._fd):
@@ -107,7 +107,7 @@ class StoreLock:
 
 
 def find_holder(root_fd: int, store_path: str) -> int | None:
-    """The pid of the process that has the store for writing; None if nobody has, or one that could not write its pid.
+    """The pid of the process that has the store for writing; None if no process has, or if it could not write its pid.
 
     A lock is tried for only where that process is there: the trial would turn a writer away that opens the store in the
     same instant.

@@ -19,7 +19,7 @@ FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 
 Stamp = tuple[int, int, int, int, int]
-"""Device, inode, size, modification and change time of a file. The change time is what nobody can set back."""
+"""Device, inode, size, modification and change time of a file. The change time cannot be set back."""
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -34,7 +34,7 @@ _PUT_THE_FILE: Final = (
 def open_root(path: str, mark: str) -> int:
     """Open the store's own folder. Raises FileNotFoundError if it is absent; links above it are the user's choice.
 
-    Of one that is refused and has no file `mark`, so is no store, nobody is told how to make it usable.
+    Of one that is refused and has no file `mark`, so is no store, the message does not say how to make it usable.
     """
     fd = os.open(os.path.realpath(path), _FOLDER_FLAGS)
     try:
@@ -136,8 +136,8 @@ def require_own_regular(status: os.stat_result, path: str) -> None:
         raise _unsafe(path, f"it belongs to user {status.st_uid}", _give_to_you(path, status))
     if status.st_nlink > 1:  # 0 is a file that was deleted after we opened it
         advice = (
-            "Whoever has another of its names can change it. Make it a file of its own: cp -p FILE FILE.copy && mv "
-            "FILE.copy FILE"
+            "A process that has another of its names can change it. Make it a file of its own: cp -p FILE FILE.copy && "
+            "mv FILE.copy FILE"
         )
         raise _unsafe(path, f"it has {status.st_nlink} hard links", advice)
 
@@ -156,7 +156,7 @@ def _require_private_folder(fd: int, path: str, otherwise: str = "") -> int:
 
 
 def _give_to_you(path: str, status: os.stat_result) -> str:
-    """What makes a file usable for who works now; whose it should be, nobody here can know."""
+    """What makes a file usable for the user who works now. Its right owner is unknown here."""
     return f"Work as user {status.st_uid}, or, if it should be yours: sudo chown {os.geteuid()} {path}"
 
 

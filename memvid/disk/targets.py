@@ -123,7 +123,7 @@ def _is_within(folder_fd: int, path: str, root_fd: int) -> bool:
             here, up = above, f"{up}/.."
     except OSError as error:
         raise io_error(error, "look at the folders above", path) from error
-    return True  # nobody can tell
+    return True  # unknown
 
 
 def _require_usable(folder_fd: int, name: str, path: str, *, replacing: bool) -> None:
@@ -143,7 +143,7 @@ def _require_usable(folder_fd: int, name: str, path: str, *, replacing: bool) ->
 
 
 def _taken(path: str, *, replaceable: bool) -> TargetExists:
-    """`replaceable`: it is a file, and whoever asks for that has it replaced."""
+    """`replaceable`: it is a file, and may be replaced if that is asked for."""
     if not replaceable:
         return TargetExists(f"{path} is there already and is no file that could be replaced. Name another.", path=path)
     return TargetExists(

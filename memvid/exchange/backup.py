@@ -8,7 +8,7 @@ with the blocks of which the backup has no sound copy, and read back. Each is th
 that was cut off goes on where it was.
 
 Rules:
-- Nothing in the store is written, and nobody waits.
+- Nothing in the store is written, and no request waits for it.
 - Nothing goes from the backup, with its marks: what was deleted in the store stays there. A session of which it has
   versions that would stand in the place of those that are to come, or before them, is told and left as it is.
 - What cannot be read is told, and the rest is copied. A version of the backup is never replaced by a damaged one.

@@ -5,7 +5,7 @@ Owns that list. Who brings the file, and what becomes of it, others decide.
 Rules:
 - Nothing is decompressed before all that the file claims to hold was added up, nor a block that is not what the
   manifest claims of it: the work that a stranger's file may cause is bounded by the file's length (`MAX_EXPANSION`),
-  which whoever sent it had to send.
+  which the sender had to send.
 - Every byte of every block is then read and compared.
 """
 

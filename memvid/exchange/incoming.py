@@ -93,7 +93,7 @@ def _copy(source_path: str, temp: durable.TempFile) -> None:
 
 
 def _check(temp: durable.TempFile, source_path: str) -> bytes:
-    """Check every byte of the copy, as whoever takes it will; gives its bundle id."""
+    """Check every byte of the copy, as an import will; gives its bundle id."""
     try:
         fd = os.dup(temp.fd)
     except OSError as error:

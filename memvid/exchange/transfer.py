@@ -372,7 +372,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
             with core.committing():
                 if intake.is_led_right() and _is_same(core, source.bundle_id, retired):
                     intake.publish(bundle)
-                    with contextlib.suppress(StoreIoError):  # nobody looks into it beside the live one
+                    with contextlib.suppress(StoreIoError):  # no reader looks into it beside the live one
                         core.folder.remove(source.bundle_id, RETIRED_SUFFIX)
                     return receipt
     path = core.folder.bundle_path(source.bundle_id, RETIRED_SUFFIX)

@@ -162,7 +162,7 @@ class StoreFolder:
         return 0
 
     def is_emptied(self, bundle_id: bytes) -> bool:
-        """Whether a retired bundle has only its name left, as `empty_retired` leaves it: it holds bytes of nobody."""
+        """Whether a retired bundle has only its name left, as `empty_retired` leaves it: it holds no bytes."""
         return self.suffix_of(bundle_id) == RETIRED_SUFFIX and not self.size_of(bundle_id)
 
     def is_gone(self, bundle_id: bytes) -> bool:
@@ -350,7 +350,7 @@ class StoreFolder:
             return temp
 
     def leftover_temps(self) -> list[str]:
-        """The names of temporary files that nobody is writing. Only under the store's lock.
+        """The names of temporary files that no process is writing. Only under the store's lock.
 
         Small files are written at one go under the store's writing lock: who holds that too meets none of them.
         """

@@ -7,7 +7,7 @@ makes them durable.
 Rules:
 - The file has a digest over all of it (`sealed_json`); a reader takes it whole or raises CorruptMarks.
 - It is never treated as empty because it cannot be read. No file at all means that nothing was ever marked, unless
-  store.json says that there was one: MarksLost. Whoever then tags with `move` says that what was marked is no more.
+  store.json says that there was one: MarksLost. A tag with `move` then says that the old marks are no more.
 - It is replaced by one rename: a crash leaves the old marks or the new ones.
 - Load, change and save under the store's lock and its writing lock, else one of two changes is lost.
 """

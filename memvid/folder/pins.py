@@ -30,7 +30,7 @@ class Pins:
             return self._counts[bundle_id]
 
     def wait_or_free(self, bundle_ids: Iterable[bytes]) -> list[bytes]:
-        """Those of `bundle_ids`, and of those that waited, that nobody has open; the others wait."""
+        """Those of `bundle_ids`, and of those that waited, that no reader has open; the others wait."""
         with self._lock:
             asked = self._waiting.union(bundle_ids)
             self._waiting = {bundle_id for bundle_id in asked if self._counts[bundle_id] > 0}

@@ -97,7 +97,7 @@ def is_own(folder: StoreFolder, name: str) -> bool:
 
 def _is_takeable(folder: StoreFolder, name: str) -> bool:
     """Whether it is a plain file of our own; False where there is none, or something that never becomes one. Raises
-    UnsafePath, StoreIoError: it is a file that is not ours alone, or nobody can tell."""
+    UnsafePath, StoreIoError: it is a file that is not ours alone, or cannot be looked at."""
     try:
         return stamp_of_name(folder, name) is not None
     except UnsafePath:

@@ -1,7 +1,7 @@
 """How far the scrub of a store has come, in a small file, so that the next daemon goes on where the last one stopped.
 
 Sessions are read in the order of a digest of their names, round and round: whose turn is next is the one whose last
-reading is longest ago. The file has only the first bytes of that digest, so that it tells nobody the name of a session
+reading is longest ago. The file has only the first bytes of that digest, so that it tells no name of a session
 that is gone. It is a convenience: one that is lost, or damaged, costs a round that begins anew.
 """
 

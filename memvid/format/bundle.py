@@ -72,7 +72,7 @@ READ_BYTES: Final = 1 << 20
 class FrameFile:
     """A bundle file as a holder of frames: header, trailer and directory have been checked. Owns its descriptor.
 
-    Its manifest is not read: what a frame holds is proven by its block id, whoever's manifest asks for it.
+    Its manifest is not read: a frame is proven by its block id, for any manifest that asks for it.
     `checked_heads` is its user's: the heads that were found to be what a manifest says.
     """
 
@@ -130,7 +130,7 @@ class FrameFile:
         return stamp_of(stat_open(self._fd, self.path))
 
     def was_emptied(self) -> bool:
-        """Whether bytes were taken away since it was opened: a delete on a full disk does so with what nobody needs."""
+        """Whether bytes were taken away since it was opened: a delete on a full disk does so."""
         return stat_open(self._fd, self.path).st_size < self.file_bytes
 
     def frame_of(self, block_id: bytes) -> Frame:
@@ -188,7 +188,7 @@ class FrameFile:
     ) -> None:
         """See `BundleReader.read_slots_into`. Raw slots that lie side by side are read in one call, a few at a time.
 
-        What is compressed is compared as it is stored even if `trusting`: a decoder gets no bytes that nobody wrote.
+        Compressed bytes are compared as they are stored even if `trusting`: a decoder gets only what a writer wrote.
         """
         start = self.frame_of(block_id).offset
         batch: list[tuple[int, Sequence[memoryview]]] = []
@@ -362,7 +362,7 @@ class BundleFile(FrameFile):
         self.manifest = self._load_manifest() if self.trailer.manifest_bytes else None
         if self.manifest is None and self.path.endswith(LIVE_SUFFIX):
             raise CorruptBundle(
-                f"{self.path} has the ending of a version, but no manifest: nobody can tell its session. Put the right "
+                f"{self.path} has the ending of a version, but no manifest: its session cannot be told. Put the right "
                 "file back from a backup, or let `torpor repair` set it aside.",
                 path=self.path,
                 part="manifest",

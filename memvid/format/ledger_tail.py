@@ -1,7 +1,7 @@
 """Versions whose ledger goes on behind their blocks: how many tokens are there without any state.
 
-The layers above write them, and read them again; the store counts them, so that nobody takes the ledger for a shorter
-one.
+The layers above write them, and read them again; the store counts them, so that no reader takes the ledger for a
+shorter one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def unread_of(manifest: Manifest) -> int:
 
 
 def tail_of(manifest: Manifest) -> bytes:
-    """The tokens that follow those of which a version has blocks: whole uint32, as bytes."""
+    """The tokens behind a version's blocks: whole uint32, as bytes."""
     told = manifest.session.get(UNREAD)
     tokens = told.get("tokens") if isinstance(told, dict) else None
     return tokens[: len(tokens) // TOKEN_BYTES * TOKEN_BYTES] if isinstance(tokens, bytes) else b""

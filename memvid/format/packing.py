@@ -151,7 +151,7 @@ _COUNTED: Final = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I
 
 
 def length_of_first(data: bytes | memoryview, what: str) -> int:
-    """Bytes of the document that `data` begins with, whatever follows it: for a document whose end nobody tells.
+    """Bytes of the document that `data` begins with, whatever follows it: for a document whose length is not told.
 
     Raises:
         CorruptBundle, LimitExceeded: there is none.

@@ -73,10 +73,10 @@ class Finding:
 class DeleteReport:
     """What a delete did. Bundles that others still need, or that are open, are `bundles_kept`.
 
-    `unreadable` are the paths of bundles that nobody can tell the owner of: a version of this session may be in one.
+    `unreadable` are the paths of bundles of unknown owner: a version of this session may be in one.
     `problems` tell what lies in quarantine and could not be marked as deleted, so that it may come back from there,
     which files were kept because they are another session's, whatever their names say, and beside which bundles no
-    file was removed, for nobody knows what they need.
+    file was removed, because their needs are unknown.
     """
 
     uri: SessionUri
@@ -166,7 +166,7 @@ class SessionUsage:
 
     `logical_bytes` is the raw state of all its versions, each counted whole. `stored_bytes` are the files of its
     versions. `shared_bytes` are the frames that it needs and other sessions need too, wherever they lie: they stay when
-    it goes. `exclusive_bytes` are the frames and manifests that nobody else needs: what a forget of it would free.
+    it goes. `exclusive_bytes` are the frames and manifests that nothing else needs: what a forget of it would free.
     """
 
     uri: SessionUri
@@ -186,7 +186,7 @@ class UsageReport:
     `incoming_bytes` + `index_bytes` + `temp_bytes` + `other_bytes`.
     By need: `live_bytes` + `retired_bytes` = the sessions' `exclusive_bytes` + `shared_bytes` + `unneeded_bytes`.
     `shared_bytes` counts a frame that several sessions need once; `unneeded_bytes` is what gc and compact can give
-    back. Bundles that cannot be read (`problems`) count as `unreadable_bytes` alone: nobody can say what is in them.
+    back. Bundles that cannot be read (`problems`) count as `unreadable_bytes` alone: their content is unknown.
     Versions whose files are missing are `problems` too, and have no bytes.
     `written_today_bytes` and `free_bytes` (of the disk) are what the budgets look at.
     """

@@ -3,9 +3,9 @@
 A derived SQLite table. Owns the schema, and what makes an index missing, foreign or damaged. Nothing here is truth:
 every row can be made again from a bundle, and a wake compares the row with the bundle before it believes either.
 
-How it works: a store that may write keeps STORE/index.sqlite in WAL mode, and nobody else opens it by SQLite. SQLite is
-told so, and keeps its map of the log in its own memory. Else that would be a -shm file, which is mapped into memory: a
-full disk has no room for it, and a page of it for which there is no block ends the process (SIGBUS). A store
+How it works: a store that may write keeps STORE/index.sqlite in WAL mode, and no other process opens it by SQLite.
+SQLite is told so, and keeps its map of the log in its own memory. Else that would be a -shm file, which is mapped into
+memory: a full disk has no room for it, and a page of it for which there is no block ends the process (SIGBUS). A store
 that may only read copies what file and log hold into memory, so it writes nothing, not even a -wal file.
 synchronous=NORMAL is enough: a row lost in a power cut is found missing at the next open and made from its bundle.
 What must not be lost or come back (`drop`, `begin_rewrite`) is brought into the file itself and flushed.
@@ -110,7 +110,7 @@ _BLOCK_KEY: Final = struct.Struct(">q")
 _STAMP: Final = struct.Struct(">QQqq")  # inode, length, modification and change time
 _COVERED: Final = 1
 _UNPROVEN: Final = 2
-"""Of a row that is unsettled: its references cover what the file needs, or nobody knows what that is."""
+"""Of a row that is unsettled: its references cover what the file needs, or that is unknown."""
 _UNSEEN_KEY: Final = "marks_unseen"
 _UNSEEN: Final = "yes"
 _META: Final = "SELECT value FROM meta WHERE key = ?"
@@ -181,7 +181,7 @@ class IndexContradicted(IndexUnusable):
 
 @dataclass(frozen=True, slots=True)
 class IndexedBundle:
-    """What goes into the index for one bundle file; `row` is None for one of which nobody can tell whose version it is.
+    """What goes into the index for one bundle file; `row` is None for one of unknown owner.
 
     `refs` are the other bundles that hold blocks of this one, `blocks` the ids of all frames in its file. Of the ids
     the index keeps the first 8 bytes, and `Index.stored` gives no more of them back. `stamp` tells the file that this
@@ -321,7 +321,7 @@ class Index:
         Raises:
             UnsafePath
             StoreIoError: the system refused to read it, twice. Only a disk that has lost bytes of it is damage: of
-                anything else nobody knows what it says, so it must not be replaced.
+                anything else its content is unknown, so it must not be replaced.
         """
         index = cls._copied(store_path, root_fd, store_uuid, tries=2)
         if index is None:
@@ -425,7 +425,7 @@ class Index:
     def replaced(self) -> Iterator[Callable[[Index], None]]:
         """Close the file so that a new index can be made in its place, and go on with what is handed to the callable.
 
-        Whoever asks meanwhile waits. Without a new one, be it in memory, this object answers nothing any more.
+        Other callers wait meanwhile. Without a new one, on disk or in memory, this object answers nothing any more.
         """
         with self._lock:
             self._connection.close()
@@ -517,7 +517,7 @@ class Index:
         unproven: Iterable[bytes] = (),
         marks_seen: bool = False,
     ) -> None:
-        """Bring the index in line with the bundle files. `unproven` are those of which nobody knows what they need.
+        """Bring the index in line with the bundle files. `unproven` are those whose needs are unknown.
         Raises IndexUnusable where rows contradict each other."""
         try:
             with self._lock:
@@ -903,7 +903,7 @@ class Index:
         return self._rows_no_versions(ASIDE)
 
     def unreadable(self) -> dict[bytes, IndexRow]:
-        """The bundles that cannot be read and of which something tells whose versions they are: see UNREADABLE."""
+        """The bundles that cannot be read but whose owner is known: see UNREADABLE."""
         return self._rows_no_versions(UNREADABLE)
 
     def _rows_no_versions(self, status: str) -> dict[bytes, IndexRow]:
@@ -944,7 +944,7 @@ class Index:
         return set(self._ids("SELECT bundle_id FROM bundles", ()))
 
     def marks_unseen(self) -> bool:
-        """Whether this index was made while nobody could read the marks, and they have not been asked since: they may
+        """Whether this index was made while the marks could not be read, and they have not been asked since: they may
         name versions that it lacks."""
         return bool(self._select("SELECT 1 FROM meta WHERE key = ?", (_UNSEEN_KEY,)))
 
@@ -956,7 +956,7 @@ class Index:
         )
 
     def numbers_of(self, uri: SessionUri) -> list[int]:
-        """The version numbers that a session has given to what it still has, be it set aside or missed."""
+        """The version numbers that a session has given to what it still has, set aside or missed ones included."""
         found = self._select(
             "SELECT DISTINCT version FROM bundles WHERE namespace = ? AND name = ? ORDER BY version",
             (uri.namespace, uri.name),
@@ -999,7 +999,7 @@ class Index:
         )
 
     def unsettled(self) -> set[bytes]:
-        """The bundles of which the index does not know what their files hold now, and covers whatever they may need."""
+        """The bundles whose files the index does not know as they are now; it covers whatever they may need."""
         return set(self._ids("SELECT bundle_id FROM bundles WHERE unsettled <> 0", ()))
 
     def unproven(self) -> list[bytes]:
@@ -1031,7 +1031,7 @@ class Index:
         return int(count)
 
     def needs_unknown(self) -> list[bytes]:
-        """The bundles of which nobody knows what they need: they cannot be read, are missed, or were set aside so.
+        """The bundles whose needs are unknown: they cannot be read, are missed, or were set aside so.
         While there is one, no file is removed for not being needed."""
         return [*self.unreadable_now(), *self.with_status(MISSED), *self.aside_untold()]
 
@@ -1040,7 +1040,7 @@ class Index:
         return [*self.with_status(UNREADABLE), *self.unproven()]
 
     def aside_untold(self) -> list[bytes]:
-        """The versions that were set aside of which nobody knows what they need: only a manifest or a mark told of
+        """The versions that were set aside whose needs are unknown: only a manifest or a mark told of
         them, for every version that was read holds blocks or needs others."""
         return self._ids(
             f"SELECT bundle_id FROM bundles WHERE status <> '{LIVE}' AND status = ? "

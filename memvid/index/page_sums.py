@@ -125,7 +125,7 @@ class PageSums:
             self._save()
 
     def forget(self) -> None:
-        """The file is not what was written: whoever opens it next must check every row."""
+        """The file is not what was written: the next opening must check every row."""
         self._kept = False
         with contextlib.suppress(OSError):
             os.unlink(SUMS_FILE, dir_fd=self._root_fd)

@@ -1,4 +1,4 @@
-"""The bundles of which nobody knows what they need, and why no file is removed while there is one.
+"""The bundles whose needs are unknown, and why no file is removed while there is one.
 
 Owns what is told of each: what it is, and what ends it. Which ones they are the index says (`Index.needs_unknown`).
 """
@@ -37,10 +37,10 @@ def unreadable_finding(folder: StoreFolder, index: Index, bundle_id: bytes) -> F
     path = folder.bundle_path(bundle_id)
     stored = index.stored(bundle_id)
     row = stored.row if stored is not None else None
-    whose = f"version {row.version} of {row.uri}" if row is not None else "whose version it is nobody can tell"
+    whose = f"version {row.version} of {row.uri}" if row is not None else "its version is unknown"
     end = f", or give it up: remove its session (`torpor rm {row.uri}`)" if row is not None else ""
     message = (
-        f"{path} cannot be read ({whose}), so nobody knows what it needs, and nothing is removed while that is so. "
+        f"{path} cannot be read ({whose}), so its needs are unknown, and nothing is removed while that is so. "
         f"Put the file back from a backup, or let `torpor repair` see to it{end}."
     )
     return Finding(path, UNREADABLE_CODE, message)
@@ -50,8 +50,8 @@ def untold_finding(path: str, row: IndexRow) -> Finding:
     """What to tell of a version that is set aside, and was never read since its index was made."""
     message = (
         f"{path} is set aside: version {row.version} of {row.uri} could not be read when the index was made anew. "
-        "Nobody knows what it needs, so no file is removed. `torpor repair` brings it back where all of it is sound "
-        "somewhere, be it in quarantine. Else put the file back from a backup and start the daemon again, or import "
+        "Its needs are unknown, so no file is removed. `torpor repair` brings it back where all of it is sound "
+        "somewhere, quarantine included. Else put the file back from a backup and start the daemon again, or import "
         f"it; or give it up: remove the session (`torpor rm {row.uri}`; `torpor forget` where nothing "
         "else is left of it), or all that is set aside (`torpor gc --quarantine`)."
     )
@@ -62,7 +62,7 @@ def missed_finding(path: str, row: IndexRow) -> Finding:
     """What to tell of a version that only its marks tell of."""
     message = (
         f"{path} is missing: version {row.version} of {row.uri}, which has a tag or a pin, cannot be woken, and "
-        "only its marks tell of it. Nobody knows what it needs, so no file is removed. Put the file back from a "
+        "only its marks tell of it. Its needs are unknown, so no file is removed. Put the file back from a "
         f"backup and start the daemon again, or import it; or give it up: take its tags (`torpor untag`) and its pin "
         f"(`torpor unpin {row.uri}@{row.version}`) away, or remove the session (`torpor rm`; `torpor forget` where "
         "nothing else is left of it)."

@@ -7,9 +7,9 @@ Rules:
 - Nothing waits for a compaction: files are written outside `committing`, and one that somebody uses, or that was
   written anew since it was looked at, stays as it is until the next compaction.
 - Just before a file loses frames everyone who needs some of it is asked again, under the lock.
-- Files are looked at one after the other while others write. What does not fit together is damage only if nobody has
-  written anew, meanwhile, the file that says so.
-- One damaged bundle is reported and left; what does not depend on it goes on. So is what the system refuses, whoever
+- Files are looked at one after the other while others write. What does not fit together is damage only if no other
+  operation has written anew, meanwhile, the file that says so.
+- One damaged bundle is reported and left; what does not depend on it goes on. So is what the system refuses, whatever
   wrote meanwhile. A full disk ends the compaction, and what was done until then stays done.
 """
 
@@ -163,7 +163,7 @@ class _Compaction:
             missing = isinstance(error, BundleMissing) and not _is_missed(self._core, error)
             if not missing and self._is_as_seen(step):
                 self.report(step.file.path, error.code, error.message)
-        except StoreError as error:  # nobody's writing makes the system refuse
+        except StoreError as error:  # no writer makes the system refuse
             self.report(step.file.path, error.code, error.message)
         return False
 
@@ -175,8 +175,8 @@ class _Compaction:
             self._stamps[bundle_id] = stamp
 
     def _is_as_seen(self, step: Step) -> bool:
-        """Whether nobody has deleted what a step is about, or written anew one of the files that the plan rests on: the
-        newest version's, and those that frames are taken from."""
+        """Whether no other operation has deleted what a step is about, or written anew one of the files that the plan
+        rests on: the newest version's, and those that frames are taken from."""
         core, file = self._core, step.file
         sources = {file.bundle_id, self._newest, *(source for _, source in step.frames)}
         same = all(core.folder.is_current(one, self._stamps[one]) for one in sources)
@@ -239,14 +239,14 @@ class _Compaction:
     # --- retired files
 
     def remove_unneeded(self, *, everywhere: bool) -> None:
-        """Remove the retired files that nobody needs any more: of the whole store, or those that were looked at."""
+        """Remove the retired files that nothing needs any more: of the whole store, or those that were looked at."""
         retired = set(self._retired)
         if everywhere:
             listed = self._core.folder.list_bundles()
             retired.update(bundle_id for bundle_id, suffix in listed.items() if suffix == RETIRED_SUFFIX)
         for bundle_id in sorted(retired - self._removed):
             if not self._core.index.users_of(bundle_id):
-                self._remove(bundle_id, "its version is gone, and nobody needs what is in it")
+                self._remove(bundle_id, "its version is gone, and nothing needs what is in it")
 
     def _remove(self, bundle_id: bytes, reason: str) -> None:
         core = self._core
@@ -272,14 +272,14 @@ class _Compaction:
 
 
 def _is_missed(core: StoreCore, error: BundleMissing) -> bool:
-    """Whether a bundle that is not there ought to be; else it was deleted meanwhile, which is nobody's loss."""
+    """Whether a bundle that is not there ought to be; else it was deleted meanwhile, which is no loss."""
     bundle_id = bytes.fromhex(str(error.details.get("bundle_id", "")))
     return not bundle_id or core.index.knows(bundle_id) or bool(core.index.users_of(bundle_id))
 
 
 def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes]) -> dict[bytes, Stamp] | None:
     """The bundles that use a holder, each with the stamp of its file, if none of them needs any of these blocks in it;
-    None otherwise. Raises what damage raises: then nobody knows."""
+    None otherwise. Raises what damage raises: then it is unknown."""
     asked = frozenset(blocks)
     users = {}
     if not core.index.given_up().keys().isdisjoint(core.index.users_of(holder)):
@@ -429,7 +429,7 @@ class _Look:
         return self._ids.setdefault(one, one)
 
     def _is_exclusive(self, bundle_id: bytes) -> bool:
-        """Whether a bundle is of this session, or retired, and nobody else uses it."""
+        """Whether a bundle is of this session, or retired, and nothing else uses it."""
         if bundle_id in self._avoided:
             return False
         if bundle_id not in self._rows and self._core.folder.suffix_of(bundle_id) != RETIRED_SUFFIX:
@@ -464,7 +464,7 @@ class _Look:
 
     @contextlib.contextmanager
     def _reporting(self, bundle_id: bytes) -> Iterator[None]:
-        """Damage is told; what was deleted meanwhile is nobody's loss."""
+        """Damage is told; what was deleted meanwhile is no loss."""
         try:
             yield
         except _FATAL:

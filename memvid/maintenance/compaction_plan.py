@@ -13,7 +13,7 @@ Rules:
 - Files that other sessions use stay where they are: a hundred forks, each compacted, still cost one base.
 - A frame is copied first, then everyone who needs it is led to the copy, then the frame goes. Each step alone leaves a
   sound store; a plan made anew after a crash finishes what is left.
-- Where a bundle cannot be read nobody knows what it needs: files that it may use lose nothing.
+- Where a bundle cannot be read its needs are unknown: files that it may use lose nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CompactionPolicy:
     """When a session's files are written anew. Raises InvalidPolicy for numbers that mean nothing.
 
     max_holders: other files of its own that the newest version may need. Those that other sessions use do not count.
-    min_dead_ratio: the part of a file that nobody needs, from which on the file is written anew without it.
+    min_dead_ratio: the part of a file that nothing needs, from which on the file is written anew without it.
     cold_after_seconds: files that were slept longer ago, and that no younger version needs, are compressed with
         `cold_codec`; None: none are. A clock that is wrong makes it happen early or late, which costs time only.
     """
@@ -70,8 +70,8 @@ class FileView:
     places: for each block of its manifest the bundle that holds it, itself included; empty where it is retired, for
         its manifest needs nothing any more.
     other_bytes: what is in the file beside frames.
-    exclusive: it belongs to the session, or to nobody, and only versions of the session use it.
-    users_known: whoever uses it is in the plan's files, so that what it need not hold is known.
+    exclusive: it belongs to the session, or to none, and only versions of the session use it.
+    users_known: every user of it is in the plan's files, so that what it need not hold is known.
     raw: frames that may be compressed and are not, looked for where the file is cold.
     """
 
@@ -320,7 +320,7 @@ class _Plan:
         places = self._places.get(file.bundle_id, {})
         kept_bytes = sum(file.frames[block] for block in kept)
         if file.retired and not kept:
-            return Step("remove", file, "nobody needs what is in it any more")
+            return Step("remove", file, "nothing needs what is in it any more")
         recompress = file.raw.intersection(kept)
         kind, reason = self._why(file, len(file.frames) - len(kept), bool(recompress))
         return Step(
@@ -339,7 +339,7 @@ class _Plan:
         if not file.retired and self._places[file.bundle_id] is not file.places:
             return "rewrite", "blocks that it holds or needs lie in another file of the session now"
         if lost:
-            return "rewrite", f"{lost} blocks in it are needed by nobody"
+            return "rewrite", f"{lost} blocks in it are needed by nothing"
         assert recompressed
         return "recompress", "it was slept longer ago than was asked for"
 

@@ -3,7 +3,7 @@
 Owns where a session's bytes can be, the order in which they go, and the proof. What is said of disks, backups and the
 like stands in docs/reference/format.md: this module only knows the store's own files.
 
-Order: retire the versions, oldest first → drop their rows → marks → remove files that nobody needs → leftovers,
+Order: retire the versions, oldest first → drop their rows → marks → remove files that nothing needs → leftovers,
 `incoming` and quarantine → strip the files that others need → write the index anew → look again.
 A crash leaves the session there, or deleted with bytes of it remaining; forgetting it again finishes.
 
@@ -11,13 +11,13 @@ Why that is a proof: afterwards no file's manifest is the session's, those of ot
 were made from stand in the report (a manifest's digest is its bundle's id, so it cannot be changed), and every frame in
 the store is one that some remaining version needs and names in its own manifest: it is that session's byte as well.
 Whatever else lies in the store's folder was looked into, or stands in the report. Because it asks for any frame that
-nobody needs, and not for those of this session, it needs no memory of a forget that was cut off.
+nothing needs, and not for those of this session, it needs no memory of a forget that was cut off.
 
 Rules:
-- A frame goes only once a look at every user of its file, with no one changed since, says that nobody needs it.
+- A frame goes only once a look at every user of its file, with no one changed since, says that nothing needs it.
 - While a bundle cannot be read, or its file is missing, nothing that it may need is touched, and the report says so.
 - What somebody has open stays until it is closed, and the report says so.
-- A version of the session that is being written is let be, for whoever writes it may not lose it: at the very end,
+- A version of the session that is being written is let be, because its writer may not lose it: at the very end,
   under the lock, it is asked for, and the report says so. So are versions that came since the last look.
 """
 
@@ -72,7 +72,7 @@ _AGAIN: Final = "forget the session again"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A bundle file that goes, or is written anew without what nobody needs: `size_bytes` fewer on the disk, with
+    """A bundle file that goes, or is written anew without what nothing needs: `size_bytes` fewer on the disk, with
     `bytes_after` left of it."""
 
     kind: str
@@ -168,7 +168,7 @@ def _look(
             continue
         except StoreError as error:
             if isinstance(error, Truncated) and error.details.get("size_bytes") == 0:
-                continue  # emptied on a full disk: it only keeps a name, and holds bytes of nobody
+                continue  # emptied on a full disk: it only keeps a name
             path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
             message = f"{path} cannot be read and others may need it: whether it holds bytes of {uri} cannot be told."
             look.problems.append(Finding(path, CANNOT_BE_TOLD, f"{message} {error.message}"))
@@ -194,7 +194,7 @@ def _missing_users(
         row = rows.get(user)
         version = f"version {row.version} of {row.uri}" if row is not None else "another version"
         message = (
-            f"{step.path} stays as it is: {version} looks for blocks in it, and nobody knows for which, for its file "
+            f"{step.path} stays as it is: {version} looks for blocks in it, unknown which, because its file "
             f"{path} is missing. Put that file back from a backup, or delete that session, and {_AGAIN}."
         )
         found.append(Finding(step.path, CANNOT_BE_TOLD, message))
@@ -209,7 +209,7 @@ def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: boo
     named = manifest is not None and manifest.uri == uri
     session, version = (uri, manifest.version) if named and manifest is not None else (None, None)
     if retired and not needed:
-        reason = "nobody needs a block of it"
+        reason = "nothing needs a block of it"
         return Step("remove", file.bundle_id, file.path, session, version, file.file_bytes, 0, reason)
     if idle or (retired and manifest is not None and (named or manifest.tells_of(uri))):
         after = _bytes_after(file, _contents(file, needed, live=manifest is not None and not retired))
@@ -274,7 +274,7 @@ class _Forget:
             row = rows.get(bundle_id)
             uri, version = (row.uri, row.version) if row else (None, None)
             path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
-            reason = "nobody needs a block of it"
+            reason = "nothing needs a block of it"
             self._did(Action("remove", path, uri, version, size_bytes, reason))
 
     def strip(self) -> Look:
@@ -301,7 +301,7 @@ class _Forget:
         return [stored.row for stored in map(core.index.stored, absent) if stored is not None and stored.row]
 
     def _marked(self) -> bool:
-        """Whether the session has marks; not where nobody can read them, which is told at the end."""
+        """Whether the session has marks; not where they cannot be read, which is told at the end."""
         with contextlib.suppress(StoreError):
             return bool(Marks.load(self._core.folder).session(self._uri))
         return False
@@ -350,15 +350,15 @@ class _Forget:
         for bundle_id, size_bytes in removed.items():
             if bundle_id != step.bundle_id:  # one that had waited for its reader
                 path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
-                self._did(Action("remove", path, None, None, size_bytes, "nobody needs a block of it"))
+                self._did(Action("remove", path, None, None, size_bytes, "nothing needs a block of it"))
         if step.bundle_id in removed:
             return removed[step.bundle_id]
         if core.pins.count(step.bundle_id) or core.index.needs_unknown():
             return None
-        return self._strip(step)  # the index is not sure that nobody needs it; its frames are, each of them
+        return self._strip(step)  # the index is not sure that nothing needs it; its frames are, each of them
 
     def _strip(self, step: Step) -> int | None:
-        """Write a file anew without what nobody needs; None if somebody came or changed meanwhile."""
+        """Write a file anew without what nothing needs; None if a user of it came or changed meanwhile."""
         core = self._core
         users: dict[bytes, Stamp] = {}
         needed: set[bytes] = set()
@@ -397,7 +397,7 @@ class _Forget:
 
     def clear_other_places(self) -> None:
         """Leftovers of unfinished writes, what was handed over and not taken, and what repair moved away; whatever else
-        lies in the store's folder, and what nobody can look into, is told and left."""
+        lies in the store's folder, and what cannot be looked into, is told and left."""
         self._clear_temps()
         for remain in find_remains(self._core, self._uri):
             if remain.why is not None:
@@ -462,7 +462,7 @@ class _Forget:
                     durable.remove(core.folder.bundles_fd, name, folder_path)
                 path = f"{folder_path}/{name}"
                 self._did(Action("remove", path, None, None, size_bytes, "an unfinished write left it"))
-            if not self._dry_run:  # also what the opening removed, or an unfinished write itself, and nobody flushed
+            if not self._dry_run:  # also what the opening removed, or an unfinished write itself, without a flush
                 durable.sync_folder(core.folder.bundles_fd, folder_path)
 
     def _unlink(self, remain: Remain) -> None:

@@ -1,6 +1,6 @@
 """Gc: removes what nothing needs. Owns which leftovers there are, and that nothing goes that might be needed.
 
-What goes: retired files that no version needs and nobody has open; temporary files that nobody is writing; what was put
+What goes: retired files that no version needs and no reader has open; temporary files without a writer; what was put
 into `incoming` and not taken for INCOMING_HOURS; tags and pins of versions that were deleted: the index had them once,
 and has them no more. Those of a version that it was made anew without stay. What repair has set aside stays, with what
 it needs and its marks, until the user has the quarantine emptied: that gives it up for good.
@@ -89,7 +89,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
 
 
 def _unasked_marks(core: StoreCore) -> list[Finding]:
-    """That marks name versions which an index that was made without them may lack: nobody can tell whether those were
+    """That marks name versions which an index that was made without them may lack: it is unknown whether those were
     deleted, or are missed and need files."""
     if not core.index.marks_unseen():
         return []
@@ -155,7 +155,7 @@ class _Emptying:
                 self._give_up(wanted[at : at + BATCH])
 
     def _may_need_what_goes(self) -> bool:
-        """Whether there is a bundle of which nobody knows what it needs, and which is not given up here."""
+        """Whether there is a bundle whose needs are unknown, and which is not given up here."""
         rows, suffix_of = self._core.index.given_up(), self._core.folder.suffix_of
         return any(
             one not in self._asked or one not in rows or suffix_of(one) == LIVE_SUFFIX
@@ -169,7 +169,7 @@ class _Emptying:
         for bundle_id in bundle_ids:
             row = rows.get(bundle_id) if bundle_id is not None else None
             if row is not None and row.bundle_id not in self._asked:
-                continue  # set aside since, and nobody has seen that yet
+                continue  # set aside since this was looked at
             if row is not None and core.folder.suffix_of(row.bundle_id) == LIVE_SUFFIX:
                 path = core.folder.bundle_path(row.bundle_id)
                 self.actions.append(Action("keep", path, row.uri, row.version, 0, _PUT_BACK))
@@ -328,7 +328,7 @@ class _Collection:
         with _incoming(core) as fd:
             for name in names:
                 size_bytes = self._remove(fd, name, path)
-                self._removed(f"{path}/{name}", size_bytes, f"Nobody took it for {INCOMING_HOURS} hours.")
+                self._removed(f"{path}/{name}", size_bytes, f"It was not taken for {INCOMING_HOURS} hours.")
 
     def _remove(self, folder_fd: int, name: str, path: str) -> int:
         try:

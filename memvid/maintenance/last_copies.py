@@ -24,7 +24,7 @@ from ..writing.core import StoreCore
 def find_last_copies(core: StoreCore) -> dict[str, IndexRow]:
     """The names of the files in quarantine without which a listed version would lose something, each with a version.
 
-    Of a version whose file is missing or cannot be read nobody knows which blocks it needs: every file counts that is
+    Of a version whose file is missing or cannot be read it is unknown which blocks it needs: every file counts that is
     of its bundle, or of one that it looks into.
 
     Raises:

@@ -272,5 +272,5 @@ def _unread(core: StoreCore, bundle_id: bytes) -> Finding:
     except StoreError as error:
         code = error.code
     path = core.folder.bundle_path(bundle_id)
-    message = f"{path} cannot be read, so nobody knows what it needs: until it can be, no file is removed."
+    message = f"{path} cannot be read, so its needs are unknown: until it can be read, no file is removed."
     return Finding(path, code, message)

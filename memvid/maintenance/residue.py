@@ -41,7 +41,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Remain:
-    """A file or folder that holds bytes of a session, or of which that cannot be told.
+    """A file or folder that holds bytes of a session, or may hold some.
 
     `folder` is the store's own folder that it lies in, "" for any other place; `why` is a sentence without its end that
     says why it cannot be told, None where the session's bytes are in it.
@@ -91,7 +91,7 @@ def _in_folder(parent_fd: int, folder: str, root: str, uri: SessionUri) -> Itera
 
 
 def _hidden_behind_live_ones(core: StoreCore, uri: SessionUri) -> Iterator[str]:
-    """Retired files of other sessions' bundles whose live files are there too: nobody else looks into these."""
+    """Retired files of other sessions' bundles whose live files are there too: no other check looks into these."""
     own = frozenset(core.index.bundles_of(uri))  # which take their retired files away with them
     for bundle_id, suffix in core.folder.list_bundles().items():
         if suffix == LIVE_SUFFIX and bundle_id not in own and core.folder.stamp_of(bundle_id, RETIRED_SUFFIX):

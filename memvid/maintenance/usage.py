@@ -1,7 +1,7 @@
 """Usage: what the store takes, by place and by need, and each session's part of it.
 
 Owns the sums, and that they come out even. Which frames which sessions need is asked in block_references.py. How many
-versions a session has, with how many tokens, the index says, as it does to whoever lists sessions: one that cannot be
+versions a session has, with how many tokens, the index says, as it does for a list of sessions: one that cannot be
 read, or whose file is missing, is a version too. Changes nothing.
 
 How it scales: each version's manifest and directory are read once, and once more those of files with blocks that
@@ -54,7 +54,7 @@ class _Session:
 @dataclass(slots=True)
 class _Tally:
     """The store's sums so far. Every byte of a readable file is in `live` or `retired` once, and once in what a session
-    needs alone, what several share, or what nobody needs. `listed` are the bundles of which the index tells the
+    needs alone, what several share, or what nothing needs. `listed` are the bundles of which the index tells the
     facts, or that they are no versions."""
 
     listed: Collection[bytes] = ()
@@ -67,7 +67,7 @@ class _Tally:
     problems: list[Finding] = field(default_factory=list)
 
     def add_live(self, file: BundleFile, manifest: Manifest) -> None:
-        """Count a version's file as if its session alone needed what it lists, and nobody the rest."""
+        """Count a version's file as if its session alone needed the listed blocks, and nothing the rest."""
         session = self.sessions.setdefault(manifest.uri, _Session())
         listed = {entry.id for entry in manifest.blocks}
         surplus = sum(frame.frame_bytes for frame in file.directory.frames if frame.id not in listed)
@@ -176,7 +176,7 @@ def _add_needed(core: StoreCore, needs: Needs, tally: _Tally) -> None:
                     tally.add_retired(file)
                 tally.move_needed(file, needs.of(bundle_id), retired=bundle_id in retired)
         except BundleMissing:
-            continue  # removed meanwhile, or missing: whoever needs it cannot be woken, which verify tells
+            continue  # removed meanwhile, or missing: versions that need it cannot be woken, which verify tells
         except StoreError as error:
             if bundle_id in retired:
                 path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)

@@ -40,7 +40,7 @@ def find_missed(folder: StoreFolder, files: Mapping[bytes, str], entered: Iterab
 
 
 def no_more_missed(folder: StoreFolder, missed: Mapping[bytes, IndexRow], files: Mapping[bytes, str]) -> set[bytes]:
-    """Those of the missed versions that have a file again, be it a retired one, or that no mark names any more."""
+    """Those of the missed versions that have a file again, even a retired one, or that no mark names any more."""
     marks = readable_marks(folder) if missed else None
     marked = set(missed) if marks is None else {bundle_id for _, bundle_id in marks.dangling(())}
     return {bundle_id for bundle_id in missed if bundle_id in files or bundle_id not in marked}
@@ -87,8 +87,8 @@ def deleted_sessions(
 ) -> set[SessionUri]:
     """The sessions whose newest version is retired, so that a delete of all of it was cut off, if it was.
 
-    The index may be behind. So what it has no row of counts too: `found`, files under bundles/, be it that they cannot
-    be read, and what only quarantine or marks tell of. Beside a file that may be of any session nobody can tell.
+    The index may be behind. So what it has no row for counts too: `found`, files under bundles/, be it that they cannot
+    be read, and what only quarantine or marks tell of. Beside a file that may be of any session it is unknown.
     """
     newest: dict[SessionUri, int] = {}
     for row in retired:

@@ -6,7 +6,7 @@ Rules:
 - A bundle that cannot be read is read again at each opening, and reported at each. Where its file is gone it is set
   aside or missed; it is reported, and what it needs stays unknown, until it is back or given up.
 - A row is believed of the very file that it was made from, by that file's stamp. Any other file is read again (a backup
-  was put back, or the store copied while it was written), and until that succeeds nobody knows what it needs.
+  was put back, or the store copied while it was written), and until that succeeds its needs are unknown.
 - A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed.
 - Each opening asks the marks, for an index may be behind.
 - What is asked of every bundle at an opening is asked of bare ids; a row is read for those that need a look.
@@ -113,7 +113,7 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
         deleted_missed = of_sessions(gone_with, missed)
     retired |= deleted_absent
     if absent_aside:
-        with contextlib.suppress(UnsafePath, StoreIoError):  # then nobody knows, and they stay
+        with contextlib.suppress(UnsafePath, StoreIoError):  # then it is unknown, and they stay
             deleted_aside |= (absent_aside.keys() & list_leaving(folder)) - ids_marked(folder)
     if writable:
         unmark_without_files(folder, deleted_absent | deleted_aside | deleted_missed)

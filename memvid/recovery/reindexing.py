@@ -161,7 +161,7 @@ def _going_on(folder: StoreFolder, index: Index, files: Mapping[bytes, str], sca
 
 def _beginning_anew(folder: StoreFolder, stale: Index | None, files: Mapping[bytes, str], scan: Scan) -> _Contents:
     """What an index holds that is made from bundles, quarantine and marks, and of a stale one from the versions without
-    a file, of which nothing else tells."""
+    a file, which nothing else tells of."""
     _look_into_retired(folder, files, scan)
     aside = read_set_aside(folder, live_of(files))
     waiting = [*aside, *_misnamed(folder, files, scan, ids_of(aside))]
@@ -173,7 +173,7 @@ def _beginning_anew(folder: StoreFolder, stale: Index | None, files: Mapping[byt
 
 
 def _lacking(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, contents: _Contents) -> list[Finding]:
-    """The versions without a file, and those of which nobody knows what they need."""
+    """The versions without a file, and those whose needs are unknown."""
     missing = find_missing(folder, _rows_without_files(contents.kept, files))
     return [*missing, *_told(folder, contents.bundles, scan)]
 
@@ -244,7 +244,7 @@ def _taken_over(folder: StoreFolder, index: Index, files: Mapping[bytes, str], s
 def _only_told(
     folder: StoreFolder, stale: Index, files: Mapping[bytes, str], scan: Scan, waiting: Iterable[IndexedBundle]
 ) -> list[IndexedBundle]:
-    """The versions without a file of which a stale index tells, with all that they may need. One that was deleted since
+    """The versions without a file that a stale index tells of, with all that they may need. One that was deleted since
     is among them where nothing is left that says so: rather that than one that was lost and is forgotten."""
     unread = list(scan.unread)
     kept = {one.bundle_id: one for one in _taken_over(folder, stale, files, scan)}

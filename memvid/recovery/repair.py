@@ -318,7 +318,7 @@ class _Run:
             self._note(file.bundle_id)
             if file.bundle_id in self.survey.rows:
                 index.finish_rewrite(self.core.in_place(bundle))
-            else:  # nobody could tell whose it was
+            else:  # its owner was unknown
                 index.reconcile([self.core.in_place(bundle)], [file.bundle_id])
 
     def restore(self, step: Restore) -> None:
@@ -334,7 +334,7 @@ class _Run:
             of=row.bundle_id,
         )
         if not is_back:
-            self.later.discard(row.bundle_id)  # nobody else may come back to look into it
+            self.later.discard(row.bundle_id)  # no other version may come back to look into it
 
     def _restore(self, step: Restore) -> None:
         file, manifest, core = step.file, step.file.manifest, self.core
@@ -366,7 +366,7 @@ class _Run:
 
     def _require_still_aside(self, step: Restore) -> None:
         index, row = self.core.index, step.row
-        is_listed = row.bundle_id in self.survey.rows  # its file is missing, and nobody has given it up
+        is_listed = row.bundle_id in self.survey.rows  # its file is missing, and it was not given up
         present = index.rows_of([row.bundle_id]) if is_listed else index.given_up()
         used = index.find(row.uri, row.version)
         if present.get(row.bundle_id) != row or (used is not None and used.bundle_id != row.bundle_id):
@@ -552,7 +552,7 @@ class _Run:
             self._do(path, [Action("quarantine", path, None, None, 0, error.message)], self._set_marks_aside)
             self._report(path, MarksLost.code, lost)
         except CorruptStoreFile:
-            pass  # only thought of mending it; without it nobody knows whether there were marks
+            pass  # only thought of mending it; without it, it is unknown whether there were marks
         except StoreError as error:
             self._report(path, error.code, error.message)
 
@@ -758,7 +758,8 @@ class _Run:
         return not any(map(self._is_changed, holders))
 
     def _require_free(self, file: FileState) -> None:
-        """Raise unless the file is as it was, and nobody has it open: no sleep is about to refer to what is in it."""
+        """Raise unless the file is as it was, and no reader has it open: no sleep is about to refer to what is in
+        it."""
         self._require_standing(file)
         if self.core.pins.count(file.bundle_id):
             raise _Changed

@@ -167,7 +167,7 @@ def plan_repair(
     survey: Survey, path_of: Callable[[bytes], str], open_frames: Callable[[FileState], FrameFile]
 ) -> RepairPlan:
     """What is to be done for what a survey found. `path_of` says where a bundle's file belongs, and `open_frames` opens
-    a file for the heads in it, of which only the tokens are told."""
+    a file for the heads in it, whose tokens alone are told."""
     return _Plan(survey).made(_Losses(survey, path_of, open_frames))
 
 
@@ -327,7 +327,7 @@ class _Plan:
         if not wanted or (twin is not None and not twin.damage and wanted.issubset(twin.sound)):
             return None
         if twin is not None:
-            wanted = set(sound)  # the file that is replaced may hold what nobody has asked for yet
+            wanted = set(sound)  # the file that is replaced may hold what was not asked for yet
         frames = tuple((block_id, key) for block_id, key in sound.items() if block_id in wanted)
         return Shelve(file, self._sized(frames, {}, None))
 
@@ -441,7 +441,7 @@ class _Plan:
         others need the index knows, and an index made anew reads it in quarantine."""
         gone = [file for file in self.lost if file.places is None]
         if any(file.bundle_id not in self.survey.refs for file in gone):
-            wanted = set(self.survey.files)  # nobody knows what those needed
+            wanted = set(self.survey.files)  # what those needed is unknown
         else:
             wanted = {holder for file in gone for holder in self.survey.refs[file.bundle_id]}
         return [
@@ -502,12 +502,12 @@ def _beginning(survey: Survey, file: FileState) -> tuple[BlockEntry, ...]:
 
 
 def _ledger_saved(lost: Manifest, token_count: int) -> int:
-    """How many tokens are saved of a lost version with its first ones, of which there are blocks."""
+    """How many tokens of a lost version are saved with its first ones, which have blocks."""
     return token_count + (unread_of(lost) if keeps_unread(lost, token_count) else 0)
 
 
 def _in_blocks(one: Manifest, other: Manifest) -> int:
-    """How many tokens two ledgers begin with together of which both have the same blocks, or none."""
+    """How many first tokens two ledgers share for which both have the same blocks, or none."""
     return in_common(one, lambda _: None, other, lambda _: None).least
 
 
@@ -563,7 +563,7 @@ class _Losses:
         return self._of_row(row) if file is None else self.of(file, standing, salvages)
 
     def _of_row(self, row: IndexRow) -> str:
-        """Of a version of which no file tells more than that it is lost."""
+        """For a version that no file tells more of than that it is lost."""
         missing = [] if row.bundle_id in self._survey.misnamed else [self.path_of(row.bundle_id)]
         return loss_message(row.uri, row.version, row.ledger_tokens, missing, None)
 
@@ -588,7 +588,7 @@ def _loss_of_nobody(survey: Survey, file: FileState) -> str:
     found = survey.files.get(file.content)
     is_there = _is_live(found) and found is not None and survey.judge(found) != "lost"
     back = " The next repair (`torpor repair`) gives it its own." if row and not is_there else ""
-    return f"{file.path} is {whose}, whole, under the name of one of which nothing tells whose it was.{back}"
+    return f"{file.path} is {whose}, whole, under the name of a bundle of unknown owner.{back}"
 
 
 def _holders_first(restores: Iterable[Restore]) -> list[Restore]:

@@ -2,7 +2,7 @@
 
 Owns what a folder must hold to be recognised, and where the facts are taken from. The uuid comes from the marks, for
 they are truth and name it, else from the index, else it is a new one, with which the index is made anew. That there
-were marks is told by marks that are there, be it in quarantine, and by any store.json that was set aside.
+were marks is told by marks that are there, in quarantine too, and by any store.json that was set aside.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def restore_store_file(path: str | os.PathLike[str], *, dry_run: bool = False) -
 
 
 def actions_for(root_fd: int, store_path: str, wrong: str) -> tuple[Action, ...]:
-    """What `make_store_file` does to a store.json of which this is wrong."""
+    """What `make_store_file` does to a store.json with this fault."""
     path = f"{store_path}/{STORE_FILE}"
     rewrite = Action("rewrite", path, None, None, 0, f"{wrong} It is made again from what else the store holds.")
     if not has_store_file(root_fd, store_path):
@@ -109,7 +109,7 @@ def _is_a_store(root_fd: int, store_path: str) -> bool:
 
 
 def _uuid_of(root_fd: int, store_path: str) -> str:
-    """Where marks and index are of two stores, that of which a damaged store.json still has the uuid."""
+    """Where marks and index are of two stores, the one whose uuid a damaged store.json still has."""
     told = list(_told(root_fd, store_path))
     text = _text_of_file(root_fd, store_path)
     return next((one for one in told if one.encode() in text), told[0] if told else str(uuid.uuid4()))

@@ -4,8 +4,8 @@ Owns the examination of each file by itself, and the judgement of each version b
 Decides nothing about what is to be done.
 
 Rules:
-- Every byte is read. A block counts as sound where its frame was found good, whoever looks for it there. Padding that
-  is not zero damages the file and not the block, which a wake reads as ever.
+- Every byte is read. A block counts as sound where its frame was found good, for every version that looks for it
+  there. Padding that is not zero damages the file and not the block, which a wake reads as ever.
 - What the system refuses to read, what is of a later version, or is no plain file of ours, is not judged, and no
   version that may need it is taken for lost.
 - All files are judged as of one moment: what was written anew while others were read, and so may have got or lost what
@@ -93,7 +93,7 @@ class Survey:
     refs: what the index says that those versions need whose own files do not say it any more.
     misnamed: the bundles that lie whole under the names of others, where they are of no use until they are set aside.
     given_up: the rows of versions that repair has set aside; unread: of bundles that could not be read when the store
-    was opened, and of which something else tells whose they are.
+    was opened, and whose owner something else tells.
     marked: the bundles with tags or pins; None if the marks cannot be read.
     """
 

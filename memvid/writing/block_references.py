@@ -35,7 +35,7 @@ class Needs:
     needed: of the exceptional frames, by the bundle whose file has them and by block, the sessions that need each.
     surplus: live bundles whose files have frames that their own manifests do not list.
     retired: bundles whose files are retired.
-    unread: bundles of which nobody knows what they need, and why.
+    unread: bundles whose needs are unknown, and why.
     """
 
     needed: dict[bytes, dict[bytes, set[SessionUri]]] = field(default_factory=dict)
@@ -131,4 +131,4 @@ def _need(needs: Needs, holder: bytes, block_id: bytes, session: SessionUri) -> 
 
 def _unreadable(core: StoreCore, bundle_id: bytes, why: str) -> Finding:
     path = core.folder.bundle_path(bundle_id)
-    return Finding(path, UNREADABLE_CODE, f"{path} cannot be read, so nobody knows what it needs: {why.rstrip('.')}.")
+    return Finding(path, UNREADABLE_CODE, f"{path} cannot be read, so its needs are unknown: {why.rstrip('.')}.")

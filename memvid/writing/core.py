@@ -163,9 +163,9 @@ class StoreCore:
 
     @contextlib.contextmanager
     def next_version(self, uri: SessionUri) -> Iterator[int]:
-        """A version number that nobody else gets while it is being written: one more than the last, which may be of a
-        version that was set aside, is missed or cannot be read, than those being written, and past as many numbers as
-        there are bundles of which nobody can tell whose versions they are.
+        """A version number that no other version gets while it is being written: one more than the last, which may be
+        of a version that was set aside, is missed or cannot be read, than those being written, and past as many
+        numbers as there are bundles of unknown owner.
 
         Raises:
             LimitExceeded: the last one has the largest number that there is. Only a file that was put into the store
@@ -186,9 +186,9 @@ class StoreCore:
 
     @contextlib.contextmanager
     def this_version(self, uri: SessionUri, version: int, bundle_id: bytes) -> Iterator[bool]:
-        """Whether a version number is no other bundle's; if so nobody else gets it while it is being written.
+        """Whether a version number is no other bundle's; if so no other version gets it while it is being written.
 
-        While there is a bundle of which nobody can tell whose version it is no number is free, for it may have any. A
+        While there is a bundle of unknown owner no number is free, for it may have any. A
         missed version has its own by right.
         """
         with self._writing:
@@ -220,7 +220,7 @@ class StoreCore:
         """The room that the budget leaves for a piece of work: asked for before each write, counted for the day.
 
         `replacing`: what is written takes the place of what is there, so how much the store may hold is not asked.
-        `beyond`: of a sleep that nobody can try again, what does not refuse it.
+        `beyond`: of a sleep that cannot be tried again, what does not refuse it.
         What others write meanwhile counts too. What was written stays counted when the work fails: the disk has had it.
         """
         meter = self._account.begin(utc_day(now_ns()), replacing=replacing, beyond=beyond)

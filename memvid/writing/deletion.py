@@ -14,7 +14,7 @@ Rules:
 - What lies in quarantine of a version that stands is retired just before its file, for a retired file beside a version
   in quarantine says that repair has set it aside.
 - A file that holds another version than its name says, which has no other one, goes to quarantine instead.
-- Whatever a bundle might need of which nobody knows what it needs stays: while there is one, no file is removed, and a
+- Whatever a bundle of unknown needs might need stays: while there is one, no file is removed, and a
   delete says so.
 - A delete considers the files of its session and of the bundles that held blocks for it: no other one can have lost
   its last user by it. What an earlier one left behind is found at the next open or gc, which consider all files.
@@ -230,7 +230,7 @@ def _give_ending(folder: StoreFolder, bundle_ids: Iterable[bytes], suffix: str) 
 
 
 def _in_quarantine(folder: StoreFolder) -> tuple[dict[bytes, list[str]], dict[str, StoreError]]:
-    """What lies there as a version, by bundle, or why nobody can say: that must not stop a delete."""
+    """What lies there as a version, by bundle, or why that is unknown: it must not stop a delete."""
     try:
         return set_aside_versions.names_of_versions(folder), {}
     except (UnsafePath, StoreIoError) as error:
@@ -325,7 +325,7 @@ def unneeded(index: Index, bundle_ids: Iterable[bytes], but_for: Iterable[bytes]
 
 def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> dict[bytes, int]:
     """Where the index's file could not be changed the files are only emptied, as in `_make_room`: their rows stand. So
-    are those of which marks are left."""
+    are those that still have marks."""
     if not bundle_ids:
         return {}
     named = set(bundle_ids) if index.file_is_behind else unmark_deleted(folder, index, bundle_ids)
@@ -334,7 +334,7 @@ def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> d
 
 def _freed(folder: StoreFolder, index: Index, bundle_id: bytes, is_named: bool) -> int | None:
     """The bytes that taking a retired file away frees, or emptying one that is to keep its name; None where it is empty
-    already, where it holds another version (that goes to quarantine, or stays), and where nobody can tell now."""
+    already, where it holds another version (that goes to quarantine, or stays), and where that is unknown now."""
     try:
         other = _version_in(folder, index, bundle_id)
     except StoreIoError:
@@ -349,7 +349,7 @@ def _freed(folder: StoreFolder, index: Index, bundle_id: bytes, is_named: bool) 
 
 
 def unmark_deleted(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> set[bytes]:
-    """Take the marks of deleted versions away before their files go, and say of which they are left, for want of room.
+    """Take the marks of deleted versions away before their files go, and say which keep theirs, for want of room.
 
     Once no file of a version is there, an index that is made anew takes its marks for those of a loss.
     """
@@ -358,7 +358,7 @@ def unmark_deleted(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes
     except StoreIoError:
         return set(bundle_ids)
     except StoreError:
-        return set()  # nobody can tell what was marked, nor take it away
+        return set()  # what was marked is unknown, and cannot be taken away
     gone = {one for one in bundle_ids if marks.of(one) and not index.knows(one)}
     try:
         if gone:

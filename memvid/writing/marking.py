@@ -67,7 +67,8 @@ def _end_missing(core: StoreCore, marks: Marks) -> None:
 
 
 def _marks_to_change(core: StoreCore, *, lost_is_none: bool) -> Marks:
-    """The marks; none where they are lost and that is said to be all right: the tag is taken from whoever had it."""
+    """The marks; none where they are lost and that is said to be all right: the tag is taken from the version that
+    had it."""
     try:
         return Marks.load(core.folder)
     except MarksLost:
@@ -77,8 +78,8 @@ def _marks_to_change(core: StoreCore, *, lost_is_none: bool) -> Marks:
 
 
 def _require_version_with_file(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
-    """A mark on a version without a file would keep what nobody has, and once the index has lost the row too, it alone
-    tells of the version, and not what that needs: then no file is removed any more."""
+    """A mark on a version without a file would keep what is not there, and once the index has lost the row too, it
+    alone tells of the version, and not what that needs: then no file is removed any more."""
     row = _require_version(core, uri, version)
     if core.folder.suffix_of(row.bundle_id) != LIVE_SUFFIX:
         path = core.folder.bundle_path(row.bundle_id)

@@ -183,7 +183,7 @@ def blocks_needed_of(core: StoreCore, holder: bytes) -> dict[bytes, list[bytes]]
     """Which frames of a bundle's file other bundles need, each with the bundles that do.
 
     Raises:
-        Corruption: a bundle that may need some cannot be read, so nobody knows.
+        Corruption: a bundle that may need some cannot be read, so that is unknown.
     """
     needed: dict[bytes, list[bytes]] = {}
     for user in core.index.users_of(holder):

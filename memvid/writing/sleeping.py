@@ -131,7 +131,7 @@ class _Sleep:
 
     def run(self) -> Receipt:
         drafts: Iterable[BlockDraft] = self._request.blocks
-        if self._room.is_bounded and self._request.codec == RAW:  # of what is compressed nobody knows how long it is
+        if self._room.is_bounded and self._request.codec == RAW:  # compressed bytes have no known length yet
             drafts = list(drafts)
             self._require_room(drafts)
         self._temp, self._writer = self._new_file()
@@ -400,7 +400,7 @@ def _places_of_reused(
 @contextlib.contextmanager
 def _missing_if_refused(bundle_id: bytes) -> Iterator[None]:
     """For what is only referred to. That the system refuses to read it must not keep from its sleep a state that does
-    not need it: whoever has all blocks writes them."""
+    not need it: a caller that has all blocks writes them."""
     try:
         yield
     except Corruption:

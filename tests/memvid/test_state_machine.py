@@ -756,7 +756,7 @@ class SoundStore(RuleBasedStateMachine):
     def require_only_needed_frames(self) -> None:
         """Nothing is in any bundle file but what a version that is there names."""
         needed = {entry.id for one in self.model.versions.values() for entry in one.blocks}
-        assert self.frames_of(self.path.glob("bundles/??/*.mv?")) <= needed, "a frame stayed that nobody needs"
+        assert self.frames_of(self.path.glob("bundles/??/*.mv?")) <= needed, "a frame stayed that nothing needs"
 
     def frames_of(self, paths: Iterable[Path]) -> set[bytes]:
         """The blocks in bundle files."""
@@ -839,7 +839,7 @@ class SoundStore(RuleBasedStateMachine):
             self.require_settled(lambda: self.store.compact(uri, policy=policy))
 
     def require_ok(self, report: MaintenanceReport) -> None:
-        """All was done; but beside a version that is set aside with a damaged file, of which nobody knows what it needs
+        """All was done; but beside a version that is set aside with a damaged file, whose needs are unknown
         since the index was lost, nothing is removed, and that is told."""
         allowed = {UNREADABLE_CODE} if self.store.index.aside_untold() else set()
         assert {problem.code for problem in report.problems} <= allowed, report.problems

@@ -311,7 +311,7 @@ async def test_a_model_in_use_that_is_to_be_loaded_from_elsewhere_is_so_after_it
             write('[models.one]\npath = "TWO"')
             await taken_over(rig)
             assert (await config(rig)).waits_for_disuse == ("one",)
-            assert "when nobody uses it" in ((await rig.service.status()).models[0].problem or "")
+            assert "once it is not in use" in ((await rig.service.status()).models[0].problem or "")
         await until(lambda: rig.service._shelf.places["one"].model is None)
         assert (await config(rig)).waits_for_disuse == ()
         await rig.service.create(session="b")

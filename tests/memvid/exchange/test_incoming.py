@@ -14,7 +14,7 @@ from torpor.memvid.exchange.incoming import hand_over, owner_of, take_back
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A store that nobody has open, with a session that slept twice: its first bundle stands alone."""
+    """A store that no reader has open, with a session that slept twice: its first bundle stands alone."""
     with Store.open(tmp_path / "store", writable=True) as store:
         first = making.sleep(store, 300)
         making.sleep(store, 600, before=first)

@@ -39,7 +39,7 @@ def a_deleted_holder(path: Path) -> World:
 
 
 def leftovers(path: Path) -> World:
-    """What crashes leave: a temporary file, a bundle without a row, a retired file that nobody needs with its row."""
+    """What crashes leave: a temporary file, a bundle without a row, a retired file that nothing needs with its row."""
     with Store.open(path, writable=True) as store:
         first = sleep(store, FIRST)
         third = sleep(store, Version(THIRD, 1, 30, seed=8))

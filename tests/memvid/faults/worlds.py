@@ -229,7 +229,7 @@ def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_
 
 
 def require_clean(store: Store, path: Path, *, deep: bool) -> None:
-    """Nothing half done stays: no temporary file, no holder that nobody needs, nothing that verify minds.
+    """Nothing half done stays: no temporary file, no holder that nothing needs, nothing that verify minds.
 
     What a client that died left in `incoming` is a gc's, a day later.
     """
@@ -238,7 +238,7 @@ def require_clean(store: Store, path: Path, *, deep: bool) -> None:
         raise Broken(f"a temporary file stayed: {leftovers}")
     needed = store.index.referenced()
     if idle := [name.name for name in names if name.suffix == ".mvr" and bytes.fromhex(name.stem) not in needed]:
-        raise Broken(f"retired files stayed that nobody needs: {idle}")
+        raise Broken(f"retired files stayed that nothing needs: {idle}")
     require_refs_cover_files(store)
     for finding in store.verify(deep=deep).findings:
         if finding.code != LOST:  # what a repair has set aside; whether it is told of, the repair's scenario asks

@@ -196,7 +196,7 @@ def test_a_bundle_that_cannot_be_read_keeps_the_files_of_what_is_pruned(store: S
 def test_a_prune_on_a_full_disk_makes_itself_room(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index takes no change until bytes were freed; what is freed is only what nobody needs."""
+    """The index takes no change until bytes were freed; what is freed is only what nothing needs."""
     receipts = four_versions(store)
     real, refusals = Index.drop, 0
 

@@ -964,7 +964,7 @@ def test_a_file_under_a_name_that_nobody_knows_is_under_its_own_after_two_repair
     told = {problem.path: problem.message for problem in store.repair().problems}
     assert told.keys() == {str(file), str(found)}
     assert told[str(found)] == (
-        f"{found} is version 1 of {URI}, whole, under the name of one of which nothing tells whose it was. "
+        f"{found} is version 1 of {URI}, whole, under the name of a bundle of unknown owner. "
         "The next repair (`torpor repair`) gives it its own."
     )
     assert "until the store is repaired again" in told[str(file)]
@@ -984,9 +984,7 @@ def test_a_copy_under_a_name_that_nobody_knows_is_told_as_a_copy_and_nothing_els
     shutil.copy2(file, copy)
     store = with_new_index(store)
     (problem,) = store.repair().problems
-    assert problem.message == (
-        f"{copy} is version 1 of {URI}, whole, under the name of one of which nothing tells whose it was."
-    )
+    assert problem.message == (f"{copy} is version 1 of {URI}, whole, under the name of a bundle of unknown owner.")
     require_awake(store, 600)
     assert store.verify(deep=True).ok
     assert store.repair().actions == ()
