@@ -42,7 +42,7 @@ class UnknownModel(DaemonError):
 
 
 class InvalidConfiguration(DaemonError):
-    """A configuration file that cannot be read, or says what is not known."""
+    """A configuration file cannot be read, or has an unknown key or a wrong value."""
 
     code = "invalid_configuration"
 
@@ -78,7 +78,7 @@ class AdapterMismatch(DaemonError):
 
 
 class ContextOverflow(DaemonError):
-    """What is asked for does not fit into the model's context. The session is as it was."""
+    """The text and the tokens asked for do not fit into the model's context. The session is as it was."""
 
     code = "context_overflow"
 
@@ -150,14 +150,14 @@ class ModelNotLoaded(DaemonError):
 
 
 class NotRecomputable(DaemonError):
-    """What was damaged of a session cannot be computed again from what is stored."""
+    """The damaged part of a session cannot be computed again from what is stored."""
 
     code = "not_recomputable"
 
 
 class RepairPutOff(DaemonError):
-    """A repair would give up what can be computed again, only not now; nothing was changed. `sessions`: whose, by
-    their URIs, with why not."""
+    """A repair would give up versions that can be computed again later. Nothing was changed. `sessions`: their URIs,
+    each with the reason."""
 
     code = "repair_put_off"
 
@@ -181,7 +181,7 @@ class ServiceClosed(DaemonError):
 
 
 class SessionAwake(DaemonError):
-    """An earlier version was asked for while the session is awake with another, or what it is awake for forbids it."""
+    """An earlier version was asked for while the session is awake with another, or the session is awake for a look."""
 
     code = "session_awake"
 

@@ -27,6 +27,8 @@ class StoreError(TorporError):
 
 
 class InvalidUri(StoreError):
+    """A name that is no session's name by the grammar of `uri.py`."""
+
     code: ClassVar[str] = "invalid_uri"
 
 
@@ -65,6 +67,8 @@ class MarkNotFound(StoreError):
 
 
 class NoStore(StoreError):
+    """There is no store at that path."""
+
     code: ClassVar[str] = "no_store"
 
 
@@ -99,10 +103,14 @@ class LockLost(StoreError):
 
 
 class ReadOnlyStore(StoreError):
+    """The store was opened for reading only."""
+
     code: ClassVar[str] = "store_read_only"
 
 
 class StoreClosed(StoreError):
+    """The store was closed, or is being closed."""
+
     code: ClassVar[str] = "store_closed"
 
 
@@ -113,7 +121,7 @@ class NoSpace(StoreError):
 
 
 class BudgetExceeded(StoreError):
-    """A write would go past a budget that the user set; `which` one, its `limit`, and what is `needed`.
+    """A write would go past a budget that the user set: `which` budget, its `limit`, and how much is `needed`.
 
     The store is as it was before. Nothing that frees space is ever refused this way.
     """
@@ -122,7 +130,7 @@ class BudgetExceeded(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Others of this process changed what was needed each time it was tried; the store is as it was. Try again."""
+    """Each try met another operation that had changed what it needed. The store is as it was. Try again."""
 
     code: ClassVar[str] = "store_busy"
 
@@ -168,13 +176,13 @@ class NotTensors(StoreError):
 
 
 class NameTaken(StoreError):
-    """A session was to be imported or backed up under a name that another one has, which has nothing to do with it."""
+    """An import or a backup found another session, with another history, under the name."""
 
     code: ClassVar[str] = "name_taken"
 
 
 class InvalidDraft(StoreError):
-    """What was handed in to be written contradicts itself; nothing was written."""
+    """A version to be written contradicts itself; nothing was written."""
 
     code: ClassVar[str] = "invalid_draft"
 
@@ -201,10 +209,14 @@ class Corruption(StoreError):
 
 
 class Truncated(Corruption):
+    """A file is shorter than its header says."""
+
     code: ClassVar[str] = "truncated"
 
 
 class TrailingData(Corruption):
+    """A file is longer than its header says."""
+
     code: ClassVar[str] = "trailing_data"
 
 
@@ -266,14 +278,20 @@ class BundleMismatch(Corruption):
 
 
 class OwnerMismatch(Corruption):
+    """A bundle says another session than its row in the index."""
+
     code: ClassVar[str] = "owner_mismatch"
 
 
 class VersionMismatch(Corruption):
+    """A bundle says another version than its row in the index."""
+
     code: ClassVar[str] = "version_mismatch"
 
 
 class ParentMismatch(Corruption):
+    """A bundle says another parent than its row in the index."""
+
     code: ClassVar[str] = "parent_mismatch"
 
 

@@ -42,14 +42,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed(Event):
-    """A subscription has begun: from here on nothing is missed but what `lost` counts. Told to that subscriber only."""
+    """A subscription has begun. From here on it misses only the events that `lost` counts. Told to that subscriber
+    only."""
 
     name: ClassVar[str] = "subscribed"
 
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
-    """So many events were dropped, the oldest first, because the subscriber did not take them. Told to it only."""
+    """`count` events were dropped, the oldest first, because the subscriber did not take them. Told to it only."""
 
     name: ClassVar[str] = "lost"
     count: int
@@ -57,7 +58,7 @@ class Lost(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestAccepted(Event):
-    """A request that reads, writes, keeps or removes something. verb: the method."""
+    """A request to read, write, keep or remove something was accepted. verb: its method."""
 
     name: ClassVar[str] = "request_accepted"
     verb: str
@@ -65,7 +66,7 @@ class RequestAccepted(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestQueued(Event):
-    """A request has to wait for the session's turn, behind so many others."""
+    """A request has to wait for the session's turn. ahead: how many requests stand before it."""
 
     name: ClassVar[str] = "request_queued"
     ahead: int
@@ -100,7 +101,7 @@ class SessionCreated(Event):
 
 @dataclass(frozen=True, slots=True)
 class SessionForked(Event):
-    """A new session sleeps that begins as another one stands. source: that one."""
+    """A fork was made, and sleeps. source: the session that it was forked from."""
 
     name: ClassVar[str] = "session_forked"
     source: SessionUri
@@ -113,8 +114,8 @@ class SessionForked(Event):
 
 @dataclass(frozen=True, slots=True)
 class SessionFolded(Event):
-    """A new, smaller session goes on in the place of an exhausted one, which sleeps. source: that one; tail_tokens: how
-    many of its last ones the new session has; prefilled_tokens: what had to be read."""
+    """A new, smaller session goes on in the place of an exhausted one, which sleeps. source: the exhausted one;
+    tail_tokens: how many of its last tokens the new one has; prefilled_tokens: how many tokens were read."""
 
     name: ClassVar[str] = "session_folded"
     source: SessionUri
@@ -128,7 +129,8 @@ class SessionFolded(Event):
 
 @dataclass(frozen=True, slots=True)
 class SessionRewound(Event):
-    """A session went back to where a transcript leaves it. version: which it was before, with all its tokens."""
+    """A session went back to the token at which a transcript leaves it. version: the version that has all its
+    tokens."""
 
     name: ClassVar[str] = "session_rewound"
     version: int
@@ -147,7 +149,7 @@ class SessionDeleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit(Event):
-    """A session that had read nothing took over what another had read. awake: whether from memory."""
+    """A session that had read nothing took over what another had read. awake: it came from memory."""
 
     name: ClassVar[str] = "prefix_hit"
     source: SessionUri
@@ -176,7 +178,7 @@ class PrefillProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefillEnded(Event):
-    """tokens: what was read into the ledger; 0 where reading failed or was given up, which is all or nothing."""
+    """Reading has ended. tokens: how many were read into the ledger; 0 where reading failed or was given up."""
 
     name: ClassVar[str] = "prefill_ended"
     tokens: int
@@ -193,7 +195,7 @@ class FirstToken(Event):
 
 @dataclass(frozen=True, slots=True)
 class DecodeEnded(Event):
-    """A generation has ended. tokens: what it committed, also where it failed or was given up."""
+    """A generation has ended. tokens: how many it committed, also where it failed or was given up."""
 
     name: ClassVar[str] = "decode_ended"
     tokens: int
@@ -202,8 +204,8 @@ class DecodeEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed(Event):
-    """A model call for so many sessions failed. All are as they were, and each goes on alone, so that only the one that
-    it fails for is refused. code: of the error."""
+    """A model call for several sessions failed. All are as they were. Each goes on alone, so only the failing one is
+    refused. code: of the error."""
 
     name: ClassVar[str] = "batch_failed"
     model: str
@@ -213,7 +215,7 @@ class BatchFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class SleepBegan(Event):
-    """A session of so many tokens is being made durable."""
+    """A session is being made durable."""
 
     name: ClassVar[str] = "sleep_began"
     cause: SleepCause
@@ -222,7 +224,7 @@ class SleepBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class SleepEnded(Event):
-    """The state is durable. bytes_written is 0, and blocks_new too, where the last version is what would be written."""
+    """The state is durable. bytes_written and blocks_new are 0 where the last version has all of it."""
 
     name: ClassVar[str] = "sleep_ended"
     cause: SleepCause
@@ -247,9 +249,9 @@ class SleepFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerKept(Event):
-    """A stop could not write all of a session, and kept its ledger with what was durable of its state; or the scrub
-    found that damaged on which such a ledger rests. tokens: of the ledger; unread_tokens: those that the next request
-    computes again. code: of what kept it from writing all, or of the damage."""
+    """A stop could not write all of a session, and kept its ledger with the durable part of its state. Or the scrub
+    found damage in the blocks below such a ledger. tokens: of the ledger; unread_tokens: those that the next request
+    computes again. code: of the error or the damage."""
 
     name: ClassVar[str] = "ledger_kept"
     version: int
@@ -261,8 +263,8 @@ class LedgerKept(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerRead(Event):
-    """What a version had only the tokens of was computed again. same_logits: whether the logits behind them are to the
-    bit those that the session had."""
+    """The tokens of a kept ledger were computed again. same_logits: the logits behind them are the same to the
+    bit."""
 
     name: ClassVar[str] = "ledger_read"
     tokens: int
@@ -281,7 +283,7 @@ class WakeBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class WakeVerified(Event):
-    """All of it has been read into memory. hashed: whether every byte was compared with its digest."""
+    """The snapshot has been read into memory. hashed: every byte was compared with its digest."""
 
     name: ClassVar[str] = "wake_verified"
     bytes_read: int
@@ -291,7 +293,7 @@ class WakeVerified(Event):
 
 @dataclass(frozen=True, slots=True)
 class WakeEnded(Event):
-    """The state is put back. canary: the verdict; tokens_prefilled: what had to be computed to come there."""
+    """The state is put back. canary: the verdict; tokens_prefilled: how many tokens had to be computed."""
 
     name: ClassVar[str] = "wake_ended"
     cause: WakeCause
@@ -316,8 +318,8 @@ class WakeFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class EvictionPlanned(Event):
-    """So many idle sessions are to sleep and models to be unloaded, so that the request for this session finds memory.
-    That they do is told too."""
+    """Idle sessions are to sleep and models to be unloaded, so that the request for this session finds memory. Their
+    own events tell when they do."""
 
     name: ClassVar[str] = "eviction_planned"
     wanted_bytes: int
@@ -336,7 +338,7 @@ class EvictionRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class MemoryAwaited(Event):
-    """The request for this session waits for memory, behind so many others."""
+    """The request for this session waits for memory. ahead: how many requests wait before it."""
 
     name: ClassVar[str] = "memory_awaited"
     wanted_bytes: int
@@ -346,7 +348,7 @@ class MemoryAwaited(Event):
 
 @dataclass(frozen=True, slots=True)
 class MemoryGranted(Event):
-    """It has what it waited for. granted: False where its session has to give way first, and it then asks again."""
+    """The request has its memory. granted: False where its session has to give way first; it then asks again."""
 
     name: ClassVar[str] = "memory_granted"
     wanted_bytes: int
@@ -356,7 +358,7 @@ class MemoryGranted(Event):
 
 @dataclass(frozen=True, slots=True)
 class MemoryRefused(Event):
-    """What the request for this session wants can never be had."""
+    """The request for this session wants more memory than it can ever have."""
 
     name: ClassVar[str] = "memory_refused"
     wanted_bytes: int
@@ -366,7 +368,7 @@ class MemoryRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class ModelLoadBegan(Event):
-    """There is room for a model, as much as its files say that it will take, and it is read into memory."""
+    """A model is being read into memory. wanted_bytes: what its files say that it takes."""
 
     name: ClassVar[str] = "model_load_began"
     model: str
@@ -375,7 +377,7 @@ class ModelLoadBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class ModelLoaded(Event):
-    """A model is ready, and takes so much."""
+    """A model is ready. weights_bytes: the memory that it takes."""
 
     name: ClassVar[str] = "model_loaded"
     model: str
@@ -406,7 +408,7 @@ class ModelUnloaded(Event):
 
 @dataclass(frozen=True, slots=True)
 class ModelFilesChanged(Event):
-    """The files of a model are no more those that it was loaded from. policy: what becomes of it."""
+    """The files of a model have changed since it was loaded. policy: refuse or reload."""
 
     name: ClassVar[str] = "model_files_changed"
     model: str
@@ -439,7 +441,7 @@ class ConfigurationRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class SessionScrubbed(Event):
-    """Every byte that a sleeping session's versions need was read again. damage: how much was found wrong."""
+    """Every byte that a sleeping session's versions need was read again. damage: how many findings."""
 
     name: ClassVar[str] = "session_scrubbed"
     bundles: int
@@ -450,7 +452,7 @@ class SessionScrubbed(Event):
 
 @dataclass(frozen=True, slots=True)
 class DamageFound(Event):
-    """The scrub found so many things wrong with what a session needs. code: of the first."""
+    """The scrub found damage in the files of a session. code: of the first finding."""
 
     name: ClassVar[str] = "damage_found"
     findings: int
@@ -459,8 +461,8 @@ class DamageFound(Event):
 
 @dataclass(frozen=True, slots=True)
 class SessionHealed(Event):
-    """What was damaged was computed again from the stored tokens, and slept as a new version. same_logits: whether the
-    logits behind it are to the bit those that were stored."""
+    """The damaged part was computed again from the stored tokens, and slept as a new version. same_logits: the logits
+    behind it are the stored ones to the bit."""
 
     name: ClassVar[str] = "session_healed"
     version: int
@@ -473,7 +475,7 @@ class SessionHealed(Event):
 
 @dataclass(frozen=True, slots=True)
 class HealFailed(Event):
-    """What was damaged was not computed again. code: of the error."""
+    """The damaged part was not computed again. code: of the error."""
 
     name: ClassVar[str] = "heal_failed"
     code: str
@@ -481,8 +483,8 @@ class HealFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreRepaired(Event):
-    """A repair has followed. mended: files that are whole again; salvaged: sessions whose beginning it saved;
-    quarantined: files that it set aside; problems: what is left."""
+    """A repair has ended. mended: files that are whole again; salvaged: sessions whose beginning it saved;
+    quarantined: files that it set aside; problems: how many are left."""
 
     name: ClassVar[str] = "store_repaired"
     mended: int
