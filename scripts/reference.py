@@ -121,9 +121,7 @@ class _Parameter:
 
     @property
     def usage(self) -> str:
-        needed = self.default is inspect.Parameter.empty
-        many = "..." * ("list" in str(self.kind) or "List" in str(self.kind))
-        return self.value + many if needed else f"[{self.value}]{many}"
+        return self.value if self.default is inspect.Parameter.empty or self.value[0] == "[" else f"[{self.value}]"
 
     @property
     def names(self) -> list[str]:

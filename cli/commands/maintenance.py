@@ -69,8 +69,8 @@ def gc(
     Deleting a session leaves files that other sessions share. This removes those that no session needs any more, and
     what unfinished work has left. A file that somebody needs, or has open, is never removed.
 
-    What repair has set aside stays, with all that it needs, for it may still come back. [cyan]--quarantine[/] gives it
-    up for good.
+    What repair has set aside stays, with all that it needs, because it may still come back. [cyan]--quarantine[/]
+    gives it up for good.
 
     [bold]Examples[/]
 

@@ -47,7 +47,7 @@ def set_(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change how a session draws its tokens, from now on: what is named, and nothing else.
+    """Change how a session draws its tokens, from now on. Settings that are not named stay.
 
     The options of [cyan]generate[/] and [cyan]chat[/] hold for one request; these are the session's, and sleep with it.
     A seed that is named begins its random numbers anew. A sleeping session is woken, and the change is durable once it

@@ -68,9 +68,9 @@ def wake(
     """Wake a session: its state comes back from disk, proven to be the one that slept, and no token is read again.
 
     Any command that needs a sleeping session wakes it by itself; this one does it ahead of time, and tells what it
-    cost. A wake that is refused says what differs, and changes nothing. What was computed on another device or by other
-    versions of the libraries is the same to the bit; what follows may differ in the last ones, so that is told, and
-    with --strict refused. --plan says what the wake would read and compute, and does nothing.
+    cost. A wake that is refused says what differs, and changes nothing. A session that another device or other
+    versions of the libraries computed comes back to the bit; what follows may differ in its last bits. The wake says
+    so, and --strict refuses it. --plan says what the wake would read and compute, and does nothing.
 
     [bold]Examples[/]
 

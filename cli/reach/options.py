@@ -239,7 +239,7 @@ StopOption = Annotated[
 ]
 PriorityOption = Annotated[
     Priority,
-    typer.Option("--priority", show_default=False, help="background gives way to what is normal. Default: normal."),
+    typer.Option("--priority", show_default=False, help="background gives way to normal requests. Default: normal."),
 ]
 TemperatureOption = Annotated[
     float | None,

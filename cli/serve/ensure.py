@@ -30,8 +30,8 @@ def ensure(
 ) -> int:
     """Start a daemon in the background if none answers, and return once it does; leave one that answers as it is.
 
-    Two at once start one. What is said of models is for a daemon that is started; all else that [cyan]torpor serve[/]
-    takes can stand in the file of --config. Nothing is left running where the start fails.
+    Two at once start one. --model, --config and --log hold only for a daemon that is started. Other settings of
+    [cyan]torpor serve[/] can stand in the file of --config. Where the start fails, nothing is left running.
 
     [bold]Examples[/]
 

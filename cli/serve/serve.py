@@ -157,8 +157,8 @@ StopWithinOption = Annotated[
         metavar="SECONDS",
         parser=_seconds,
         show_default=False,
-        help="How long a stop may take to write sessions. Of those that take longer the ledgers are kept, and the rest"
-        f" is computed again when they are used. Default: {STOP_WITHIN_S:g}.",
+        help="How long a stop may take to write sessions. Of the others it keeps the ledgers, and their next use"
+        f" computes the rest again. Default: {STOP_WITHIN_S:g}.",
     ),
 ]
 
@@ -170,8 +170,8 @@ ScrubRateOption = Annotated[
         metavar="SIZE",
         parser=_rate,
         show_default=False,
-        help="Read so much a second of what sleeps again while no request runs, and heal what is damaged; off for"
-        " nothing. Default: 8MiB.",
+        help="How much of the sleeping sessions to read again in a second, while no request runs. Damage is healed. off"
+        " reads nothing. Default: 8MiB.",
     ),
 ]
 
@@ -201,7 +201,7 @@ TrustingOption = Annotated[
     typer.Option(
         "--trusting",
         show_default=False,
-        help="Wake without hashing the KV that is read: faster, and what the disk has changed is not found.",
+        help="Wake without hashing keys and values: faster, but damage on the disk is not found.",
     ),
 ]
 QuantiseAfterOption = Annotated[
@@ -222,7 +222,8 @@ CanaryOption = Annotated[
     CanaryPolicy,
     typer.Option(
         "--canary",
-        help="When a wake computes one token to prove its state: always, if it was computed elsewhere, or never.",
+        help="When a wake computes one token to prove its state: always, changed (if it was computed elsewhere), or"
+        " never.",
     ),
 ]
 
@@ -232,8 +233,8 @@ PrefixReuseOption = Annotated[
     PrefixReusePolicy,
     typer.Option(
         "--prefix-reuse",
-        help="What a new session takes over of others that begin alike: what is to the bit what it would have computed,"
-        " all tokens in common, or nothing.",
+        help="What a new session takes over from others that begin alike. exact: tokens whose state is to the bit what"
+        " it would have computed; longest: all tokens in common; off: nothing.",
     ),
 ]
 
@@ -243,8 +244,8 @@ RecomputeOption = Annotated[
     RecomputePolicy,
     typer.Option(
         "--recompute",
-        help="When a wake computes the tokens again, where that is measured to be faster than reading the state: never,"
-        " if the very bits result, or always, which the session then says.",
+        help="Whether a wake may compute the tokens again where that is measured to be faster than reading the state."
+        " off: never; exact: if the very bits result; fastest: also if other bits may result, which the session then says.",
     ),
 ]
 
@@ -273,8 +274,8 @@ MaxWaitingOption = Annotated[
         max=65_536,
         metavar="REQUESTS",
         show_default=False,
-        help="Requests that may wait for their turn, for memory or the engine; the next is told so, and nothing has"
-        " happened. Default: 512.",
+        help="How many requests may wait for their turn, for memory or the engine. The next one is refused before"
+        " anything has happened. Default: 512.",
     ),
 ]
 
@@ -371,9 +372,9 @@ def serve(
     With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
     sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
     writes one line when it is ready and one when it has stopped. Sessions that do not fit into --memory-budget sleep,
-    and wake when they are asked for; idle models are unloaded for others and loaded when they are needed. A
-    sleep that a budget of the store refuses leaves its session awake; deleting is never refused, nor is a stop's last
-    sleep but for --keep-free, and then its ledger is kept. A session wakes only on the very model, adapter and
+    and wake when they are asked for. Idle models are unloaded for others, and loaded when they are needed. If a budget
+    of the store refuses a sleep, its session stays awake. Deleting is never refused. At a stop only --keep-free
+    refuses a sleep, and the session's ledger is kept then. A session wakes only on the very model, adapter and
     precision it slept with.
 
     [bold]Examples[/]

@@ -39,9 +39,10 @@ def stop(
 
     Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
     serve[/]. Says which sessions had changed and were put to sleep, and which had read nothing and are gone. Where a
-    session cannot be put to sleep (a full disk, say), the daemon goes on with all of them and says why; exit status 3.
-    With [cyan]--force[/] it stops all the same: of such a session its ledger is kept, and the rest is computed again
-    when it is used. Where not even that can be written, what it did since its last sleep is lost: status 3, too.
+    session cannot be put to sleep (on a full disk, for example), the daemon goes on with all of them and says why;
+    exit status 3. With [cyan]--force[/] it stops all the same. It keeps such a session's ledger, and the next use
+    computes the rest again. If not even the ledger can be written, what the session did since its last sleep is lost:
+    status 3, too.
 
     [bold]Examples[/]
 
