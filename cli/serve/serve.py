@@ -245,7 +245,8 @@ RecomputeOption = Annotated[
     typer.Option(
         "--recompute",
         help="Whether a wake may compute the tokens again where that is measured to be faster than reading the state."
-        " off: never; exact: if the very bits result; fastest: also if other bits may result, which the session then says.",
+        " off: never; exact: if the very bits result; fastest: also if other bits may result, and the session then says"
+        " so.",
     ),
 ]
 
