@@ -216,9 +216,9 @@ def _codes(status: exit_codes.ExitStatus) -> str:
 
 def _errors() -> list[str]:
     found: dict[str, type[TorporError]] = {}
-    for kind in _all_errors(TorporError):
-        if kind.code not in found or issubclass(found[kind.code], kind):
-            found[kind.code] = kind
+    # By module, as the order of subclasses is that of the imports; of one code the root of its classes is told.
+    for kind in sorted(_all_errors(TorporError), key=lambda kind: (len(kind.__mro__), kind.__module__, kind.__name__)):
+        found.setdefault(kind.code, kind)
     rows = []
     for code, kind in sorted(found.items()):
         layer = LAYERS.get(kind.__module__.split(".")[1], "all")
