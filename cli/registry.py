@@ -1,12 +1,13 @@
-"""The commands: which commands there are, and what their failures mean to the shell.
+"""The commands as one: the help of all, and what their failures mean to the shell.
 
-Owns the list of commands, the text of `torpor --help`, and the way from an exception to an exit status. What a command
-does is in the module of its name, or of its family's.
+Owns the text of `torpor --help`, and the way from an exception to an exit status. Which commands there are stands in
+`command_list.py`; a command's module is imported when it is asked for, so that it alone is waited for.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
@@ -17,41 +18,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..errors import TorporError
-from .commands import (
-    analyse,
-    append,
-    backup,
-    chat,
-    clear,
-    du,
-    events,
-    export_kv,
-    fold,
-    forget,
-    fork,
-    generate,
-    ls,
-    maintenance,
-    marks,
-    models,
-    quantise,
-    rm,
-    settings,
-    show,
-    sleep,
-    stats,
-    transfer,
-    verify,
-    wake,
-    warm,
-    why,
-)
-from .demo import demo
+from .command_list import COMMANDS, Command
 from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK, USAGE, describe_exit_codes
 from .reach.options import NAMESPACE_PARAMETER, JsonOption, SocketOption, StoreOption, enter_namespace, takes_namespace
-from .serve import doctor, ensure, serve, stop
-from .view.output import Output, report_error, write_failure
 from .view.streams import ReaderGone
 
 INTRODUCTION = """Language-model agents with a memory that survives.
@@ -74,56 +44,6 @@ one JSON document. --json, --socket, --store and --namespace may stand before th
 NO_COLOR is respected.[/]
 """
 
-_AT_WORK = "Work with sessions"
-_AT_REST = "Sleep and wake"
-_LOOK = "Look (no daemon needed)"
-_STORE = "Look after the store (with or without a daemon)"
-_SYSTEM = "Daemon and machine"
-
-# In the order in which help lists them.
-COMMANDS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("demo", _SYSTEM, demo.demo),
-    ("serve", _SYSTEM, serve.serve),
-    ("ensure", _SYSTEM, ensure.ensure),
-    ("stop", _SYSTEM, stop.stop),
-    ("events", _SYSTEM, events.events),
-    ("stats", _SYSTEM, stats.stats),
-    ("models", _SYSTEM, models.models),
-    ("doctor", _SYSTEM, doctor.doctor),
-    ("chat", _AT_WORK, chat.chat),
-    ("append", _AT_WORK, append.append),
-    ("generate", _AT_WORK, generate.generate),
-    ("set", _AT_WORK, settings.set_),
-    ("analyse", _AT_WORK, analyse.analyse),
-    ("fork", _AT_WORK, fork.fork),
-    ("fold", _AT_WORK, fold.fold),
-    ("rm", _AT_WORK, rm.rm),
-    ("clear", _AT_WORK, clear.clear),
-    ("forget", _AT_WORK, forget.forget),
-    ("sleep", _AT_REST, sleep.sleep),
-    ("wake", _AT_REST, wake.wake),
-    ("warm", _AT_REST, warm.warm),
-    ("quantise", _AT_REST, quantise.quantise),
-    ("ls", _LOOK, ls.ls),
-    ("show", _LOOK, show.show),
-    ("why", _AT_WORK, why.why),
-    ("verify", _LOOK, verify.verify),
-    ("du", _LOOK, du.du),
-    ("export", _LOOK, transfer.export),
-    ("export-kv", _LOOK, export_kv.export_kv),
-    ("backup", _LOOK, backup.backup),
-    ("import", _STORE, transfer.import_),
-    ("tag", _STORE, marks.tag),
-    ("untag", _STORE, marks.untag),
-    ("pin", _STORE, marks.pin),
-    ("unpin", _STORE, marks.unpin),
-    ("prune", _STORE, maintenance.prune),
-    ("gc", _STORE, maintenance.gc),
-    ("compact", _STORE, maintenance.compact),
-    ("repair", _STORE, maintenance.repair),
-    ("rebuild-index", _STORE, maintenance.rebuild_index),
-)
-
 _SHARED = ("as_json", "socket", "store")  # the options of `_root` that a command is handed; it refuses what it has not
 
 # Typer may bring its own copy of click; its public BadParameter leads to the base class of wrong usage in either case.
@@ -134,11 +54,11 @@ class _Commands(TyperGroup):
     """The commands as one; it hands each the shared options that stand before it, as if they stood behind it."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _flags_without_values(super().get_params(ctx))
+        return _made_fit(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command, [*self._given_before(ctx), *rest]
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and load_command(name), [*self._given_before(ctx), *rest]
 
     def _given_before(self, context: Any) -> list[str]:
         given: list[str] = []
@@ -153,31 +73,60 @@ class _Command(TyperCommand):
     """One command, whose help shows no value behind a flag."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _flags_without_values(super().get_params(ctx))
+        return _made_fit(super().get_params(ctx))
 
 
-def _flags_without_values(parameters: list[Any]) -> list[Any]:
+def _made_fit(parameters: list[Any]) -> list[Any]:
+    """Show no value behind a flag; and let what was not given be None without a check, for which typer would import
+    pydantic."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        if not (parameter.required or parameter.multiple or parameter.nargs != 1):
+            parameter.process_value = functools.partial(_process_value, parameter)
     return parameters
 
 
+def _process_value(parameter: Any, context: Any, value: Any) -> Any:
+    if value is not None:
+        return type(parameter).process_value(parameter, context, value)
+    return parameter.callback(context, parameter, None) if parameter.callback else None
+
+
 def build_app() -> typer.Typer:
-    """Put the commands together."""
+    """Put the commands together: each as its line of help, until it is asked for."""
     epilog = f"[bold]Exit status[/]\n\n{describe_exit_codes()}"
-    app = typer.Typer(
-        name="torpor",
-        cls=_Commands,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
-        pretty_exceptions_show_locals=False,
-    )
+    app = _app(name="torpor", cls=_Commands)
     app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
-    for name, panel, function in COMMANDS:
-        put = app.command(name, cls=_Command, help=_flowing(function.__doc__ or ""), rich_help_panel=panel)
-        put(_interruptible(function))
+    for command in COMMANDS:
+        app.command(command.name, help=command.summary, rich_help_panel=command.panel)(_listed)
     return app
+
+
+def load_command(name: str) -> Any:
+    """The command of that name, with its options and all of its help. Imports its module."""
+    command = next(command for command in COMMANDS if command.name == name)
+    function = _function_of(command)
+    app = _app(add_completion=False)
+    text = f"{command.summary}\n\n{inspect.cleandoc(function.__doc__ or '')}"
+    app.command(name, cls=_Command, help=_flowing(text))(_interruptible(function))
+    return typer.main.get_command(app)
+
+
+def _app(**settings: Any) -> typer.Typer:
+    return typer.Typer(
+        rich_markup_mode="rich", pretty_exceptions_enable=False, pretty_exceptions_show_locals=False, **settings
+    )
+
+
+def _listed() -> None:
+    """Stands for a command in the list of all."""
+
+
+def _function_of(command: Command) -> Callable[..., Any]:
+    module, _, name = command.function.rpartition(".")
+    function: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __package__), name)
+    return function
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -186,20 +135,26 @@ def run(arguments: Sequence[str]) -> int:
     try:
         status = build_app()(args=list(arguments), prog_name="torpor", standalone_mode=False)
     except TorporError as error:
-        return report_error(error, as_json=as_json)
+        return _report(error, as_json=as_json)
     except _UsageError as error:
         return _report_usage(error, arguments, as_json=as_json)
     except UnicodeError:
         if not any(_has_half_characters(argument) for argument in arguments):
             raise
-        return report_error(UnreadableInput("An argument is not valid text in this locale."), as_json=as_json)
+        return _report(UnreadableInput("An argument is not valid text in this locale."), as_json=as_json)
     except ReaderGone:
         return OK.number
     except OSError as error:
-        return report_error(_refusal_of(error), as_json=as_json)
+        return _report(_refusal_of(error), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
-        return report_error(Interrupted("Interrupted."), as_json=as_json)
+        return _report(Interrupted("Interrupted."), as_json=as_json)
     return status if isinstance(status, int) else OK.number
+
+
+def _report(error: TorporError, *, as_json: bool) -> int:
+    from .view.output import report_error  # where something failed, and not for what works
+
+    return report_error(error, as_json=as_json)
 
 
 def _refusal_of(error: OSError) -> TorporError:
@@ -235,6 +190,8 @@ def _root(
     ] = None,
 ) -> None:
     if version and as_json:
+        from .view.output import Output
+
         Output(as_json=True).document("version", {"version": __version__})
     elif version:
         print(f"torpor {__version__}")
@@ -272,6 +229,8 @@ def _flowing(text: str) -> str:
 
 
 def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int:
+    from .view.output import write_failure
+
     problem = error.format_message().replace("Input should be", "it must be").partition(", unable to parse")[0]
     problem = problem.replace("Value error, ", "")  # pydantic's word for what a check of a choice has said
     sentence = problem if problem.endswith("?") else f"{problem.rstrip('.')}."
@@ -285,5 +244,5 @@ def _command_of(error: Any, arguments: Sequence[str]) -> str:
     context = getattr(error, "ctx", None)
     if context is not None:
         return str(context.command_path)
-    names = {name for name, _, _ in COMMANDS}
+    names = {command.name for command in COMMANDS}
     return next((f"torpor {argument}" for argument in arguments if argument in names), "torpor")

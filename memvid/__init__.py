@@ -1,16 +1,23 @@
-"""Bytes on disk: blocks, bundles, manifests, index. Knows nothing of mlx, sessions or sockets."""
+"""Bytes on disk: blocks, bundles, manifests, index. Knows nothing of mlx, sessions or sockets.
 
-from .disk.location import default_store_path
-from .errors import StoreError
-from .format.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
-from .format.bundle import BundleReader
-from .format.codecs import RAW, Codec, zstd
-from .format.identity import Identity
-from .format.manifest import Manifest
-from .format.records import DeleteReport, Finding, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
-from .maintenance.compaction_plan import CompactionPolicy
-from .store import Store
-from .uri import DEFAULT_NAMESPACE, SessionUri
+The modules are imported when a name of theirs is first asked for here: who imports `errors` or `uri` by name does not
+wait for the store.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .disk.location import default_store_path
+    from .errors import StoreError
+    from .format.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
+    from .format.bundle import BundleReader
+    from .format.codecs import RAW, Codec, zstd
+    from .format.identity import Identity
+    from .format.manifest import Manifest
+    from .format.records import DeleteReport, Finding, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
+    from .maintenance.compaction_plan import CompactionPolicy
+    from .store import Store
+    from .uri import DEFAULT_NAMESPACE, SessionUri
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -37,6 +44,19 @@ __all__ = [
     "StoreStatistics",
     "VerifyReport",
     "default_store_path",
-    "resolve",
     "zstd",
 ]
+
+if not TYPE_CHECKING:  # or no checker would miss a name
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import errors, store, uri
+        from .disk import location
+        from .format import blocks, bundle, codecs, identity, manifest, records
+        from .maintenance import compaction_plan
+
+        formats = (blocks, bundle, codecs, identity, manifest, records)
+        modules = (errors, uri, location, *formats, compaction_plan, store)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))

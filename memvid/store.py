@@ -10,6 +10,8 @@ Rules:
   what nothing refers to and no reader has open.
 - One writer at a time, by the store's lock between processes and by `_writing` between threads. Readers never wait
   for a writer.
+- What checks a store, keeps it in order or carries it elsewhere is imported where it is asked for: who only looks at
+  one does not wait for it. Who may write imports it at once, for later the system may have no descriptor left.
 - After a failed flush, or when the lock file was replaced, this object writes no more until the store is reopened.
 """
 
@@ -20,11 +22,9 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from .checking.verify import require_same_as_row, verify_store
 from .disk.budget import UNLIMITED, Beyond, Budget
 from .disk.lock import StoreLock
 from .errors import BundleMissing, SessionNotFound, StoreError
-from .exchange import backup, tensor_file, transfer
 from .folder.folder import (
     StoreFolder,
     create_store,
@@ -57,9 +57,7 @@ from .format.records import (
     VerifyReport,
 )
 from .index.index import Index, IndexUnusable
-from .maintenance import compaction, forgetting, gc, pruning, usage
 from .maintenance.compaction_plan import CompactionPolicy
-from .recovery import repair
 from .recovery.opening import load_index
 from .uri import SessionUri, not_found, parse_reference, parse_version_reference
 from .writing import deletion, marking
@@ -108,6 +106,8 @@ class Store:
         Raises:
             NoStore, NotAStore, UnsupportedFormat, StoreLocked, UnsafePath, NoSpace, StoreIoError, DurabilityLost
         """
+        if writable:
+            _import_upkeep()
         store_path = os.path.abspath(os.fspath(path))
         root_fd = open_or_make_root(store_path) if writable else open_existing_root(store_path)
         lock: StoreLock | None = None
@@ -207,6 +207,8 @@ class Store:
             SessionNotFound, BundleMissing, Truncated, TrailingData, CorruptBundle, BundleMismatch, OwnerMismatch,
             VersionMismatch, ParentMismatch, IndexMismatch, UnsupportedFormat, UnsafePath
         """
+        from .checking.verify import require_same_as_row
+
         self._core.require_open()
         row = self.find_session(uri, version)
         if row is None:
@@ -315,6 +317,8 @@ class Store:
         Raises:
             SessionNotFound
         """
+        from .checking.verify import verify_store
+
         self._core.require_open()
         if uri is not None and self.find_session(uri) is None:
             raise self._not_found(uri, None)
@@ -365,6 +369,8 @@ class Store:
             NoSpace, StoreIoError, DurabilityLost, ReadBackFailed: nothing is left of it.
             Corruption: what a wake raises; nothing is left of it.
         """
+        from .exchange import transfer
+
         with self.open_session(uri, version) as reader:
             return transfer.export_version(self._core, reader, target, on_progress, replacing=replacing)
 
@@ -374,7 +380,7 @@ class Store:
         version: int | None,
         target: str | os.PathLike[str],
         *,
-        kind: str = tensor_file.DEFAULT_KIND,
+        kind: str | None = None,
         labels: Sequence[str] | None = None,
         replacing: bool = False,
         on_progress: Progress | None = None,
@@ -384,9 +390,17 @@ class Store:
         labels: the session's, the model's name and the version, unless given. Raises also NotTensors, LimitExceeded: it
         has slots that do not become tensors.
         """
+        from .exchange import tensor_file
+
         with self.open_session(uri, version) as reader:
             return tensor_file.export_tensors(
-                self._core, reader, target, kind=kind, labels=labels, replacing=replacing, on_progress=on_progress
+                self._core,
+                reader,
+                target,
+                kind=kind or tensor_file.DEFAULT_KIND,
+                labels=labels,
+                replacing=replacing,
+                on_progress=on_progress,
             )
 
     def backup(self, target: str | os.PathLike[str], *, on_progress: Progress | None = None) -> MaintenanceReport:
@@ -401,6 +415,8 @@ class Store:
             NoSpace: its disk has no room for all of it; nothing was copied.
             StoreLocked, StoreIoError, DurabilityLost, LockLost: what was copied so far is whole; run it again.
         """
+        from .exchange import backup
+
         self._core.require_open()
         path = backup.claim(self._core.folder, target)
         with Store.open(path, writable=True) as copy:
@@ -433,6 +449,8 @@ class Store:
             NoSpace, BudgetExceeded, ReadBackFailed: the store is as it was before.
             ReadOnlyStore, LockLost, DurabilityLost, StoreClosed
         """
+        from .exchange import transfer
+
         return transfer.import_file(self._core, source, as_uri, on_progress, only_kin=only_kin)
 
     def adopt_incoming(
@@ -449,6 +467,8 @@ class Store:
             BundleMissing, UnsafePath: there is none, or it is not ours alone.
             As `import_file`; the file stays where it is.
         """
+        from .exchange import transfer
+
         return transfer.adopt_incoming(self._core, bundle_id, as_uri, on_progress, only_kin=only_kin)
 
     # --- delete
@@ -480,6 +500,8 @@ class Store:
             SessionNotFound: there is no such session, and nothing of it is left.
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
+        from .maintenance import forgetting
+
         return forgetting.forget(self._core, uri, self._promised, dry_run=dry_run)
 
     def usage(self) -> UsageReport:
@@ -490,6 +512,8 @@ class Store:
         Raises:
             StoreIoError, StoreClosed
         """
+        from .maintenance import usage
+
         return usage.usage(self._core, self._promised)
 
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
@@ -503,6 +527,8 @@ class Store:
             SessionNotFound, CorruptMarks: nothing was dropped.
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
+        from .maintenance import pruning
+
         if uri is not None and self.find_session(uri) is None:
             raise self._not_found(uri, None)
         return pruning.prune(self._core, retention, uri, self._promised, dry_run=dry_run)
@@ -517,6 +543,8 @@ class Store:
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace
         """
+        from .maintenance import gc
+
         return gc.gc(self._core, dry_run=dry_run)
 
     def compact(
@@ -537,6 +565,8 @@ class Store:
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost
         """
+        from .maintenance import compaction
+
         self._core.require_open()
         if uri is not None and self.find_session(uri) is None:
             raise self._not_found(uri, None)
@@ -552,6 +582,8 @@ class Store:
             NoSpace, StoreIoError: what was done so far is whole; run it again.
             ReadOnlyStore, LockLost, DurabilityLost
         """
+        from .recovery import repair
+
         return repair.repair(self._core, dry_run=dry_run)
 
     def empty_quarantine(self, *, dry_run: bool = False) -> MaintenanceReport:
@@ -561,6 +593,8 @@ class Store:
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace, UnsafePath
         """
+        from .maintenance import gc
+
         return gc.empty_quarantine(self._core, dry_run=dry_run)
 
     def rebuild_index(self, *, dry_run: bool = False) -> MaintenanceReport:
@@ -569,6 +603,8 @@ class Store:
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
         """
+        from .recovery import repair
+
         return repair.rebuild_index(self._core, dry_run=dry_run)
 
     # --- tags and pins
@@ -705,3 +741,10 @@ def _claim(root_fd: int, path: str) -> tuple[StoreLock, str]:
     except BaseException:
         lock.close()
         raise
+
+
+def _import_upkeep() -> None:
+    from .checking import verify  # noqa: F401
+    from .exchange import backup, tensor_file, transfer  # noqa: F401
+    from .maintenance import compaction, forgetting, gc, pruning, usage  # noqa: F401
+    from .recovery import repair  # noqa: F401

@@ -1,47 +1,53 @@
 """The wire of Torpor and its clients. What is exported here imports without MLX and without the daemon; the server
 half (`server`, `serving`, `main`) is imported by name.
+
+The modules are imported when a name of theirs is first asked for here: who imports `errors` or `wire.address` by name
+does not wait for the whole protocol.
 """
 
-from .client.aclient import AsyncClient, AsyncTextStream
-from .client.client import Client, TextStream
-from .client.subscription import AsyncSubscription, Subscription
-from .errors import (
-    ApiError,
-    ClientClosed,
-    ConnectionLost,
-    DaemonUnreachable,
-    InvalidRequest,
-    ProtocolError,
-    RemoteError,
-    RequestTimeout,
-)
-from .wire.address import default_socket_path
-from .wire.results import (
-    AppendResult,
-    ClearResult,
-    DeleteResult,
-    ForkResult,
-    GenerateResult,
-    MaintenanceAction,
-    MaintenanceProblem,
-    MaintenanceResult,
-    MarksResult,
-    ModelInfo,
-    NoticeEvent,
-    ProgressEvent,
-    Sampling,
-    SessionDetail,
-    SessionInfo,
-    ShutdownResult,
-    SleepResult,
-    StatsResult,
-    StatusResult,
-    SubscribeResult,
-    TokenEvent,
-    VersionInfo,
-    WakeResult,
-    WarmResult,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client.aclient import AsyncClient, AsyncTextStream
+    from .client.client import Client, TextStream
+    from .client.subscription import AsyncSubscription, Subscription
+    from .errors import (
+        ApiError,
+        ClientClosed,
+        ConnectionLost,
+        DaemonUnreachable,
+        InvalidRequest,
+        ProtocolError,
+        RemoteError,
+        RequestTimeout,
+    )
+    from .wire.address import default_socket_path
+    from .wire.results import (
+        AppendResult,
+        ClearResult,
+        DeleteResult,
+        ForkResult,
+        GenerateResult,
+        MaintenanceAction,
+        MaintenanceProblem,
+        MaintenanceResult,
+        MarksResult,
+        ModelInfo,
+        NoticeEvent,
+        ProgressEvent,
+        Sampling,
+        SessionDetail,
+        SessionInfo,
+        ShutdownResult,
+        SleepResult,
+        StatsResult,
+        StatusResult,
+        SubscribeResult,
+        TokenEvent,
+        VersionInfo,
+        WakeResult,
+        WarmResult,
+    )
 
 __all__ = [
     "ApiError",
@@ -84,3 +90,15 @@ __all__ = [
     "WarmResult",
     "default_socket_path",
 ]
+
+if not TYPE_CHECKING:  # or no checker would miss a name
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import errors
+        from .client import aclient, client, subscription
+        from .wire import address, results
+
+        modules = (errors, address, results, client, aclient, subscription)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))

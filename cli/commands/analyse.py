@@ -40,9 +40,7 @@ def analyse(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what the keys and values of one version are like: norms, coherence, rank, outliers, drift from its parent.
-
-    The table has the means over the heads of each array; --json and --out have every head. The daemon reads what is
+    """The table has the means over the heads of each array; --json and --out have every head. The daemon reads what is
     stored: of an awake session its last version, without what it has read since.
 
     [bold]Examples[/]

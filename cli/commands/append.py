@@ -10,9 +10,10 @@ import typer
 from ...memvid.units import format_count, format_plural
 from ...socket_api.wire.results import AppendResult
 from ..reach.daemon_link import connect, progress_of, with_session
+from ..reach.generation_options import PriorityOption
 from ..reach.inputs import load_text
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, ModelOption, NewLabelOption, PriorityOption, SessionArgument, SocketOption
+from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption
 from ..view.damage import naming_the_intact
 from ..view.formatting import format_rate, format_seconds
 from ..view.output import Output, plain
@@ -33,9 +34,7 @@ def append(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a session read a text: it becomes part of the context, and nothing is written.
-
-    The session is made if there is none of that name. Reading is the slow part of a conversation; after
+    """The session is made if there is none of that name. Reading is the slow part of a conversation; after
     [cyan]torpor sleep[/] it never has to be done again.
 
     [bold]Examples[/]

@@ -29,9 +29,7 @@ def backup(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Copy what sleeps in the store, with tags and pins, into a folder that is a store itself.
-
-    Works beside a running daemon, which may sleep and compact meanwhile. What the folder has already is not copied
+    """Works beside a running daemon, which may sleep and compact meanwhile. What the folder has already is not copied
     again, and what was deleted since stays there. Every byte that is copied is checked. What an awake session has read
     since it last slept is not in it: torpor sleep first.
 

@@ -14,21 +14,17 @@ from ...socket_api.wire.results import GenerateResult
 from ..errors import Interrupted, InvalidUsage
 from ..exit_codes import INTERRUPTED, OK
 from ..reach.daemon_link import OnEvent, connect, with_session
-from ..reach.inputs import load_text, load_transcript
-from ..reach.options import (
-    JsonOption,
+from ..reach.generation_options import (
     MaxTokensOption,
-    ModelOption,
-    NewLabelOption,
     PriorityOption,
     SeedOption,
-    SessionArgument,
-    SocketOption,
     StopOption,
     TemperatureOption,
     TopPOption,
     sampling_of,
 )
+from ..reach.inputs import load_text, load_transcript
+from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption
 from ..view.damage import naming_the_intact
 from ..view.output import Output, report_error
 from .streaming import finish_generation, stream_to_end
@@ -73,9 +69,7 @@ def chat(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Talk with a session; it remembers, also after it slept.
-
-    With a MESSAGE, or with text on standard input, it answers once. On a terminal without either it is a dialogue:
+    """With a MESSAGE, or with text on standard input, it answers once. On a terminal without either it is a dialogue:
     Ctrl-C stops an answer, Ctrl-D ends the dialogue. The session is made if there is none of that name.
 
     With --transcript the whole chat is given, as agent frameworks send it: a JSON list of messages, each with role and

@@ -28,11 +28,8 @@ def clear(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete all sessions of a label for good: from memory, from disk with every version, and from what new sessions
-    find to begin with.
-
-    Asks first on a terminal; in a script, --yes is required. Bytes that other sessions share stay. The status is 3 if
-    some could not be deleted.
+    """Asks first on a terminal; in a script, --yes is required. Bytes that other sessions share stay. The status is 3
+    if some could not be deleted.
 
     [bold]Examples[/]
 

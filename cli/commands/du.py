@@ -33,9 +33,7 @@ def du(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a store takes on disk, what each session takes, and what could be given back.
-
-    Reads the files of --store, of the running daemon's store, or of the default one, and disturbs no work. ALONE is
+    """Reads the files of --store, of the running daemon's store, or of the default one, and disturbs no work. ALONE is
     what a session would give back if it were forgotten; SHARED is what it needs and others need too.
 
     [bold]Examples[/]

@@ -42,11 +42,9 @@ def events(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what happens in the daemon from now on: what is read and written, sleeps, wakes, evictions, who waits.
-
-    A line each, with sizes and times and no word of any text. It goes on until Ctrl-C, or until the daemon has stopped.
-    With --json, each line is one document. What happens faster than it is read is dropped, oldest first, and a line
-    'lost' says how many.
+    """A line each, with sizes and times and no word of any text. It goes on until Ctrl-C, or until the daemon has
+    stopped. With --json, each line is one document. What happens faster than it is read is dropped, oldest first, and a
+    line 'lost' says how many.
 
     [bold]Examples[/]
 

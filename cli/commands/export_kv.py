@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ...memvid.exchange.tensor_file import DEFAULT_KIND
 from ...memvid.units import format_bytes, format_plural
 from ..errors import Interrupted
 from ..reach.artifacts import KindOption, LabelOption, OverwriteOption, require_file
@@ -31,9 +30,7 @@ def export_kv(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the arrays of one version, bit for bit, to a .safetensors file that other tools open.
-
-    Keys and values are layers.N.k and layers.N.v, of heads x tokens x dim over the whole session; tokens is the
+    """Keys and values are layers.N.k and layers.N.v, of heads x tokens x dim over the whole session; tokens is the
     ledger. Every block is checked on the way. What an awake session has read since it last slept is not in it. Such a
     file cannot be imported: torpor export writes one that can.
 
@@ -53,7 +50,7 @@ def export_kv(
                     row.uri,
                     row.version,
                     target,
-                    kind=kind or DEFAULT_KIND,
+                    kind=kind,
                     labels=label or None,
                     replacing=overwrite,
                     on_progress=on_progress,

@@ -9,8 +9,9 @@ import typer
 from ...memvid.units import format_count, format_plural
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
+from ..reach.generation_options import PriorityOption
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, PriorityOption, SessionArgument, SocketOption
+from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, SessionArgument, SocketOption
 from ..view.damage import naming_the_intact
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
@@ -47,10 +48,7 @@ def fold(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on from a session whose context is full: a new one begins with its system text, a summary, and its last turns
-    if --tail asks for them.
-
-    The old session is put to sleep as it stands, with all that it had; the new one says where it comes from. The
+    """The old session is put to sleep as it stands, with all that it had; the new one says where it comes from. The
     summary is yours (--summary), or the model writes it (--summarise).
 
     [bold]Examples[/]

@@ -23,9 +23,7 @@ def forget(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Forget a session: every version goes, awake or asleep, and its bytes leave the disk.
-
-    [cyan]torpor rm[/] keeps a file whole as long as another session needs a part of it. This cuts out of such a file
+    """[cyan]torpor rm[/] keeps a file whole as long as another session needs a part of it. This cuts out of such a file
     what no other session needs: name, text and state of the forgotten session. What another session has read too
     stays. Asks first on a terminal; in a script, --yes is required.
 

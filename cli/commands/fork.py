@@ -34,9 +34,7 @@ def fork(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new session that begins as another one stands, or as it stood at an earlier version or token.
-
-    Both go on by themselves from there, and neither sees what the other does. The fork sleeps and is durable; it has
+    """Both go on by themselves from there, and neither sees what the other does. The fork sleeps and is durable; it has
     all blocks in common with the other session, so a hundred forks of one long context take the space of one. What an
     awake session has not slept yet is put to sleep for it; the session stays awake.
 

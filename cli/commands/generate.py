@@ -9,20 +9,16 @@ import typer
 from ...socket_api.client.client import TextStream
 from ...socket_api.wire.results import GenerateResult
 from ..reach.daemon_link import OnEvent, connect, require_labels, require_model, with_session
-from ..reach.options import (
-    JsonOption,
+from ..reach.generation_options import (
     MaxTokensOption,
-    ModelOption,
-    NewLabelOption,
     PriorityOption,
     SeedOption,
-    SessionArgument,
-    SocketOption,
     StopOption,
     TemperatureOption,
     TopPOption,
     sampling_of,
 )
+from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption
 from ..view.damage import naming_the_intact
 from ..view.output import Output
 from .streaming import finish_generation, stream_to_end
@@ -49,9 +45,7 @@ def generate(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Let a session go on writing at the end of what it has read.
-
-    The text streams to stdout. Ctrl-C stops it: the tokens written so far are kept, and the session can go on.
+    """The text streams to stdout. Ctrl-C stops it: the tokens written so far are kept, and the session can go on.
     A sleeping session wakes by itself. The sampling options hold for this request; [cyan]torpor set[/] changes those of
     the session.
 

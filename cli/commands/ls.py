@@ -54,9 +54,7 @@ def ls(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List sessions, with their tokens and bytes.
-
-    Asks the daemon if one runs, so that awake sessions are listed too. With no daemon, or with --store, it reads the
+    """Asks the daemon if one runs, so that awake sessions are listed too. With no daemon, or with --store, it reads the
     store's files; whether a session is awake cannot be seen there, and its state is then [cyan]stored[/].
 
     [bold]Examples[/]

@@ -64,9 +64,7 @@ def gc(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Remove files that no session needs any more.
-
-    Deleting a session leaves files that other sessions share. This removes those that no session needs any more, and
+    """Deleting a session leaves files that other sessions share. This removes those that no session needs any more, and
     what unfinished work has left. A file that somebody needs, or has open, is never removed.
 
     What repair has set aside stays, with all that it needs, because it may still come back. [cyan]--quarantine[/]
@@ -91,9 +89,7 @@ def compact(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Rewrite files that hold unneeded bytes, and pack old ones tighter. No version changes its id.
-
-    Every byte that is copied is checked before the old file goes. A daemon serves and sleeps meanwhile.
+    """Every byte that is copied is checked before the old file goes. A daemon serves and sleeps meanwhile.
 
     [bold]Examples[/]
 
@@ -114,9 +110,7 @@ def prune(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Remove earlier versions of sessions. What either option keeps stays; one of the two is needed.
-
-    The newest version of a session always stays, and so does every version that has a tag or is pinned. Look at
+    """The newest version of a session always stays, and so does every version that has a tag or is pinned. Look at
     [cyan]--dry-run[/] first: it lists what would go, and why the rest stays.
 
     [bold]Examples[/]
@@ -137,9 +131,7 @@ def repair(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Put right what is damaged in a store, as far as that can be: nothing is thrown away, nothing is made up.
-
-    Every byte is read. Damaged files are set aside in the store's folder [cyan]quarantine[/], after what is sound in
+    """Every byte is read. Damaged files are set aside in the store's folder [cyan]quarantine[/], after what is sound in
     them and needed has been saved. Exit status 6 if something stays wrong; each problem says what it costs.
 
     [bold]Examples[/]
@@ -157,9 +149,7 @@ def rebuild_index(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Make a store's index anew from its bundles, which alone are the truth.
-
-    A damaged, missing or stale index is made anew by itself when a store is opened; this is for doubts.
+    """A damaged, missing or stale index is made anew by itself when a store is opened; this is for doubts.
 
     [bold]Examples[/]
 

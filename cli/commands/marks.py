@@ -35,9 +35,7 @@ def tag(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a version a name, the newest one if none is named. [cyan]SESSION@TAG[/] then means that version.
-
-    A version with a tag is never pruned. A tag that another version of the session has is refused without --move.
+    """A version with a tag is never pruned. A tag that another version of the session has is refused without --move.
 
     [bold]Examples[/]
 
@@ -54,9 +52,7 @@ def untag(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a name from the version that has it. The version stays.
-
-    [bold]Examples[/]
+    """[bold]Examples[/]
 
     [cyan]torpor untag notes before-refactor[/]
     """
@@ -69,9 +65,7 @@ def pin(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pin a version, the newest one if none is named: it is never pruned.
-
-    [bold]Examples[/]
+    """[bold]Examples[/]
 
     [cyan]torpor pin notes[/]
     [cyan]torpor pin notes@3f9c01ab[/]
@@ -85,9 +79,7 @@ def unpin(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take the pin from a version. The version stays until a prune finds it.
-
-    [bold]Examples[/]
+    """[bold]Examples[/]
 
     [cyan]torpor unpin notes@3[/]
     """

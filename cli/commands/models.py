@@ -29,9 +29,7 @@ def models(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the models that are served, and what of them is in memory; load one before it is needed, or unload one.
-
-    A model is loaded by the first request that needs it, and gives its memory up when others need it and no
+    """A model is loaded by the first request that needs it, and gives its memory up when others need it and no
     request uses it; [cyan]torpor serve[/] says which stay. Unloading puts its sessions to sleep first, and is refused
     while a request uses it.
 

@@ -46,11 +46,10 @@ def quantise(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Keep the keys and values of sleeping sessions in 8 or 4 bits. What is lost does not come back.
-
-    It writes a new version; the exact one stays, and can be woken, until [cyan]torpor prune[/] removes it: only then is
-    there less on the disk. Text, last logits and random numbers stay exact. Sessions that are awake, and last versions
-    that are pinned or have a tag, are left. [cyan]torpor wake[/] and [cyan]show[/] say of a session that it is lossy.
+    """It writes a new version; the exact one stays, and can be woken, until [cyan]torpor prune[/] removes it: only then
+    is there less on the disk. Text, last logits and random numbers stay exact. Sessions that are awake, and last
+    versions that are pinned or have a tag, are left. [cyan]torpor wake[/] and [cyan]show[/] say of a session that it is
+    lossy.
 
     [bold]Examples[/]
 

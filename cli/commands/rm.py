@@ -19,9 +19,7 @@ from ..view.output import Output, plain
 def rm(
     sessions: SessionsArgument, yes: YesOption = False, socket: SocketOption = None, as_json: JsonOption = False
 ) -> int:
-    """Delete sessions for good: from memory and from disk, with every version.
-
-    Asks first on a terminal; in a script, --yes is required. Bytes that other sessions share stay.
+    """Asks first on a terminal; in a script, --yes is required. Bytes that other sessions share stay.
 
     [bold]Examples[/]
 

@@ -8,15 +8,8 @@ import typer
 
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
-from ..reach.options import (
-    JsonOption,
-    SeedOption,
-    SessionArgument,
-    SocketOption,
-    TemperatureOption,
-    TopPOption,
-    sampling_of,
-)
+from ..reach.generation_options import SeedOption, TemperatureOption, TopPOption, sampling_of
+from ..reach.options import JsonOption, SessionArgument, SocketOption
 from ..view.damage import naming_the_intact
 from ..view.output import Output, plain
 
@@ -47,11 +40,9 @@ def set_(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change how a session draws its tokens, from now on. Settings that are not named stay.
-
-    The options of [cyan]generate[/] and [cyan]chat[/] hold for one request; these are the session's, and sleep with it.
-    A seed that is named begins its random numbers anew. A sleeping session is woken, and the change is durable once it
-    has slept again.
+    """The options of [cyan]generate[/] and [cyan]chat[/] hold for one request; these are the session's, and sleep with
+    it. A seed that is named begins its random numbers anew. A sleeping session is woken, and the change is durable once
+    it has slept again.
 
     [bold]Examples[/]
 

@@ -33,9 +33,7 @@ LINES_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them a
 def show(
     session: VersionArgument, socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show one session: its state, its versions, the model it belongs to, and the end of its text.
-
-    Asks the daemon if one runs. With no daemon, or with --store, it reads the store's files, which tell everything
+    """Asks the daemon if one runs. With no daemon, or with --store, it reads the store's files, which tell everything
     but the text: that needs the model's tokenizer. An earlier version is always shown from the files.
 
     [bold]Examples[/]

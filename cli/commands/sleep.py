@@ -12,9 +12,7 @@ from ..view.output import Output, plain
 
 
 def sleep(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
-    """Put sessions to sleep: their state goes to disk and their memory is freed.
-
-    The receipt is written once the state is durable: synced, read back and checked. From then on it survives a
+    """The receipt is written once the state is durable: synced, read back and checked. From then on it survives a
     crash of the daemon and of the machine.
 
     [bold]Examples[/]

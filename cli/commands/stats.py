@@ -17,9 +17,7 @@ def stats(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show figures of all sessions, by label: how many, their tokens, memory and disk, and how often they were found.
-
-    A session counts as found when [cyan]torpor warm[/] meets it awake, and when a new session takes over what it has
+    """A session counts as found when [cyan]torpor warm[/] meets it awake, and when a new session takes over what it has
     read; since the daemon began. One with several labels counts in each.
 
     [bold]Examples[/]

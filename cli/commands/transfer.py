@@ -53,9 +53,7 @@ def export(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one version of a session, with all that it needs, to one file: to keep, or to take elsewhere.
-
-    Reads the files of --store, of the running daemon's store, or of the default one; what an awake session has read
+    """Reads the files of --store, of the running daemon's store, or of the default one; what an awake session has read
     since it last slept is not in it. Every byte is checked on the way.
 
     [bold]Examples[/]
@@ -103,9 +101,7 @@ def import_(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a session into the store from a file that [cyan]torpor export[/] has written.
-
-    Every byte is checked before anything is taken, and what is there already is not taken twice. On top of the
+    """Every byte is checked before anything is taken, and what is there already is not taken twice. On top of the
     newest version of a session comes only one that goes on from it: take another under a name that is free.
 
     [bold]Examples[/]

@@ -35,9 +35,7 @@ def verify(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Check a store: structure and references, and with --deep every byte against its digest.
-
-    Reads the files of --store, of the running daemon's store, or of the default one. Changes nothing, repairs
+    """Reads the files of --store, of the running daemon's store, or of the default one. Changes nothing, repairs
     nothing, needs no daemon and disturbs none. Exit status 6 if anything is not what it was promised to be.
 
     [bold]Examples[/]

@@ -65,9 +65,7 @@ def wake(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wake a session: its state comes back from disk, proven to be the one that slept, and no token is read again.
-
-    Any command that needs a sleeping session wakes it by itself; this one does it ahead of time, and tells what it
+    """Any command that needs a sleeping session wakes it by itself; this one does it ahead of time, and tells what it
     cost. A wake that is refused says what differs, and changes nothing. A session that another device or other
     versions of the libraries computed comes back to the bit; what follows may differ in its last bits. The wake says
     so, and --strict refuses it. --plan says what the wake would read and compute, and does nothing.

@@ -37,10 +37,8 @@ def warm(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Wake sessions ahead of their next request, so that it does not wait: by name, or by label.
-
-    The sessions of a label that were used last are woken first. They take free memory alone: no other session goes to
-    sleep for them, and no model is loaded. The status is 3 if some were left asleep.
+    """The sessions of a label that were used last are woken first. They take free memory alone: no other session goes
+    to sleep for them, and no model is loaded. The status is 3 if some were left asleep.
 
     [bold]Examples[/]
 

@@ -11,11 +11,9 @@ from ..view.output import Output, neutralise, plain
 
 
 def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOption = False) -> None:
-    """Tell what became of the prefixes of a session's last requests, the latest first.
-
-    A hit kept all that was there. Where a request, or the beginning of a new session, left what was there, this shows
-    the token, the text on both sides, the kind of cause (a clock, reordered keys, dropped thinking, another template,
-    an edited message) and what to do. The daemon remembers the last 16 requests of a session while it runs.
+    """A hit kept all that was there. Where a request, or the beginning of a new session, left what was there, this
+    shows the token, the text on both sides, the kind of cause (a clock, reordered keys, dropped thinking, another
+    template, an edited message) and what to do. The daemon remembers the last 16 requests of a session while it runs.
 
     [bold]Examples[/]
 

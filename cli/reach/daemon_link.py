@@ -1,7 +1,8 @@
 """How commands talk to the daemon: open a client, turn its events into a bar or into text, name what is missing.
 
 The one module of this folder that knows the client's calling conventions. Opens no store: it compares the path of the
-one that was named with what the daemon says that it serves.
+one that was named with what the daemon says that it serves. Imports the client where somebody is there to be asked: it
+brings the whole protocol, and is most of what a command that reads files would wait for.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import TorporError
 from ...memvid.disk.location import STORE_VARIABLE, named_store_path
 from ...memvid.uri import parse_reference
-from ...socket_api.client.client import Client
-from ...socket_api.client.link import DEFAULT_TIMEOUT_S, start_command
 from ...socket_api.errors import DaemonUnreachable
-from ...socket_api.wire.address import default_socket_path
-from ...socket_api.wire.results import ProgressEvent, SessionInfo, TokenEvent
+from ...socket_api.wire.address import default_socket_path, require_path_fits
 from ..errors import InvalidUsage
 from ..view.output import OnProgress, Output, plain
 from .background import default_log_path
 
+if TYPE_CHECKING:
+    from ...socket_api.client.client import Client
+    from ...socket_api.wire.results import ProgressEvent, SessionInfo, TokenEvent
+
 R = TypeVar("R")
-OnEvent = Callable[[ProgressEvent | TokenEvent], None]
+OnEvent = Callable[["ProgressEvent | TokenEvent"], None]
 
 CLEAN_UP_TIMEOUT_S = 10.0  # to take back a session that was just made; a daemon that hangs is not waited for
 STAGE_NAMES = {
@@ -37,15 +39,15 @@ STAGE_NAMES = {
 }
 
 
-def connect(socket: Path | None, *, store: Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
+def connect(socket: Path | None, *, store: Path | None = None, timeout_s: float | None = None) -> Client:
     """Open a client on the given socket, or on the one where a daemon is by default. `store`: the one that was named
-    by an option, else $TORPOR_STORE counts.
+    by an option, else $TORPOR_STORE counts. `timeout_s`: the longest silence, if not the client's own.
 
     Raises:
         DaemonUnreachable: no daemon answers there.
         InvalidUsage: the one that answers serves another store than the one that was named.
     """
-    client = Client(socket, timeout_s=timeout_s)
+    client = _client(socket, timeout_s)
     mismatch = find_mismatch(client, store)
     if mismatch is not None:
         client.close()
@@ -53,9 +55,7 @@ def connect(socket: Path | None, *, store: Path | None = None, timeout_s: float 
     return client
 
 
-def find_daemon(
-    socket: Path | None, store: Path | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> Client | None:
+def find_daemon(socket: Path | None, store: Path | None = None, *, timeout_s: float | None = None) -> Client | None:
     """Open a client of the daemon to ask; None if the caller has to look at files itself: a store was named by an
     option, or no socket was named, and no daemon is there or it serves another store than $TORPOR_STORE.
 
@@ -66,10 +66,10 @@ def find_daemon(
         DaemonUnreachable: no process answers on the socket that was named, or one is there that does not answer.
         InvalidUsage: the daemon on the socket that was named serves another store than $TORPOR_STORE.
     """
-    if store is not None:
+    if store is not None or (socket is None and _no_socket_at(default_socket_path())):
         return None
     try:
-        client = Client(socket, timeout_s=timeout_s)
+        client = _client(socket, timeout_s)
     except DaemonUnreachable as error:
         if socket is None and nobody_is_there(error):
             return None
@@ -81,6 +81,23 @@ def find_daemon(
     if socket is None:
         return None
     raise mismatch
+
+
+def _client(socket: Path | None, timeout_s: float | None) -> Client:
+    from ...socket_api.client.client import Client
+
+    return Client(socket) if timeout_s is None else Client(socket, timeout_s=timeout_s)
+
+
+def _no_socket_at(path: Path) -> bool:
+    """Whether nothing has that name; whatever else is wrong with it, a client says."""
+    try:
+        os.lstat(require_path_fits(path))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def find_mismatch(client: Client, store: Path | None = None) -> InvalidUsage | None:
@@ -117,6 +134,8 @@ def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -
     socket, log = socket or default_socket_path(), default_log_path()
     if not socket.is_socket() or _somebody_is_on(socket):
         return None
+    from ...socket_api.client.link import start_command
+
     message = (
         "The daemon that listened here ended without a stop. What slept is safe; what was read or written after that is"
         " lost."
@@ -128,7 +147,7 @@ def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -
 
 def _somebody_is_on(socket: Path) -> bool:
     try:
-        Client(socket, timeout_s=CLEAN_UP_TIMEOUT_S).close()
+        _client(socket, CLEAN_UP_TIMEOUT_S).close()
     except TorporError as error:
         return not nobody_is_there(error)
     return True
@@ -212,7 +231,7 @@ def _info_of(client: Client, session: str) -> SessionInfo | None:
 def _delete_if_empty(socket: Path, session: str) -> bool:
     """Delete a session that has read nothing, on a connection of its own: the old one may be lost or in mid-request."""
     try:
-        with Client(socket, timeout_s=CLEAN_UP_TIMEOUT_S) as client:
+        with _client(socket, CLEAN_UP_TIMEOUT_S) as client:
             empty = any(info.session == session and not info.token_count for info in client.list_sessions())
             if empty:
                 client.delete(session)
@@ -230,6 +249,8 @@ def progress_of(output: Output, stage: str) -> Iterator[OnEvent]:
 
 
 def _progress_handler(report: OnProgress) -> OnEvent:
+    from ...socket_api.wire.results import ProgressEvent
+
     def on_event(event: ProgressEvent | TokenEvent) -> None:
         if isinstance(event, ProgressEvent):
             report(event.done, event.total)

@@ -48,9 +48,7 @@ def doctor(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Say what Torpor finds here: versions, device, which BLAS computes and how fast, the daemon and the store.
-
-    The BLAS matters on Linux without a GPU: the one that MLX ships there is many times slower than OpenBLAS.
+    """The BLAS matters on Linux without a GPU: the one that MLX ships there is many times slower than OpenBLAS.
     The examination runs in a process of its own and takes some seconds.
 
     With --check-models every model file that was ever served from here is read again and compared with what is

@@ -28,9 +28,7 @@ def ensure(
     log: LogOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Start a daemon in the background if none answers, and return once it does; leave one that answers as it is.
-
-    Two at once start one. --model, --config and --log hold only for a daemon that is started. Other settings of
+    """Two at once start one. --model, --config and --log hold only for a daemon that is started. Other settings of
     [cyan]torpor serve[/] can stand in the file of --config. Where the start fails, nothing is left running.
 
     [bold]Examples[/]

@@ -368,10 +368,8 @@ def serve(
     scrub_rate: ScrubRateOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Serve sessions on a Unix socket until Ctrl-C, SIGTERM or [cyan]torpor stop[/].
-
-    With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session to
-    sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
+    """With no --model it serves the small model that comes with Torpor, as [cyan]demo[/]. Stopping puts every session
+    to sleep first. With --detach it runs in the background, and this command returns once it answers. With --json it
     writes one line when it is ready and one when it has stopped. Sessions that do not fit into --memory-budget sleep,
     and wake when they are asked for. Idle models are unloaded for others, and loaded when they are needed. If a budget
     of the store refuses a sleep, its session stays awake. Deleting is never refused. At a stop only --keep-free

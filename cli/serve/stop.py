@@ -35,9 +35,7 @@ def stop(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Stop the daemon, after it has put every awake session to sleep.
-
-    Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
+    """Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
     serve[/]. Says which sessions had changed and were put to sleep, and which had read nothing and are gone. Where a
     session cannot be put to sleep (on a full disk, for example), the daemon goes on with all of them and says why;
     exit status 3. With [cyan]--force[/] it stops all the same. It keeps such a session's ledger, and the next use

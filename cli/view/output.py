@@ -22,24 +22,13 @@ from typing import Any, TextIO
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.segment import Segment
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from ...errors import TorporError
 from ...memvid.errors import PUT_BACK
 from ...memvid.folder.folder import BUNDLES
-from ...memvid.units import format_bytes, format_count
 from ..exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
 
@@ -101,21 +90,10 @@ class Output:
         if self.as_json or not self.stderr.is_terminal:
             yield _ignore_progress
             return
+        from .progress import progress_on  # for a terminal alone
+
         roomy, wide = (self.stderr.width >= columns for columns in (ROOMY_COLUMNS, WIDE_COLUMNS))
-        columns = (
-            TextColumn("[dim]{task.description}", table_column=Column(no_wrap=True)),
-            *([BarColumn(bar_width=28)] if wide else []),
-            *([TaskProgressColumn()] if roomy else []),
-            _Amount(Column(no_wrap=True)),
-            TimeElapsedColumn(Column(no_wrap=True)),
-            *([TimeRemainingColumn(table_column=Column(no_wrap=True))] if roomy else []),
-        )
-        with Progress(*columns, console=self.stderr, transient=True) as bar:
-            task = bar.add_task(what, total=None, unit=unit)
-
-            def report(done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total or None)
-
+        with progress_on(self.stderr, what, unit, roomy=roomy, wide=wide) as report:
             yield report
 
 
@@ -143,19 +121,6 @@ def write_failure(code: str, message: str, status: int, details: Mapping[str, An
         return
     error = {"code": code, "message": message, "details": dict(details)}
     _write_json(sys.stderr, {"schema_version": SCHEMA_VERSION, "error": error, "exit_status": status})
-
-
-class _Amount(ProgressColumn):
-    """How much is done of how much, and how much of it in a second."""
-
-    def render(self, task: Task) -> Text:
-        if not task.completed and not task.total:
-            return Text()  # nothing is told of how much it is
-        unit = task.fields["unit"]
-        write = format_bytes if unit == "bytes" else format_count
-        count = write(round(task.completed)) + (f" of {write(round(task.total))}" if task.total else "")
-        rate = f", {write(round(task.speed))}/s" if task.speed else ""
-        return Text(f"{count}{'' if unit == 'bytes' else f' {unit}'.rstrip()}{rate}", style="dim")
 
 
 class PlainTable(Table):

@@ -22,11 +22,11 @@ RequestId = Annotated[int, Field(ge=0, le=limits.MAX_REQUEST_ID)]
 
 
 class _FromClient(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 class _FromServer(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
 
 
 class Hello(_FromClient):
@@ -106,8 +106,13 @@ class ErrorMessage(_FromServer):
 ClientMessage = Hello | Request | Cancel
 ServerMessage = HelloReply | EventMessage | ResultMessage | ErrorMessage
 
-_CLIENT_MESSAGE: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="type")])
-_SERVER_MESSAGE: TypeAdapter[ServerMessage] = TypeAdapter(Annotated[ServerMessage, Field(discriminator="type")])
+_LATER = ConfigDict(defer_build=True)
+_CLIENT_MESSAGE: TypeAdapter[ClientMessage] = TypeAdapter(
+    Annotated[ClientMessage, Field(discriminator="type")], config=_LATER
+)
+_SERVER_MESSAGE: TypeAdapter[ServerMessage] = TypeAdapter(
+    Annotated[ServerMessage, Field(discriminator="type")], config=_LATER
+)
 
 
 def load_client_message(raw: Mapping[str, Any]) -> ClientMessage:

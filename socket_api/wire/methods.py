@@ -53,7 +53,7 @@ OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 
 
-_STRICT: Final = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+_STRICT: Final = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Params(BaseModel):
@@ -361,7 +361,9 @@ class _LongList:
 _LONG_LISTS: Mapping[str, _LongList] = MappingProxyType(
     {
         "tokens": _LongList(TypeAdapter(tuple[TokenId, ...], config=_STRICT), 4096, limits.MAX_ARRAY_ITEMS),
-        "messages": _LongList(TypeAdapter(tuple[Message, ...]), 128, limits.MAX_MESSAGES),
+        "messages": _LongList(
+            TypeAdapter(tuple[Message, ...], config=ConfigDict(defer_build=True)), 128, limits.MAX_MESSAGES
+        ),
     }
 )
 

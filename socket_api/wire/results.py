@@ -20,9 +20,9 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
 class Reply(BaseModel):
-    """Base of everything that comes from the daemon."""
+    """Base of everything that comes from the daemon. A schema is built when it is first used: a command uses few."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 Temperature = Annotated[float, Field(ge=0, le=100)]
@@ -38,7 +38,7 @@ class Sampling(BaseModel):
 
     In a request, only what was given to the constructor is named, and overrides what the session has."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     temperature: Temperature = 0.0
     top_p: TopP = 1.0

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
-from torpor.cli.registry import build_app
+from torpor.cli.command_list import COMMANDS
+from torpor.cli.registry import load_command
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {
-    name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    for name, command in typer.main.get_command(build_app()).commands.items()  # type: ignore[attr-defined]
+    command.name: {
+        option
+        for parameter in load_command(command.name).params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    for command in COMMANDS
 }
 
 

@@ -1,20 +1,59 @@
-"""The command line stays light: importing it brings in neither the model's world nor the daemon."""
+"""The command line stays light: a command brings in what it uses, and none the model's world or the daemon."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import pytest
+from cli_rig import MadeStore
+
+_PROTOCOL = ("pydantic", "torpor.socket_api.client", "torpor.socket_api.wire.results")
+_MODELS = ("mlx", "mlx_lm", "transformers", "numpy", "torpor.daemon", "torpor.snapshot")
+_HEAVY = (*_MODELS, "asyncio")
+_DRAWING = ("rich",)
+_STORE = ("sqlite3", "msgpack", "torpor.memvid.store")
+
 _SCRIPT = """
 import sys
-import torpor.cli.main
-import torpor.cli.registry
-torpor.cli.registry.build_app()
-heavy = ("mlx", "mlx_lm", "transformers", "numpy", "torpor.daemon", "torpor.snapshot")
-print([n for n in sys.modules if n in heavy or n.startswith(tuple(f"{h}." for h in heavy))])
+from torpor.cli import main
+try:
+    main.main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(*sys.modules, sep="\\n", file=sys.stderr)
 """
 
 
-def test_importing_the_command_line_loads_no_model_library_and_no_daemon() -> None:
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "[]"
+def imported_by(*arguments: object) -> set[str]:
+    """The modules that there are at the end of a command line in a process of its own."""
+    command = [sys.executable, "-c", _SCRIPT, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stderr.split())
+
+
+def of(barred: tuple[str, ...], modules: set[str]) -> set[str]:
+    return {name for name in modules if name in barred or name.startswith(tuple(f"{each}." for each in barred))}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "barred"),
+    [
+        (("--version",), (*_HEAVY, *_PROTOCOL, *_STORE, *_DRAWING, "torpor.cli.commands")),
+        (("--help",), (*_HEAVY, *_PROTOCOL, *_STORE, "torpor.cli.commands")),
+        (("ls", "--help"), (*_HEAVY, *_PROTOCOL)),
+        (("chat", "--help"), _MODELS),
+    ],
+)
+def test_a_command_line_imports_what_it_uses(arguments: tuple[str, ...], barred: tuple[str, ...]) -> None:
+    assert of(barred, imported_by(*arguments)) == set()
+
+
+def test_ls_imports_the_store_and_nothing_that_asks_a_daemon_where_there_is_none(
+    made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_STORE", str(made_store.path))
+    modules = imported_by("ls")
+    assert of((*_HEAVY, *_PROTOCOL, "rich.progress"), modules) == set()
+    assert of(("torpor.cli.commands",), modules) == {"torpor.cli.commands", "torpor.cli.commands.ls"}
+    assert "torpor.memvid.store" in modules, "it is the command that ran"

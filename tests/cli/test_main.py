@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from cli_rig import MadeStore, Ran, Torpor
+from torpor.cli.command_list import COMMANDS
 from torpor.cli.exit_codes import STATUSES
-from torpor.cli.registry import COMMANDS
 
-NAMES = [name for name, _, _ in COMMANDS]
+NAMES = [command.name for command in COMMANDS]
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
 NEEDING_A_DAEMON = [
     ("append", "x", "text"),

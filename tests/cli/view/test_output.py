@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from cli_rig import FakeDaemon, Torpor, pretend_terminal, unstyled
 from torpor.cli.reach.daemon_link import STAGE_NAMES
-from torpor.cli.view.output import PIPED_WIDTH, Output, _Amount, neutralise, report_error, rows_table
+from torpor.cli.view.output import PIPED_WIDTH, Output, neutralise, report_error, rows_table
+from torpor.cli.view.progress import Amount
 from torpor.errors import TorporError
 
 
@@ -130,7 +131,7 @@ def test_a_narrow_terminal_is_shown_each_cell_of_a_table_whole(
 )
 def test_progress_tells_how_much_of_it_is_done_in_a_second(unit: str, shown: str) -> None:
     task: Any = SimpleNamespace(completed=1024, total=4096, speed=512.0, fields={"unit": unit})
-    assert _Amount().render(task).plain == shown
+    assert Amount().render(task).plain == shown
 
 
 def test_remarks_are_silent_with_json(capsys: pytest.CaptureFixture[str]) -> None:

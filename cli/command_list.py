@@ -1,0 +1,114 @@
+"""Which commands there are, in the order in which `torpor --help` lists them, and what each does in a sentence.
+
+Owns these sentences: they begin a command's own help too, and the docstring of its function goes on from there. Imports
+no command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: under which heading help lists it, its name, the function that is run, and the sentence."""
+
+    panel: str
+    name: str
+    function: str  # as a dotted name in this folder
+    summary: str
+
+
+_SYSTEM = "Daemon and machine"
+_AT_WORK = "Work with sessions"
+_AT_REST = "Sleep and wake"
+_LOOK = "Look (no daemon needed)"
+_STORE = "Look after the store (with or without a daemon)"
+
+# fmt: off
+COMMANDS = (
+    Command(_SYSTEM, "demo", "demo.demo.demo",
+            "See it happen: a session sleeps, its process is killed, and it goes on in another, bit for bit."),
+    Command(_SYSTEM, "serve", "serve.serve.serve",
+            "Serve sessions on a Unix socket until Ctrl-C, SIGTERM or [cyan]torpor stop[/]."),
+    Command(_SYSTEM, "ensure", "serve.ensure.ensure",
+            "Start a daemon in the background if none answers, and return once it does; leave one that answers as it "
+            "is."),
+    Command(_SYSTEM, "stop", "serve.stop.stop", "Stop the daemon, after it has put every awake session to sleep."),
+    Command(_SYSTEM, "events", "commands.events.events",
+            "Show what happens in the daemon from now on: what is read and written, sleeps, wakes, evictions, who "
+            "waits."),
+    Command(_SYSTEM, "stats", "commands.stats.stats",
+            "Show figures of all sessions, by label: how many, their tokens, memory and disk, and how often they were "
+            "found."),
+    Command(_SYSTEM, "models", "commands.models.models",
+            "List the models that are served, and what of them is in memory; load one before it is needed, or unload "
+            "one."),
+    Command(_SYSTEM, "doctor", "serve.doctor.doctor",
+            "Say what Torpor finds here: versions, device, which BLAS computes and how fast, the daemon and the "
+            "store."),
+    Command(_AT_WORK, "chat", "commands.chat.chat", "Talk with a session; it remembers, also after it slept."),
+    Command(_AT_WORK, "append", "commands.append.append",
+            "Have a session read a text: it becomes part of the context, and nothing is written."),
+    Command(_AT_WORK, "generate", "commands.generate.generate",
+            "Let a session go on writing at the end of what it has read."),
+    Command(_AT_WORK, "set", "commands.settings.set_",
+            "Change how a session draws its tokens, from now on. Settings that are not named stay."),
+    Command(_AT_WORK, "analyse", "commands.analyse.analyse",
+            "Say what the keys and values of one version are like: norms, coherence, rank, outliers, drift from its "
+            "parent."),
+    Command(_AT_WORK, "fork", "commands.fork.fork",
+            "Make a new session that begins as another one stands, or as it stood at an earlier version or token."),
+    Command(_AT_WORK, "fold", "commands.fold.fold",
+            "Go on from a session whose context is full: a new one begins with its system text, a summary, and its "
+            "last turns if --tail asks for them."),
+    Command(_AT_WORK, "rm", "commands.rm.rm",
+            "Delete sessions for good: from memory and from disk, with every version."),
+    Command(_AT_WORK, "clear", "commands.clear.clear",
+            "Delete all sessions of a label for good: from memory, from disk with every version, and from what new "
+            "sessions find to begin with."),
+    Command(_AT_WORK, "forget", "commands.forget.forget",
+            "Forget a session: every version goes, awake or asleep, and its bytes leave the disk."),
+    Command(_AT_WORK, "why", "commands.why.why",
+            "Tell what became of the prefixes of a session's last requests, the latest first."),
+    Command(_AT_REST, "sleep", "commands.sleep.sleep",
+            "Put sessions to sleep: their state goes to disk and their memory is freed."),
+    Command(_AT_REST, "wake", "commands.wake.wake",
+            "Wake a session: its state comes back from disk, proven to be the one that slept, and no token is read "
+            "again."),
+    Command(_AT_REST, "warm", "commands.warm.warm",
+            "Wake sessions ahead of their next request, so that it does not wait: by name, or by label."),
+    Command(_AT_REST, "quantise", "commands.quantise.quantise",
+            "Keep the keys and values of sleeping sessions in 8 or 4 bits. What is lost does not come back."),
+    Command(_LOOK, "ls", "commands.ls.ls", "List sessions, with their tokens and bytes."),
+    Command(_LOOK, "show", "commands.show.show",
+            "Show one session: its state, its versions, the model it belongs to, and the end of its text."),
+    Command(_LOOK, "verify", "commands.verify.verify",
+            "Check a store: structure and references, and with --deep every byte against its digest."),
+    Command(_LOOK, "du", "commands.du.du",
+            "Say what a store takes on disk, what each session takes, and what could be given back."),
+    Command(_LOOK, "export", "commands.transfer.export",
+            "Write one version of a session, with all that it needs, to one file: to keep, or to take elsewhere."),
+    Command(_LOOK, "export-kv", "commands.export_kv.export_kv",
+            "Write the arrays of one version, bit for bit, to a .safetensors file that other tools open."),
+    Command(_LOOK, "backup", "commands.backup.backup",
+            "Copy what sleeps in the store, with tags and pins, into a folder that is a store itself."),
+    Command(_STORE, "import", "commands.transfer.import_",
+            "Take a session into the store from a file that [cyan]torpor export[/] has written."),
+    Command(_STORE, "tag", "commands.marks.tag",
+            "Give a version a name, the newest one if none is named. [cyan]SESSION@TAG[/] then means that version."),
+    Command(_STORE, "untag", "commands.marks.untag", "Take a name from the version that has it. The version stays."),
+    Command(_STORE, "pin", "commands.marks.pin", "Pin a version, the newest one if none is named: it is never pruned."),
+    Command(_STORE, "unpin", "commands.marks.unpin",
+            "Take the pin from a version. The version stays until a prune finds it."),
+    Command(_STORE, "prune", "commands.maintenance.prune",
+            "Remove earlier versions of sessions. What either option keeps stays; one of the two is needed."),
+    Command(_STORE, "gc", "commands.maintenance.gc", "Remove files that no session needs any more."),
+    Command(_STORE, "compact", "commands.maintenance.compact",
+            "Rewrite files that hold unneeded bytes, and pack old ones tighter. No version changes its id."),
+    Command(_STORE, "repair", "commands.maintenance.repair",
+            "Put right what is damaged in a store, as far as that can be: nothing is thrown away, nothing is made up."),
+    Command(_STORE, "rebuild-index", "commands.maintenance.rebuild_index",
+            "Make a store's index anew from its bundles, which alone are the truth."),
+)
+# fmt: on

@@ -1,0 +1,81 @@
+"""The options of commands that let a session read or write: how many tokens, how they are drawn, who goes first."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from ...socket_api.limits import MAX_STOP_CHARS, MAX_STOPS
+from ...socket_api.wire.methods import Priority
+from ...socket_api.wire.results import Sampling
+from ..errors import InvalidUsage
+
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        "-n",
+        min=1,
+        max=1_000_000,
+        metavar="N",
+        show_default=False,
+        help="Write at most N tokens. Default: 512, or what still fits into the context.",
+    ),
+]
+
+
+def _require_stops(stops: list[str] | None) -> list[str] | None:
+    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops or ()) or len(stops or ()) > MAX_STOPS:
+        raise InvalidUsage(
+            f"--stop takes a text of 1 to {MAX_STOP_CHARS} characters, and can be given {MAX_STOPS} times.",
+            option="--stop",
+        )
+    return stops
+
+
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        show_default=False,
+        callback=_require_stops,
+        help="End when the model writes this. It stays in the session's context but is not shown. Can be repeated.",
+    ),
+]
+PriorityOption = Annotated[
+    Priority,
+    typer.Option("--priority", show_default=False, help="background gives way to normal requests. Default: normal."),
+]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option("--temperature", "-t", min=0, metavar="X", show_default=False, help="0 takes the likeliest token."),
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option("--top-p", min=0, max=1, metavar="X", show_default=False, help="Draw from the likeliest X of 1."),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, metavar="N", show_default=False, help="Start of the random numbers.")
+]
+
+
+def sampling_of(**given: float | int | None) -> Sampling | None:
+    """Gather the sampling options that were given; None if none was.
+
+    Raises:
+        InvalidUsage: a value that no sampler takes.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if not chosen:
+        return None
+    try:
+        return Sampling.model_validate(chosen)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        raise InvalidUsage(
+            f"--{option}: {first['msg'].replace('Input should', 'it must')}.", option=f"--{option}"
+        ) from None

@@ -1,0 +1,58 @@
+"""The bar of long work on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+from ...memvid.units import format_bytes, format_count
+
+
+@contextmanager
+def progress_on(
+    console: Console, what: str, unit: str, *, roomy: bool, wide: bool
+) -> Iterator[Callable[[int, int], None]]:
+    """Show how far a piece of long work is, and leave no trace. Gives what takes a report: how much is done, and of
+    how much. roomy, wide: whether the terminal has room for all figures, and for a bar."""
+    columns = (
+        TextColumn("[dim]{task.description}", table_column=Column(no_wrap=True)),
+        *([BarColumn(bar_width=28)] if wide else []),
+        *([TaskProgressColumn()] if roomy else []),
+        Amount(Column(no_wrap=True)),
+        TimeElapsedColumn(Column(no_wrap=True)),
+        *([TimeRemainingColumn(table_column=Column(no_wrap=True))] if roomy else []),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None, unit=unit)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total or None)
+
+        yield report
+
+
+class Amount(ProgressColumn):
+    """How much is done of how much, and how much of it in a second."""
+
+    def render(self, task: Task) -> Text:
+        if not task.completed and not task.total:
+            return Text()  # nothing is told of how much it is
+        unit = task.fields["unit"]
+        write = format_bytes if unit == "bytes" else format_count
+        count = write(round(task.completed)) + (f" of {write(round(task.total))}" if task.total else "")
+        rate = f", {write(round(task.speed))}/s" if task.speed else ""
+        return Text(f"{count}{'' if unit == 'bytes' else f' {unit}'.rstrip()}{rate}", style="dim")
