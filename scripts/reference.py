@@ -8,6 +8,7 @@ A page keeps its own words. A table stands between `<!-- generated: NAME -->` an
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -22,7 +23,8 @@ import torpor.memvid.errors
 import torpor.snapshot.errors
 import torpor.socket_api.errors  # noqa: F401 - imported for their classes, as the three above
 from torpor.cli import exit_codes
-from torpor.cli.registry import build_app
+from torpor.cli.command_list import COMMANDS, Command
+from torpor.cli.reach.options import NAMESPACE_PARAMETER, takes_namespace
 from torpor.daemon.config.configuration import Configuration, ModelTable
 from torpor.daemon.events import events
 from torpor.errors import TorporError
@@ -67,22 +69,23 @@ def _plain(text: str) -> str:
 # --- commands
 
 
-COMMANDS = {each.name: each for each in build_app().registered_commands if each.name}
+COMMAND_OF_NAME = {command.name: command for command in COMMANDS}
 
 
 def _panels() -> list[str]:
     panels: dict[str, list[str]] = {}
-    for name, command in COMMANDS.items():
-        panels.setdefault(str(command.rich_help_panel), []).append(f"[`{name}`](#torpor-{name})")
+    for command in COMMANDS:
+        panels.setdefault(command.panel, []).append(f"[`{command.name}`](#torpor-{command.name})")
     return _table(("to", "commands"), ((panel, ", ".join(names)) for panel, names in panels.items()))
 
 
 def _command(name: str) -> list[str]:
-    told, _, examples = (COMMANDS[name].help or "").partition("[bold]Example")
-    parameters = [_Parameter(each) for each in inspect.signature(COMMANDS[name].callback).parameters.values()]  # type: ignore[arg-type]
+    command = COMMAND_OF_NAME[name]
+    told, _, examples = inspect.cleandoc(_function_of(command).__doc__ or "").partition("[bold]Example")
+    parameters = _parameters_of(command)
     usage = " ".join(["torpor", name, *(each.usage for each in parameters if each.is_argument), "[OPTIONS]"])
     lines = ["", f"    {usage}", ""]
-    for paragraph in told.strip().split("\n\n"):
+    for paragraph in filter(None, (command.summary, *told.strip().split("\n\n"))):
         lines += [*textwrap.wrap(_code_of(paragraph), 120, break_long_words=False, break_on_hyphens=False), ""]
     lines += _table(
         ("argument or option", "value", "meaning"),
@@ -98,6 +101,18 @@ def _code_of(text: str) -> str:
 
 def _bold_of(text: str) -> str:
     return re.sub(r"\[/?[a-z]*\]", "", text)
+
+
+def _function_of(command: Command) -> Callable[..., Any]:
+    module, _, name = command.function.rpartition(".")
+    function: Callable[..., Any] = getattr(importlib.import_module(f"torpor.cli.{module}"), name)
+    return function
+
+
+def _parameters_of(command: Command) -> list[_Parameter]:
+    signature = inspect.signature(_function_of(command), eval_str=True)
+    more = [NAMESPACE_PARAMETER] if takes_namespace(signature) else []
+    return [_Parameter(each) for each in (*signature.parameters.values(), *more)]
 
 
 class _Parameter:
@@ -169,8 +184,7 @@ def _model_table() -> list[str]:
 
 
 def _keys(table: type[Any], leave_out: tuple[str, ...] = ()) -> list[str]:
-    signature = inspect.signature(COMMANDS["serve"].callback)  # type: ignore[arg-type]
-    options = {name: each for each in map(_Parameter, signature.parameters.values()) for name in each.names}
+    options = {name: each for each in _parameters_of(COMMAND_OF_NAME["serve"]) for name in each.names}
     rows = []
     for key, field in table.model_fields.items():
         if key in leave_out:
