@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
 # isort: off
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
-from torpor.daemon.api.results import Event
+from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.service import Service
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -59,7 +59,7 @@ HYBRID = {
 _MILLI = 1000.0
 
 
-def ignore(_: Event) -> None:
+def ignore(_: WorkEvent) -> None:
     pass
 
 
@@ -78,16 +78,16 @@ def hybrid_model(folder: Path) -> Path:
 async def one_round(service: Service, name: str, tokens: list[int], seconds: dict[str, list[float]]) -> None:
     """A session reads, sleeps, wakes and writes a token."""
     await service.create(session=name)
-    await service.append(session=name, tokens=tokens, emit=ignore)
+    await service.append(session=name, tokens=tokens, on_event=ignore)
     started = time.perf_counter()
-    await service.sleep(session=name, emit=ignore)
+    await service.sleep(session=name, on_event=ignore)
     seconds["sleep"].append(time.perf_counter() - started)
     started = time.perf_counter()
-    report = await service.wake(session=name, emit=ignore)
+    report = await service.wake(session=name, on_event=ignore)
     seconds["wake"].append(time.perf_counter() - started)
     seconds["canary"].append(report.canary_seconds)
     started = time.perf_counter()
-    await service.generate(session=name, max_tokens=1, emit=ignore)
+    await service.generate(session=name, max_tokens=1, on_event=ignore)
     seconds["token"].append(time.perf_counter() - started)
     await service.delete(session=name)
 

@@ -35,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import parser_for, plotted, save
 from scale import make_store
+from torpor.daemon.api.events import ProgressEvent
 from torpor.errors import TorporError
 from torpor.socket_api import Client, RemoteError
-from torpor.socket_api.wire.results import ProgressEvent
 
 SESSIONS, QUICK_SESSIONS = 10_000, 100
 SECONDS, QUICK_SECONDS = 15.0, 1.0

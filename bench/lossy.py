@@ -120,7 +120,7 @@ def held_out(service: Service, at_least: int, count: int) -> list[tuple[str, lis
     corpus = data.collect(card["recipe"]["seed"])
     if corpus.description["held_out_digest"] != card["data"]["held_out_digest"]:
         sys.exit(f"The model was trained on the library of Python {card['data']['python']}; use that one.")
-    model = service._shelf.place(None).model
+    model = service.shelf.place(None).model
     found = []
     for file in sorted(corpus.held_out, key=lambda each: -len(each.text)):
         tokens = model.encode_plain(file.text, opening=True)
@@ -135,19 +135,19 @@ async def measure_document(service: Service, losses: Losses, name: str, tokens: 
     """One document at one length: exact, in 8 bits, in 4 bits."""
     context, following = tokens[: losses.tokens], tokens[losses.tokens : losses.tokens + FOLLOWING + 1]
     await service.create(session="reader")
-    await service.append(session="reader", tokens=context, emit=ignore)
-    await service.sleep(session="reader", emit=ignore)
+    await service.append(session="reader", tokens=context, on_event=ignore)
+    await service.sleep(session="reader", on_event=ignore)
     versions = {"exact": await woken(service, 1, following, 0.0)}
     for bits in (8, 4):
-        await service.wake(session="reader", version=1, emit=ignore)
-        await service.sleep(session="reader", emit=ignore)  # the exact one is the last again
+        await service.wake(session="reader", version=1, on_event=ignore)
+        await service.sleep(session="reader", on_event=ignore)  # the exact one is the last again
         started = time.perf_counter()
         report = await service.maintain(operation="quantise", session="reader", bits=bits)
         seconds = time.perf_counter() - started
         assert not report.problems
         versions[f"{bits} bits"] = await woken(service, report.actions[0].version or 0, following, seconds)
     await service.delete(session="reader")
-    text_bytes = len(service._shelf.place(None).model.decode(following[1:]).encode())
+    text_bytes = len(service.shelf.place(None).model.decode(following[1:]).encode())
     losses.documents.append(name)
     for kept, version in versions.items():
         row = compared(versions["exact"], version, following[1:], text_bytes)
@@ -158,12 +158,12 @@ async def measure_document(service: Service, losses: Losses, name: str, tokens: 
 async def woken(service: Service, version: int, following: list[int], quantising_s: float) -> Version:
     """Wake one version, and read what follows; the session is then as it was, asleep."""
     started = time.perf_counter()
-    report = await service.wake(session="reader", version=version, emit=ignore)
+    report = await service.wake(session="reader", version=version, on_event=ignore)
     wake_s = time.perf_counter() - started
-    session = service._residency.awake.pop(next(iter(service._residency.awake)))
+    session = service.residency.awake.pop(next(iter(service.residency.awake)))
     assert session.durable is not None
     held = {entry.bundle_id for entry in session.durable.entries}
-    rows = service._store.versions(session.uri)
+    rows = service.store.versions(session.uri)
     disk_bytes = sum(row.bundle_bytes for row in rows if row.bundle_id in held)
     model = session.model
 
@@ -172,7 +172,7 @@ async def woken(service: Service, version: int, following: list[int], quantising
         mx.eval(logits)
         return np.array(logits)
 
-    logits = (await service._engine.call(read)).astype(np.float64)
+    logits = (await service.engine.call(read)).astype(np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     assert report.canary == "same_bits"

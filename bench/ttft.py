@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 # In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
 # isort: off
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
-from torpor.daemon.api.results import Event, Token
+from torpor.daemon.api.events import WorkEvent
+from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.service import Service
 from torpor.memvid import SessionUri, Store
 from torpor.snapshot import restore
@@ -94,8 +95,8 @@ class FirstToken:
         self.started = time.perf_counter()
         self.seconds: float | None = None
 
-    def __call__(self, event: Event) -> None:
-        if self.seconds is None and isinstance(event, Token):
+    def __call__(self, event: WorkEvent) -> None:
+        if self.seconds is None and isinstance(event, TokenEvent):
             self.seconds = time.perf_counter() - self.started
 
     def require(self) -> float:
@@ -124,28 +125,28 @@ def document(service: Service, count: int) -> list[int]:
     import argparse as source
     import inspect
 
-    tokens = service._shelf.place(None).model.encode(inspect.getsource(source), opening=True)
+    tokens = service.shelf.place(None).model.encode(inspect.getsource(source), opening=True)
     return (tokens * -(-count // len(tokens)))[:count]
 
 
 async def _demo_length(service: Service, tokens: list[int], rounds: int) -> Length:
     length = Length(len(tokens))
     await service.create(session="sleeper")
-    await service.append(session="sleeper", tokens=tokens, emit=ignore)
-    await service.sleep(session="sleeper", emit=ignore)
+    await service.append(session="sleeper", tokens=tokens, on_event=ignore)
+    await service.sleep(session="sleeper", on_event=ignore)
     for _ in range(rounds):
         cold = FirstToken()
         await service.create(session="cold")
-        await service.append(session="cold", tokens=tokens, emit=ignore)
-        await service.generate(session="cold", max_tokens=1, emit=cold)
+        await service.append(session="cold", tokens=tokens, on_event=ignore)
+        await service.generate(session="cold", max_tokens=1, on_event=cold)
         length.cold.append(cold.require())
         await service.delete(session="cold")
         woken = FirstToken()
-        report = await service.wake(session="sleeper", version=1, emit=ignore)
-        await service.generate(session="sleeper", max_tokens=1, emit=woken)
+        report = await service.wake(session="sleeper", version=1, on_event=ignore)
+        await service.generate(session="sleeper", max_tokens=1, on_event=woken)
         length.woken.append(woken.require())
         length.state_bytes = report.bytes_read
-        await service.sleep(session="sleeper", emit=ignore)
+        await service.sleep(session="sleeper", on_event=ignore)
     await service.delete(session="sleeper")
     return length
 

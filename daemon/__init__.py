@@ -1,4 +1,5 @@
-"""Models, sessions and the engine. Knows nothing of wire formats or argv."""
+"""Models, sessions and the engine. Knows nothing of wire formats or argv.
 
-# Before any module of this folder imports mlx.core: the snapshot folder chooses the BLAS that it will use.
-from .. import snapshot as _snapshot  # noqa: F401
+What computes with MLX stands in folders whose `__init__` imports the snapshot folder first: it chooses the BLAS that
+mlx.core will use. `api` does not, so that clients can import it.
+"""

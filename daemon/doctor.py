@@ -16,10 +16,12 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+# Before mlx.core is imported: the snapshot folder chooses the BLAS that it will use.
+from ..snapshot import blas  # isort: skip
+
 import mlx.core as mx
 
 from .. import __version__
-from ..snapshot import blas
 from ..snapshot.digests import DigestCache, default_cache_path
 
 PRODUCT_SIZE = 512

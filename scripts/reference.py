@@ -25,6 +25,7 @@ import torpor.socket_api.errors  # noqa: F401 - imported for their classes, as t
 from torpor.cli import exit_codes
 from torpor.cli.command_list import COMMANDS, Command
 from torpor.cli.reach.options import NAMESPACE_PARAMETER, takes_namespace
+from torpor.daemon.api.reference import reference
 from torpor.daemon.config.configuration import Configuration, ModelTable
 from torpor.daemon.events import events
 from torpor.errors import TorporError
@@ -296,6 +297,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
     "events": _events,
     "causes": _causes,
     "client": _client,
+    "verbs": lambda: reference().splitlines(),
 }
 
 

@@ -8,6 +8,22 @@ does not wait for the whole protocol.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..daemon.api.events import NoticeEvent, ProgressEvent, TokenEvent
+    from ..daemon.api.forking import ForkResult
+    from ..daemon.api.process import ModelInfo, ShutdownResult, StatusResult, SubscribeResult
+    from ..daemon.api.reading import AppendResult, GenerateResult
+    from ..daemon.api.sampling import Sampling
+    from ..daemon.api.session import SessionDetail, SessionInfo, VersionInfo
+    from ..daemon.api.store import (
+        ClearResult,
+        DeleteResult,
+        MaintenanceAction,
+        MaintenanceProblem,
+        MaintenanceResult,
+        MarksResult,
+        StatsResult,
+    )
+    from ..daemon.api.waking import SleepResult, WakeResult, WarmResult
     from .client.aclient import AsyncClient, AsyncTextStream
     from .client.client import Client, TextStream
     from .client.subscription import AsyncSubscription, Subscription
@@ -22,32 +38,6 @@ if TYPE_CHECKING:
         RequestTimeout,
     )
     from .wire.address import default_socket_path
-    from .wire.results import (
-        AppendResult,
-        ClearResult,
-        DeleteResult,
-        ForkResult,
-        GenerateResult,
-        MaintenanceAction,
-        MaintenanceProblem,
-        MaintenanceResult,
-        MarksResult,
-        ModelInfo,
-        NoticeEvent,
-        ProgressEvent,
-        Sampling,
-        SessionDetail,
-        SessionInfo,
-        ShutdownResult,
-        SleepResult,
-        StatsResult,
-        StatusResult,
-        SubscribeResult,
-        TokenEvent,
-        VersionInfo,
-        WakeResult,
-        WarmResult,
-    )
 
 __all__ = [
     "ApiError",
@@ -96,9 +86,11 @@ if not TYPE_CHECKING:  # or no checker would miss a name
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ..daemon.api import events, forking, process, reading, sampling, session, store, waking
         from . import errors
         from .client import aclient, client, subscription
-        from .wire import address, results
+        from .wire import address
 
-        modules = (errors, address, results, client, aclient, subscription)
+        records = (events, forking, process, reading, sampling, session, store, waking)
+        modules = (errors, address, *records, client, aclient, subscription)
         return next(getattr(module, name) for module in modules if hasattr(module, name))

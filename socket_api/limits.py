@@ -1,12 +1,14 @@
 """Every bound that the wire keeps, with its unit and its reason.
 
-Owns numbers only. What is done when one is passed stands where it is checked. `docs/reference/protocol.md` lists them
-for authors of other clients.
+Owns numbers only: those of frames and connections. Those of what a verb is asked are `daemon/api/limits.py`'s. What is
+done when one is passed stands where it is checked. `docs/reference/protocol.md` lists them all, for other clients.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ..daemon.api.limits import MAX_APPENDED_TOKENS
 
 PROTOCOL_VERSION = 1
 """Raised by any change that an older peer would misread; not the version of the package."""
@@ -24,7 +26,7 @@ milliseconds at most."""
 MAX_DEPTH = 16
 """Levels of maps and arrays in a frame. The deepest message has six; the rest is room for error details."""
 
-MAX_ARRAY_ITEMS = 1_048_576
+MAX_ARRAY_ITEMS = MAX_APPENDED_TOKENS
 """Items of one array, and integers of one frame: one token list of the longest context in use."""
 
 MAX_REQUEST_VALUES = 131_072
@@ -34,40 +36,11 @@ MAX_REPLY_VALUES = 4 * 1_048_576
 """Values of a reply, as above: a digest for each generated token is a value of its own."""
 
 MAX_REQUEST_ID = 2**63 - 1
-MAX_GENERATED_TOKENS = 1_000_000
-MAX_TOKEN_ID = 2**32 - 1
-MAX_SEED = 2**64 - 1
-
-MAX_SESSION_CHARS = 512
-"""A session URI has at most 267; the daemon says what is wrong with a name, so this only bounds what it is shown."""
-
-MAX_MODEL_CHARS = 256
 MAX_CLIENT_NAME_CHARS = 256
-MAX_LABELS = 64
-MAX_LABEL_CHARS = 256
-MAX_KIND_CHARS = 64
-MAX_TAG_CHARS = 256
-"""A tag has at most 64; the daemon says what is wrong with one, so this only bounds what it is shown."""
-
-MAX_NAMED_SESSIONS = 1024
-"""In one request; more of them have a label."""
-
-MAX_EVENT_NAMES = 256
-MAX_EVENT_NAME_CHARS = 64
-"""There are fewer and shorter ones; the daemon says which it knows."""
 
 STOP_WITHIN_S = 60.0
 """Seconds that a daemon that stops takes for its last sleeps, unless told otherwise: what started it, an operating
 system that shuts down say, waits 90 s in the usual case before it kills."""
-
-MAX_DAYS = 36_500
-"""Ages that may be asked for: a hundred years."""
-
-MAX_MESSAGES = 16_384
-"""Messages of one transcript: what the daemon keeps marks of. Some ten thousand turns of an agent with its tools."""
-
-MAX_STOPS = 16
-MAX_STOP_CHARS = 256
 
 MAX_ERROR_MESSAGE_CHARS = 4096
 MAX_ERROR_FRAME_BYTES = 256 * 1024

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from ..daemon.api.recomputed import RECOMPUTE_POLICIES, RecomputePolicy
-from ..daemon.api.results import CloseReport
+from ..daemon.api.process import ShutdownResult
+from ..daemon.api.waking import RECOMPUTE_POLICIES, RecomputePolicy
 from ..daemon.config.configuration import Configuration, LoadPolicy, ModelTable, read_configuration
 from ..daemon.config.configuring import ConfigFile, Settings
 from ..daemon.engine.admission import MAX_WAITING, MOST_WAITING_EVER
@@ -144,7 +144,7 @@ def run(options: ServeOptions) -> None:
         )
         _print(options, sentence, {"event": "ready", "socket": socket, "pid": os.getpid(), "warnings": len(warnings)})
 
-    def on_stopped(report: CloseReport) -> None:
+    def on_stopped(report: ShutdownResult) -> None:
         _print(options, describe_stop(report), {"event": "stopped", **asdict(report)})
 
     serve_until_signal(
@@ -245,7 +245,7 @@ def _age_policy(options: ServeOptions) -> AgePolicy | None:
     return None if options.quantise_after is None else AgePolicy(options.quantise_after, options.quantise_bits)
 
 
-def describe_stop(report: CloseReport) -> str:
+def describe_stop(report: ShutdownResult) -> str:
     """What became of the sessions, as a sentence."""
     slept, empty = len(report.slept), len(report.empty)
     sentence = f"torpor stopped; {slept} {'session was' if slept == 1 else 'sessions were'} put to sleep"

@@ -33,7 +33,7 @@ HOLDS: dict[str, tuple[str, ...]] = {
     ),
     "daemon": (
         *("errors", "api", "events", "models", "engine", "sessions", "sleep", "prefixes", "memory", "residency"),
-        *("chat", "config", "upkeep", "service", "doctor"),
+        *("chat", "config", "upkeep", "parts", "verbs", "service", "doctor"),
     ),
     "socket_api": ("limits", "errors", "wire", "client", "server", "main", "tied"),
     "cli": (
@@ -43,6 +43,9 @@ HOLDS: dict[str, tuple[str, ...]] = {
 }
 # The server half may import the daemon; everything else of the folder is the wire half and must not.
 SERVER_HALF = {"server", "main", "tied"}
+# But for what a verb is asked and answers: records and errors that know neither MLX nor the engine, and are the same on
+# both sides of the wire.
+ON_BOTH_SIDES = {("daemon", "api"), ("daemon", "errors")}
 # The one file that names mlx-lm's cache classes.
 CACHE_CLASSES = ROOT / "snapshot" / "kinds.py"
 
@@ -76,9 +79,10 @@ def test_every_import_runs_with_the_layers() -> None:
         own_folders, packages = MAY_IMPORT[folder]
         allowed = own_folders | ({"daemon"} if folder == "socket_api" and _part_of(path) in SERVER_HALF else set())
         for name, ours, line in imports_of(path):
-            first = [part for part in name.split(".") if part and part != "torpor"][:1]
+            parts = tuple(part for part in name.split(".") if part and part != "torpor")
+            first, shared = parts[:1], folder in ("socket_api", "cli") and parts[:2] in ON_BOTH_SIDES
             may = (
-                not first or first[0] == folder or first[0] not in FOLDERS or first[0] in allowed
+                not first or first[0] == folder or first[0] not in FOLDERS or first[0] in allowed or shared
                 if ours
                 else name.split(".")[0] in sys.stdlib_module_names | packages
             )
@@ -119,6 +123,13 @@ def test_imports_between_folders_are_relative() -> None:
     assert not absolute
 
 
+def test_the_records_of_the_verbs_know_nothing_else_of_the_daemon() -> None:
+    for path in (ROOT / "daemon" / "api").rglob("*.py"):
+        for name, ours, line in imports_of(path):
+            known = tuple(name.split(".")[:2]) in ON_BOTH_SIDES or name.split(".")[0] not in FOLDERS
+            assert known if ours else name.split(".")[0] in sys.stdlib_module_names | {"pydantic"}, f"{path}:{line}"
+
+
 def test_no_module_of_cli_brings_the_daemon_or_mlx() -> None:
     """Not even through the server half: `torpor serve` alone imports it, when it becomes the daemon."""
     names = sorted(
@@ -129,7 +140,7 @@ def test_no_module_of_cli_brings_the_daemon_or_mlx() -> None:
     barred = {
         "mlx",
         "mlx_lm",
-        "torpor.daemon",
+        *(f"torpor.daemon.{name}" for name in HOLDS["daemon"] if ("daemon", name) not in ON_BOTH_SIDES),
         "torpor.snapshot",
         *(f"torpor.socket_api.{name}" for name in SERVER_HALF),
     }

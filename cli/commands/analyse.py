@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +12,8 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ...daemon.api.store import AnalysisResult
 from ...memvid.units import format_count, format_plural
-from ...socket_api.wire.results import AnalysisResult
 from ..reach.artifacts import ArtifactFile, KindOption, LabelOption, OverwriteOption, require_file
 from ..reach.daemon_link import connect, progress_of
 from ..reach.options import JsonOption, SocketOption, VersionArgument
@@ -60,7 +61,7 @@ def analyse(
         file.write(result.artifact.encode())
     document = json.loads(result.artifact)
     if as_json:
-        body = result.model_dump(mode="json", exclude={"artifact"})
+        body = {name: value for name, value in asdict(result).items() if name != "artifact"}
         output.document("analyse", {**body, "path": file.path if file else None, "artifact": document})
         return
     output.show(render_analysis(document, output.stdout.width))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ...daemon.api.reading import AppendResult
 from ...memvid.units import format_count, format_plural
-from ...socket_api.wire.results import AppendResult
 from ..reach.daemon_link import connect, progress_of, with_session
 from ..reach.generation_options import PriorityOption
 from ..reach.inputs import load_text
@@ -56,7 +57,7 @@ def append(
             )
         ignore_interrupts()
     if as_json:
-        output.document("append", result.model_dump(mode="json"))
+        output.document("append", asdict(result))
         return
     remark_on_wake_in_passing(output, result.woken)
     remark_on_branch(output, result.session, result.branched)

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ...daemon.api.reading import GenerateResult
 from ...errors import TorporError
 from ...socket_api.client.client import Client, TextStream
-from ...socket_api.wire.results import GenerateResult
 from ..errors import Interrupted, InvalidUsage
 from ..exit_codes import INTERRUPTED, OK
 from ..reach.daemon_link import OnEvent, connect, with_session

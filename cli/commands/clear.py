@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from ...daemon.api.store import ClearResult
 from ...memvid.units import format_bytes, format_plural
-from ...socket_api.wire.results import ClearResult
 from ..exit_codes import ERROR, OK, PARTIAL
 from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import connect
@@ -46,7 +47,7 @@ def clear(
             result = client.clear(label, namespace=namespace, dry_run=dry_run)
         ignore_interrupts()
     if as_json:
-        output.document("clear", result.model_dump(mode="json"))
+        output.document("clear", asdict(result))
     else:
         _say(output, result)
     if not result.failed:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from ...socket_api.wire.results import NoticeEvent
+from ...daemon.api.events import NoticeEvent
 from ..reach.daemon_link import connect
 from ..reach.options import JsonOption, NamespaceChoice, SocketOption, require_sessions
 from ..view.output import Output, plain
@@ -64,7 +65,7 @@ def events(
 
 def _write(output: Output, event: NoticeEvent) -> None:
     if output.as_json:
-        output.document("events", event.model_dump(mode="json", exclude={"kind"}))
+        output.document("events", {name: value for name, value in asdict(event).items() if name != "kind"})
     else:
         output.line(render_event(event))
         sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -73,7 +74,7 @@ def fold(
             )
         ignore_interrupts()
     if as_json:
-        output.document("fold", result.model_dump(mode="json"))
+        output.document("fold", asdict(result))
         return
     origin = result.folded_from
     output.line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -50,7 +51,7 @@ def fork(
             result = client.fork(version, name, at_token=at, labels=label, on_event=on_event)
         ignore_interrupts()
     if as_json:
-        output.document("fork", result.model_dump(mode="json"))
+        output.document("fork", asdict(result))
         return
     origin = result.forked_from
     output.line(

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from ...daemon.api.reading import GenerateResult
 from ...socket_api.client.client import TextStream
-from ...socket_api.wire.results import GenerateResult
 from ..reach.daemon_link import OnEvent, connect, require_labels, require_model, with_session
 from ..reach.generation_options import (
     MaxTokensOption,

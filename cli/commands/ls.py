@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,7 +103,7 @@ def _load_sessions(
     if daemon is not None:
         with daemon:
             listed = daemon.list_sessions(namespace)
-            return "daemon", daemon.status().store, [info.model_dump(mode="json") for info in listed]
+            return "daemon", daemon.status().store, [asdict(info) for info in listed]
     path = store or default_store_path()
     with open_store(path) as opened:
         return "store", str(path), list_store(opened, namespace)

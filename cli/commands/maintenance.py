@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ...socket_api.limits import MAX_DAYS
+from ...daemon.api.limits import MAX_DAYS
+from ...daemon.api.store import Operation
 from ..errors import InvalidUsage
 from ..reach.options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption, WrittenStoreOption
 from ..view.output import Output
@@ -77,7 +78,7 @@ def gc(
     [cyan]torpor gc --quarantine[/]
     """
     output = Output(as_json=as_json)
-    operation = "empty_quarantine" if quarantine else "gc"
+    operation: Operation = "empty_quarantine" if quarantine else "gc"
     return write_report(output, "gc", carry_out(output, Order(operation, dry_run=dry_run), socket, store))
 
 

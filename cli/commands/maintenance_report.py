@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...daemon.api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ...memvid.format.records import MaintenanceReport
 from ...memvid.units import format_bytes, format_count, format_plural
-from ...socket_api.wire.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ..exit_codes import INTEGRITY, OK, STATUS_OF_CODE
 from ..reach.interrupts import ignore_interrupts
 from ..view.formatting import format_id
@@ -75,7 +76,7 @@ def write_report(output: Output, command: str, report: MaintenanceResult, *, not
     is said where no action was needed."""
     ignore_interrupts()
     if output.as_json:
-        output.document(command, {"ok": not report.problems, **report.model_dump(mode="json")})
+        output.document(command, {"ok": not report.problems, **asdict(report)})
         return _exit_status(report)
     if report.actions:
         output.show(render_actions(report))
@@ -83,7 +84,7 @@ def write_report(output: Output, command: str, report: MaintenanceResult, *, not
     if hidden + report.actions_left_out:
         output.line(f"[dim]… and {format_count(hidden + report.actions_left_out)} more (--json has them)[/]")
     for problem in report.problems[:ROWS_SHOWN]:
-        output.line(render_problem(problem.model_dump()))
+        output.line(render_problem(asdict(problem)))
     unseen = max(0, len(report.problems) - ROWS_SHOWN) + report.problems_left_out
     if unseen:
         output.line(f"[dim]… and {format_plural(unseen, 'more problem')} (--json has them)[/]")

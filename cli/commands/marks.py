@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from ...daemon.api.store import MarksResult
 from ...memvid.uri import require_tag
-from ...socket_api.wire.results import MarksResult
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, SessionArgument, SocketOption, VersionArgument, WrittenStoreOption
 from ..view.output import Output, plain
@@ -89,7 +90,7 @@ def unpin(
 def _write(output: Output, command: str, marks: MarksResult) -> None:
     ignore_interrupts()
     if output.as_json:
-        output.document(command, marks.model_dump(mode="json"))
+        output.document(command, asdict(marks))
         return
     words = [f"tagged {plain(', '.join(marks.tags))}"] if marks.tags else []
     words += ["pinned"] if marks.pinned else []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import typer
 
+from ...daemon.api.process import ModelInfo
 from ...memvid.units import format_bytes, format_count
-from ...socket_api.wire.results import ModelInfo
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect
 from ..reach.options import JsonOption, SocketOption
@@ -51,7 +52,7 @@ def models(
         else:
             listed = client.status().models
     if as_json:
-        output.document("models", {"models": [model.model_dump(mode="json") for model in listed]})
+        output.document("models", {"models": [asdict(model) for model in listed]})
         return
     output.show(render_models(listed))
     for model in listed:

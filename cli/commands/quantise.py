@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from ...daemon.api.limits import MAX_DAYS
+from ...daemon.api.store import MaintenanceProblem
 from ...socket_api.errors import RemoteError
-from ...socket_api.limits import MAX_DAYS
-from ...socket_api.wire.results import MaintenanceProblem
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect
 from ..reach.options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption
@@ -62,11 +63,13 @@ def quantise(
     output = Output(as_json=as_json)
     with connect(socket, timeout_s=PATIENCE_S) as daemon:
         with output.progress("quantise"):
-            report = daemon.maintain("quantise", session=session, bits=int(bits), after_days=after, dry_run=dry_run)
+            report = daemon.maintain(
+                "quantise", session=session, bits=8 if bits == "8" else 4, after_days=after, dry_run=dry_run
+            )
         place = Path(daemon.status().store) if report.problems else None
     if place is not None:
         problems = [_with_suggestion(problem, place) for problem in report.problems]
-        report = report.model_copy(update={"problems": tuple(problems)})
+        report = replace(report, problems=tuple(problems))
     return write_report(output, "quantise", report)
 
 
@@ -74,4 +77,4 @@ def _with_suggestion(problem: MaintenanceProblem, store: Path) -> MaintenancePro
     """A session that could not be quantised; of one that is damaged, with the latest version that is not."""
     error = RemoteError(problem.code, problem.message)
     add_suggestion(error, store, problem.path)
-    return problem.model_copy(update={"message": error.message})
+    return replace(problem, message=error.message)

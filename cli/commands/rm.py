@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...daemon.api.store import DeleteResult
 from ...memvid.units import format_bytes, format_plural
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
-from ...socket_api.wire.results import DeleteResult
 from ..exit_codes import ERROR
 from ..reach.batches import run_batch
 from ..reach.consent import YesOption, has_consent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -63,7 +64,7 @@ def set_(
     with connect(socket) as client, naming_the_intact(client, session), progress_of(output, "wake") as on_event:
         info = client.set(session, sampling=sampling, on_event=on_event)
     if as_json:
-        output.document("set", info.model_dump(mode="json"))
+        output.document("set", asdict(info))
         return
-    told = info.sampling.model_dump() if info.sampling else {}
+    told = asdict(info.sampling) if info.sampling else {}
     output.line(f"{plain(info.session)}  draws with {', '.join(f'{name} {value:g}' for name, value in told.items())}")

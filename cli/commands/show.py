@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, P
             if VERSION_MARK in session:
                 return "store", place, _load_from_files(session, place)
             try:
-                return "daemon", place, daemon.show(session).model_dump(mode="json")
+                return "daemon", place, asdict(daemon.show(session))
             except TorporError as error:
                 _add_others(error, place, session)
                 raise

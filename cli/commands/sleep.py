@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...daemon.api.waking import SleepResult
 from ...memvid.units import format_bytes, format_count, format_plural
-from ...socket_api.wire.results import SleepResult
 from ..reach.batches import run_batch
 from ..reach.daemon_link import connect, progress_of
 from ..reach.options import JsonOption, SessionsArgument, SocketOption

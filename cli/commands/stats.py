@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+from ...daemon.api.store import LabelFigures, StatsResult
 from ...memvid.units import format_bytes, format_count
-from ...socket_api.wire.results import LabelFigures, StatsResult
 from ..reach.daemon_link import connect
 from ..reach.options import JsonOption, LabelChoice, NamespaceChoice, SocketOption
 from ..view.output import Output, plain, rows_table
@@ -29,7 +30,7 @@ def stats(
     with connect(socket) as client:
         result = client.stats(label, namespace)
     if as_json:
-        output.document("stats", result.model_dump(mode="json"))
+        output.document("stats", asdict(result))
     else:
         output.show(render_stats(result))
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
+from ...daemon.api.events import ProgressEvent, TokenEvent
+from ...daemon.api.reading import GenerateResult
 from ...memvid.units import format_count, format_plural
 from ...socket_api.client.client import TextStream
 from ...socket_api.errors import LocalProtocolError
-from ...socket_api.wire.results import GenerateResult, ProgressEvent, TokenEvent
 from ..errors import Interrupted
 from ..exit_codes import OK
 from ..reach.daemon_link import STAGE_NAMES, OnEvent
@@ -44,7 +46,7 @@ def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> Gen
 def finish_generation(output: Output, command: str, result: GenerateResult) -> int:
     """Write what remains to be said once the text is out, and give the exit status."""
     if output.as_json:
-        output.document(command, result.model_dump(mode="json"))
+        output.document(command, asdict(result))
         return OK.number
     remark_on_wake_in_passing(output, result.woken)
     remark_on_branch(output, result.session, result.branched)

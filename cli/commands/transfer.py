@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -121,7 +122,7 @@ def import_(
         ) from None
     ignore_interrupts()
     if as_json:
-        output.document("import", receipt.model_dump(mode="json"))
+        output.document("import", asdict(receipt))
         return
     if not receipt.bytes_written:
         output.line(

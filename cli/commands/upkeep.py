@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...daemon.api.store import MaintenanceResult, MarksResult, Operation
+from ...daemon.api.waking import SleepResult
 from ...errors import TorporError
 from ...memvid import operations
 from ...memvid.disk.location import default_store_path
@@ -25,7 +27,6 @@ from ...memvid.store import Store
 from ...memvid.uri import SessionUri, parse_reference
 from ...socket_api.client.client import Client
 from ...socket_api.errors import RemoteError
-from ...socket_api.wire.results import MaintenanceResult, MarksResult, SleepResult
 from ..errors import Interrupted
 from ..reach.daemon_link import find_daemon
 from ..reach.store_view import open_store
@@ -40,7 +41,7 @@ PATIENCE_S = 24 * 3600.0
 class Order:
     """One operation on a store, as a person asked for it."""
 
-    operation: str
+    operation: Operation
     session: str | None = None
     dry_run: bool = False
     keep_last: int | None = None

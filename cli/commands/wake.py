@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -89,7 +90,7 @@ def wake(
             result = client.wake(session, version=number, at_token=at, strict=strict, on_event=on_event)
         ignore_interrupts()
     if as_json:
-        output.document("wake", result.model_dump(mode="json"))
+        output.document("wake", asdict(result))
     elif result.already_awake:
         output.line(f"{plain(result.session)}  was awake already, {format_plural(result.token_count, 'token')}")
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from ...daemon.api.waking import Warmed
 from ...memvid.units import format_plural
-from ...socket_api.wire.results import Warmed
 from ..errors import InvalidUsage
 from ..exit_codes import OK, PARTIAL
 from ..reach.daemon_link import connect, progress_of
@@ -52,7 +53,7 @@ def warm(
         result = client.warm(sessions or (), label=label, namespace=namespace if label else None, on_event=on_event)
         ignore_interrupts()
     if as_json:
-        output.document("warm", result.model_dump(mode="json"))
+        output.document("warm", asdict(result))
     else:
         for each in result.sessions:
             output.line(_line(each))

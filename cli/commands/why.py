@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+from ...daemon.api.reading import Reuse
 from ...memvid.units import format_count, format_plural
-from ...socket_api.wire.results import Reuse
 from ..reach.daemon_link import connect
 from ..reach.options import JsonOption, SessionArgument, SocketOption
 from ..view.formatting import format_time
@@ -24,7 +26,7 @@ def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOpti
     with connect(socket) as client:
         result = client.why(session)
     if as_json:
-        output.document("why", result.model_dump(mode="json"))
+        output.document("why", asdict(result))
         return
     if not result.requests:
         output.line(f"{plain(result.session)}  nothing was asked of it since the daemon began")

@@ -17,10 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...daemon.api.events import ProgressEvent, TokenEvent
+from ...daemon.api.process import StatusResult
+from ...daemon.api.sampling import Sampling
 from ...memvid.store import Store
 from ...memvid.units import format_bytes, format_count
 from ...socket_api.client.client import Client
-from ...socket_api.wire.results import ProgressEvent, Sampling, StatusResult, TokenEvent
 from ..errors import DemoUnfit
 from ..view.formatting import format_id, format_rate, format_seconds
 from ..view.output import plain
@@ -141,7 +143,7 @@ class Demo:
             evidence, status = self._tell(processes)
         return DemoReport(
             machine=self._machine,
-            status=status.model_dump(mode="json"),
+            status=asdict(status),
             evidence=evidence,
             steps=[{"step": step.what, "seconds": step.seconds} for step in self._narrator.steps],
             seconds=time.perf_counter() - started,

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from ...daemon.api.limits import MAX_KIND_CHARS, MAX_LABEL_CHARS, MAX_LABELS
 from ...memvid.disk.targets import new_file, require_target
 from ...memvid.folder.folder import open_existing_root
-from ...socket_api.limits import MAX_KIND_CHARS, MAX_LABEL_CHARS, MAX_LABELS
 from ..errors import InvalidUsage
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import TorporError
@@ -57,7 +57,7 @@ def _body(batch: Batch) -> dict[str, Any]:
         {"session": session, "code": error.code, "message": error.message, "details": error.details}
         for session, error in batch.failures
     ]
-    return {"results": [result.model_dump(mode="json") for result in batch.results], "failures": failures}
+    return {"results": [asdict(result) for result in batch.results], "failures": failures}
 
 
 def _ends_everything(error: TorporError) -> bool:

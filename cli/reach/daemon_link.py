@@ -24,8 +24,9 @@ from ..view.output import OnProgress, Output, plain
 from .background import default_log_path
 
 if TYPE_CHECKING:
+    from ...daemon.api.events import ProgressEvent, TokenEvent
+    from ...daemon.api.session import SessionInfo
     from ...socket_api.client.client import Client
-    from ...socket_api.wire.results import ProgressEvent, SessionInfo, TokenEvent
 
 R = TypeVar("R")
 OnEvent = Callable[["ProgressEvent | TokenEvent"], None]
@@ -249,7 +250,7 @@ def progress_of(output: Output, stage: str) -> Iterator[OnEvent]:
 
 
 def _progress_handler(report: OnProgress) -> OnEvent:
-    from ...socket_api.wire.results import ProgressEvent
+    from ...daemon.api.events import ProgressEvent
 
     def on_event(event: ProgressEvent | TokenEvent) -> None:
         if isinstance(event, ProgressEvent):

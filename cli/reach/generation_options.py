@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
-from ...socket_api.limits import MAX_STOP_CHARS, MAX_STOPS
-from ...socket_api.wire.methods import Priority
-from ...socket_api.wire.results import Sampling
+from ...daemon.api.limits import MAX_STOP_CHARS, MAX_STOPS
+from ...daemon.api.records import Priority
+from ...daemon.api.sampling import Sampling
+from ...daemon.errors import InvalidSampling
 from ..errors import InvalidUsage
 
 MaxTokensOption = Annotated[
@@ -68,14 +68,11 @@ def sampling_of(**given: float | int | None) -> Sampling | None:
     Raises:
         InvalidUsage: a value that no sampler takes.
     """
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not chosen:
         return None
     try:
-        return Sampling.model_validate(chosen)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        option = str(first["loc"][0]).replace("_", "-")
-        raise InvalidUsage(
-            f"--{option}: {first['msg'].replace('Input should', 'it must')}.", option=f"--{option}"
-        ) from None
+        return Sampling(**chosen)
+    except InvalidSampling as error:
+        option = f"--{str(error.details['field']).replace('_', '-')}"
+        raise InvalidUsage(f"{option}: {error.message}", option=option) from None

@@ -66,7 +66,7 @@ def _name_in(context: typer.Context, text: str) -> str:
     namespace = namespace_of(context)
     if namespace is None:
         return text
-    from ...socket_api.wire.calls import name_in  # with all of the protocol, which few command lines need for this
+    from ...socket_api.wire.asking import name_in  # with all of the protocol, which few command lines need for this
 
     return name_in(namespace, text)
 

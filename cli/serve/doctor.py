@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,7 +135,7 @@ def _examine_daemon(socket: Path | None) -> dict[str, Any]:
         with Client(socket) as client:
             mismatch = find_mismatch(client)
             problem = None if mismatch is None else mismatch.message
-            return {"answers": True, "socket": place, "problem": problem, **client.status().model_dump(mode="json")}
+            return {"answers": True, "socket": place, "problem": problem, **asdict(client.status())}
     except TorporError as error:
         # No daemon is a fact; one that does not answer, or not as a daemon does, is a problem.
         problem = None if nobody_is_there(error) else f"does not answer as it should: {error.code}: {error.message}"

@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from ...daemon.api.limits import MAX_DAYS
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_plural, parse_bytes, parse_seconds
-from ...socket_api.limits import MAX_DAYS, STOP_WITHIN_S
+from ...socket_api.limits import STOP_WITHIN_S
 from ...socket_api.wire.address import default_socket_path
 from ...socket_api.wire.listener import require_free
 from ..errors import InvalidUsage

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from ...daemon.api.process import ShutdownResult
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_plural
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable, RequestTimeout, StopIncomplete
 from ...socket_api.wire.address import default_socket_path
-from ...socket_api.wire.results import ShutdownResult
 from ..exit_codes import OK, PARTIAL
 from ..reach.background import still_running, wait_until_gone
 from ..reach.daemon_link import connect, nobody_is_there

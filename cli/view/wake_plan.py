@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+from ...daemon.api.waking import MeasuredRate, WakePlanResult
 from ...memvid.units import format_bytes, format_count, format_plural
-from ...socket_api.wire.results import MeasuredRate, WakePlanResult
 from .formatting import format_id, format_seconds
 from .output import Output, plain
 from .wake_remarks import describe_differing
@@ -23,7 +25,7 @@ _RATES = {
 def write_plan(output: Output, plan: WakePlanResult) -> None:
     """Write a plan, as lines or as one document."""
     if output.as_json:
-        output.document("wake", {"plan": True, **plan.model_dump(mode="json")})
+        output.document("wake", {"plan": True, **asdict(plan)})
         return
     tokens = format_plural(plan.token_count, "token")
     if plan.already_awake:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...daemon.api.session import Look, Lossy
+from ...daemon.api.waking import PartDiffers, WakeResult
 from ...memvid.units import format_count, format_plural
-from ...socket_api.wire.results import Look, Lossy, PartDiffers, WakeResult
 from .output import Output, plain
 
 

@@ -1,33 +1,54 @@
-"""The sampling parameters of a session, as a value. How they are applied to logits is `sampler.py`'s affair."""
+"""How tokens are drawn, as a value. How that is applied to logits is `sampler.py`'s affair."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Annotated, Any, get_args, get_type_hints
+
+from pydantic import BeforeValidator, Field
 
 from ..errors import InvalidSampling
+from .limits import MAX_SEED
+from .records import Record
 
-MAX_SEED = 2**64 - 1
 # Below it, log-probabilities divided by the temperature leave the range of float32, and the draw is garbage.
 LOWEST_TEMPERATURE = 1e-6
 
 
+class _LeftFraction(float):
+    """A default that whoever made the record did not name."""
+
+
+class _LeftWhole(int):
+    """As `_LeftFraction`, of a whole number."""
+
+
+class _Naming:
+    """Room for what was named, which is no field: two that draw alike are equal."""
+
+    __slots__ = ("_named",)
+    _named: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is drawn from the logits.
+class Sampling(Record, _Naming):
+    """How the next token is drawn from the logits. In a request, only what was given to the constructor is named, and
+    overrides what the session has.
 
     The defaults are greedy: temperature 0 takes the argmax, and the other fields then matter only through
-    `repetition_penalty`, which is applied to the logits of the last 64 tokens before anything else.
+    `repetition_penalty`, which is applied to the logits of the last 64 tokens before anything else. The same seed draws
+    the same tokens.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
+    temperature: Annotated[float, Field(ge=0, le=100)] = _LeftFraction(0.0)
+    top_p: Annotated[float, Field(ge=1e-6, le=1)] = _LeftFraction(1.0)
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = _LeftWhole(0)
+    min_p: Annotated[float, Field(ge=0, le=1)] = _LeftFraction(0.0)
+    repetition_penalty: Annotated[float, Field(ge=1e-3, le=100)] = _LeftFraction(1.0)
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = _LeftWhole(0)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sampled from (threat 48: NaN, negative, beyond 64 bits).
@@ -35,25 +56,32 @@ class Sampling:
         Raises:
             InvalidSampling: naming the field and the values it takes.
         """
-        if self.temperature != 0 or isinstance(self.temperature, bool):
-            _require("temperature", self.temperature, LOWEST_TEMPERATURE, 100.0, also="0 or ")
-        _require("top_p", self.top_p, 1e-6, 1.0)
-        _require("top_k", self.top_k, 0, 2**31 - 1, kind=int)
-        _require("min_p", self.min_p, 0.0, 1.0)
-        _require("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
-        _require("seed", self.seed, 0, MAX_SEED, kind=int)
+        given = {name for name, value in self._values() if not isinstance(value, (_LeftFraction, _LeftWhole))}
+        object.__setattr__(self, "_named", frozenset(given))
+        for name, (kind, lowest, highest) in _ranges().items():
+            value = getattr(self, name)
+            if name not in given:
+                object.__setattr__(self, name, kind(value))  # a default that is handed on counts as given
+                continue
+            if name != "temperature":
+                _require(name, value, lowest, highest, kind=kind)
+            elif value != 0 or isinstance(value, bool):
+                _require(name, value, LOWEST_TEMPERATURE, highest, kind=kind, also="0 or ")
 
-    def changed(self, named: Mapping[str, float | int] | None) -> Sampling:
-        """These parameters, but for those that are named.
+    def named(self) -> dict[str, float | int]:
+        """What was given to the constructor."""
+        return {name: value for name, value in self._values() if name in self._named}
 
-        Raises:
-            InvalidSampling: a value is out of range.
-        """
-        return Sampling.from_map({**self.to_map(), **named}) if named else self
+    def changed(self, by: Sampling | None) -> Sampling:
+        """These parameters, but for those that another names."""
+        return self if by is None else replace(self, **by.named())  # type: ignore[arg-type]
 
     def to_map(self) -> dict[str, float | int]:
         """The parameters as plain data, in the form that a snapshot keeps."""
-        return asdict(self)
+        return dict(self._values())
+
+    def _values(self) -> list[tuple[str, float | int]]:
+        return [(each.name, getattr(self, each.name)) for each in fields(self)]
 
     @classmethod
     def from_map(cls, stored: Mapping[str, Any]) -> Sampling:
@@ -62,7 +90,7 @@ class Sampling:
         Raises:
             InvalidSampling: a field is unknown, missing or out of range.
         """
-        names = set(cls.__dataclass_fields__)
+        names = {each.name for each in fields(cls)}
         if set(stored) != names:
             raise InvalidSampling(
                 f"Sampling parameters must be exactly {sorted(names)}, found {sorted(stored)}.",
@@ -71,16 +99,26 @@ class Sampling:
         return cls(**stored)
 
 
-def _require(
-    field: str,
-    value: float | int,
-    lowest: float,
-    highest: float,
-    *,
-    kind: type | tuple[type, ...] = (int, float),
-    also: str = "",
-) -> None:
-    is_number = isinstance(value, kind) and not isinstance(value, bool)
+def _without_nulls(raw: Any) -> Any:
+    return {name: value for name, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
+
+
+NamedSampling = Annotated[Sampling, BeforeValidator(_without_nulls)]
+"""The sampling of a request: on the wire a parameter that is null counts as left out."""
+
+
+@cache
+def _ranges() -> Mapping[str, tuple[type, float, float]]:
+    """Of each field its kind, the lowest and the highest value, as it is declared."""
+    declared, found = get_type_hints(Sampling, include_extras=True), {}
+    for each in fields(Sampling):
+        kind, bounds = get_args(declared[each.name])
+        found[each.name] = (kind, bounds.metadata[0].ge, bounds.metadata[1].le)
+    return found
+
+
+def _require(field: str, value: float | int, lowest: float, highest: float, *, kind: type, also: str = "") -> None:
+    is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not lowest <= value <= highest:
         what = "a whole number" if kind is int else "a number"
         raise InvalidSampling(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from ...memvid.units import format_plural
-from ..api.results import Emit
+from ..api.events import OnEvent
 from ..engine import generation
 from ..engine.cancellation import to_the_end
 from ..engine.engine import Engine
@@ -140,7 +140,7 @@ class Conversing:
             token_count=held,
         )
 
-    async def go_back(self, use: Use, live: Session, turn: NewTurn, emit: Emit) -> Session:
+    async def go_back(self, use: Use, live: Session, turn: NewTurn, emit: OnEvent) -> Session:
         """The session at the token where the transcript leaves it; as it stands it is made durable first.
 
         Raises:

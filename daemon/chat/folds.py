@@ -19,9 +19,10 @@ from ...memvid.store import Receipt, Store
 from ...memvid.units import format_count, format_plural
 from ...memvid.uri import SessionUri
 from ...snapshot.state import LiveState
-from ..api.origin import Origin
-from ..api.results import Emit, FoldResult
+from ..api.events import OnEvent
+from ..api.forking import FoldResult
 from ..api.sampling import Sampling
+from ..api.session import Origin
 from ..engine.cancellation import to_the_end
 from ..engine.generation import WriteOrder, require_room
 from ..engine.sampler import initial_key
@@ -34,6 +35,7 @@ from ..models.models import LoadedModel
 from ..residency.looks import LeftLook
 from ..residency.residency import Residency, require_read
 from ..sessions.encoding import Encoder, Place
+from ..sessions.origin import origin_of
 from ..sessions.sessions import Durable, Session
 from ..sessions.transcripts import NewTurn, message_of, without_thinking
 from ..sleep.hibernation import Hibernation, WakeOrder
@@ -124,7 +126,7 @@ class Folds:
         self._forget = forget
         self._bus = bus
 
-    async def make(self, source: SessionUri, wanted: SessionUri, order: FoldOrder, emit: Emit) -> FoldResult:
+    async def make(self, source: SessionUri, wanted: SessionUri, order: FoldOrder, emit: OnEvent) -> FoldResult:
         """Put the session `source` to sleep as it stands, and begin `wanted`, awake and durable, from its fold.
 
         Raises:
@@ -154,7 +156,7 @@ class Folds:
         self._tell(wanted, full, result)
         return result
 
-    async def _end(self, source: SessionUri, order: FoldOrder, emit: Emit) -> tuple[_Source, Fold, str]:
+    async def _end(self, source: SessionUri, order: FoldOrder, emit: OnEvent) -> tuple[_Source, Fold, str]:
         """Make the full session durable and let its memory go; what stays known of it, and what the new one reads."""
         async with self._residency.woken(source, emit) as (use, live):
             require_read(live)
@@ -169,7 +171,7 @@ class Folds:
                 labels=live.labels if order.labels is None else order.labels,
                 system=live.system,
                 opened=live.opened_at is not None,
-                origin=Origin.of(row, len(old.tokens)),
+                origin=origin_of(row, len(old.tokens)),
                 parent=Durable(row.version, row.bundle_id, None, 0, 0, ()),
                 look=LeftLook.of(live),
             )
@@ -206,7 +208,7 @@ class Folds:
             tail_tokens=fold.tail_tokens,
         )
 
-    async def _begin(self, use: Use, full: _Source, fold: Fold, emit: Emit) -> tuple[Receipt, int]:
+    async def _begin(self, use: Use, full: _Source, fold: Fold, emit: OnEvent) -> tuple[Receipt, int]:
         """A session that has read what a fold begins with, awake and durable; and how much of that need not be read."""
         self._residency.require_new(use.uri)
         async with self._residency.models.using(full.model, use) as model:
@@ -234,7 +236,7 @@ class Folds:
             self._residency.drop(uri)
             self._forget(uri)
 
-    async def _summary(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: Emit) -> str:
+    async def _summary(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: OnEvent) -> str:
         """What the model says when it is asked for a summary, without its thinking. The session is not to be kept:
         where its context has no room for that, it goes back to where it has, if the tail has what follows."""
         request, count = message_of("user", REQUEST), order.summarise or 0
@@ -263,7 +265,7 @@ class Folds:
             return None
         return turn
 
-    async def _go_back(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: Emit) -> Session:
+    async def _go_back(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: OnEvent) -> Session:
         """The session, which is durable, at an earlier token, behind which there is room for a summary.
 
         Raises:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ...memvid.format.identity import Identity
 from ...memvid.uri import SessionUri
 from ...snapshot.state import LiveState
-from ..api.results import Emit, GenerateResult, Look, Progress, Token, WakeResult
+from ..api.events import OnEvent, ProgressEvent, TokenEvent
+from ..api.reading import GenerateResult
+from ..api.sampling import Sampling
+from ..api.session import Look
+from ..api.waking import WakeResult
 from ..engine import generation
 from ..engine.cancellation import LeftMidway, require_wanted
 from ..engine.engine import AnySteps, Engine
@@ -52,7 +56,7 @@ class Exchanges:
         self._measured = measured
         self._bus = bus
 
-    async def room_for(self, use: Use, live: Session, count: int, emit: Emit) -> Session:
+    async def room_for(self, use: Use, live: Session, count: int, emit: OnEvent) -> Session:
         """The session, once it has room for so many tokens more, in its context and in memory."""
         generation.require_room(live.model, live.state, count)
         identity = live.model.identity  # of a model that is unloaded meanwhile nothing else must stay
@@ -61,7 +65,7 @@ class Exchanges:
         return found
 
     async def read(
-        self, live: Session, ids: Sequence[int], emit: Emit, *, turn_open: bool, text_map: TextMap | None = None
+        self, live: Session, ids: Sequence[int], emit: OnEvent, *, turn_open: bool, text_map: TextMap | None = None
     ) -> int:
         """Read tokens; how many of them need not be read, because another session had.
 
@@ -76,7 +80,7 @@ class Exchanges:
         held = len(live.state.tokens)
 
         def on_tokens(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(emit, Progress("prefill", done, total))
+            loop.call_soon_threadsafe(emit, ProgressEvent("prefill", done, total))
             tell_progress(done, total)
 
         try:
@@ -95,7 +99,7 @@ class Exchanges:
                 live.state = before
         return adopted.cached_tokens if adopted else 0
 
-    async def read_turn(self, live: Session, turn: NewTurn, emit: Emit) -> int:
+    async def read_turn(self, live: Session, turn: NewTurn, emit: OnEvent) -> int:
         """Read a turn of a chat, and know its messages; how many of its tokens need not be read."""
         cached, begins = 0, len(live.state.tokens)
         if turn.ids or not turn.at:
@@ -108,7 +112,7 @@ class Exchanges:
         self,
         live: Session,
         order: WriteOrder,
-        emit: Emit,
+        emit: OnEvent,
         *,
         read: tuple[int, int],
         started: float,
@@ -131,7 +135,7 @@ class Exchanges:
                 first_token_s.append(time.monotonic() - started)
                 tell_first(first_token_s[0])
             live.dirty = True
-            loop.call_soon_threadsafe(emit, Token(token, text))
+            loop.call_soon_threadsafe(emit, TokenEvent(token, text))
 
         key, dirty = live.state.random_key, live.dirty
         try:
@@ -188,9 +192,9 @@ class Exchanges:
             if not is_done():
                 raise
 
-    async def change_sampling(self, live: Session, named: Mapping[str, float | int]) -> None:
+    async def change_sampling(self, live: Session, by: Sampling) -> None:
         """Make the parameters that are named the session's. The random key starts anew only where a seed is."""
-        wanted = live.sampling.changed(named)
+        wanted, named = live.sampling.changed(by), by.named()
         if "seed" in named:
             live.state.random_key = await self._engine.call(lambda: initial_key(wanted))
         live.dirty = live.dirty or "seed" in named or wanted != live.sampling

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import TorporError
-from ..api.results import ConfigInfo
+from ..api.process import ConfigInfo
 from ..engine.admission import MAX_WAITING, Queue
 from ..errors import InvalidConfiguration
 from ..events.bus import Bus, code_of

@@ -1,1 +1,4 @@
 """The engine thread, which alone calls MLX: generation, batches, sampling, admission, cancellation."""
+
+# Before any module of this folder imports mlx.core: the snapshot folder chooses the BLAS that it will use.
+from ... import snapshot as _snapshot  # noqa: F401

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, get_args
+from typing import Any, Final, Literal, ParamSpec, TypeVar, get_args
 
-from ..api.results import QueueInfo
+from ..api.process import QueueInfo
 from ..errors import EngineBusy
 
 Priority = Literal["normal", "background"]
@@ -127,26 +126,3 @@ class Queue:
         finally:
             _request.reset(token)
             self._under_way.discard(request)
-
-
-class Queued(Protocol):
-    """Whose verbs are queued."""
-
-    @property
-    def queue(self) -> Queue: ...
-
-
-Asked = TypeVar("Asked", bound=Queued)
-
-
-def queued(
-    verb: Callable[Concatenate[Asked, P], Awaitable[Result]],
-) -> Callable[Concatenate[Asked, P], Coroutine[Any, Any, Result]]:
-    """A verb that wants the engine or memory: taken in where there is room, with the `priority` that it is given."""
-
-    @functools.wraps(verb)
-    async def carry_out(service: Asked, /, *args: P.args, **asked: P.kwargs) -> Result:
-        with service.queue.admitted("background" if asked.get("priority") == "background" else "normal"):
-            return await verb(service, *args, **asked)
-
-    return carry_out

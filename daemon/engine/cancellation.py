@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from ..api.results import Look
+from ..api.session import Look
 
 Result = TypeVar("Result")
 

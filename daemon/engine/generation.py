@@ -23,7 +23,7 @@ from ...snapshot.caches import arrays_of, without_last
 from ...snapshot.checkpoints import checkpoint_of
 from ...snapshot.passes import MAX_PASS_TOKENS
 from ...snapshot.state import LiveState
-from ..api.results import FinishReason
+from ..api.reading import FinishReason
 from ..api.sampling import Sampling
 from ..errors import ContextOverflow, InvalidTokens
 from ..models import canary

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from ...memvid.uri import SessionUri
-from ..api.results import WakeResult
+from ..api.waking import WakeResult
 from ..engine.admission import Request, current
 
 

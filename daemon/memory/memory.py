@@ -30,7 +30,7 @@ from ...errors import TorporError
 from ...memvid.units import format_bytes
 from ...memvid.uri import SessionUri
 from ...snapshot.memory import available_bytes
-from ..api.results import MemoryInfo
+from ..api.process import MemoryInfo
 from ..engine.admission import apart
 from ..errors import MemoryBudgetExceeded, MemoryBusy, sentence_of
 from ..events.bus import Bus, code_of

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Final
 
 from ...memvid.uri import SessionUri
-from ..api.results import Reuse, Verb
-from ..api.why import Explanation, explain
+from ..api.reading import ReadingVerb, Reuse
 from ..sessions.encoding import Encoder
 from ..sessions.sessions import Session
+from ..sessions.why import Explanation, explain
 from .prefixes import tokens_in_common
 from .reuse import PrefixReuse
 
@@ -58,7 +58,7 @@ class Reasons:
     async def note(
         self,
         live: Session,
-        verb: Verb,
+        verb: ReadingVerb,
         ids: Sequence[int],
         at: int | None = None,
         message_index: int | None = None,
@@ -81,7 +81,7 @@ class Reasons:
     async def _found(
         self,
         live: Session,
-        verb: Verb,
+        verb: ReadingVerb,
         ids: Sequence[int],
         at: int | None,
         message_index: int | None,
@@ -111,7 +111,7 @@ class Reasons:
         if requests:
             requests[-1] = replace(requests[-1], became="rewound")
 
-    async def _of_a_new_session(self, live: Session, verb: Verb, ids: Sequence[int], now: int) -> Reuse:
+    async def _of_a_new_session(self, live: Session, verb: ReadingVerb, ids: Sequence[int], now: int) -> Reuse:
         near = await self._reuse.nearest(live, ids, self._awake_of)
         if near is None:
             return Reuse(verb, now, "none")
@@ -136,7 +136,7 @@ class Reasons:
 
 
 def _diverged(
-    verb: Verb,
+    verb: ReadingVerb,
     now: int,
     source: SessionUri,
     common: int,

@@ -31,7 +31,7 @@ from ...snapshot.errors import NotEnoughMemory
 from ...snapshot.identity import decide_bits, require_circumstances, tokens_from_elsewhere
 from ...snapshot.passes import Passes
 from ...snapshot.state import LiveState, token_array
-from ..api.results import Emit
+from ..api.events import OnEvent
 from ..engine.cancellation import to_the_end
 from ..engine.engine import Engine, Steps
 from ..engine.generation import reading
@@ -108,7 +108,7 @@ class PrefixReuse:
         """Know nothing of a session any more."""
         self._tree.remove(uri)
 
-    async def adopt(self, session: Session, ids: Sequence[int], awake_of: AwakeOf, emit: Emit) -> Adopted | None:
+    async def adopt(self, session: Session, ids: Sequence[int], awake_of: AwakeOf, emit: OnEvent) -> Adopted | None:
         """A state for a session that has read nothing and is to read `ids`; None if all of them have to be read. Of the
         last token the logits are wanted, so it is always read (QX6)."""
         if self._policy == "off" or len(ids) <= BLOCK_TOKENS:
@@ -187,7 +187,7 @@ class PrefixReuse:
         return await self._engine.run(steps())
 
     async def _from_store(
-        self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int, emit: Emit
+        self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int, emit: OnEvent
     ) -> LiveState | None:
         found = await self._hibernation.on_io(lambda: self._look(session, uri, wanted, count))
         if found is None:

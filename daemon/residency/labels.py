@@ -13,7 +13,10 @@ from dataclasses import replace
 from ...errors import TorporError
 from ...memvid.errors import SessionNotFound
 from ...memvid.uri import SessionUri
-from ..api.results import ClearResult, DeleteResult, Emit, LabelFigures, SessionInfo, StatsResult, Warmed, WarmResult
+from ..api.events import OnEvent
+from ..api.session import SessionInfo
+from ..api.store import ClearResult, DeleteResult, LabelFigures, StatsResult
+from ..api.waking import Warmed, WarmResult
 from ..engine.cancellation import to_the_end
 from ..engine.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from ..prefixes.reuse_counts import Hits
@@ -43,7 +46,7 @@ class Labels:
         return await in_pieces(self._stats(infos, label))
 
     async def warm(
-        self, uris: Sequence[SessionUri], label: str | None, namespace: str | None, emit: Emit
+        self, uris: Sequence[SessionUri], label: str | None, namespace: str | None, emit: OnEvent
     ) -> WarmResult:
         """Wake sessions as far as there is free memory: those that are named, and those of a label, the
         last used first."""
@@ -65,7 +68,7 @@ class Labels:
             )
         )
 
-    async def _warm_one(self, uri: SessionUri, emit: Emit) -> tuple[SessionUri, bool, str | None]:
+    async def _warm_one(self, uri: SessionUri, emit: OnEvent) -> tuple[SessionUri, bool, str | None]:
         try:
             async with self._residency.turn(uri) as use:
                 if self._residency.live(uri) is not None:

@@ -10,7 +10,9 @@ from ...memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFor
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.bundle import BundleReader
-from ...memvid.format.lossy import LOSSY, Lossy
+from ...memvid.format.lossy import LOSSY
+from ...memvid.format.lossy import Lossy as StoredLossy
+from ...memvid.format.salvaged import Salvaged as StoredSalvaged
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.uri import SessionUri
 from ...snapshot.canary import Verdict
@@ -19,21 +21,14 @@ from ...snapshot.identity import Difference, circumstances_in
 from ...snapshot.layout import described
 from ...snapshot.lossy import Loss
 from ...snapshot.state import token_array
-from ..api.origin import FOLDED_FROM, FORKED_FROM, Origin
-from ..api.results import (
-    ForkResult,
-    Look,
-    ModelInfo,
-    PartDiffers,
-    SessionDetail,
-    SessionInfo,
-    SleepResult,
-    VersionInfo,
-    WakeResult,
-)
+from ..api.forking import ForkResult
+from ..api.process import ModelInfo
 from ..api.sampling import Sampling
+from ..api.session import Look, Lossy, Origin, Salvaged, SessionDetail, SessionInfo, VersionInfo
+from ..api.waking import PartDiffers, SleepResult, WakeResult
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
+from ..sessions.origin import FOLDED_FROM, FORKED_FROM, origin_in
 from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.forking import Forked, ForkOrder
@@ -95,7 +90,7 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
         labels=live.labels,
         slept_ns=newest.created_ns if newest else None,
         sampling=live.sampling,
-        salvaged=live.salvaged,
+        salvaged=_salvaged(live.salvaged),
         lossy=_lossy(live.loss),
         look=look_of(live, newest),
     )
@@ -119,9 +114,9 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
         labels=row.labels,
         slept_ns=row.created_ns,
         sampling=sampling,
-        salvaged=row.salvaged,
+        salvaged=_salvaged(row.salvaged),
         unread_tokens=row.unread_tokens,
-        lossy=row.lossy,
+        lossy=_lossy(row.lossy),
     )
 
 
@@ -142,8 +137,8 @@ def info_of_left(versions: Sequence[IndexRow], look: LeftLook | None, sampling: 
         info,
         token_count=look.at_token,
         unread_tokens=0,
-        salvaged=row.salvaged and row.salvaged.within(look.at_token),
-        lossy=row.lossy and Lossy(row.lossy.bits, min(row.lossy.tokens, look.at_token)),
+        salvaged=_salvaged(row.salvaged and row.salvaged.within(look.at_token)),
+        lossy=Lossy(row.lossy.bits, min(row.lossy.tokens, look.at_token)) if row.lossy else None,
     )
 
 
@@ -349,7 +344,7 @@ def wake_result(
         canary=canary,
         canary_seconds=canary_seconds,
         lossy=_lossy(live.loss),
-        salvaged=live.salvaged,
+        salvaged=_salvaged(live.salvaged),
         recomputed=live.recomputed,
         look=look_of(live, newest),
     )
@@ -360,8 +355,12 @@ def parts_that_differ(differs: Sequence[Difference]) -> tuple[PartDiffers, ...]:
     return tuple(PartDiffers(each.field, each.stored, each.live) for each in differs)
 
 
-def _lossy(loss: Loss | None) -> Lossy | None:
+def _lossy(loss: Loss | StoredLossy | None) -> Lossy | None:
     return None if loss is None else Lossy(loss.bits, loss.tokens)
+
+
+def _salvaged(told: StoredSalvaged | None) -> Salvaged | None:
+    return None if told is None else Salvaged(told.tokens, told.of)
 
 
 def _loss_in(row: IndexRow, stored: object, token_count: int) -> Loss | None:
@@ -378,7 +377,7 @@ def _loss_in(row: IndexRow, stored: object, token_count: int) -> Loss | None:
 
 def _origin_in(row: IndexRow, stored: object) -> Origin | None:
     try:
-        return Origin.from_map(stored)
+        return origin_in(stored)
     except ValueError as error:
         raise MalformedSnapshot(
             f"The snapshot of {row.uri} does not tell where it comes from: {error}.", session=str(row.uri)

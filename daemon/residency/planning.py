@@ -15,7 +15,7 @@ from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ...snapshot.identity import require_nothing_differs
 from ...snapshot.restore import no_such_position
-from ..api.results import MeasuredRate, PlannedFile, WakePlanResult
+from ..api.waking import MeasuredRate, PlannedFile, WakePlanResult
 from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..errors import ModelNotLoaded, SessionAwake
 from ..memory.loading import has_changed

@@ -20,7 +20,9 @@ from ...memvid.errors import SessionNotFound
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.uri import SessionUri, not_found
 from ...snapshot.memory import require_available
-from ..api.results import CloseReport, Emit, WakeResult
+from ..api.events import OnEvent
+from ..api.process import ShutdownResult
+from ..api.waking import WakeResult
 from ..engine.admission import apart
 from ..engine.buffers import Buffers
 from ..engine.cancellation import to_the_end
@@ -53,7 +55,7 @@ to sleep whose loss would cost less: most model calls are over by then."""
 
 @dataclass(slots=True)
 class Keeping:
-    """What has become of the sessions of a daemon that stops, so far; see `CloseReport`. seen: those that were seen
+    """What has become of the sessions of a daemon that stops, so far; see `ShutdownResult`. seen: those that were seen
     to."""
 
     slept: list[str] = field(default_factory=list)
@@ -63,14 +65,14 @@ class Keeping:
     seen: set[SessionUri] = field(default_factory=set)
 
     @classmethod
-    def after(cls, report: CloseReport) -> Keeping:
+    def after(cls, report: ShutdownResult) -> Keeping:
         """To go on after a stop that may be refused: what could be kept then is kept."""
         kept = {SessionUri.parse(uri) for uri in report.ledgers}
         return cls(slept=list(report.slept), ledgers=dict(report.ledgers), seen=kept)
 
-    def report(self) -> CloseReport:
+    def report(self) -> ShutdownResult:
         """As it is told."""
-        return CloseReport(tuple(self.slept), dict(self.failed), tuple(self.empty), dict(self.ledgers))
+        return ShutdownResult(tuple(self.slept), dict(self.failed), tuple(self.empty), dict(self.ledgers))
 
 
 def require_read(live: Session) -> None:
@@ -167,7 +169,7 @@ class Residency:
 
     @asynccontextmanager
     async def woken(
-        self, uri: SessionUri, emit: Emit, begin: Callable[[Use], Awaitable[object]] | None = None
+        self, uri: SessionUri, emit: OnEvent, begin: Callable[[Use], Awaitable[object]] | None = None
     ) -> AsyncIterator[tuple[Use, Session]]:
         """Hold the session alone, awake. begin: makes it where there is none; it goes again where what it was made for
         fails before anything was read."""
@@ -195,7 +197,7 @@ class Residency:
                 self._bus.publish(SessionDeleted(uri, 0, 0))
             raise
 
-    async def room_for(self, use: Use, count: int, emit: Emit) -> Session:
+    async def room_for(self, use: Use, count: int, emit: OnEvent) -> Session:
         """The session, awake, once there is memory for that many tokens more in it. While the request waits for some,
         the session may have been put to sleep and woken, so that others could go on: then it is another object; and
         the model may have been unloaded and loaded.
@@ -293,7 +295,7 @@ class Residency:
         if session is not None:
             session.let_go()
 
-    async def bring_back(self, use: Use, order: WakeOrder, emit: Emit, started: float | None = None) -> WakeResult:
+    async def bring_back(self, use: Use, order: WakeOrder, emit: OnEvent, started: float | None = None) -> WakeResult:
         """Wake a session that is asleep; one that was looked at, where nothing else is asked, where it stood. What has
         begun runs to its end even when the caller is cancelled.
 
@@ -311,7 +313,7 @@ class Residency:
         return woken
 
     async def _bring_back(
-        self, use: Use, order: WakeOrder, model: LoadedModel, emit: Emit, started: float
+        self, use: Use, order: WakeOrder, model: LoadedModel, emit: OnEvent, started: float
     ) -> WakeResult:
         """Wake a session that there is memory for, with all of its ledger. It goes back to sleep where not all of that
         is read; otherwise it stays awake even when the caller is cancelled, and `woken` of its use has the report."""
@@ -343,7 +345,7 @@ class Residency:
             seconds=woken.seconds + time.monotonic() - begun,
         )
 
-    async def warm(self, use: Use, emit: Emit) -> str | None:
+    async def warm(self, use: Use, emit: OnEvent) -> str | None:
         """Wake a session that is asleep, in free memory: for one that no request has asked for yet, no other
         goes to sleep and no model is loaded. None if it is awake now; else why not: `model_not_loaded` or `no_room`.
 
@@ -401,7 +403,7 @@ class Residency:
         """As `row_of`; None for a session that has no version."""
         return None if self._store.find_session(uri) is None else self.row_of(uri, version)
 
-    async def _wake(self, use: Use, order: WakeOrder, model: LoadedModel, emit: Emit, started: float) -> WakeResult:
+    async def _wake(self, use: Use, order: WakeOrder, model: LoadedModel, emit: OnEvent, started: float) -> WakeResult:
         newest = self.require_row(use.uri)
         woken = await self._hibernation.wake(use.uri, order, model, emit)
         woken.session.rewound = order.version not in (None, newest.version)
@@ -419,7 +421,7 @@ class Residency:
         )
         return use.woken
 
-    async def put_away(self, live: Session, emit: Emit, cause: SleepCause) -> Receipt | Durable:
+    async def put_away(self, live: Session, emit: OnEvent, cause: SleepCause) -> Receipt | Durable:
         """Make a session durable and free its memory; one that is durable already is only let go, and its last
         snapshot is what is returned. The caller holds its turn, and sees it to the end. cause: what for, as it is told.
 
@@ -648,7 +650,7 @@ class Residency:
         await self._buffers.close()
         self.awake.clear()
 
-    async def keep_changed(self, live: Session, emit: Emit, cause: SleepCause) -> IndexRow:
+    async def keep_changed(self, live: Session, emit: OnEvent, cause: SleepCause) -> IndexRow:
         """As `keep`, if its newest version is not what it would be; the version that it stands in then.
 
         Raises:
@@ -677,7 +679,7 @@ class Residency:
             )
         return row
 
-    async def keep(self, live: Session, emit: Emit, cause: SleepCause, *, last: LastSleep | None = None) -> Receipt:
+    async def keep(self, live: Session, emit: OnEvent, cause: SleepCause, *, last: LastSleep | None = None) -> Receipt:
         """Make a session durable; it stays in memory. The caller holds its turn. cause, last: as of
         `Hibernation.sleep`.
 

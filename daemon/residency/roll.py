@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
-from ..api.results import SessionInfo
+from ..api.session import SessionInfo
 from ..engine.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from ..sessions.sessions import Session
 from . import listing

@@ -17,12 +17,12 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from ...memvid.units import format_plural
-from ..api.why import Words
 from ..errors import ContextOverflow, TemplateUnusable
 from ..models import chat_template
 from ..models.chat_template import Message
 from ..models.models import LoadedModel
 from .sessions import Session
+from .why import Words
 
 # NFC makes a text at most 3.5 times shorter in UTF-8 (iota with dialytika and tonos; Hangul: 3 times).
 _NFC_SHRINKS_AT_MOST = 4

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from ...memvid.disk.clock import now_ns
@@ -23,12 +23,13 @@ from ...snapshot.errors import MalformedSnapshot
 from ...snapshot.identity import ELSEWHERE, Difference, circumstances_in, compare, decide_bits, tokens_from_elsewhere
 from ...snapshot.lossy import Loss, LossyTokens
 from ...snapshot.state import LiveState
-from ..api.origin import FOLDED_FROM, FORKED_FROM, Origin
-from ..api.recomputed import RECOMPUTED, Recomputed
 from ..api.sampling import Sampling
+from ..api.session import Origin, Recomputed
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.models import LoadedModel
+from .origin import FOLDED_FROM, FORKED_FROM, origin_in
+from .recomputed import RECOMPUTED, map_of_recomputed, recomputed_in
 from .rereading import LastRead
 from .transcripts import MAX_SYSTEM_CHARS, TEXT_MAP, TextMap, own_system_of
 from .unprocessed_tail import Unread
@@ -236,9 +237,9 @@ class Session:
             **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
             **({ELSEWHERE: self.elsewhere_tokens} if self.elsewhere_tokens else {}),
             **({LOSSY: self.loss.to_map()} if self.loss else {}),
-            **({FORKED_FROM: self.forked_from.to_map()} if self.forked_from else {}),
-            **({RECOMPUTED: self.recomputed.to_map()} if self.recomputed else {}),
-            **({FOLDED_FROM: self.folded_from.to_map()} if self.folded_from else {}),
+            **({FORKED_FROM: asdict(self.forked_from)} if self.forked_from else {}),
+            **({RECOMPUTED: map_of_recomputed(self.recomputed)} if self.recomputed else {}),
+            **({FOLDED_FROM: asdict(self.folded_from)} if self.folded_from else {}),
             **({SALVAGED: self.salvaged.to_map()} if self.salvaged else {}),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
         }
@@ -275,9 +276,9 @@ class Session:
                 unchanged_tokens=durable.token_count,
                 dirty=False,
                 loss=Loss.from_map(kept.get(LOSSY)),
-                forked_from=Origin.from_map(kept.get(FORKED_FROM)),
-                recomputed=Recomputed.from_map(kept.get(RECOMPUTED)),
-                folded_from=Origin.from_map(kept.get(FOLDED_FROM)),
+                forked_from=origin_in(kept.get(FORKED_FROM)),
+                recomputed=recomputed_in(kept.get(RECOMPUTED)),
+                folded_from=origin_in(kept.get(FOLDED_FROM)),
                 unread=unread,
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -5,11 +5,9 @@ Owns the clocks of the stages. Does not know what a stage does.
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ...memvid.store import Receipt
 from ...memvid.uri import SessionUri
@@ -34,34 +32,6 @@ from ..events.events import (
 )
 from ..models.rates import Measured
 from .sessions import Durable, Session
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
-
-
-class Teller(Protocol):
-    """Whose verbs are told. about: the session that a client's word for it means, as far as one can tell."""
-
-    @property
-    def bus(self) -> Bus: ...
-
-    def about(self, name: object) -> SessionUri | None: ...
-
-
-Telling = TypeVar("Telling", bound=Teller)
-
-
-def told(
-    verb: Callable[Concatenate[Telling, P], Awaitable[Result]],
-) -> Callable[Concatenate[Telling, P], Coroutine[Any, Any, Result]]:
-    """A verb: the bus is told that it was asked for, and how it ended."""
-
-    @functools.wraps(verb)
-    async def carry_out(teller: Telling, /, *args: P.args, **asked: P.kwargs) -> Result:
-        with teller.bus.request(verb.__name__, lambda: teller.about(asked.get("session"))):
-            return await verb(teller, *args, **asked)
-
-    return carry_out
 
 
 @contextmanager

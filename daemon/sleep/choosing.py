@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...memvid.units import format_plural
-from ..api.recomputed import RecomputePolicy, WakeWay
+from ..api.waking import RecomputePolicy, WakeWay
 from ..models.rates import Rates
 
 

@@ -9,15 +9,16 @@ behind the last full block is computed and written anew, as a wake at that token
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...memvid.disk.clock import now_ns
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.uri import SessionUri
-from ..api.origin import FORKED_FROM, Origin
-from ..api.results import Emit
+from ..api.events import OnEvent
+from ..api.session import Origin
 from ..models.models import LoadedModel
+from ..sessions.origin import FORKED_FROM, origin_of
 from ..sessions.unprocessed_tail import without_unread
 from .hibernation import Hibernation, WakeOrder
 
@@ -39,7 +40,7 @@ class ForkOrder:
     @property
     def origin(self) -> Origin:
         """What the fork says of where it comes from."""
-        return Origin.of(self.row, self.tokens)
+        return origin_of(self.row, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Forking:
         """
         return Forked(await self._hibernation.on_writer(lambda: self._refer_to_all(order)), 0)
 
-    async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: Emit) -> Forked:
+    async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: OnEvent) -> Forked:
         """The first version of a new session, at an earlier token. The caller has the turns of both, and memory
         for the other's state.
 
@@ -101,4 +102,4 @@ def _map_of_fork(kept: Mapping[str, Any], order: ForkOrder) -> dict[str, Any]:
     if order.at_token is not None:
         kept = without_unread(kept)
     labels = kept.get("labels") if order.labels is None else list(order.labels)
-    return {**kept, "labels": labels, "created_ns": now_ns(), FORKED_FROM: order.origin.to_map()}
+    return {**kept, "labels": labels, "created_ns": now_ns(), FORKED_FROM: asdict(order.origin)}

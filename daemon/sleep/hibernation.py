@@ -41,8 +41,9 @@ from ...snapshot.capture import Cut, cut
 from ...snapshot.identity import Difference, decide_bits, require_circumstances, require_same
 from ...snapshot.lossy import Loss, worst
 from ...snapshot.state import LiveState, token_array
-from ..api.recomputed import Recomputed, RecomputePolicy
-from ..api.results import Emit, Progress, Stage
+from ..api.events import OnEvent, ProgressEvent, Stage
+from ..api.session import Recomputed
+from ..api.waking import RecomputePolicy
 from ..engine.engine import Engine, Steps
 from ..engine.generation import find_logits, replay
 from ..engine.sampler import initial_key
@@ -190,7 +191,7 @@ class Hibernation:
     async def sleep(
         self,
         session: Session,
-        emit: Emit,
+        emit: OnEvent,
         *,
         cause: SleepCause,
         last: LastSleep | None = None,
@@ -270,7 +271,7 @@ class Hibernation:
         except StoreError:
             return False
 
-    async def _keep_with_room(self, session: Session, emit: Emit, terms: _Terms) -> Receipt:
+    async def _keep_with_room(self, session: Session, emit: OnEvent, terms: _Terms) -> Receipt:
         """Cut and write a snapshot; once more where the disk had no room for it beside a file that a compaction was
         writing: that one comes to its end first."""
         ended_before = self._way.ended()
@@ -284,7 +285,7 @@ class Hibernation:
                     raise
                 return await self._keep_all(session, emit, terms)
 
-    async def _keep_all(self, session: Session, emit: Emit, terms: _Terms) -> Receipt:
+    async def _keep_all(self, session: Session, emit: OnEvent, terms: _Terms) -> Receipt:
         """Cut and write a snapshot, referring to the last one's blocks as far as they can be relied on."""
         entries = session.durable.entries if session.durable else ()
         try:
@@ -296,7 +297,7 @@ class Hibernation:
             return await self._keep_indexed(session, (), emit, terms)
 
     async def _keep_indexed(
-        self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, terms: _Terms
+        self, session: Session, durable: tuple[BlockEntry, ...], emit: OnEvent, terms: _Terms
     ) -> Receipt:
         """As `_keep`; an index that fails is made anew from the bundles, for what is awake is nowhere else."""
         try:
@@ -305,7 +306,7 @@ class Hibernation:
             await self.on_writer(self._store.rebuild_index)
             return await self._keep(session, durable, emit, terms)
 
-    async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: Emit, terms: _Terms) -> Receipt:
+    async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: OnEvent, terms: _Terms) -> Receipt:
         """Cut and write a snapshot that refers to what it can of `durable`."""
         self._require_time(terms)
         snapshot = await self._engine.call(lambda: self._cut(session, durable))
@@ -378,7 +379,7 @@ class Hibernation:
         """The state of a session that has read nothing, with the key that is made of it on the engine thread."""
         return await self._engine.call(lambda: model.new_state(random_key()))
 
-    async def wake(self, uri: SessionUri, order: WakeOrder, model: LoadedModel, emit: Emit) -> Woken:
+    async def wake(self, uri: SessionUri, order: WakeOrder, model: LoadedModel, emit: OnEvent) -> Woken:
         """Read a session back, onto the model of its name. All of it is verified before a session exists; nothing live
         is touched.
 
@@ -439,7 +440,7 @@ class Hibernation:
         choice = self._recomputing.choose(reader, plan, model, differs, hashed=not trusting, at_token=order.at_token)
         return Prospect(plan, trusting, differs, choice)
 
-    async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: Emit) -> Woken:
+    async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: OnEvent) -> Woken:
         begun, uri = time.monotonic(), reader.manifest.uri
         if is_ledger_alone(reader, order):
             return await self._begin_kept(reader, model)
@@ -462,7 +463,7 @@ class Hibernation:
         return Woken(session, brought.bytes_read, brought.verified, brought.verdict, brought.canary_seconds)
 
     async def _restore(
-        self, reader: BundleReader, prospect: Prospect, model: LoadedModel, begun: float, emit: Emit
+        self, reader: BundleReader, prospect: Prospect, model: LoadedModel, begun: float, emit: OnEvent
     ) -> _Brought:
         plan, trusting = prospect.plan, prospect.trusting
         looked = time.monotonic()
@@ -613,12 +614,12 @@ def durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
     )  # fmt: skip
 
 
-def _reporter(stage: Stage, emit: Emit) -> Callable[[int, int], None]:
+def _reporter(stage: Stage, emit: OnEvent) -> Callable[[int, int], None]:
     """Progress from any thread, delivered on the event loop."""
     loop = asyncio.get_running_loop()
 
     def report(done: int, total: int) -> None:
-        loop.call_soon_threadsafe(emit, Progress(stage, done, total))
+        loop.call_soon_threadsafe(emit, ProgressEvent(stage, done, total))
 
     return report
 

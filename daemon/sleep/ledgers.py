@@ -30,7 +30,7 @@ from ...snapshot.capture import plan_reuse
 from ...snapshot.errors import ContextTooShort, MalformedSnapshot
 from ...snapshot.passes import Passes
 from ...snapshot.state import token_array
-from ..api.recomputed import Recomputed
+from ..api.session import Recomputed
 from ..engine.engine import Engine, Steps
 from ..engine.generation import logits_digest, replay
 from ..events.bus import Bus

@@ -17,7 +17,7 @@ from ...memvid import operations
 from ...memvid.format.records import Finding, MaintenanceReport
 from ...memvid.operations import MarkedVersion, Order
 from ...memvid.store import Store
-from ..api.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult, MarksResult
+from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult, MarksResult
 from ..errors import ServiceClosed
 from .disk_space import Stop, Way
 

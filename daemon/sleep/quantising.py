@@ -36,7 +36,7 @@ from ...snapshot.lossy import Loss, StoredArray, quantise, stored_bytes, worst
 from ...snapshot.lossy_kinds import BITS, choose
 from ...snapshot.records import require_spans
 from ...snapshot.restore import read_checkpoint
-from ..api.results import MaintenanceAction, MaintenanceProblem, MaintenanceResult
+from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ..engine.engine import Engine, Steps
 from ..errors import ServiceClosed
 from ..models.models import LoadedModel

@@ -19,7 +19,7 @@ from ...memvid.format.bundle import BundleReader
 from ...memvid.format.records import IndexRow
 from ...memvid.store import Store
 from ...snapshot.analysis import DEFAULT_KIND, analyse, encode
-from ..api.results import Emit, Progress
+from ..api.events import OnEvent, ProgressEvent
 from ..errors import ServiceClosed
 
 _GONE: Final = "its parent is not in the store any more"
@@ -41,7 +41,7 @@ class Analyst:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-analyse")
         self._closing = threading.Event()
 
-    async def analyse(self, version: str, *, kind: str | None, labels: Sequence[str] | None, emit: Emit) -> Analysed:
+    async def analyse(self, version: str, *, kind: str | None, labels: Sequence[str] | None, emit: OnEvent) -> Analysed:
         """The artifact of the version that `version` means. Cancelling the task stops the work at its next step.
 
         Raises:
@@ -55,7 +55,7 @@ class Analyst:
 
         def report(done: int, total: int) -> None:
             self._require_wanted(left)
-            loop.call_soon_threadsafe(emit, Progress("analyse", done, total))
+            loop.call_soon_threadsafe(emit, ProgressEvent("analyse", done, total))
 
         def work() -> Analysed:
             self._require_wanted(left)

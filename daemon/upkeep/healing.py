@@ -51,7 +51,7 @@ from ...snapshot.identity import require_same
 from ...snapshot.passes import Passes, tokens_of
 from ...snapshot.restore import read_checkpoint
 from ...snapshot.state import LiveState, token_array
-from ..api.recomputed import Recomputed
+from ..api.session import Recomputed
 from ..engine.admission import standing_back
 from ..engine.cancellation import to_the_end
 from ..engine.engine import Engine, Steps

@@ -24,7 +24,7 @@ from ...memvid.folder.scrub_mark import ScrubMark, left_of, place_of
 from ...memvid.format.records import Finding, VerifyReport
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
-from ..api.results import ScrubInfo
+from ..api.process import ScrubInfo
 from ..engine.pieces import NAMES_AT_ONCE, in_pieces
 from ..errors import ServiceClosed
 from ..events.bus import Bus

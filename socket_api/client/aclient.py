@@ -11,26 +11,39 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ...daemon.api.events import NoticeEvent, OnEvent, TokenEvent
+from ...daemon.api.process import SubscribeRequest
+from ...daemon.api.reading import ChatRequest, GenerateRequest, GenerateResult
+from ...daemon.api.records import Request
+from ...daemon.api.verb import Awaiting, Opened, Verb
+from ...daemon.api.verbs import SUBSCRIBE, VERBS, Verbs
 from ..errors import ApiError, LocalProtocolError
-from ..wire import calls, results
 from ..wire.address import default_socket_path
-from ..wire.calls import Call, R, committed_of, remote_error
+from ..wire.asking import Call, R, call_of, committed_of, remote_error
 from ..wire.messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
-from ..wire.methods import Priority
-from ..wire.results import GenerateResult, NoticeEvent, Sampling, TokenEvent
 from .alink import AsyncLink
-from .client import OnEvent
 from .ensuring import ensure_daemon
 from .link import DEFAULT_TIMEOUT_S
 from .subscription import AsyncSubscription
 
 
-class AsyncClient:
+def _stream_generate(client: AsyncClient, request: GenerateRequest) -> AsyncTextStream:
+    return AsyncTextStream(client._link, client.call(VERBS["generate"], request), request.on_event)
+
+
+def _stream_chat(client: AsyncClient, request: ChatRequest) -> AsyncTextStream:
+    return AsyncTextStream(client._link, client.call(VERBS["chat"], request), request.on_event)
+
+
+def _events(client: AsyncClient, request: SubscribeRequest) -> AsyncSubscription:
+    return AsyncSubscription(client._link, client.call(SUBSCRIBE, request))
+
+
+class AsyncClient(Verbs, Awaiting):
     """A connection to the daemon: `async with AsyncClient() as torpor`, or `connect` and `close`.
 
     Args and errors are those of `Client`; the connection is made by `connect`.
@@ -61,337 +74,40 @@ class AsyncClient:
         socket = await asyncio.to_thread(ensure_daemon, socket_path, store=store, config=config)
         return await cls(socket, namespace=namespace, timeout_s=timeout_s).connect()
 
-    # --- verbs
+    # --- asking
 
-    async def status(self) -> results.StatusResult:
-        """The daemon as a whole."""
-        return await self._run(calls.status())
+    stream_generate = Opened(
+        GenerateRequest,
+        _stream_generate,
+        "As `generate`, piece by piece; asked for when the stream is first iterated or entered.",
+    )
+    stream_chat = Opened(
+        ChatRequest, _stream_chat, "As `chat`, piece by piece; asked for when the stream is first iterated or entered."
+    )
+    events = Opened(SubscribeRequest, _events)
 
-    async def create(
-        self,
-        session: str,
-        *,
-        model: str | None = None,
-        labels: Sequence[str] = (),
-        sampling: Sampling | None = None,
-        system: str | None = None,
-    ) -> results.SessionInfo:
-        """Make a session. `system` opens its chat."""
-        call = calls.create(session, model=model, labels=labels, sampling=sampling, system=system)
-        return await self._run(call)
+    async def ask(self, verb: Verb[Any, R], request: Request) -> R:
+        """Ask what a row of the table of verbs says; each of the methods does this with its record."""
+        call, on_event = self.call(verb, request), getattr(request, "on_event", None)
+        request_id = self._link.begin(call)
+        try:
+            await self._link.flush()
+            while True:
+                message = await self._link.wait_for(request_id)
+                if isinstance(message, EventMessage):
+                    if on_event is not None:
+                        on_event(message.event)
+                elif isinstance(message, ResultMessage):
+                    return call.load_result(message.result)
+                else:
+                    assert isinstance(message, ErrorMessage)
+                    raise remote_error(message.error)
+        finally:
+            self._link.abandon(request_id)
 
-    async def append(
-        self,
-        session: str,
-        *,
-        text: str | None = None,
-        tokens: Sequence[int] | None = None,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> results.AppendResult:
-        """Let the session read text, or token ids. Never sent twice, whatever fails."""
-        return await self._run(
-            calls.append(session, text=text, tokens=tokens, create=create, priority=priority), on_event
-        )
-
-    async def generate(
-        self,
-        session: str,
-        *,
-        max_tokens: int | None = None,
-        text: str | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        prove: bool = False,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> GenerateResult:
-        """Continue the session's text, after reading `text` if there is some."""
-        call = calls.generate(
-            session,
-            max_tokens=max_tokens,
-            text=text,
-            sampling=sampling,
-            stop=stop,
-            prove=prove,
-            create=create,
-            priority=priority,
-        )
-        return await self._run(call, on_event)
-
-    def stream_generate(
-        self,
-        session: str,
-        *,
-        max_tokens: int | None = None,
-        text: str | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        prove: bool = False,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> AsyncTextStream:
-        """As `generate`, piece by piece; asked for when the stream is first iterated or entered."""
-        call = calls.generate(
-            session,
-            max_tokens=max_tokens,
-            text=text,
-            sampling=sampling,
-            stop=stop,
-            prove=prove,
-            create=create,
-            priority=priority,
-        )
-        return AsyncTextStream(self._link, call.within(self.namespace), on_event)
-
-    async def chat(
-        self,
-        session: str,
-        message: str | None = None,
-        *,
-        max_tokens: int | None = None,
-        role: str = "user",
-        messages: Sequence[Mapping[str, str]] | None = None,
-        on_divergence: str = "refuse",
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        prove: bool = False,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> GenerateResult:
-        """One turn of a chat: a new message, or `messages`, the whole transcript (maps of role and content); the
-        daemon reads what is new of it. on_divergence: what becomes of a transcript that is not what the session has."""
-        call = calls.chat(
-            session,
-            message,
-            max_tokens=max_tokens,
-            role=role,
-            messages=messages,
-            on_divergence=on_divergence,
-            sampling=sampling,
-            stop=stop,
-            prove=prove,
-            create=create,
-            priority=priority,
-        )
-        return await self._run(call, on_event)
-
-    def stream_chat(
-        self,
-        session: str,
-        message: str | None = None,
-        *,
-        max_tokens: int | None = None,
-        role: str = "user",
-        messages: Sequence[Mapping[str, str]] | None = None,
-        on_divergence: str = "refuse",
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        prove: bool = False,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> AsyncTextStream:
-        """As `chat`, piece by piece; asked for when the stream is first iterated or entered."""
-        call = calls.chat(
-            session,
-            message,
-            max_tokens=max_tokens,
-            role=role,
-            messages=messages,
-            on_divergence=on_divergence,
-            sampling=sampling,
-            stop=stop,
-            prove=prove,
-            create=create,
-            priority=priority,
-        )
-        return AsyncTextStream(self._link, call.within(self.namespace), on_event)
-
-    async def set(self, session: str, *, sampling: Sampling, on_event: OnEvent | None = None) -> results.SessionInfo:
-        """Change how the session draws its tokens, from now on: what is given of `sampling`, and nothing else."""
-        return await self._run(calls.set_sampling(session, sampling), on_event)
-
-    async def sleep(self, session: str, *, on_event: OnEvent | None = None) -> results.SleepResult:
-        """Put the session to sleep. When this returns, its state is durable."""
-        return await self._run(calls.sleep(session), on_event)
-
-    async def wake(
-        self,
-        session: str,
-        *,
-        version: int | None = None,
-        at_token: int | None = None,
-        strict: bool = False,
-        on_event: OnEvent | None = None,
-    ) -> results.WakeResult:
-        """Wake the session; nothing is prefilled again. at_token: with only so many of its tokens, what it takes to get
-        there computed. strict: refuse what another backend computed."""
-        return await self._run(calls.wake(session, version=version, at_token=at_token, strict=strict), on_event)
-
-    async def plan_wake(
-        self, session: str, *, version: int | None = None, at_token: int | None = None, strict: bool = False
-    ) -> results.WakePlanResult:
-        """What `wake` would do if it were asked the same, and how long that would take there; nothing is done."""
-        return await self._run(calls.plan_wake(session, version=version, at_token=at_token, strict=strict))
-
-    async def fork(
-        self,
-        session: str,
-        name: str,
-        *,
-        at_token: int | None = None,
-        labels: Sequence[str] | None = None,
-        on_event: OnEvent | None = None,
-    ) -> results.ForkResult:
-        """Make a session `name` that begins as `session` stands (or its version `NAME@3`), at an earlier token if
-        one is given. It has all blocks in common with it, and sleeps."""
-        return await self._run(calls.fork(session, name, at_token=at_token, labels=labels), on_event)
-
-    async def load_model(self, model: str) -> results.ModelInfo:
-        """Load a model, if it is not; idle sessions and models make room for it."""
-        return await self._run(calls.load_model(model))
-
-    async def unload_model(self, model: str) -> results.ModelInfo:
-        """Put the sessions on a model to sleep, and free its memory until it is needed again."""
-        return await self._run(calls.unload_model(model))
-
-    async def fold(
-        self,
-        session: str,
-        name: str,
-        *,
-        summary: str | None = None,
-        summarise: int | None = None,
-        tail: int = 0,
-        labels: Sequence[str] | None = None,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> results.FoldResult:
-        """Make `session` durable, and begin a smaller one, `name`, with its system text, a summary (given, or written
-        by the model in at most `summarise` tokens) and its last `tail` tokens."""
-        call = calls.fold(
-            session, name, summary=summary, summarise=summarise, tail=tail, labels=labels, priority=priority
-        )
-        return await self._run(call, on_event)
-
-    async def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
-        """All sessions, or those of one namespace: this one, else the client's."""
-        return (await self._run(calls.list_sessions(namespace))).sessions
-
-    async def stats(self, label: str | None = None, namespace: str | None = None) -> results.StatsResult:
-        """Figures of all sessions, or of those of a label or namespace: together, and by label."""
-        return await self._run(calls.stats(label, namespace))
-
-    async def warm(
-        self,
-        sessions: Sequence[str] = (),
-        *,
-        label: str | None = None,
-        namespace: str | None = None,
-        on_event: OnEvent | None = None,
-    ) -> results.WarmResult:
-        """Wake sessions ahead of need, by name or by label, as far as memory is free: none other goes to sleep."""
-        return await self._run(calls.warm(sessions, label=label, namespace=namespace), on_event)
-
-    async def clear(self, label: str, *, namespace: str | None = None, dry_run: bool = False) -> results.ClearResult:
-        """Delete all sessions of a label, from memory and disk; `dry_run` tells which, and changes nothing."""
-        return await self._run(calls.clear(label, namespace=namespace, dry_run=dry_run))
-
-    async def show(self, session: str) -> results.SessionDetail:
-        """Everything that can be seen of one session."""
-        return await self._run(calls.show(session))
-
-    async def why(self, session: str) -> results.WhyResult:
-        """What became of the prefixes of the session's last requests: what was kept, where one diverged, and why."""
-        return await self._run(calls.why(session))
-
-    async def analyse(
-        self,
-        session: str,
-        *,
-        kind: str | None = None,
-        labels: Sequence[str] | None = None,
-        on_event: OnEvent | None = None,
-    ) -> results.AnalysisResult:
-        """Figures of a stored version (`NAME@3`; the newest of a bare name), as a JSON document in `artifact`."""
-        return await self._run(calls.analyse(session, kind=kind, labels=labels), on_event)
-
-    async def delete(self, session: str) -> results.DeleteResult:
-        """Remove the session and all its versions."""
-        return await self._run(calls.delete(session))
-
-    async def maintain(
-        self,
-        operation: str,
-        *,
-        session: str | None = None,
-        dry_run: bool = False,
-        keep_last: int | None = None,
-        keep_days: float | None = None,
-        cold_after_days: float | None = None,
-        bits: int | None = None,
-        after_days: float | None = None,
-    ) -> results.MaintenanceResult:
-        """Have the daemon look after its store: gc, compact, repair, rebuild_index, prune, forget,
-        quantise.
-
-        It reports no progress and may take long; `dry_run` tells what it would do and changes nothing.
-        """
-        call = calls.maintain(
-            operation,
-            session=session,
-            dry_run=dry_run,
-            keep_last=keep_last,
-            keep_days=keep_days,
-            cold_after_days=cold_after_days,
-            bits=bits,
-            after_days=after_days,
-        )
-        return await self._run(call)
-
-    async def mark(
-        self,
-        session: str,
-        *,
-        tag: str | None = None,
-        untag: str | None = None,
-        pinned: bool | None = None,
-        move: bool = False,
-    ) -> results.MarksResult:
-        """Put one mark on a version (`NAME@3`; the latest of a bare name), or take one off.
-
-        `move` takes a tag from the version that has it.
-        """
-        return await self._run(calls.mark(session, tag=tag, untag=untag, pinned=pinned, move=move))
-
-    async def import_bundle(self, bundle_id: str, *, session: str | None = None) -> results.SleepResult:
-        """Adopt a bundle that was put into the store's folder `incoming`, under its own name or another."""
-        return await self._run(calls.import_bundle(bundle_id, session=session))
-
-    def events(
-        self, names: Sequence[str] | None = None, *, session: str | None = None, namespace: str | None = None
-    ) -> AsyncSubscription:
-        """What happens in the daemon from now on, until the subscription is closed or the daemon stops: sleeps, wakes,
-        evictions, what is read and written, with sizes and times. Who reads too slowly is told how many were `lost`.
-
-        names: only events of these names (docs/protocol.md); session, namespace: only events about these.
-        """
-        call = calls.subscribe(names=names, session=session, namespace=namespace)
-        return AsyncSubscription(self._link, call.within(self.namespace))
-
-    async def shutdown(self, *, force: bool = False) -> results.ShutdownResult:
-        """Stop the daemon. When this returns, it has put its sessions to sleep, and its process (`peer_pid`) ends.
-
-        Where a session cannot be put to sleep, this raises RemoteError with the code `stop_refused`, and the daemon
-        goes on. With `force` it stops all the same, and `failed` of the result names such sessions: what they did since
-        their last sleep is lost.
-        """
-        return await self._run(calls.shutdown(force=force))
+    def call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
+        """What is sent of a request: checked, and with names as this client's namespace has them."""
+        return call_of(verb, request, self.namespace)
 
     # --- life
 
@@ -426,23 +142,6 @@ class AsyncClient:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    async def _run(self, call: Call[R], on_event: OnEvent | None = None) -> R:
-        request_id = self._link.begin(call.within(self.namespace))
-        try:
-            await self._link.flush()
-            while True:
-                message = await self._link.wait_for(request_id)
-                if isinstance(message, EventMessage):
-                    if on_event is not None and not isinstance(message.event, NoticeEvent):
-                        on_event(message.event)
-                elif isinstance(message, ResultMessage):
-                    return call.load_result(message.result)
-                else:
-                    assert isinstance(message, ErrorMessage)
-                    raise remote_error(message.error)
-        finally:
-            self._link.abandon(request_id)
 
 
 class AsyncTextStream:

@@ -22,7 +22,7 @@ from ..errors import (
     RequestTimeout,
 )
 from ..wire.address import require_path_fits
-from ..wire.calls import Call, remote_error
+from ..wire.asking import Call, remote_error
 from ..wire.connection import ClientConnection
 from ..wire.messages import EventMessage, HelloReply, ServerMessage
 from ..wire.peer import peer_pid
@@ -101,7 +101,7 @@ class AsyncLink:
     def begin(self, call: Call[Any]) -> int:
         """Begin a request without waiting: a frame is queued whole, so a cancelled task never leaves half of one."""
         self._require_open()
-        request_id, data = self._connection.send_request(call.method, call.params)
+        request_id, data = self._connection.send_request(call.verb.name, call.params)
         self._inboxes[request_id] = _Awaited()
         self._unanswered[request_id] = Unanswered(call)
         if not self._renew():
@@ -210,7 +210,7 @@ class AsyncLink:
         request = self._unanswered.get(request_id)
         if request is None or self._failure is not None or connection is not self._connection:
             return
-        self._write(connection.send_again(request_id, request.call.method, request.call.params))
+        self._write(connection.send_again(request_id, request.call.verb.name, request.call.params))
         if request.is_cancelled:
             self._write(connection.send_cancel(request_id))
 

@@ -11,26 +11,39 @@ that a stream is open while others are made.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ...daemon.api.events import NoticeEvent, OnEvent, TokenEvent
+from ...daemon.api.process import SubscribeRequest
+from ...daemon.api.reading import ChatRequest, GenerateRequest, GenerateResult
+from ...daemon.api.records import Request
+from ...daemon.api.verb import Blocking, Opened, Verb
+from ...daemon.api.verbs import SUBSCRIBE, VERBS, Verbs
 from ..errors import ApiError, LocalProtocolError
-from ..wire import calls, results
 from ..wire.address import default_socket_path
-from ..wire.calls import Call, R, committed_of, remote_error
+from ..wire.asking import Call, R, call_of, committed_of, remote_error
 from ..wire.messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
-from ..wire.methods import Priority
-from ..wire.results import GenerateResult, NoticeEvent, ProgressEvent, Sampling, TokenEvent
 from .ensuring import ensure_daemon
 from .link import DEFAULT_TIMEOUT_S, Link
 from .subscription import Subscription
 
-OnEvent = Callable[[ProgressEvent | TokenEvent], None]
+
+def _stream_generate(client: Client, request: GenerateRequest) -> TextStream:
+    return TextStream(client._link, client.call(VERBS["generate"], request), request.on_event)
 
 
-class Client:
+def _stream_chat(client: Client, request: ChatRequest) -> TextStream:
+    return TextStream(client._link, client.call(VERBS["chat"], request), request.on_event)
+
+
+def _events(client: Client, request: SubscribeRequest) -> Subscription:
+    return Subscription(client._link, client.call(SUBSCRIBE, request))
+
+
+class Client(Verbs, Blocking):
     """A connection to the daemon.
 
     Args:
@@ -74,335 +87,33 @@ class Client:
         socket = ensure_daemon(socket_path, store=store, config=config)
         return cls(socket, namespace=namespace, timeout_s=timeout_s)
 
-    # --- verbs
+    # --- asking
 
-    def status(self) -> results.StatusResult:
-        """The daemon as a whole."""
-        return self._run(calls.status())
+    stream_generate = Opened(GenerateRequest, _stream_generate, "As `generate`, piece by piece.")
+    stream_chat = Opened(ChatRequest, _stream_chat, "As `chat`, piece by piece.")
+    events = Opened(SubscribeRequest, _events)
 
-    def create(
-        self,
-        session: str,
-        *,
-        model: str | None = None,
-        labels: Sequence[str] = (),
-        sampling: Sampling | None = None,
-        system: str | None = None,
-    ) -> results.SessionInfo:
-        """Make a session. `system` opens its chat."""
-        return self._run(calls.create(session, model=model, labels=labels, sampling=sampling, system=system))
+    def ask(self, verb: Verb[Any, R], request: Request) -> R:
+        """Ask what a row of the table of verbs says; each of the methods does this with its record."""
+        call, on_event = self.call(verb, request), getattr(request, "on_event", None)
+        request_id = self._link.begin(call)
+        try:
+            while True:
+                message = self._link.wait_for(request_id)
+                if isinstance(message, EventMessage):
+                    if on_event is not None:
+                        on_event(message.event)
+                elif isinstance(message, ResultMessage):
+                    return call.load_result(message.result)
+                else:
+                    assert isinstance(message, ErrorMessage)
+                    raise remote_error(message.error)
+        finally:
+            self._link.abandon(request_id)
 
-    def append(
-        self,
-        session: str,
-        *,
-        text: str | None = None,
-        tokens: Sequence[int] | None = None,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> results.AppendResult:
-        """Let the session read text, or token ids. Never sent twice, whatever fails."""
-        return self._run(calls.append(session, text=text, tokens=tokens, create=create, priority=priority), on_event)
-
-    def generate(
-        self,
-        session: str,
-        *,
-        max_tokens: int | None = None,
-        text: str | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        prove: bool = False,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> GenerateResult:
-        """Continue the session's text, after reading `text` if there is some. sampling: what is given of it overrides
-        the session's, for this request."""
-        call = calls.generate(
-            session,
-            max_tokens=max_tokens,
-            text=text,
-            sampling=sampling,
-            stop=stop,
-            prove=prove,
-            create=create,
-            priority=priority,
-        )
-        return self._run(call, on_event)
-
-    def stream_generate(
-        self,
-        session: str,
-        *,
-        max_tokens: int | None = None,
-        text: str | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        prove: bool = False,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> TextStream:
-        """As `generate`, piece by piece."""
-        call = calls.generate(
-            session,
-            max_tokens=max_tokens,
-            text=text,
-            sampling=sampling,
-            stop=stop,
-            prove=prove,
-            create=create,
-            priority=priority,
-        )
-        return TextStream(self._link, call.within(self.namespace), on_event)
-
-    def chat(
-        self,
-        session: str,
-        message: str | None = None,
-        *,
-        max_tokens: int | None = None,
-        role: str = "user",
-        messages: Sequence[Mapping[str, str]] | None = None,
-        on_divergence: str = "refuse",
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        prove: bool = False,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> GenerateResult:
-        """One turn of a chat: a new message, or `messages`, the whole transcript (maps of role and content); the
-        daemon reads what is new of it. on_divergence: what becomes of a transcript that is not what the session has."""
-        call = calls.chat(
-            session,
-            message,
-            max_tokens=max_tokens,
-            role=role,
-            messages=messages,
-            on_divergence=on_divergence,
-            sampling=sampling,
-            stop=stop,
-            prove=prove,
-            create=create,
-            priority=priority,
-        )
-        return self._run(call, on_event)
-
-    def stream_chat(
-        self,
-        session: str,
-        message: str | None = None,
-        *,
-        max_tokens: int | None = None,
-        role: str = "user",
-        messages: Sequence[Mapping[str, str]] | None = None,
-        on_divergence: str = "refuse",
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        prove: bool = False,
-        create: bool = False,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> TextStream:
-        """As `chat`, piece by piece."""
-        call = calls.chat(
-            session,
-            message,
-            max_tokens=max_tokens,
-            role=role,
-            messages=messages,
-            on_divergence=on_divergence,
-            sampling=sampling,
-            stop=stop,
-            prove=prove,
-            create=create,
-            priority=priority,
-        )
-        return TextStream(self._link, call.within(self.namespace), on_event)
-
-    def set(self, session: str, *, sampling: Sampling, on_event: OnEvent | None = None) -> results.SessionInfo:
-        """Change how the session draws its tokens, from now on: what is given of `sampling`, and nothing else."""
-        return self._run(calls.set_sampling(session, sampling), on_event)
-
-    def sleep(self, session: str, *, on_event: OnEvent | None = None) -> results.SleepResult:
-        """Put the session to sleep. When this returns, its state is durable."""
-        return self._run(calls.sleep(session), on_event)
-
-    def wake(
-        self,
-        session: str,
-        *,
-        version: int | None = None,
-        at_token: int | None = None,
-        strict: bool = False,
-        on_event: OnEvent | None = None,
-    ) -> results.WakeResult:
-        """Wake the session; nothing is prefilled again. at_token: with only so many of its tokens, what it takes to get
-        there computed. strict: refuse what another backend computed."""
-        return self._run(calls.wake(session, version=version, at_token=at_token, strict=strict), on_event)
-
-    def plan_wake(
-        self, session: str, *, version: int | None = None, at_token: int | None = None, strict: bool = False
-    ) -> results.WakePlanResult:
-        """What `wake` would do if it were asked the same, and how long that would take there; nothing is done."""
-        return self._run(calls.plan_wake(session, version=version, at_token=at_token, strict=strict))
-
-    def fork(
-        self,
-        session: str,
-        name: str,
-        *,
-        at_token: int | None = None,
-        labels: Sequence[str] | None = None,
-        on_event: OnEvent | None = None,
-    ) -> results.ForkResult:
-        """Make a session `name` that begins as `session` stands (or its version `NAME@3`), at an earlier token if
-        one is given. It has all blocks in common with it, and sleeps."""
-        return self._run(calls.fork(session, name, at_token=at_token, labels=labels), on_event)
-
-    def load_model(self, model: str) -> results.ModelInfo:
-        """Load a model, if it is not; idle sessions and models make room for it."""
-        return self._run(calls.load_model(model))
-
-    def unload_model(self, model: str) -> results.ModelInfo:
-        """Put the sessions on a model to sleep, and free its memory until it is needed again."""
-        return self._run(calls.unload_model(model))
-
-    def fold(
-        self,
-        session: str,
-        name: str,
-        *,
-        summary: str | None = None,
-        summarise: int | None = None,
-        tail: int = 0,
-        labels: Sequence[str] | None = None,
-        priority: Priority = "normal",
-        on_event: OnEvent | None = None,
-    ) -> results.FoldResult:
-        """Make `session` durable, and begin a smaller one, `name`, with its system text, a summary (given, or written
-        by the model in at most `summarise` tokens) and its last `tail` tokens."""
-        call = calls.fold(
-            session, name, summary=summary, summarise=summarise, tail=tail, labels=labels, priority=priority
-        )
-        return self._run(call, on_event)
-
-    def list_sessions(self, namespace: str | None = None) -> tuple[results.SessionInfo, ...]:
-        """All sessions, or those of one namespace: this one, else the client's."""
-        return self._run(calls.list_sessions(namespace)).sessions
-
-    def stats(self, label: str | None = None, namespace: str | None = None) -> results.StatsResult:
-        """Figures of all sessions, or of those of a label or namespace: together, and by label."""
-        return self._run(calls.stats(label, namespace))
-
-    def warm(
-        self,
-        sessions: Sequence[str] = (),
-        *,
-        label: str | None = None,
-        namespace: str | None = None,
-        on_event: OnEvent | None = None,
-    ) -> results.WarmResult:
-        """Wake sessions ahead of need, by name or by label, as far as memory is free: none other goes to sleep."""
-        return self._run(calls.warm(sessions, label=label, namespace=namespace), on_event)
-
-    def clear(self, label: str, *, namespace: str | None = None, dry_run: bool = False) -> results.ClearResult:
-        """Delete all sessions of a label, from memory and disk; `dry_run` tells which, and changes nothing."""
-        return self._run(calls.clear(label, namespace=namespace, dry_run=dry_run))
-
-    def show(self, session: str) -> results.SessionDetail:
-        """Everything that can be seen of one session."""
-        return self._run(calls.show(session))
-
-    def why(self, session: str) -> results.WhyResult:
-        """What became of the prefixes of the session's last requests: what was kept, where one diverged, and why."""
-        return self._run(calls.why(session))
-
-    def analyse(
-        self,
-        session: str,
-        *,
-        kind: str | None = None,
-        labels: Sequence[str] | None = None,
-        on_event: OnEvent | None = None,
-    ) -> results.AnalysisResult:
-        """Figures of a stored version (`NAME@3`; the newest of a bare name), as a JSON document in `artifact`."""
-        return self._run(calls.analyse(session, kind=kind, labels=labels), on_event)
-
-    def delete(self, session: str) -> results.DeleteResult:
-        """Remove the session and all its versions."""
-        return self._run(calls.delete(session))
-
-    def maintain(
-        self,
-        operation: str,
-        *,
-        session: str | None = None,
-        dry_run: bool = False,
-        keep_last: int | None = None,
-        keep_days: float | None = None,
-        cold_after_days: float | None = None,
-        bits: int | None = None,
-        after_days: float | None = None,
-    ) -> results.MaintenanceResult:
-        """Have the daemon look after its store: gc, compact, repair, rebuild_index, prune, forget,
-        quantise.
-
-        It reports no progress and may take long; `dry_run` tells what it would do and changes nothing.
-        """
-        call = calls.maintain(
-            operation,
-            session=session,
-            dry_run=dry_run,
-            keep_last=keep_last,
-            keep_days=keep_days,
-            cold_after_days=cold_after_days,
-            bits=bits,
-            after_days=after_days,
-        )
-        return self._run(call)
-
-    def mark(
-        self,
-        session: str,
-        *,
-        tag: str | None = None,
-        untag: str | None = None,
-        pinned: bool | None = None,
-        move: bool = False,
-    ) -> results.MarksResult:
-        """Put one mark on a version (`NAME@3`; the latest of a bare name), or take one off.
-
-        `move` takes a tag from the version that has it.
-        """
-        return self._run(calls.mark(session, tag=tag, untag=untag, pinned=pinned, move=move))
-
-    def import_bundle(self, bundle_id: str, *, session: str | None = None) -> results.SleepResult:
-        """Adopt a bundle that was put into the store's folder `incoming`, under its own name or another."""
-        return self._run(calls.import_bundle(bundle_id, session=session))
-
-    def events(
-        self, names: Sequence[str] | None = None, *, session: str | None = None, namespace: str | None = None
-    ) -> Subscription:
-        """What happens in the daemon from now on, until the subscription is closed or the daemon stops: sleeps, wakes,
-        evictions, what is read and written, with sizes and times. Who reads too slowly is told how many were `lost`.
-
-        names: only events of these names (docs/protocol.md); session, namespace: only events about these.
-        """
-        call = calls.subscribe(names=names, session=session, namespace=namespace)
-        return Subscription(self._link, call.within(self.namespace))
-
-    def shutdown(self, *, force: bool = False) -> results.ShutdownResult:
-        """Stop the daemon. When this returns, it has put its sessions to sleep, and its process (`peer_pid`) ends.
-
-        Where a session cannot be put to sleep, this raises RemoteError with the code `stop_refused`, and the daemon
-        goes on. With `force` it stops all the same, and `failed` of the result names such sessions: what they did since
-        their last sleep is lost.
-        """
-        return self._run(calls.shutdown(force=force))
+    def call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
+        """What is sent of a request: checked, and with names as this client's namespace has them."""
+        return call_of(verb, request, self.namespace)
 
     # --- life
 
@@ -427,22 +138,6 @@ class Client:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _run(self, call: Call[R], on_event: OnEvent | None = None) -> R:
-        request_id = self._link.begin(call.within(self.namespace))
-        try:
-            while True:
-                message = self._link.wait_for(request_id)
-                if isinstance(message, EventMessage):
-                    if on_event is not None and not isinstance(message.event, NoticeEvent):
-                        on_event(message.event)
-                elif isinstance(message, ResultMessage):
-                    return call.load_result(message.result)
-                else:
-                    assert isinstance(message, ErrorMessage)
-                    raise remote_error(message.error)
-        finally:
-            self._link.abandon(request_id)
 
 
 class TextStream:
@@ -469,7 +164,7 @@ class TextStream:
 
         Raises:
             LocalProtocolError: it has not ended, or was cancelled before it had a result; then its details hold the
-                facts of what stays (docs/protocol.md, `cancelled`), if anything does.
+                facts of what stays (docs/reference/protocol.md, `cancelled`), if anything does.
         """
         if self._result is None:
             raise LocalProtocolError(

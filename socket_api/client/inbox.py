@@ -8,10 +8,11 @@ counts them, as the daemon itself tells of those that it dropped.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Final
 
+from ...daemon.api.events import NoticeEvent
 from ..wire.messages import EventMessage, ServerMessage
-from ..wire.results import NoticeEvent
 
 MAX_WAITING_NOTICES: Final = 8192
 """Events of a subscription that wait in a client: some megabytes."""
@@ -47,7 +48,7 @@ class Inbox:
         if self._last_lost is None:
             return self._messages.popleft()
         message, event = self._last_lost
-        told = event.model_copy(update={"name": LOST, "request": None, "session": None, "facts": {"count": self._lost}})
+        told = replace(event, name=LOST, request=None, session=None, facts={"count": self._lost})
         self._lost, self._last_lost = 0, None
         return message.model_copy(update={"event": told})
 

@@ -36,7 +36,7 @@ from ..errors import (
     RequestTimeout,
 )
 from ..wire.address import default_socket_path, require_path_fits
-from ..wire.calls import Call, remote_error
+from ..wire.asking import Call, remote_error
 from ..wire.connection import ClientConnection
 from ..wire.messages import EventMessage, HelloReply, ServerMessage
 from ..wire.peer import peer_pid
@@ -107,7 +107,7 @@ class Link:
         """Send a request; returns its id."""
         with self._alone():
             self._require_open()
-            request_id, data = self._connection.send_request(call.method, call.params)
+            request_id, data = self._connection.send_request(call.verb.name, call.params)
             self._inboxes[request_id] = Inbox()
             self._unanswered[request_id] = Unanswered(call)
             try:
@@ -253,7 +253,7 @@ class Link:
                 self._send_again(owed[1], request)
 
     def _send_again(self, request_id: int, request: Unanswered) -> None:
-        data = self._connection.send_again(request_id, request.call.method, request.call.params)
+        data = self._connection.send_again(request_id, request.call.verb.name, request.call.params)
         if request.is_cancelled:
             data += self._connection.send_cancel(request_id)
         try:

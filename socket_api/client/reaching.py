@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import RemoteError
-from ..wire.calls import Call
+from ..wire.asking import Call
 from ..wire.messages import ErrorMessage, ServerMessage
 from ..wire.peer import peer_uid, require_own_peer
 

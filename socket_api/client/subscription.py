@@ -8,10 +8,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from ...daemon.api.events import NoticeEvent
+from ...daemon.api.process import SubscribeResult
 from ..errors import LocalProtocolError
-from ..wire.calls import Call, remote_error
+from ..wire.asking import Call, remote_error
 from ..wire.messages import ErrorMessage, EventMessage, ResultMessage, ServerMessage
-from ..wire.results import NoticeEvent, SubscribeResult
 from .alink import AsyncLink
 from .link import Link
 

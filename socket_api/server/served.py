@@ -19,7 +19,7 @@ import logging
 import os
 from dataclasses import asdict
 
-from ...daemon.api.results import Event
+from ...daemon.api.events import WorkEvent
 from ...daemon.engine.cancellation import LeftMidway
 from ...daemon.engine.pieces import Pieces, in_pieces
 from ...daemon.events.events import Notice
@@ -143,7 +143,7 @@ class ServedConnection:
         """As `refuse_work`; returns when the work in flight has ended. The connection stays, for the answers."""
         self.refuse_work()
         if going := [
-            work for request, work in self._work.values() if not (request.method.always or request.method.watches)
+            work for request, work in self._work.values() if not (request.verb.always or request.verb.watches)
         ]:
             await asyncio.wait(going)
 
@@ -278,7 +278,7 @@ class ServedConnection:
         if isinstance(self._farewell, ConnectionEvicted):
             return  # so that what is not answered was not begun, and can be sent again
         if isinstance(message, AcceptedRequest):
-            refusal = None if message.method.always else self._find_refusal()
+            refusal = None if message.verb.always else self._find_refusal()
             if refusal is None:
                 held, self._held = self._held, (Held(), Held())
                 self._begin(message, held)
@@ -312,14 +312,14 @@ class ServedConnection:
         return None
 
     def _begin(self, request: AcceptedRequest, held: _Frame) -> None:
-        def emit(event: Event) -> None:
+        def emit(event: WorkEvent) -> None:
             self._send_event(request.id, event_map(event))
 
         async def tell(notice: Notice) -> None:
             await self._outbox.wait_for_quiet()
             self._send_event(request.id, notice_map(notice))
 
-        work = asyncio.create_task(call(self._backend, self._shut_down, request.method, request.params, emit, tell))
+        work = asyncio.create_task(call(self._backend, self._shut_down, request.verb, request.asked, emit, tell))
         self._work[request.id] = (request, work)
         answer = asyncio.create_task(self._answer(request, work, held))
         self._answers.add(answer)
@@ -356,7 +356,7 @@ class ServedConnection:
             return (yield from self._connection.send_result(request.id, work.result()))
         except LocalProtocolError as unsendable:
             error = ReplyTooLarge(
-                f"{request.method.name} was carried out, but its result cannot be sent: {unsendable.message}"
+                f"{request.verb.name} was carried out, but its result cannot be sent: {unsendable.message}"
                 " Look at the session with show, and ask for less at a time."
             )
         return self._connection.send_error(request.id, error)
@@ -365,23 +365,23 @@ class ServedConnection:
         left, facts = _left_of(request, work)
         if self._quiet or self._stopping.is_set():
             return ShuttingDown(
-                f"The daemon is stopping, so {request.method.name} was cancelled. {left} Go on when the daemon has been"
+                f"The daemon is stopping, so {request.verb.name} was cancelled. {left} Go on when the daemon has been"
                 " started again.",
                 **facts,
             )
         if request.id in self._gave_way:
             return ShuttingDown(
-                f"The daemon was told to stop, so {request.method.name} was cancelled. {left} Ask what is left again:"
+                f"The daemon was told to stop, so {request.verb.name} was cancelled. {left} Ask what is left again:"
                 " if the daemon could not stop, it goes on; if it could, when it is back.",
                 **facts,
             )
-        return RequestCancelled(f"{request.method.name} was cancelled. {left}", **facts)
+        return RequestCancelled(f"{request.verb.name} was cancelled. {left}", **facts)
 
     def _cancel(self, request_id: int) -> None:
         # An unknown id is no fault: the result may have crossed the cancel on its way.
         if request_id in self._work:
             request, work = self._work[request_id]
-            if request.method.cancellable:
+            if request.verb.cancellable:
                 work.cancel()
 
     def _cancel_work(self) -> None:
@@ -392,12 +392,12 @@ class ServedConnection:
 
     def _cancel_watching(self) -> None:
         for request_id, (request, _) in list(self._work.items()):
-            if request.method.watches:
+            if request.verb.watches:
                 self._cancel(request_id)
 
     async def _see_watching_end(self) -> None:
         """The service has ended, and with it what watches it, once its client has taken the last that it is told."""
-        if watching := [work for request, work in self._work.values() if request.method.watches]:
+        if watching := [work for request, work in self._work.values() if request.verb.watches]:
             await asyncio.wait(watching, timeout=self._limits.goodbye_timeout_s)
         self._cancel_watching()
 
@@ -436,16 +436,16 @@ class ServedConnection:
 
 
 def _is_stoppable(request: AcceptedRequest) -> bool:
-    return request.method.cancellable and not request.method.watches
+    return request.verb.cancellable and not request.verb.watches
 
 
 def _error_to_tell(request: AcceptedRequest, failure: BaseException) -> TorporError:
     """What a client is told of a failure; a fault of one request must not end the daemon."""
     if isinstance(failure, TorporError):
         return failure
-    _LOG.error("fault in %s", request.method.name, exc_info=failure)
+    _LOG.error("fault in %s", request.verb.name, exc_info=failure)
     return InternalError(
-        f"{request.method.name} failed by a fault of the daemon ({type(failure).__name__}). See its log."
+        f"{request.verb.name} failed by a fault of the daemon ({type(failure).__name__}). See its log."
     )
 
 
@@ -466,7 +466,7 @@ def _left_of(request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) ->
         }
         return f"{read}{written} The session holds {left.token_count} tokens now.{branches}", facts
     except asyncio.CancelledError:
-        return request.method.leaves or "", {}
+        return request.verb.leaves or "", {}
     raise AssertionError("asked only of what was cancelled")
 
 

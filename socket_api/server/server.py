@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 
 from ... import __version__
-from ...daemon.api.results import CloseReport
+from ...daemon.api.process import ShutdownResult
 from ..errors import PeerRefused, ProtocolError, StopRefused, TooManyConnections
 from ..limits import MAX_REQUEST_FRAME_BYTES, ServerLimits
 from ..wire.connection import ServerConnection
@@ -61,7 +61,7 @@ class ApiServer:
         self._evicted: set[ServedConnection] = set()
         self._full: Listener | None = None
         self._on_shutdown = on_shutdown
-        self._report: asyncio.Future[CloseReport] | None = None
+        self._report: asyncio.Future[ShutdownResult] | None = None
 
     @property
     def connections(self) -> int:
@@ -91,7 +91,7 @@ class ApiServer:
             self._listener = None
         await asyncio.gather(*(served.quiesce() for served in self._served))
 
-    def announce(self, report: CloseReport) -> None:
+    def announce(self, report: ShutdownResult) -> None:
         """Answer everyone who asked for the stop, now and until `stop`."""
         if not self._reported().done():
             self._reported().set_result(report)
@@ -221,7 +221,7 @@ class ApiServer:
                     served.reserved = False
                     return
 
-    async def _shut_down(self, *, force: bool) -> CloseReport:
+    async def _shut_down(self, *, force: bool) -> ShutdownResult:
         if not force and not self._stopping:
             for served in self._served:
                 served.give_way()
@@ -232,7 +232,7 @@ class ApiServer:
         self._on_shutdown()
         return await asyncio.shield(self._reported())
 
-    def _reported(self) -> asyncio.Future[CloseReport]:
+    def _reported(self) -> asyncio.Future[ShutdownResult]:
         if self._report is None:
             self._report = asyncio.get_running_loop().create_future()
         return self._report
@@ -246,7 +246,7 @@ class ApiServer:
             _LOG.error("fault in a connection", exc_info=fault)
 
 
-def _stop_refused(report: CloseReport) -> StopRefused:
+def _stop_refused(report: ShutdownResult) -> StopRefused:
     """What to do comes first: there may be more sessions than a message has room for."""
     told = [f"{session}: {reason.rstrip('.')}" for session, reason in list(report.failed.items())[:_SESSIONS_TOLD]]
     if (more := len(report.failed) - len(told)) > 0:

@@ -22,7 +22,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from ...daemon.api.results import CloseReport
+from ...daemon.api.process import ShutdownResult
 from ...daemon.engine.cancellation import to_the_end
 from ..errors import StopIncomplete
 from ..limits import ServerLimits
@@ -43,12 +43,12 @@ class ClosableBackend(Backend, Protocol):
 
     async def begin_close(self) -> None: ...
 
-    async def close(self) -> CloseReport: ...
+    async def close(self) -> ShutdownResult: ...
 
 
 OpenBackend = Callable[[], Awaitable[ClosableBackend]]
 OnReady = Callable[[str], None]
-OnStopped = Callable[[CloseReport], None]
+OnStopped = Callable[[ShutdownResult], None]
 
 
 def serve_until_signal(
@@ -120,7 +120,7 @@ async def _serve(
         )
 
 
-async def _close(backend: ClosableBackend, server: ApiServer, rereading: asyncio.Task[None] | None) -> CloseReport:
+async def _close(backend: ClosableBackend, server: ApiServer, rereading: asyncio.Task[None] | None) -> ShutdownResult:
     """Stop the service. What is awake is put to sleep from the first moment on, whatever else is still to end."""
     keeping = asyncio.ensure_future(backend.begin_close())
     await server.quiesce()

@@ -1,5 +1,5 @@
-"""From a result of the service to the map that crosses the wire, checked on the way: a client would take a drift of
-fields for a breach of the protocol.
+"""From a result of the service to the map that crosses the wire, checked on the way: a client would take a value that
+its record does not allow for a breach of the protocol.
 
 Long lists are made piece by piece, for a stream of somebody else waits meanwhile. Server half.
 """
@@ -9,43 +9,49 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter
 
+from ...daemon.api.records import IGNORING
+from ...daemon.api.verb import R, Verb
 from ...daemon.engine.pieces import SESSIONS_AT_ONCE, Pieces
-from ..wire.results import Reply
 
 _PLAIN_ITEMS_AT_ONCE: Final = 4096
 """Numbers and texts, which take less time than records do."""
 
 
-def wire_map(model: type[Reply], result: object) -> Pieces[dict[str, Any]]:
-    """The map of a result, which is a record of the service, or already a map of its fields."""
+def wire_map(verb: Verb[Any, R], result: R) -> Pieces[dict[str, Any]]:
+    """The map of the answer to a verb."""
     given = _fields_of(result)
     long = {name: items for name, items in given.items() if _is_sequence(items) and len(items) > _at_once(items)}
     short = {name: _plain(() if name in long else value) for name, value in given.items()}
-    found = model.model_validate(short, strict=False).model_dump()
+    _whole(verb).validate_python(short)
     for name, items in long.items():
-        found[name] = yield from _checked(_adapter(model, name), items)
-    return found
+        short[name] = yield from _checked(_of_field(verb, name), items)
+    return short
 
 
 def _checked(of_items: TypeAdapter[Any], items: Sequence[Any]) -> Pieces[tuple[Any, ...]]:
     found: list[Any] = []
     at_once = _at_once(items)
     for start in range(0, len(items), at_once):
-        piece = of_items.validate_python(_plain(items[start : start + at_once]), strict=False)
-        found += of_items.dump_python(piece)
+        piece = _plain(items[start : start + at_once])
+        of_items.validate_python(piece)
+        found += piece
         yield
     return tuple(found)
 
 
 @cache
-def _adapter(model: type[Reply], name: str) -> TypeAdapter[Any]:
+def _whole(verb: Verb[Any, Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(verb.result)
+
+
+@cache
+def _of_field(verb: Verb[Any, Any], name: str) -> TypeAdapter[Any]:
     """For pieces of a field that is a list of any length."""
-    kind: Any = model.model_fields[name].annotation
-    return TypeAdapter(kind)
+    return TypeAdapter(get_type_hints(verb.result, include_extras=True)[name], config=IGNORING)
 
 
 def _at_once(items: Sequence[Any]) -> int:
@@ -56,8 +62,8 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _fields_of(result: Any) -> Mapping[str, Any]:
-    return result if isinstance(result, Mapping) else {each.name: getattr(result, each.name) for each in fields(result)}
+def _fields_of(record: Any) -> Mapping[str, Any]:
+    return record if isinstance(record, Mapping) else {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def _plain(value: Any) -> Any:

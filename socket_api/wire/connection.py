@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...daemon.api.records import Request as Asked
+from ...daemon.api.verb import Verb
+from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from .. import limits
 from ..errors import (
-    ApiError,
     DuplicateId,
     LocalProtocolError,
     MalformedMessage,
@@ -26,6 +28,7 @@ from ..errors import (
     TooManyRequests,
     UnknownMethod,
 )
+from .checking import load_request_in_pieces
 from .framing import Frame, FrameDecoder, Pieces, encode_frame, encode_in_pieces, whole
 from .messages import (
     Cancel,
@@ -41,7 +44,6 @@ from .messages import (
     load_server_message,
     to_map,
 )
-from .methods import METHODS, Method, Params
 
 
 class ClientConnection:
@@ -143,11 +145,11 @@ class ClientConnection:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request whose parameters are checked, now in flight until its result or error is sent."""
+    """A request that is checked, now in flight until its result or error is sent."""
 
     id: int
-    method: Method
-    params: Params
+    verb: Verb[Any, Any]
+    asked: Asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class RefusedRequest:
     """A request that was never in flight: answer it with `send_refusal`."""
 
     id: int
-    error: ApiError
+    error: TorporError
 
 
 ServerInput = Hello | AcceptedRequest | RefusedRequest | Cancel
@@ -272,7 +274,7 @@ class ServerConnection:
             return message
         try:
             return (yield from self._begin(message))
-        except ApiError as error:
+        except TorporError as error:
             return RefusedRequest(message.id, error)
 
     def _begin(self, request: Request) -> Pieces[AcceptedRequest]:
@@ -283,15 +285,15 @@ class ServerConnection:
                 f"{self._max_in_flight} requests are in flight on this connection. Wait for one to be answered.",
                 limit=self._max_in_flight,
             )
-        method = METHODS.get(request.method)
-        if method is None:
+        verb = VERBS.get(request.method)
+        if verb is None:
             raise UnknownMethod(
-                f"There is no method {request.method[:64]!r}. This daemon has: {', '.join(METHODS)}.",
+                f"There is no method {request.method[:64]!r}. This daemon has: {', '.join(VERBS)}.",
                 method=request.method[:64],
             )
-        params = yield from method.load_params_in_pieces(request.params)
+        asked = yield from load_request_in_pieces(verb, request.params)
         self._in_flight.add(request.id)
-        return AcceptedRequest(request.id, method, params)
+        return AcceptedRequest(request.id, verb, asked)
 
     def _require_in_flight(self, request_id: int) -> None:
         if request_id not in self._in_flight:

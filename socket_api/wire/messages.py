@@ -1,6 +1,6 @@
 """The messages that travel in frames: their fields, and the way from map to model and back.
 
-Owns the envelope of every message. Parameters and results are opaque maps here (`methods.py`, `results.py`). Does not
+Owns the envelope of every message. Parameters and results are opaque maps here (`checking.py`). Does not
 know sequence or state: which message may come when is `connection.py`'s affair.
 """
 
@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from ...daemon.api.events import Event
 from ...errors import TorporError
 from .. import limits
 from ..errors import MalformedMessage, UnsupportedProtocol
-from .results import Event
 
 _M = TypeVar("_M")
 

@@ -8,9 +8,10 @@ import sys
 import pytest
 from cli_rig import MadeStore
 
-_PROTOCOL = ("pydantic", "torpor.socket_api.client", "torpor.socket_api.wire.results")
-_MODELS = ("mlx", "mlx_lm", "transformers", "numpy", "torpor.daemon", "torpor.snapshot")
-_HEAVY = (*_MODELS, "asyncio")
+_PROTOCOL = ("pydantic", "torpor.socket_api.client", "torpor.socket_api.wire.checking")
+_SERVICE = ("torpor.daemon.engine", "torpor.daemon.models", "torpor.daemon.parts", "torpor.daemon.verbs")
+_MODELS = ("mlx", "mlx_lm", "transformers", "numpy", *_SERVICE, "torpor.snapshot")
+_HEAVY = (*_MODELS, "torpor.daemon", "asyncio")
 _DRAWING = ("rich",)
 _STORE = ("sqlite3", "msgpack", "torpor.memvid.store")
 

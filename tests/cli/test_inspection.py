@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor, load_module, pretend_terminal, unstyled
@@ -17,7 +16,7 @@ from rich.console import Console
 from torpor.cli.commands.show import render_detail
 from torpor.cli.serve.doctor import _describe_queue
 from torpor.cli.view.formatting import format_time
-from torpor.daemon.api.results import MaintenanceProblem, MaintenanceResult
+from torpor.daemon.api.store import MaintainRequest, MaintenanceProblem, MaintenanceResult
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -489,10 +488,10 @@ def test_a_quantise_that_meets_damage_names_the_intact_version(
         problems_left_out=0,
     )
 
-    async def maintain(**_: Any) -> MaintenanceResult:
+    async def maintain(_request: MaintainRequest) -> MaintenanceResult:
         return report
 
-    monkeypatch.setattr(daemon.service, "maintain", maintain)
+    monkeypatch.setitem(daemon.service.answers, MaintainRequest, maintain)
     first, second = torpor("quantise", "agent", "--json").document["problems"]
     assert first["message"].startswith("It is truncated.")
     assert WAKE_VERSION_1 in first["message"]

@@ -61,7 +61,7 @@ def test_clear_needs_yes_where_nobody_can_be_asked(torpor: Torpor, labelled: Fak
     assert ran.out.splitlines() == ["torpor://default/a  deleted", "torpor://default/b  deleted"]
     assert "2 sessions" in ran.err
     assert list(labelled.service.sessions) == ["c"]
-    assert labelled.service.calls[-1][1] == {"label": "nightly", "namespace": "default", "dry_run": False}
+    assert labelled.service.calls[-1][1] == {"label": "nightly", "namespace": "default"}
 
 
 def test_clear_says_what_stays(torpor: Torpor, labelled: FakeDaemon) -> None:

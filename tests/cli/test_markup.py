@@ -13,7 +13,7 @@ from torpor.cli.commands.show import render_detail
 from torpor.cli.commands.verify import render_finding
 from torpor.cli.serve.doctor import render_doctor
 from torpor.cli.view.output import plain
-from torpor.socket_api.wire.results import MaintenanceAction, MaintenanceResult
+from torpor.daemon.api.store import MaintenanceAction, MaintenanceResult
 
 HOSTILE = [
     "[#f00]",

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
-from torpor.daemon.api.origin import Origin
-from torpor.daemon.api.recomputed import Recomputed
-from torpor.daemon.api.results import Look, Lossy, MaintenanceProblem, PartDiffers, Reuse
+from torpor.daemon.api.reading import Reuse
+from torpor.daemon.api.session import Look, Lossy, Origin, Recomputed, Salvaged
+from torpor.daemon.api.store import DeleteRequest, MaintenanceProblem
+from torpor.daemon.api.waking import PartDiffers, SleepRequest
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.errors import TorporError
-from torpor.memvid.format.salvaged import Salvaged
 
 
 def test_append_makes_the_session_and_says_what_was_read(torpor: Torpor, daemon: FakeDaemon) -> None:
@@ -92,7 +92,7 @@ def test_generate_hands_on_every_option(torpor: Torpor, daemon: FakeDaemon) -> N
 
 def test_generate_without_sampling_options_keeps_the_sessions_own(torpor: Torpor, daemon: FakeDaemon) -> None:
     torpor("generate", "x", "hi", "-n", "1")
-    assert daemon.service.calls[-1][1]["sampling"] is None
+    assert "sampling" not in daemon.service.calls[-1][1]
 
 
 def test_set_changes_what_is_named_and_nothing_else(torpor: Torpor, daemon: FakeDaemon) -> None:
@@ -160,7 +160,10 @@ def test_chat_takes_a_whole_transcript(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     assert torpor("chat", "helper", "--transcript", "-", "--on-divergence", "rewind", "-n", "1").status == 0
     asked = [given for method, given in daemon.service.calls if method == "chat" and "messages" in given]
-    assert [(given["messages"], given["on_divergence"]) for given in asked[-2:]] == [(said, "refuse"), (said, "rewind")]
+    assert [(list(given["messages"]), given.get("on_divergence")) for given in asked[-2:]] == [
+        (said, None),
+        (said, "rewind"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,7 @@ def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torp
     daemon.service.differs = (PartDiffers("device", "metal", "cpu"), PartDiffers("mlx", None, "1.2"))
     ran = torpor("wake", "a")
     assert "differs since it slept: device metal → cpu, mlx unknown → 1.2\n" in ran.err
-    assert daemon.service.calls[-1][1]["strict"] is False
+    assert daemon.service.calls[-1][1] == {"session": "a"}
     strict = torpor("wake", "a", "--strict", "--json").document
     assert strict["differs"] == [
         {"field": "device", "stored": "metal", "live": "cpu"},
@@ -257,7 +260,7 @@ def test_wake_plan_tells_what_would_be_done_and_wakes_nothing(torpor: Torpor, da
     assert "  measured   state read and hashed: 954 MiB/s (3 samples)" in said
     assert "  measured   tokens one by one: not measured" in said
     asked = [(method, given) for method, given in daemon.service.calls if "wake" in method]
-    assert asked == [("plan_wake", {"session": "a", "version": None, "at_token": 1, "strict": True})]
+    assert asked == [("plan_wake", {"session": "a", "at_token": 1, "strict": True})]
     document = torpor("wake", "a", "--plan", "--json").document
     assert (document["command"], document["plan"], document["way"]) == ("wake", True, "restore")
     assert len(document["files"]) == 6
@@ -413,7 +416,7 @@ def test_fold_goes_on_in_a_smaller_session(torpor: Torpor, daemon: FakeDaemon) -
     assert "We" not in ran.out, "who gives it knows it"
     assert torpor("fold", "a", "c", "--summarise", "9").out.splitlines()[1] == "    in short"
     assert torpor("fold", "a", "d", "--summarise", "9", "--json").document["folded_from"]["tokens"] == 4
-    assert [given["labels"] for method, given in daemon.service.calls if method == "fold"] == [("x",), None, None]
+    assert [given.get("labels") for method, given in daemon.service.calls if method == "fold"] == [("x",), None, None]
     assert torpor("fold", "a", "e").status == 2
     assert torpor("fold", "nobody", "e", "--summary", "x").status == 4
     assert "folded from" not in torpor("show", "a").out
@@ -471,13 +474,13 @@ def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaem
 def test_rm_tells_what_could_not_be_marked_as_deleted(
     torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete = daemon.service.delete
+    delete = daemon.service.answers[DeleteRequest]
 
-    async def delete_beside_a_file(*, session: str) -> Any:
+    async def delete_beside_a_file(request: DeleteRequest) -> Any:
         problem = MaintenanceProblem("/store/quarantine", "unsafe_path", "Others may write in it.")
-        return dataclasses.replace(await delete(session=session), problems=(problem,))
+        return dataclasses.replace(await delete(request), problems=(problem,))
 
-    monkeypatch.setattr(daemon.service, "delete", delete_beside_a_file)
+    monkeypatch.setitem(daemon.service.answers, DeleteRequest, delete_beside_a_file)
     torpor("append", "a", "one")
     torpor("append", "b", "one")
     ran = torpor("rm", "a", "--yes")
@@ -516,13 +519,13 @@ class FakeOverflow(TorporError):
 def test_a_session_that_was_made_for_nothing_is_deleted_again(
     torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete = daemon.service.delete
+    delete = daemon.service.answers[DeleteRequest]
 
-    async def healthy_delete(*, session: str) -> Any:
+    async def healthy_delete(request: DeleteRequest) -> Any:
         daemon.service.fault = None
-        return await delete(session=session.rpartition("/")[2])
+        return await delete(DeleteRequest(request.session.rpartition("/")[2]))
 
-    monkeypatch.setattr(daemon.service, "delete", healthy_delete)
+    monkeypatch.setitem(daemon.service.answers, DeleteRequest, healthy_delete)
     for command in ("append", "generate", "chat"):
         daemon.service.fault = FakeOverflow("too long")
         ran = torpor(command, "fresh", "one")
@@ -547,7 +550,7 @@ def test_an_existing_session_keeps_its_model(torpor: Torpor, daemon: FakeDaemon)
 def test_without_a_number_the_daemon_says_how_many_tokens_are_written(torpor: Torpor, daemon: FakeDaemon) -> None:
     for command in (("generate", "notes", "x"), ("chat", "notes", "x")):
         assert torpor(*command).status == 0
-        assert daemon.service.calls[-1][1]["max_tokens"] is None
+        assert "max_tokens" not in daemon.service.calls[-1][1]
         assert f"Default: {DEFAULT_MAX_TOKENS}, or" in " ".join(
             torpor(command[0], "--help").out.replace("│", "").split()
         )
@@ -601,12 +604,12 @@ def test_of_a_sleep_that_writes_nothing_it_is_said_why(
     torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, kept: dict[str, Any], said: str
 ) -> None:
     torpor("append", "notes", "one")
-    sleep = daemon.service.sleep
+    sleep = daemon.service.answers[SleepRequest]
 
-    async def again(**asked: Any) -> Any:
-        return dataclasses.replace(await sleep(**asked), bytes_written=0, blocks_new=0, **kept)
+    async def again(request: SleepRequest) -> Any:
+        return dataclasses.replace(await sleep(request), bytes_written=0, blocks_new=0, **kept)
 
-    monkeypatch.setattr(daemon.service, "sleep", again)
+    monkeypatch.setitem(daemon.service.answers, SleepRequest, again)
     line = torpor("sleep", "notes").out
     assert said in line
     assert ("asleep again as version 1" in line) == ("already_asleep" not in kept)

@@ -35,4 +35,4 @@ async def told(heard: Any, name: str, count: int = 1) -> list[dict[str, Any]]:
 
 
 async def mend(rig: Any, name: str = "a") -> None:
-    await rig.service._healing.mend(SessionUri("default", name))
+    await rig.service.healing.mend(SessionUri("default", name))

@@ -21,4 +21,4 @@ def teach(rig: Rigged, *, slow_disk: bool) -> None:
     }
     for name, seconds in rates.items():
         for _ in range(WINDOW):
-            rig.service._measured.add(rig.model, name, MUCH, MUCH * seconds)
+            rig.service.measured.add(rig.model, name, MUCH, MUCH * seconds)

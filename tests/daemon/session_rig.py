@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from torpor.daemon.api.results import Event
+from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.events.events import Notice
 from torpor.daemon.models.models import LoadedModel
@@ -40,7 +40,7 @@ DEADLINE_S = 30.0
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=120, min_p=0.01, repetition_penalty=1.2, seed=2**63 + 11)
 
 
-def ignore(_event: Event) -> None:
+def ignore(_event: WorkEvent) -> None:
     """For events that a test does not look at."""
 
 
@@ -199,7 +199,7 @@ async def crowded(rig: Rigged, name: str) -> AsyncIterator[None]:
     left = asyncio.Event()
 
     async def hold() -> None:
-        async with rig.service._residency.turns.take(rig.service._resolve(name)):
+        async with rig.service.residency.turns.take(rig.service.resolve(name)):
             await left.wait()
 
     holding = [asyncio.ensure_future(hold()) for _ in range(MAX_WAITING + 1)]
@@ -253,43 +253,43 @@ class Rigged:
 
     @property
     def model(self) -> LoadedModel:
-        model = self.service._shelf.places[MODEL].model
+        model = self.service.shelf.places[MODEL].model
         assert model is not None
         return model
 
     @model.setter
     def model(self, model: LoadedModel) -> None:
-        self.service._shelf.places[MODEL].model = model
+        self.service.shelf.places[MODEL].model = model
 
     def live(self, name: str) -> Session:
         """The session as it is in memory."""
-        return self.service._residency.awake[self.service._resolve(name)]
+        return self.service.residency.awake[self.service.resolve(name)]
 
     def is_awake(self, name: str) -> bool:
-        return self.service._resolve(name) in self.service._residency.awake
+        return self.service.resolve(name) in self.service.residency.awake
 
     async def fingerprint(self, name: str) -> Fingerprint:
         """The model state of a session that is awake, looked at on the engine thread."""
         session = self.live(name)
-        return await self.service._engine.call(lambda: fingerprint_of(session.state))
+        return await self.service.engine.call(lambda: fingerprint_of(session.state))
 
     async def read(self, name: str, tokens: list[int], **create: Any) -> None:
         """A new session that has read the tokens."""
         await self.service.create(session=name, **create)
-        await self.service.append(session=name, tokens=tokens, emit=ignore)
+        await self.service.append(session=name, tokens=tokens, on_event=ignore)
 
     async def write(self, name: str, count: int, **options: Any) -> tuple[tuple[int, ...], tuple[str, ...], str]:
         """What a generation gives: tokens, a digest of the logits of each, and of the logits after the last."""
-        result = await self.service.generate(session=name, max_tokens=count, prove=True, emit=ignore, **options)
+        result = await self.service.generate(session=name, max_tokens=count, prove=True, on_event=ignore, **options)
         assert result.logits_blake3 is not None
         assert result.final_logits_blake3 is not None
         return result.tokens, result.logits_blake3, result.final_logits_blake3
 
     async def sleep(self, name: str) -> Any:
-        return await self.service.sleep(session=name, emit=ignore)
+        return await self.service.sleep(session=name, on_event=ignore)
 
     async def wake(self, name: str, version: int | None = None, **order: Any) -> Any:
-        return await self.service.wake(session=name, version=version, emit=ignore, **order)
+        return await self.service.wake(session=name, version=version, on_event=ignore, **order)
 
 
 def fingerprint_of(state: LiveState) -> Fingerprint:
@@ -334,7 +334,7 @@ async def open_rigged(
     service = await Service.open(store_path=store, models=models, digest_cache=digests, **options)
     try:
         watched = {}
-        for name, place in service._shelf.places.items():
+        for name, place in service.shelf.places.items():
             if place.model is not None:
                 watched[name] = Watched(place.model.network)
                 ends = frozenset() if endless else place.model.end_tokens
@@ -350,10 +350,10 @@ async def begun_together(rig: Rigged, work: Sequence[Any]) -> AsyncIterator[list
     """Requests that the engine takes up at the same moment: at the end of the block. Their first job there must be to
     read or to write: other sampling settings are a job of their own, behind which they would come one by one."""
     gate = Gate()
-    holding = asyncio.ensure_future(rig.service._engine.call(gate.pass_through))
+    holding = asyncio.ensure_future(rig.service.engine.call(gate.pass_through))
     await gate.reached()
     tasks = [asyncio.ensure_future(each) for each in work]
-    await until(lambda: rig.service._engine._inbox.qsize() >= len(tasks))
+    await until(lambda: rig.service.engine._inbox.qsize() >= len(tasks))
     yield tasks
     gate.open()
     await holding
@@ -361,7 +361,7 @@ async def begun_together(rig: Rigged, work: Sequence[Any]) -> AsyncIterator[list
 
 def writing(rig: Rigged, name: str, count: int, **options: Any) -> Any:
     """A generation of that session, begun when it is awaited."""
-    return rig.service.generate(session=name, max_tokens=count, emit=ignore, **options)
+    return rig.service.generate(session=name, max_tokens=count, on_event=ignore, **options)
 
 
 class Heard(list[Notice]):

@@ -104,7 +104,7 @@ async def test_tokens_and_logits_are_to_the_bit_those_of_mlx_lm_s_own_generation
         assert await rig.write("a", 12) == (tuple(expected), digests(logits[:-1]), digests(logits[-1:])[0])
         await rig.sleep("a")
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=second, emit=ignore)
+        await rig.service.append(session="a", tokens=second, on_event=ignore)
         if not rig.model.layout.by_token:
             before = KEPT_AT - len(first) - 12
             oracle.generate(second[:before], 0)
@@ -148,7 +148,7 @@ async def test_a_text_is_read_and_written_as_mlx_lm_does(open_rig: Any) -> None:
     oracle, text = Oracle(DEMO_MODEL_FOLDER), 'def read_lines(path):\n    """Zeilen, ohne Umbrüche: 行 🙂"""\n'
     async with open_rig(DEMO_MODEL_FOLDER, endless=False) as rig:
         await rig.service.create(session="a")
-        result = await rig.service.generate(session="a", text=text, max_tokens=60, emit=ignore)
+        result = await rig.service.generate(session="a", text=text, max_tokens=60, on_event=ignore)
         assert list(rig.live("a").state.tokens[: -len(result.tokens)]) == oracle.tokenizer.encode(text)
         assert result.text == mlx_lm.generate(
             oracle.network, oracle.tokenizer, text, max_tokens=60, prefill_step_size=CHUNK
@@ -163,7 +163,7 @@ async def test_each_turn_of_a_chat_stands_in_the_ledger_as_mlx_lm_renders_the_wh
         for question in ("What does os.path.join do?", "And what does os.path.split do?"):
             messages.append({"role": "user", "content": question})
             prompt = oracle.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-            result = await rig.service.chat(session="a", message=question, max_tokens=80, emit=ignore)
+            result = await rig.service.chat(session="a", message=question, max_tokens=80, on_event=ignore)
             assert list(rig.live("a").state.tokens[: -len(result.tokens)]) == prompt
             assert result.text == mlx_lm.generate(
                 oracle.network, oracle.tokenizer, prompt, max_tokens=80, prefill_step_size=CHUNK

@@ -36,7 +36,7 @@ async def test_a_sleep_past_a_budget_leaves_the_session_awake_and_as_it_was(
         assert await rig.fingerprint("a") == before
         assert await rig.write("a", 20) == await rig.write("control", 20)
         assert [path for path in (store / "bundles").rglob("*") if path.is_file()] == []
-        rig.service._store.close()
+        rig.service.store.close()
     async with open_rig() as rig:  # without the budget there is room
         await rig.read("a", tokens_of(4, 300))
         assert (await rig.sleep("a")).version == 1
@@ -63,7 +63,7 @@ async def test_a_stop_puts_a_session_to_sleep_that_a_budget_has_refused(
         await rig.read("b", tokens_of(4, 300))
         with pytest.raises(BudgetExceeded):
             await rig.sleep("b")
-        rig.service._store.close()
+        rig.service.store.close()
 
 
 async def test_a_stop_keeps_the_room_that_the_disk_must_have_but_for_ledgers(open_rig: Any) -> None:
@@ -121,11 +121,11 @@ async def test_a_sleep_without_room_waits_for_the_compaction_that_takes_it_and_i
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, refusal: StoreError, waits: bool
 ) -> None:
     async with open_rig() as rig:
-        rig.service._hibernation._compactor._policy = CompactionPolicy(max_holders=1)
+        rig.service.hibernation._compactor._policy = CompactionPolicy(max_holders=1)
         disk = Crowded(monkeypatch, refusal)
         await rig.service.create(session="a")
         for number in range(3):
-            await rig.service.append(session="a", tokens=tokens_of(number, 300), emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(number, 300), on_event=ignore)
             await rig.sleep("a")
         await disk.gate.reached()
         await rig.read("b", tokens_of(1, 300))
@@ -133,7 +133,7 @@ async def test_a_sleep_without_room_waits_for_the_compaction_that_takes_it_and_i
         sleeping = asyncio.ensure_future(rig.sleep("b"))
         await until(lambda: disk.asked == 1)
         if waits:
-            waiting = rig.service._hibernation._way._changed
+            waiting = rig.service.hibernation._way._changed
             await until(lambda: sleeping.done() or bool(waiting._waiters))
             assert (disk.asked, sleeping.done()) == (1, False)
             disk.gate.open()
@@ -151,14 +151,14 @@ async def test_a_sleep_without_room_waits_for_a_compaction_that_a_user_ordered_t
     async with open_rig() as rig:
         await rig.service.create(session="a")
         for number in range(3):
-            await rig.service.append(session="a", tokens=tokens_of(number, 300), emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(number, 300), on_event=ignore)
             await rig.sleep("a")
         disk = Crowded(monkeypatch, NoSpace("No room."))
         ordered = asyncio.ensure_future(rig.service.maintain(operation="compact"))
         await disk.gate.reached()
         await rig.read("b", tokens_of(1, 300))
         sleeping = asyncio.ensure_future(rig.sleep("b"))
-        waiting = rig.service._hibernation._way._changed
+        waiting = rig.service.hibernation._way._changed
         await until(lambda: sleeping.done() or bool(waiting._waiters))
         assert (disk.asked, sleeping.done()) == (1, False)
         disk.gate.open()

@@ -50,7 +50,7 @@ async def test_many_rounds_of_sleep_change_nothing_t11(open_rig: Any, sampling: 
             await rig.wake("sleeper")
             assert await rig.write("sleeper", written) == await rig.write("control", written), round_
             for name in ("sleeper", "control"):
-                await rig.service.append(session=name, tokens=tokens_of(round_, 41), emit=ignore)
+                await rig.service.append(session=name, tokens=tokens_of(round_, 41), on_event=ignore)
             assert await rig.fingerprint("sleeper") == await rig.fingerprint("control"), round_
 
 
@@ -59,7 +59,7 @@ async def test_a_cache_of_odd_capacity_wakes_exactly(open_rig: Any) -> None:
     async with open_rig() as rig:
         for name in ("sleeper", "control"):
             await rig.read(name, tokens_of(1, 300))
-            await rig.service.append(session=name, tokens=tokens_of(2, 520), emit=ignore)
+            await rig.service.append(session=name, tokens=tokens_of(2, 520), on_event=ignore)
         cache = rig.live("sleeper").state.caches[0]
         assert cache.keys.shape[2] % cache.step != 0
         await rig.sleep("sleeper")
@@ -76,10 +76,10 @@ async def test_a_request_wakes_a_session_by_itself_and_prefills_only_what_is_new
             await rig.read(name, tokens_of(1, 600))
         await rig.sleep("sleeper")
         rig.network.reset()
-        first = await rig.service.generate(session="sleeper", max_tokens=5, emit=ignore)
+        first = await rig.service.generate(session="sleeper", max_tokens=5, on_event=ignore)
         assert rig.network.calls == [1] * 6, "the canary and what was asked for"
         assert first.prefilled_tokens == 0
-        assert first.tokens == (await rig.service.generate(session="control", max_tokens=5, emit=ignore)).tokens
+        assert first.tokens == (await rig.service.generate(session="control", max_tokens=5, on_event=ignore)).tokens
 
 
 async def test_the_wake_report_counts_what_the_model_computes(open_rig: Any) -> None:
@@ -144,7 +144,7 @@ async def test_changed_sampling_alone_makes_a_new_version_of_the_same_blocks(ope
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 512), sampling=SAMPLED)
         await rig.sleep("a")
-        await rig.service.set(session="a", sampling={"temperature": GREEDY.temperature}, emit=ignore)
+        await rig.service.set(session="a", sampling=Sampling(temperature=GREEDY.temperature), on_event=ignore)
         receipt = await rig.sleep("a")
         assert (receipt.version, receipt.blocks_reused, receipt.blocks_new) == (2, 3, 0)
         await rig.wake("a")

@@ -124,7 +124,7 @@ class History:
         drawn = self._chance.choice((*READINGS, self._chance.randint(1, 300), self._chance.randint(1, 700)))
         tokens = self._chance.choices(range(256), k=min(count or drawn, CONTEXT_TOKENS - before))
         self.log.append(f"read {len(tokens)} {trouble or ''}".strip())
-        await self._ask(lambda: self.rig.service.append(session=SESSION, tokens=tokens, emit=ignore), trouble)
+        await self._ask(lambda: self.rig.service.append(session=SESSION, tokens=tokens, on_event=ignore), trouble)
         if len(self.live.tokens) > before:  # then all of them (QX7), or the two will differ
             self._is_look = False
             await self._control_does(generation.read(self.rig.model, self.control, tokens, lambda *_: None))
@@ -133,7 +133,7 @@ class History:
         before = len(self.control.tokens)
         count = min(self._chance.choice(WRITINGS), CONTEXT_TOKENS - before)
         self.log.append(f"write {count} {trouble or ''}".strip())
-        await self._ask(lambda: self.rig.service.generate(session=SESSION, max_tokens=count, emit=ignore), trouble)
+        await self._ask(lambda: self.rig.service.generate(session=SESSION, max_tokens=count, on_event=ignore), trouble)
         written = len(self.live.tokens) - before  # what was committed before it failed stays (QC9)
         assert 0 <= written <= count
         assert trouble or written == count
@@ -253,10 +253,10 @@ class History:
         assert [name for name in names if getattr(found, name) != getattr(wanted, name)] == []
 
     async def _control_does(self, steps: Steps[None]) -> None:
-        await self.rig.service._engine.run(steps)  # which decodes what they write
+        await self.rig.service.engine.run(steps)  # which decodes what they write
 
     async def _on_engine(self, function: Callable[[], Any]) -> Any:
-        return await self.rig.service._engine.call(function)
+        return await self.rig.service.engine.call(function)
 
 
 def drain(steps: Steps[None]) -> None:

@@ -63,7 +63,7 @@ async def refused(rig: Rigged, store: Path, name: str = "a") -> TorporError:
             await rig.wake(name)
         assert not rig.is_awake(name)
         with pytest.raises(TorporError) as again:
-            await rig.service.generate(session=name, max_tokens=1, emit=ignore)
+            await rig.service.generate(session=name, max_tokens=1, on_event=ignore)
         assert again.value.code == refusal.value.code
     return refusal.value
 
@@ -160,7 +160,7 @@ async def test_a_flipped_bit_in_any_slot_of_any_block_is_refused_t12(
     async with open_rig() as rig:
         await sleeping(rig)
         (path,) = bundles(store)
-        with rig.service._store.open_session(URI_A) as reader:
+        with rig.service.store.open_session(URI_A) as reader:
             raw = bytes(reader.read_slot(reader.entries[block], slot))
         offset = path.read_bytes().index(raw[-64:]) + 60
         flip(path, offset)
@@ -178,7 +178,7 @@ async def test_a_flipped_bit_in_any_slot_of_any_kind_of_cache_is_refused_t12(
         await sleeping(rig)
         (path,) = bundles(store)
         places: list[tuple[str, int, str, int]] = []
-        with rig.service._store.open_session(URI_A) as reader:
+        with rig.service.store.open_session(URI_A) as reader:
             for entry in reader.entries:
                 with reader.holding(entry) as file:
                     header, head = file.checked_heads[entry.id]
@@ -405,7 +405,7 @@ async def test_a_session_of_a_model_that_is_not_loaded_is_refused_by_its_name(
         await sleeping(rig)
     service = await Service.open(store_path=store, models={"other": str(tiny_model)}, digest_cache=digest_cache)
     with pytest.raises(UnknownModel, match="'tiny'"):
-        await service.wake(session="a", emit=ignore)
+        await service.wake(session="a", on_event=ignore)
     await service.close()
 
 
@@ -413,7 +413,7 @@ async def test_a_session_of_a_model_that_is_not_loaded_is_refused_by_its_name(
 
 
 def hand_made(rig: Rigged, session: dict[str, Any], blocks: list[BlockDraft], token_count: int) -> None:
-    store: Store = rig.service._store
+    store: Store = rig.service.store
     store.write_bundle(
         uri=URI_A,
         identity=rig.model.identity,
@@ -518,7 +518,7 @@ async def test_a_state_record_without_tokens_is_refused_gm4(open_rig: Any, store
 
 async def test_an_identity_of_other_parts_is_refused(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        rig.service._store.write_bundle(
+        rig.service.store.write_bundle(
             uri=URI_A,
             identity=Identity((("colour", "blue"),)),
             parent=None,
@@ -538,7 +538,7 @@ async def test_an_identity_of_before_a_part_was_known_is_refused_by_the_parts_th
     async with open_rig() as rig:
         live = dict(rig.model.identity.parts)
         later = {"kv_format", "rope", "state_layout"}
-        rig.service._store.write_bundle(
+        rig.service.store.write_bundle(
             uri=URI_A,
             identity=Identity(tuple((part, value) for part, value in live.items() if part not in later)),
             parent=None,
@@ -563,9 +563,9 @@ async def test_an_unknown_session_is_named_and_close_names_are_suggested(open_ri
             with pytest.raises(SessionNotFound, match="archivist"):
                 await verb("archivits")
         with pytest.raises(SessionNotFound):
-            await rig.service.generate(session="archivits", max_tokens=1, emit=ignore)
+            await rig.service.generate(session="archivits", max_tokens=1, on_event=ignore)
         with pytest.raises(SessionNotFound):
-            await rig.service.append(session="archivits", text="x", emit=ignore)
+            await rig.service.append(session="archivits", text="x", on_event=ignore)
         with pytest.raises(SessionNotFound):
             await rig.service.show(session="archivits")
         with pytest.raises(SessionNotFound):

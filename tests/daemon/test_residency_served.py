@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from session_rig import tokens_of
+from torpor.daemon.api.process import MemoryInfo, StatusResult
+from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import Client, RemoteError
-from torpor.socket_api.wire.results import MemoryInfo, Sampling, StatusResult
 
 SESSIONS, TURNS, CLIENTS = 10, 4, 5
 SAMPLED = Sampling(temperature=0.9, seed=7)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of
-from torpor.daemon.api.results import Look
+from torpor.daemon.api.session import Look, Salvaged
 from torpor.daemon.engine.sampler import initial_key
 from torpor.memvid import Store
 from torpor.memvid.errors import SessionNotFound
-from torpor.memvid.format.salvaged import Salvaged
 from torpor.snapshot.caches import arrays_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -46,7 +45,7 @@ async def kv_of(rig: Rigged, count: int) -> list[bytes]:
                 found.append(bytes(memoryview(plain)))
         return found
 
-    return await rig.service._engine.call(look)
+    return await rig.service.engine.call(look)
 
 
 async def begin(rig: Rigged) -> list[bytes]:
@@ -80,7 +79,7 @@ async def test_a_salvaged_session_goes_on_and_sleeps_with_a_state_of_its_own(ope
     damage_last_block(store)
     async with open_rig() as rig:
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=[7], emit=ignore)
+        await rig.service.append(session="a", tokens=[7], on_event=ignore)
         before = await rig.fingerprint("a")
         receipt = await rig.sleep("a")
         assert (receipt.version, receipt.blocks_new, receipt.blocks_reused) == (3, 2, 2)
@@ -99,11 +98,11 @@ async def test_a_salvaged_session_is_no_source_of_a_prefix(open_rig: Any, store:
     damage_last_block(store)
     for policy in ("exact", "longest"):
         async with open_rig(prefix_reuse=policy) as rig:
-            await rig.service._reuse.learned()
+            await rig.service.reuse.learned()
             if awake:
                 await rig.wake("a")
             await rig.service.create(session="b")
-            found = await rig.service.append(session="b", tokens=tokens_of(1, 600), emit=ignore)
+            found = await rig.service.append(session="b", tokens=tokens_of(1, 600), on_event=ignore)
             assert found.cached_tokens == 0
             await rig.service.delete(session="b")
 
@@ -118,7 +117,7 @@ async def test_the_greedy_words_of_a_salvaged_session_are_those_of_one_that_read
         await rig.sleep("a")
     damage_last_block(store)
     async with open_rig() as rig:
-        result = await rig.service.generate(session="a", max_tokens=20, emit=ignore)
+        result = await rig.service.generate(session="a", max_tokens=20, on_event=ignore)
         assert result.tokens == wanted
 
 
@@ -150,7 +149,7 @@ async def test_a_salvaged_session_says_how_much_was_saved_whatever_wakes_it(open
         assert (await rig.service.show(session="a")).info.salvaged == SAVED, "awake too"
         assert (await rig.wake("a")).salvaged == SAVED, "whoever comes later"
         await rig.sleep("a")
-        appended = await rig.service.append(session="a", tokens=[7], emit=ignore)
+        appended = await rig.service.append(session="a", tokens=[7], on_event=ignore)
         assert appended.woken.salvaged == SAVED
 
 
@@ -159,16 +158,16 @@ async def test_what_goes_on_from_a_salvaged_session_says_so_too(open_rig: Any, s
         await begin(rig)
     damage_last_block(store)
     async with open_rig() as rig:
-        await rig.service.append(session="a", tokens=tokens_of(3, 100), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(3, 100), on_event=ignore)
         await rig.sleep("a")
     async with open_rig() as rig:
         assert [info.salvaged for info in await rig.service.list_sessions()] == [SAVED]
-        written = await rig.service.generate(session="a", max_tokens=1, emit=ignore)
+        written = await rig.service.generate(session="a", max_tokens=1, on_event=ignore)
         assert (written.woken.salvaged, written.woken.version) == (SAVED, 3)
         await rig.sleep("a")
-        await rig.service.fork(session="a", name="branch", emit=ignore)
+        await rig.service.fork(session="a", name="branch", on_event=ignore)
         assert (await rig.wake("branch")).salvaged == SAVED
-        earlier = await rig.service.wake(session="a", at_token=300, emit=ignore)
+        earlier = await rig.service.wake(session="a", at_token=300, on_event=ignore)
         assert earlier.salvaged is None, "it was cut back to where nothing is lost"
 
 
@@ -196,7 +195,7 @@ async def bring_back(open_rig: Any, store: Path, *, change: bool) -> tuple[int, 
     async with open_rig() as rig:
         await rig.wake("a")
         if change:
-            await rig.service.append(session="a", tokens=[7], emit=ignore)
+            await rig.service.append(session="a", tokens=[7], on_event=ignore)
         await put_back(rig, file, whole)
         assert (await rig.service.close()).failed == {}
     with Store.open(store, writable=False) as opened:
@@ -230,7 +229,7 @@ async def test_a_session_that_went_on_is_listed_as_awake_where_what_it_woke_from
 ) -> None:
     file, whole = await begin_and_damage(open_rig, store)
     async with open_rig() as rig:
-        await rig.service.append(session="a", tokens=[7], emit=ignore)
+        await rig.service.append(session="a", tokens=[7], on_event=ignore)
         await put_back(rig, file, whole)
         (info,) = await rig.service.list_sessions()
         assert (info.state, info.token_count, info.salvaged) == ("awake", 513, SAVED)
@@ -265,7 +264,7 @@ async def test_a_look_at_an_earlier_token_of_what_was_salvaged_is_not_dropped_wh
         look = (await rig.wake("a", at_token=100)).look
         assert look == Look(2, 100, 2, 512)
         if left:
-            await rig.service._residency._put_away_unasked(rig.service._resolve("a"), "pressure")
+            await rig.service.residency._put_away_unasked(rig.service.resolve("a"), "pressure")
         await put_back(rig, file, whole)
         look, info = Look(2, 100, 1, 600), (await rig.service.list_sessions())[0]
         assert (info.state, info.token_count, info.look) == ("asleep" if left else "awake", 100, look)
@@ -276,9 +275,9 @@ async def test_a_look_at_an_earlier_token_of_what_was_salvaged_is_not_dropped_wh
             assert (await rig.service.close()).slept == ()
         elif left:
             with pytest.raises(SessionNotFound, match="look at version 2, token 100"):
-                await rig.service.append(session="a", tokens=[7], emit=ignore)
+                await rig.service.append(session="a", tokens=[7], on_event=ignore)
         else:
-            assert (await rig.service.append(session="a", tokens=[7], emit=ignore)).branched == look
+            assert (await rig.service.append(session="a", tokens=[7], on_event=ignore)).branched == look
     if end != "use":
         async with open_rig() as rig:
             assert (await rig.wake("a")).token_count == 600
@@ -315,7 +314,7 @@ async def test_a_session_whose_state_alone_is_damaged_on_disk_keeps_the_one_in_m
         await rig.sleep("a")
         await rig.wake("a")
         wanted = await rig.fingerprint("a")
-        opened = rig.service._store
+        opened = rig.service.store
         (row,) = opened.versions(rig.live("a").uri)[-1:]
         file = store / "bundles" / row.bundle_id.hex()[:2] / f"{row.bundle_id.hex()}.mvb"
         with opened.open_session(row.uri) as reader:
@@ -325,7 +324,7 @@ async def test_a_session_whose_state_alone_is_damaged_on_disk_keeps_the_one_in_m
         data = bytearray(file.read_bytes())
         data[frame.offset + frame.head_bytes + 5] ^= 1
         file.write_bytes(data)
-        report = await rig.service._maintenance.run(rig.service._store.repair)  # as where nothing can be healed
+        report = await rig.service.maintenance.run(rig.service.store.repair)  # as where nothing can be healed
         assert "salvage" in [action.kind for action in report.actions]
         await rig.sleep("a")
         await rig.wake("a")
@@ -338,14 +337,14 @@ async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_ve
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
         await rig.sleep("a")
-        await rig.service.append(session="a", tokens=tokens_of(2, 300), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(2, 300), on_event=ignore)
         await rig.sleep("a")
         await rig.wake("a", 1)
         rig.live("a").dirty = True  # as if it had been changed: it goes on from there
         lost = (await rig.sleep("a")).bundle_id
         await rig.wake("a")
         (store / "bundles" / lost[:2] / f"{lost}.mvb").unlink()
-        await rig.service._maintenance.run(rig.service._store.repair)  # as where nothing can be healed
+        await rig.service.maintenance.run(rig.service.store.repair)  # as where nothing can be healed
         assert (await rig.service.close()).slept == ("torpor://default/a",)
     async with open_rig() as rig:
         assert (await rig.wake("a")).token_count == 300
@@ -371,7 +370,7 @@ async def test_what_was_salvaged_of_windows_and_recurrences_is_computed_from_the
         assert report.token_count == 512
         assert report.tokens_prefilled == (0 if checkpointed else 512)
         assert await rig.fingerprint("a") == wanted
-        await rig.service.append(session="a", tokens=[1, 2, 3], emit=ignore)
+        await rig.service.append(session="a", tokens=[1, 2, 3], on_event=ignore)
         again = await rig.fingerprint("a")
         await rig.sleep("a")
         assert (await rig.wake("a")).tokens_prefilled == 0

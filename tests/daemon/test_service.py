@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from session_rig import DEADLINE_S, MODEL, SAMPLED, Rigged, Writing, ignore, tokens_of, until
-from torpor.daemon.api.results import Look, Progress
+from torpor.daemon.api.events import ProgressEvent
 from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.session import Look
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.daemon.errors import (
     ContextOverflow,
@@ -71,7 +72,7 @@ async def test_a_name_outside_the_syntax_is_refused_threat_19(open_rig: Any, nam
     async with open_rig() as rig:
         with pytest.raises(InvalidUri):
             await rig.service.create(session=name)
-        assert await rig.service.list_sessions() == []
+        assert not await rig.service.list_sessions()
 
 
 async def test_a_name_is_given_once_awake_or_asleep(open_rig: Any) -> None:
@@ -90,7 +91,7 @@ async def test_a_model_that_is_not_loaded_is_refused_at_creation(open_rig: Any) 
         with pytest.raises(UnknownModel) as refusal:
             await rig.service.create(session="a", model="other")
         assert refusal.value.served == [MODEL]
-        assert await rig.service.list_sessions() == []
+        assert not await rig.service.list_sessions()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ async def test_what_could_never_be_slept_is_refused_at_creation(open_rig: Any, o
     async with open_rig() as rig:
         with pytest.raises(TorporError):
             await rig.service.create(session="a", **options)
-        assert await rig.service.list_sessions() == []
+        assert not await rig.service.list_sessions()
 
 
 # --- empty sessions
@@ -118,7 +119,7 @@ async def test_an_empty_session_has_no_next_token_and_stays_as_it_is(open_rig: A
     async with open_rig() as rig:
         await rig.service.create(session="a")
         with pytest.raises(EmptyContext):
-            await rig.service.generate(session="a", max_tokens=3, sampling=SAMPLED.to_map(), emit=ignore)
+            await rig.service.generate(session="a", max_tokens=3, sampling=SAMPLED, on_event=ignore)
         assert rig.live("a").sampling == Sampling(), "a refusal changes nothing, the sampling included"
         assert rig.network.calls == []
 
@@ -136,7 +137,7 @@ async def test_an_empty_session_can_be_deleted(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.service.create(session="a")
         assert (await rig.service.delete(session="a")).versions_deleted == 0
-        assert await rig.service.list_sessions() == []
+        assert not await rig.service.list_sessions()
 
 
 # --- append
@@ -147,13 +148,13 @@ async def test_either_text_or_tokens_are_appended(open_rig: Any, what: dict[str,
     async with open_rig() as rig:
         await rig.service.create(session="a")
         with pytest.raises(InvalidTokens):
-            await rig.service.append(session="a", emit=ignore, **what)
+            await rig.service.append(session="a", on_event=ignore, **what)
 
 
 async def test_text_is_read_as_its_tokens(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.service.create(session="a")
-        result = await rig.service.append(session="a", text="héllo", emit=ignore)
+        result = await rig.service.append(session="a", text="héllo", on_event=ignore)
         assert (result.tokens_added, result.prefilled_tokens, result.token_count) == (6, 6, 6)
         assert rig.model.decode(rig.live("a").state.tokens) == "héllo"
 
@@ -162,10 +163,10 @@ async def test_generate_reads_its_text_first(open_rig: Any) -> None:
     async with open_rig() as rig:
         for name in ("a", "control"):
             await rig.read(name, tokens_of(1, 20))
-        result = await rig.service.generate(session="a", text="more", max_tokens=5, emit=ignore)
-        await rig.service.append(session="control", text="more", emit=ignore)
+        result = await rig.service.generate(session="a", text="more", max_tokens=5, on_event=ignore)
+        await rig.service.append(session="control", text="more", on_event=ignore)
         assert result.prefilled_tokens == 4
-        assert result.tokens == (await rig.service.generate(session="control", max_tokens=5, emit=ignore)).tokens
+        assert result.tokens == (await rig.service.generate(session="control", max_tokens=5, on_event=ignore)).tokens
 
 
 # --- seeds and settings
@@ -190,7 +191,7 @@ async def test_a_seed_does_not_matter_to_greedy_tokens_br10(open_rig: Any) -> No
 async def test_the_sampling_of_a_request_holds_for_it_alone_and_overrides_what_it_names(open_rig: Any) -> None:
     """What it does not name is the session's own; a seed draws by random numbers beside those of the session."""
     own = Sampling(0.9, top_p=0.95, seed=11)
-    asked: dict[str, dict[str, float | int]] = {"warm": {"temperature": 2.0}, "seeded": {"seed": 7}}
+    asked = {"warm": Sampling(temperature=2.0), "seeded": Sampling(seed=7)}
     async with open_rig() as rig:
         for name, named in asked.items():
             await rig.read("a", tokens_of(1, 20), sampling=own)
@@ -219,22 +220,22 @@ async def test_what_reads_makes_its_session_if_it_is_told_to(open_rig: Any, verb
     async with open_rig() as rig:
         work = getattr(rig.service, verb)
         with pytest.raises(SessionNotFound):
-            await work(session="a", emit=ignore, **asked)
+            await work(session="a", on_event=ignore, **asked)
         rig.network.reset()
         rig.network.fail_at(1)
         with pytest.raises(TorporError):
-            await work(session="a", create=True, emit=ignore, **asked)
-        assert await rig.service.list_sessions() == []
+            await work(session="a", create=True, on_event=ignore, **asked)
+        assert not await rig.service.list_sessions()
         rig.network.reset()
-        first = await asyncio.gather(*(work(session="a", create=True, emit=ignore, **asked) for _ in range(3)))
+        first = await asyncio.gather(*(work(session="a", create=True, on_event=ignore, **asked) for _ in range(3)))
         assert (await rig.service.show(session="a")).info.token_count == max(each.token_count for each in first)
         await rig.sleep("a")
-        again = await work(session="a", create=True, emit=ignore, **asked)
+        again = await work(session="a", create=True, on_event=ignore, **asked)
         assert again.woken is not None
         rig.network.reset()
         rig.network.fail_at(1)
         with pytest.raises(TorporError):
-            await work(session="a", create=True, emit=ignore, **asked)
+            await work(session="a", create=True, on_event=ignore, **asked)
         assert rig.is_awake("a")
 
 
@@ -242,12 +243,12 @@ async def test_without_a_number_some_tokens_are_written_as_far_as_they_fit(open_
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 20))
         context = rig.live("a").model.context_tokens
-        assert len((await rig.service.generate(session="a", emit=ignore)).tokens) == DEFAULT_MAX_TOKENS
+        assert len((await rig.service.generate(session="a", on_event=ignore)).tokens) == DEFAULT_MAX_TOKENS
         left = context - len(rig.live("a").state.tokens)
-        await rig.service.append(session="a", tokens=tokens_of(2, left - 3), emit=ignore)
-        assert len((await rig.service.generate(session="a", emit=ignore)).tokens) == 3
+        await rig.service.append(session="a", tokens=tokens_of(2, left - 3), on_event=ignore)
+        assert len((await rig.service.generate(session="a", on_event=ignore)).tokens) == 3
         with pytest.raises(ContextOverflow):
-            await rig.service.generate(session="a", emit=ignore)
+            await rig.service.generate(session="a", on_event=ignore)
 
 
 async def test_set_changes_what_it_names_for_good(open_rig: Any) -> None:
@@ -256,13 +257,13 @@ async def test_set_changes_what_it_names_for_good(open_rig: Any) -> None:
         await rig.write("a", 5)
         before = await rig.fingerprint("a")
         await rig.sleep("a")
-        changed = await rig.service.set(session="a", sampling={"temperature": 0.5}, emit=ignore)
+        changed = await rig.service.set(session="a", sampling=Sampling(temperature=0.5), on_event=ignore)
         assert (changed.sampling, changed.dirty) == (Sampling(0.5, top_p=0.9, seed=1), True)
         assert await rig.fingerprint("a") == before, "the random key goes on"
         await rig.sleep("a")
         await rig.wake("a")
         assert rig.live("a").sampling == Sampling(0.5, top_p=0.9, seed=1)
-        same = await rig.service.set(session="a", sampling={"temperature": 0.5}, emit=ignore)
+        same = await rig.service.set(session="a", sampling=Sampling(temperature=0.5), on_event=ignore)
         assert not same.dirty
 
 
@@ -270,7 +271,7 @@ async def test_set_with_a_seed_begins_the_random_numbers_anew(open_rig: Any) -> 
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, seed=1))
         await rig.write("a", 5)
-        await rig.service.set(session="a", sampling={"seed": 7}, emit=ignore)
+        await rig.service.set(session="a", sampling=Sampling(seed=7), on_event=ignore)
         await rig.read("b", tokens_of(1, 20), sampling=Sampling(1.0, seed=7))
         assert (await rig.fingerprint("a")).random_key == (await rig.fingerprint("b")).random_key
 
@@ -280,9 +281,9 @@ async def test_settings_out_of_range_are_refused_before_anything_is_read(open_ri
         await rig.read("a", tokens_of(1, 20))
         before = await rig.fingerprint("a")
         with pytest.raises(InvalidSampling):
-            await rig.write("a", 5, text="hello", sampling={"temperature": 1e-9})
+            await rig.write("a", 5, text="hello", sampling=Sampling(temperature=1e-9))
         with pytest.raises(InvalidSampling):
-            await rig.service.set(session="a", sampling={"top_p": 2.0}, emit=ignore)
+            await rig.service.set(session="a", sampling=Sampling(top_p=2.0), on_event=ignore)
         assert await rig.fingerprint("a") == before
 
 
@@ -295,7 +296,7 @@ async def refused(rig: Rigged, verb: str) -> None:
     }[verb]
     work = getattr(rig.service, verb.split()[0])
     with pytest.raises(TorporError):
-        await work(session="a", sampling=SAMPLED.to_map(), emit=ignore, **request)
+        await work(session="a", sampling=SAMPLED, on_event=ignore, **request)
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate after a text", "chat"])
@@ -321,7 +322,7 @@ async def test_a_request_cancelled_before_anything_is_committed_leaves_the_setti
         before = await rig.fingerprint("a")
         rig.network.reset()
         gate = rig.network.hold_at(1)
-        writing = asyncio.ensure_future(rig.write("a", 5, text="x" * 600, sampling=SAMPLED.to_map()))
+        writing = asyncio.ensure_future(rig.write("a", 5, text="x" * 600, sampling=SAMPLED))
         await gate.reached()
         writing.cancel()
         await asyncio.sleep(0)
@@ -336,7 +337,7 @@ async def test_a_write_that_fails_at_its_first_token_keeps_what_was_read_and_not
     async with open_rig() as rig:
         for name in ("a", "control"):
             await rig.read(name, tokens_of(1, 30))
-        await rig.service.append(session="control", text="hello", emit=ignore)
+        await rig.service.append(session="control", text="hello", on_event=ignore)
         rig.network.reset()
         rig.network.fail_at(3)  # "hell", "o", the first token
         await refused(rig, "generate after a text")
@@ -348,7 +349,7 @@ async def test_a_token_that_was_drawn_stays_though_the_next_fails(open_rig: Any)
     async with open_rig() as rig:
         for name in ("a", "control"):
             await rig.read(name, tokens_of(1, 30))
-        await rig.write("control", 1, sampling=SAMPLED.to_map())
+        await rig.write("control", 1, sampling=SAMPLED)
         rig.network.reset()
         rig.network.fail_at(2)
         await refused(rig, "generate")
@@ -383,9 +384,9 @@ async def test_a_stream_goes_on_while_another_session_reads_a_long_text(open_rig
         await rig.service.create(session="b")
         order: list[str] = []
         reading = asyncio.ensure_future(
-            rig.service.append(session="b", tokens=tokens_of(2, 2000), emit=lambda _: order.append("chunk"))
+            rig.service.append(session="b", tokens=tokens_of(2, 2000), on_event=lambda _: order.append("chunk"))
         )
-        await rig.service.generate(session="a", max_tokens=30, emit=lambda _: order.append("token"))
+        await rig.service.generate(session="a", max_tokens=30, on_event=lambda _: order.append("token"))
         await reading
         first, last = order.index("chunk"), len(order) - 1 - order[::-1].index("chunk")
         assert "token" in order[first:last], "tokens come between the chunks of the other session"
@@ -400,7 +401,7 @@ async def test_the_random_numbers_of_the_process_do_not_touch_a_session(open_rig
             await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
         await rig.write("control", 20)
         for _ in range(4):
-            await rig.service._engine.call(lambda: mx.eval(mx.random.normal((3,))))
+            await rig.service.engine.call(lambda: mx.eval(mx.random.normal((3,))))
             await rig.write("a", 5)
         assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
@@ -410,13 +411,13 @@ async def test_requests_for_one_session_take_turns_in_the_order_of_their_coming(
         for name in ("a", "control"):
             await rig.read(name, tokens_of(1, 20))
         task, gate = await held(rig, "a")
-        appending = asyncio.ensure_future(rig.service.append(session="a", tokens=[7, 8], emit=ignore))
+        appending = asyncio.ensure_future(rig.service.append(session="a", tokens=[7, 8], on_event=ignore))
         writing = asyncio.ensure_future(rig.write("a", 2))
         gate.open()
         await asyncio.gather(task, appending, writing)
         rig.network.reset()
         await rig.write("control", 3)
-        await rig.service.append(session="control", tokens=[7, 8], emit=ignore)
+        await rig.service.append(session="control", tokens=[7, 8], on_event=ignore)
         await rig.write("control", 2)
         assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
@@ -444,7 +445,7 @@ async def test_a_busy_session_does_not_keep_others_waiting(open_rig: Any) -> Non
         for name in ("a", "b"):
             await rig.read(name, tokens_of(1, 20))
         await rig.sleep("b")
-        turn = rig.service._residency.turns.take(rig.live("a").uri)
+        turn = rig.service.residency.turns.take(rig.live("a").uri)
         async with turn:
             await rig.wake("b")
             await rig.write("b", 2)
@@ -457,12 +458,12 @@ async def test_sleep_frees_the_memory_and_says_what_is_durable(open_rig: Any) ->
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
         events: list[Any] = []
-        receipt = await rig.service.sleep(session="a", emit=events.append)
+        receipt = await rig.service.sleep(session="a", on_event=events.append)
         assert not rig.is_awake("a")
         (info,) = await rig.service.list_sessions()
         assert (info.state, info.resident_bytes, info.dirty) == ("asleep", 0, False)
         assert (info.version, info.bundle_id, info.token_count) == (receipt.version, receipt.bundle_id, 300)
-        assert all(isinstance(event, Progress) and event.stage == "sleep" for event in events)
+        assert all(isinstance(event, ProgressEvent) and event.stage == "sleep" for event in events)
         assert events[-1].done == events[-1].total
 
 
@@ -484,7 +485,7 @@ async def test_the_receipt_of_a_session_that_sleeps_already_is_the_same_after_se
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 600))
         await rig.sleep("a")
-        await rig.service.append(session="a", tokens=[1], emit=ignore)
+        await rig.service.append(session="a", tokens=[1], on_event=ignore)
         second = await rig.sleep("a")
         asleep = await rig.sleep("a")
         await rig.wake("a")
@@ -523,16 +524,16 @@ async def test_a_request_that_is_given_up_while_it_waits_for_its_turn_is_not_car
             await rig.read(name, tokens_of(1, 20))
         if verb == "wake":
             await rig.sleep("a")
-        uri = rig.service._resolve("a")
-        async with rig.service._residency.turns.take(uri):
-            options = {} if verb == "delete" else {"emit": ignore}
+        uri = rig.service.resolve("a")
+        async with rig.service.residency.turns.take(uri):
+            options = {} if verb == "delete" else {"on_event": ignore}
             asking = asyncio.ensure_future(getattr(rig.service, verb)(session="a", **options))
             await asyncio.sleep(0)
             asking.cancel()
             # It is told at once: its turn has not come, and does not come within this block.
             assert await asyncio.wait([asking], timeout=DEADLINE_S) == ({asking}, set())
             assert asking.cancelled()
-        assert rig.service._residency.turns.in_use() == set()
+        assert rig.service.residency.turns.in_use() == set()
         assert rig.is_awake("a") == (verb != "wake")
         assert [info.version for info in await rig.service.list_sessions(namespace="default")] == [
             1 if verb == "wake" else None,
@@ -570,7 +571,7 @@ async def test_a_request_during_a_sleep_waits_and_wakes_the_session_again_threat
         for name in ("a", "control"):
             await rig.read(name, tokens_of(1, 300))
         sleeping = asyncio.ensure_future(rig.sleep("a"))
-        await until(lambda: bool(rig.service._residency.turns.in_use()))
+        await until(lambda: bool(rig.service.residency.turns.in_use()))
         written = await rig.write("a", 10)
         assert (await sleeping).token_count == 300
         assert written == await rig.write("control", 10)
@@ -597,7 +598,7 @@ async def test_a_wake_reports_what_it_read(open_rig: Any) -> None:
         await rig.read("a", tokens_of(1, 600))
         receipt = await rig.sleep("a")
         events: list[Any] = []
-        report = await rig.service.wake(session="a", emit=events.append)
+        report = await rig.service.wake(session="a", on_event=events.append)
         assert (report.version, report.bundle_id, report.token_count) == (1, receipt.bundle_id, 600)
         assert report.bytes_read == receipt.logical_bytes == 600 * 3 * 2 * 2 * 16 * 4 + 259 * 4 + 8 + 3 * 8
         assert not report.already_awake
@@ -644,15 +645,15 @@ async def test_a_generation_from_an_earlier_version_says_that_history_branches_t
         await rig.sleep("a")
         for verb, asked in (("generate", {}), ("chat", {"message": "hello"})):
             await rig.wake("a", version=1)
-            forked = await rig.service.fork(session="a", name=verb, emit=ignore)
+            forked = await rig.service.fork(session="a", name=verb, on_event=ignore)
             assert (forked.token_count, rig.live("a").is_mere_look) == (30, True), "what is looked at is forked"
             looks = {info.name: info.look for info in await rig.service.list_sessions()}
             assert (looks.pop("a").token_count, set(looks.values())) == (30, {None})
-            written = await getattr(rig.service, verb)(session="a", max_tokens=2, emit=ignore, **asked)
+            written = await getattr(rig.service, verb)(session="a", max_tokens=2, on_event=ignore, **asked)
             assert written.branched is not None
             assert (written.branched.version, written.branched.token_count) == (1, 30)
             assert (await rig.service.list_sessions())[0].look is None
-            again = await rig.service.generate(session="a", max_tokens=2, emit=ignore)
+            again = await rig.service.generate(session="a", max_tokens=2, on_event=ignore)
             assert again.branched is None
             await rig.sleep("a")
         assert [info.version for info in await rig.service.list_sessions()] == [4, 1, 1]
@@ -719,12 +720,12 @@ async def test_a_deleted_session_is_gone_from_memory_and_disk(open_rig: Any, sto
         result = await rig.service.delete(session="a")
         assert (result.versions_deleted, result.bundles_deleted) == (2, 2)
         assert result.bytes_freed > 0
-        assert await rig.service.list_sessions() == []
+        assert not await rig.service.list_sessions()
         assert list((store / "bundles").rglob("*.mv?")) == []
         with pytest.raises(SessionNotFound):
             await rig.wake("a")
     async with open_rig() as rig:
-        assert await rig.service.list_sessions() == []
+        assert not await rig.service.list_sessions()
 
 
 async def test_a_session_of_which_all_is_set_aside_is_deleted_by_its_name(open_rig: Any, store: Any) -> None:
@@ -737,7 +738,7 @@ async def test_a_session_of_which_all_is_set_aside_is_deleted_by_its_name(open_r
         opened.repair()
         assert len(opened.index.given_up()) == 1
     async with open_rig() as rig:
-        assert await rig.service.list_sessions() == []
+        assert not await rig.service.list_sessions()
         result = await rig.service.delete(session="a")
         assert (result.versions_deleted, result.problems) == (1, ())
         with pytest.raises(SessionNotFound):
@@ -777,7 +778,7 @@ async def test_a_delete_that_fails_leaves_the_session_in_memory(open_rig: Any, m
         def fail(_uri: object) -> None:
             raise StoreIoError("the disk is gone")
 
-        monkeypatch.setattr(rig.service._store, "delete_session", fail)
+        monkeypatch.setattr(rig.service.store, "delete_session", fail)
         with pytest.raises(StoreIoError):
             await rig.service.delete(session="a")
         monkeypatch.undo()
@@ -849,7 +850,7 @@ async def test_sessions_are_listed_by_name_and_by_namespace(open_rig: Any) -> No
             ("torpor://b/x", "awake"),
         ]
         assert [info.name for info in await rig.service.list_sessions(namespace="a")] == ["x", "y"]
-        assert await rig.service.list_sessions(namespace="c") == []
+        assert not await rig.service.list_sessions(namespace="c")
 
 
 async def test_status_counts_sessions_and_names_models(open_rig: Any, store: Any) -> None:
@@ -911,7 +912,7 @@ async def test_a_stop_keeps_a_session_whose_index_was_damaged_meanwhile(open_rig
         await rig.read("a", [1, 2, 3])
         await rig.sleep("a")
     async with open_rig() as rig:
-        await rig.service.append(session="a", tokens=[4], emit=ignore)
+        await rig.service.append(session="a", tokens=[4], on_event=ignore)
         await rig.read("b", [5, 6])
         wanted = [await rig.fingerprint(name) for name in "ab"]
         (store / "index.sqlite").write_bytes(b"garbage")
@@ -1178,10 +1179,10 @@ async def test_who_is_held_for_long_keeps_no_other_from_its_sleep_and_who_is_hel
         await rig.read("deep", tokens_of(1, 600))
         await rig.read("other", tokens_of(2, 40))
         writing = Writing(monkeypatch, "nobody")
-        async with rig.service._residency.turns.take(rig.service._resolve("deep")):
+        async with rig.service.residency.turns.take(rig.service.resolve("deep")):
             beginning = asyncio.ensure_future(rig.service.begin_close())
             if patience_s:
-                await until(lambda: rig.service._hibernation.stopping is not None)
+                await until(lambda: rig.service.hibernation.stopping is not None)
             else:
                 await until(lambda: not rig.live("other").dirty)
         await beginning
@@ -1211,7 +1212,7 @@ async def test_nothing_goes_to_sleep_for_being_idle_while_the_daemon_stops(open_
         await rig.read("a", tokens_of(1, 20))
         beginning = asyncio.ensure_future(rig.service.begin_close())
         await asyncio.sleep(0)
-        await rig.service._residency._idled(rig.service._resolve("a"))
+        await rig.service.residency._idled(rig.service.resolve("a"))
         assert rig.is_awake("a")
         await beginning
 
@@ -1224,15 +1225,15 @@ async def test_a_refusal_of_a_stop_that_another_one_has_overtaken_gives_that_no_
         await rig.read("full", tokens_of(1, 20))
         task, gate = await held(rig, "full", 2)
         preparing = asyncio.ensure_future(rig.service.prepare_close())
-        await until(lambda: rig.service._hibernation.stopping is not None)
-        order = rig.service._hibernation.stopping
+        await until(lambda: rig.service.hibernation.stopping is not None)
+        order = rig.service.hibernation.stopping
         beginning = asyncio.ensure_future(rig.service.begin_close())
         await asyncio.sleep(0)
         gate.open()
         await task
         assert (await preparing).failed
         await beginning
-        assert rig.service._hibernation.stopping is order
+        assert rig.service.hibernation.stopping is order
 
 
 async def test_nothing_is_done_after_the_stop(open_rig: Any) -> None:
@@ -1245,8 +1246,8 @@ async def test_nothing_is_done_after_the_stop(open_rig: Any) -> None:
             rig.write("a", 1),
             rig.sleep("a"),
             rig.wake("a"),
-            service.append(session="a", tokens=[1], emit=ignore),
-            service.chat(session="a", message="x", max_tokens=1, emit=ignore),
+            service.append(session="a", tokens=[1], on_event=ignore),
+            service.chat(session="a", message="x", max_tokens=1, on_event=ignore),
             service.show(session="a"),
             service.delete(session="a"),
             service.list_sessions(),

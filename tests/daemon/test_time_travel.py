@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from damage_rig import damage
 from session_rig import Rigged, ignore, tokens_of
-from torpor.daemon.api.results import Look
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.session import Look
 from torpor.daemon.errors import GenerationFailed, SessionAwake
 from torpor.errors import TorporError
 from torpor.memvid import Store
@@ -30,7 +31,7 @@ async def read_turns(rig: Rigged, name: str, turns: list[int]) -> None:
     await rig.service.create(session=name)
     start = 0
     for count in turns:
-        await rig.service.append(session=name, tokens=TOKENS[start : start + count], emit=ignore)
+        await rig.service.append(session=name, tokens=TOKENS[start : start + count], on_event=ignore)
         start += count
 
 
@@ -38,7 +39,7 @@ async def look_at_the_first_of_two_versions(rig: Rigged, at: int | None) -> None
     """Of 300 tokens, and of 350."""
     await read_turns(rig, "s", [300])
     await rig.sleep("s")
-    await rig.service.append(session="s", tokens=TOKENS[300:350], emit=ignore)
+    await rig.service.append(session="s", tokens=TOKENS[300:350], on_event=ignore)
     await rig.sleep("s")
     await rig.wake("s", 1, at_token=at)
 
@@ -116,7 +117,7 @@ async def test_what_is_read_behind_an_earlier_token_sleeps_as_a_version_of_its_o
         await rig.read("s", TOKENS[:1100])
         first = await rig.sleep("s")
         await rig.wake("s", at_token=600)
-        await rig.service.append(session="s", tokens=[7] * 30, emit=ignore)
+        await rig.service.append(session="s", tokens=[7] * 30, on_event=ignore)
         state = await rig.fingerprint("s")
         receipt = await rig.sleep("s")
         assert (first.version, receipt.version, receipt.token_count) == (1, 2, 630)
@@ -162,7 +163,7 @@ async def test_a_mere_look_at_an_earlier_token_makes_no_version(open_kind: Any, 
         assert await rig.fingerprint("s") == whole
         await rig.sleep("s")
         await rig.wake("s", at_token=200)
-        await rig.service.append(session="s", tokens=[1], emit=ignore)
+        await rig.service.append(session="s", tokens=[1], on_event=ignore)
         assert (await rig.sleep("s")).token_count == 201, "what is read there is kept"
 
 
@@ -187,7 +188,7 @@ async def test_a_mere_look_never_stands_before_the_version_that_it_looks_at(
                 patched.setattr(Store, "open_session", out_of_reach)
             if ending == "fork":
                 with contextlib.suppress(TorporError):
-                    await rig.service.fork(session="s", name="f", emit=ignore)
+                    await rig.service.fork(session="s", name="f", on_event=ignore)
             elif ending == "sleep":
                 await rig.sleep("s")
             await rig.service.close()
@@ -217,7 +218,7 @@ async def test_an_earlier_version_is_looked_at_until_something_is_read_from_whic
     async with open_kind(kind) as rig:
         await rig.read("s", TOKENS[:200])
         await rig.sleep("s")
-        await rig.service.append(session="s", tokens=TOKENS[200:300], emit=ignore)
+        await rig.service.append(session="s", tokens=TOKENS[200:300], on_event=ignore)
         await rig.sleep("s")
         held = (await rig.wake("s", 1, at_token=at)).token_count
         woken = await rig.fingerprint("s")
@@ -226,9 +227,9 @@ async def test_an_earlier_version_is_looked_at_until_something_is_read_from_whic
         assert (dropped.bytes_written, (await rig.sleep("s")).bundle_id) == (0, dropped.bundle_id)
         assert (await rig.wake("s", 1, at_token=at)).look == Look(1, held, 2, 300)
         assert await rig.fingerprint("s") == woken
-        read = await rig.service.append(session="s", tokens=[7], emit=ignore)
+        read = await rig.service.append(session="s", tokens=[7], on_event=ignore)
         assert read.branched == Look(1, held, 2, 300)
-        assert (await rig.service.append(session="s", tokens=[8], emit=ignore)).branched is None, "it was said"
+        assert (await rig.service.append(session="s", tokens=[8], on_event=ignore)).branched is None, "it was said"
         went_on = await rig.fingerprint("s")
         receipt = await rig.sleep("s")
         assert (receipt.version, receipt.token_count, receipt.looked_at) == (3, held + 2, None)
@@ -245,13 +246,13 @@ async def test_what_begins_with_a_look_refuses_one_whose_version_was_pruned(open
         woken = await rig.fingerprint("s")
         await rig.service.maintain(operation="prune", session="s", keep_last=1)
         with pytest.raises(SessionNotFound, match="a look at version 1, which is not stored any more"):
-            await rig.service.fork(session="s", name="f", emit=ignore)
+            await rig.service.fork(session="s", name="f", on_event=ignore)
         with pytest.raises(SessionNotFound, match="a look at version 1"):
-            await rig.service.fold(session="s", name="f", summary="A tale.", emit=ignore)
+            await rig.service.fold(session="s", name="f", summary="A tale.", on_event=ignore)
         assert [each.name for each in await rig.service.list_sessions()] == ["s"]
         assert await rig.fingerprint("s") == woken, "it is looked at still"
-        await rig.service.append(session="s", tokens=[7], emit=ignore)
-        await rig.service.fork(session="s", name="f", emit=ignore)
+        await rig.service.append(session="s", tokens=[7], on_event=ignore)
+        await rig.service.fork(session="s", name="f", on_event=ignore)
         assert (await rig.wake("f")).token_count == len(woken.tokens) + 1
 
 
@@ -265,7 +266,7 @@ async def test_a_look_whose_version_was_pruned_is_dropped_by_a_sleep_and_by_a_st
         dropped = await rig.sleep("s")
         assert (dropped.version, dropped.token_count, dropped.looked_at) == (2, 350, at or 300)
         await rig.wake("s")
-        await rig.service.append(session="s", tokens=[7], emit=ignore)
+        await rig.service.append(session="s", tokens=[7], on_event=ignore)
         await rig.sleep("s")
         await rig.wake("s", 2, at_token=at)
         await rig.service.maintain(operation="prune", session="s", keep_last=1)
@@ -283,17 +284,17 @@ async def test_a_look_takes_no_settings_for_those_would_make_a_version(
         await rig.sleep("s")
         await rig.wake("s", version, at_token=at)
         with pytest.raises(SessionAwake, match=r"a look at version \d, token \d+.* or fork it"):
-            await rig.service.set(session="s", sampling={"temperature": 0.5}, emit=ignore)
+            await rig.service.set(session="s", sampling=Sampling(temperature=0.5), on_event=ignore)
         assert not rig.live("s").dirty
         assert (await rig.sleep("s")).version == 2
-        await rig.service.set(session="s", sampling={"temperature": 0.5}, emit=ignore)
+        await rig.service.set(session="s", sampling=Sampling(temperature=0.5), on_event=ignore)
         assert (await rig.sleep("s")).version == 3
 
 
 async def test_a_fold_of_a_look_names_the_version_that_is_looked_at(open_kind: Any) -> None:
     async with open_kind("qwen3") as rig:
         await look_at_the_first_of_two_versions(rig, None)
-        made = await rig.service.fold(session="s", name="f", summary="A tale.", emit=ignore)
+        made = await rig.service.fold(session="s", name="f", summary="A tale.", on_event=ignore)
         assert (made.folded_from.version, made.folded_from.tokens) == (1, 300)
         assert (await rig.service.show(session="s")).info.token_count == 350
 
@@ -351,7 +352,7 @@ async def test_of_an_awake_session_a_token_that_it_does_not_have_is_refused_as_t
         assert await refused(301) == (300, 301)
         with pytest.raises(SessionAwake, match="token 250"):
             await rig.wake("s", at_token=250)
-        await rig.service.append(session="s", tokens=[1], emit=ignore)
+        await rig.service.append(session="s", tokens=[1], on_event=ignore)
         assert await refused(202) == (201, 202), "it would sleep with 201"
         assert await refused(301, 1) == (300, 301)
         with pytest.raises(SessionAwake, match="token 250 of version 1"):
@@ -361,12 +362,12 @@ async def test_of_an_awake_session_a_token_that_it_does_not_have_is_refused_as_t
 async def test_checkpoints_stay_within_their_budget_and_wakes_compute_what_lies_behind_them(open_kind: Any) -> None:
     async with open_kind("lfm2") as rig:
         await rig.service.create(session="s")
-        await rig.service.append(session="s", tokens=[1], emit=ignore)
+        await rig.service.append(session="s", tokens=[1], on_event=ignore)
         state = rig.live("s").state
-        await rig.service.append(session="s", tokens=TOKENS[1:CHECKPOINT_TOKENS], emit=ignore)
+        await rig.service.append(session="s", tokens=TOKENS[1:CHECKPOINT_TOKENS], on_event=ignore)
         assert len(list(state.checkpoints)) == 1
         state.checkpoints.budget_bytes = state.checkpoints.record_bytes * 3 // 2
-        await rig.service.append(session="s", tokens=TOKENS[CHECKPOINT_TOKENS:1800], emit=ignore)
+        await rig.service.append(session="s", tokens=TOKENS[CHECKPOINT_TOKENS:1800], on_event=ignore)
         assert state.checkpoints.positions == (2 * CHECKPOINT_TOKENS,)
         await rig.sleep("s")
         assert (await rig.wake("s", at_token=1100)).tokens_prefilled == 1100 - 2 * CHECKPOINT_TOKENS

@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.sampling import Sampling as WireSampling
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.socket_api import Client, RemoteError
-from torpor.socket_api.wire.results import Sampling as WireSampling
 
 SHARED_TOKENS = 768
 """What all sessions begin with, so that they can be made in minutes: three blocks that each takes over from another."""
@@ -343,17 +343,17 @@ async def _compare_one(
 ) -> None:
     name = plan.name(number)
     await service.create(session=name, model=plan.model(number), sampling=Sampling(**plan.sampling(number)))
-    await service.append(session=name, tokens=plan.beginning(number), emit=_ignore)
+    await service.append(session=name, tokens=plan.beginning(number), on_event=_ignore)
     last = max(history.said)  # behind where it stands, where a kill took what was not asked for again
     for turn in range(1, last + 1):
         result = await service.generate(
-            session=name, text=plan.text(number, turn), max_tokens=plan.written, emit=_ignore
+            session=name, text=plan.text(number, turn), max_tokens=plan.written, on_event=_ignore
         )
         if (history.said[turn], history.counts[turn]) != (result.tokens, result.token_count):
             report.wrong.append(f"{name} said something else in turn {turn} than it says alone")
         report.compared_turns += 1
     if final is not None and last == history.at:
-        ended = await service.generate(session=name, max_tokens=1, prove=True, emit=_ignore)
+        ended = await service.generate(session=name, max_tokens=1, prove=True, on_event=_ignore)
         if ended.final_logits_blake3 != final:
             report.wrong.append(f"{name} has other logits at its end than it has alone")
     report.compared_sessions += 1
@@ -403,7 +403,7 @@ async def _sizes(plan: Plan) -> tuple[int, int]:
         service = await Service.open(store_path=Path(folder) / "store")
         try:
             await service.create(session="one")
-            await service.append(session="one", tokens=plan.beginning(0), emit=_ignore)
+            await service.append(session="one", tokens=plan.beginning(0), on_event=_ignore)
             memory = (await service.status()).memory
             return memory.weights_bytes, memory.sessions_bytes
         finally:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torpor.daemon.api.events import ProgressEvent, TokenEvent
+from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.client.link import Link
-from torpor.socket_api.wire.calls import Call
+from torpor.socket_api.wire.asking import Call
 from torpor.socket_api.wire.messages import ErrorMessage, EventMessage, ResultMessage
-from torpor.socket_api.wire.methods import METHODS
-from torpor.socket_api.wire.results import ProgressEvent, TokenEvent
 
 DEADLINE_S = 60.0
 
@@ -119,7 +119,7 @@ class Asked:
 
     def __init__(self, link: Link, method: str, params: Mapping[str, Any]) -> None:
         self._link = link
-        self._id = link.begin(Call(method, params, METHODS[method].result))
+        self._id = link.begin(Call(VERBS[method], params))
         self.events: list[ProgressEvent | TokenEvent] = []
 
     def event(self) -> ProgressEvent | TokenEvent:

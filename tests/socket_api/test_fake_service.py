@@ -1,18 +1,20 @@
-"""The double of the service has the shape of the real one; else tests that pass with it say nothing."""
+"""The double of the service answers what the real one does; else tests that pass with it say nothing."""
 
 from __future__ import annotations
 
 import inspect
 
 import pytest
-from torpor.daemon.api.results import AppendResult
+from torpor.daemon.api.verbs import SUBSCRIBE, VERBS
 from torpor.daemon.service import Service
+from torpor.daemon.verbs import HANDLERS
 from torpor.socket_api.server.dispatch import Backend
 from torpor.socket_api.server.serving import ClosableBackend
 
 from .fake_service import FakeService
 
-VERBS = sorted(
+OF_THE_PROCESS = {VERBS["shutdown"], SUBSCRIBE}
+LIFE = sorted(
     name
     for shape in (Backend, ClosableBackend)
     for name, member in inspect.getmembers(shape, inspect.isfunction)
@@ -20,25 +22,24 @@ VERBS = sorted(
 )
 
 
-def shape_of(verb: object) -> dict[str, tuple[object, object]]:
-    """What callers see of it: names, ways and defaults of its parameters. A wrapped verb is looked through."""
-    assert callable(verb)
-    parameters = inspect.signature(verb).parameters.values()
-    assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in list(parameters)[1:]), "so their order is none"
-    return {each.name: (each.kind, each.default) for each in list(parameters)[1:]}
+def test_every_verb_but_those_of_the_process_has_a_handler_here_and_there() -> None:
+    requests = {verb.request for verb in VERBS.values() if verb not in OF_THE_PROCESS}
+    assert len(requests) == len(VERBS) - len(OF_THE_PROCESS), "each verb has a request of its own"
+    assert set(HANDLERS) == requests == set(FakeService().answers)
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_a_verb_of_the_double_takes_what_that_of_the_service_and_of_its_shape_take(name: str) -> None:
-    shape = next(getattr(each, name) for each in (Backend, ClosableBackend) if hasattr(each, name))
+@pytest.mark.parametrize(
+    "verb", [verb for verb in VERBS.values() if verb not in OF_THE_PROCESS], ids=lambda verb: verb.name
+)
+def test_a_handler_takes_the_record_of_its_row_and_gives_that_of_its_answer(verb: object) -> None:
+    for handler in (HANDLERS[verb.request].carry_out, FakeService().answers[verb.request]):  # type: ignore[attr-defined]
+        signature = inspect.signature(handler)
+        assert list(signature.parameters.values())[-1].annotation == verb.request.__name__  # type: ignore[attr-defined]
+        assert signature.return_annotation == verb.result.__name__  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", LIFE)
+def test_the_double_lives_as_the_service_does(name: str) -> None:
     real, double = getattr(Service, name), getattr(FakeService, name)
-    assert shape_of(double) == shape_of(real) == shape_of(shape)
+    assert list(inspect.signature(double).parameters) == list(inspect.signature(real).parameters)
     assert inspect.iscoroutinefunction(double) == inspect.iscoroutinefunction(real)
-
-
-def test_a_drift_of_a_name_or_a_default_would_be_seen() -> None:
-    class Drifted:
-        async def append(self, *, session: str, text: str = "", tokens: object = None, emit: object) -> AppendResult:
-            raise NotImplementedError
-
-    assert shape_of(Drifted.append) != shape_of(Service.append)

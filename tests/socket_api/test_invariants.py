@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 from torpor.cli.registry import run
+from torpor.daemon.api.events import ProgressEvent, TokenEvent
+from torpor.daemon.api.limits import MAX_MESSAGES
+from torpor.daemon.api.reading import GenerateResult
+from torpor.daemon.api.sampling import Sampling
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.socket_api import AsyncClient, Client, RemoteError
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import LocalProtocolError
-from torpor.socket_api.limits import MAX_MESSAGES, MAX_REQUEST_FRAME_BYTES
-from torpor.socket_api.wire.calls import remote_error
+from torpor.socket_api.limits import MAX_REQUEST_FRAME_BYTES
+from torpor.socket_api.wire.asking import remote_error
 from torpor.socket_api.wire.messages import ErrorMessage, ResultMessage
-from torpor.socket_api.wire.results import GenerateResult, ProgressEvent, Sampling, TokenEvent
 
 from .real_daemon import Asked, RealDaemon, served, tokens_of, until
 

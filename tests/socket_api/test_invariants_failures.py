@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.api.events import TokenEvent
+from torpor.daemon.api.reading import GenerateResult
+from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import Client, RemoteError
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import ConnectionLost, LocalProtocolError
-from torpor.socket_api.wire.results import GenerateResult, Sampling, TokenEvent
 
 from .real_daemon import Asked, RealDaemon, served, tokens_of, until
 

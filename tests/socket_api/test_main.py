@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from torpor.daemon.api.results import CloseReport
+from torpor.daemon.api.process import ShutdownResult
 from torpor.daemon.errors import UnknownModel
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
@@ -147,10 +147,10 @@ def test_a_model_without_a_name_of_its_own_is_refused_with_status_2(
 
 
 def test_the_end_is_told_in_a_sentence_that_counts_right() -> None:
-    assert describe_stop(CloseReport(("a",), {}, ("b",))) == (
+    assert describe_stop(ShutdownResult(("a",), {}, ("b",))) == (
         "torpor stopped; 1 session was put to sleep; 1 had read nothing and is gone"
     )
-    assert describe_stop(CloseReport((), {}, ("b", "c"))).endswith(
+    assert describe_stop(ShutdownResult((), {}, ("b", "c"))).endswith(
         "0 sessions were put to sleep; 2 had read nothing and are gone"
     )
 
@@ -161,7 +161,7 @@ def test_a_bundle_that_cannot_be_read_is_named_before_the_daemon_serves(tiny_mod
     async def sleep_one() -> None:
         service = await Service.open(store_path=store, models={"tiny": str(tiny_model)})
         await service.create(session="kept")
-        await service.append(session="kept", text="a few words", emit=lambda _event: None)
+        await service.append(session="kept", text="a few words", on_event=lambda _event: None)
         await service.close()
 
     asyncio.run(sleep_one())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor, pretend_terminal, unstyled
-from torpor.daemon.api.results import MaintenanceProblem
+from torpor.daemon.api.store import ImportRequest, MaintenanceProblem
 from torpor.errors import TorporError
 
 
@@ -195,13 +195,13 @@ def test_a_daemon_is_handed_a_checked_copy_and_told_its_id(
     daemon.service.store = str(made_store.path)
     source = Path(shutil.copy(made_store.bundles[0], short_path / "my-notes"))
     found: list[bytes] = []
-    adopt = daemon.service.import_bundle
+    adopt = daemon.service.answers[ImportRequest]
 
-    async def look(*, bundle_id: str, session: str | None) -> Any:
-        found.append((made_store.path / "incoming" / f"{bundle_id}.mvb").read_bytes())
-        return await adopt(bundle_id=bundle_id, session=session)
+    async def look(request: ImportRequest) -> Any:
+        found.append((made_store.path / "incoming" / f"{request.bundle_id}.mvb").read_bytes())
+        return await adopt(request)
 
-    monkeypatch.setattr(daemon.service, "import_bundle", look)
+    monkeypatch.setitem(daemon.service.answers, ImportRequest, look)
     ran = torpor("import", source, "--as", "copy", "--json")
     assert ran.document["bundle_id"] == made_store.bundles[0].stem
     assert asked(daemon, "import_bundle") == [{"bundle_id": made_store.bundles[0].stem, "session": "copy"}]

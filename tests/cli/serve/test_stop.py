@@ -8,8 +8,8 @@ from typing import Self
 
 import pytest
 from cli_rig import Torpor
+from torpor.daemon.api.process import ShutdownResult
 from torpor.socket_api.errors import RemoteError, RequestTimeout
-from torpor.socket_api.wire.results import ShutdownResult
 
 
 class StoppingClient:

@@ -14,23 +14,23 @@ async def test_every_answer_is_plain_data(open_rig: Any) -> None:
         service = rig.service
         events: list[Any] = []
         answers: list[Any] = [await service.create(session="a", sampling=SAMPLED, labels=["x"])]
-        answers.append(await service.append(session="a", tokens=tokens_of(1, 300), emit=events.append))
-        answers.append(await service.generate(session="a", max_tokens=2, prove=True, emit=events.append))
-        answers.append(await service.chat(session="a", message="hi", max_tokens=2, emit=events.append))
-        answers.append(await service.sleep(session="a", emit=events.append))
+        answers.append(await service.append(session="a", tokens=tokens_of(1, 300), on_event=events.append))
+        answers.append(await service.generate(session="a", max_tokens=2, prove=True, on_event=events.append))
+        answers.append(await service.chat(session="a", message="hi", max_tokens=2, on_event=events.append))
+        answers.append(await service.sleep(session="a", on_event=events.append))
         answers += await service.list_sessions()
         answers.append(await service.show(session="a"))
-        answers.append(await service.wake(session="a", emit=events.append))
+        answers.append(await service.wake(session="a", on_event=events.append))
         answers += await service.list_sessions()
         answers.append(await service.show(session="a"))
         answers.append(await service.status())
         answers.append(await service.delete(session="a"))
         await service.create(session="b")
-        await service.append(session="b", tokens=[1], emit=ignore)
+        await service.append(session="b", tokens=[1], on_event=ignore)
         answers.append(await service.close())
     kinds = {type(answer).__name__ for answer in answers}
     assert len(kinds) == 9
-    assert {type(event).__name__ for event in events} == {"Progress", "Token"}
+    assert {type(event).__name__ for event in events} == {"ProgressEvent", "TokenEvent"}
     for answer in [*answers, *events]:
         assert answer.__dataclass_params__.frozen
         assert not hasattr(answer, "__dict__"), "slots: nothing can be added"

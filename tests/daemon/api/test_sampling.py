@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.daemon.api.sampling import MAX_SEED, Sampling
+from torpor.daemon.api.limits import MAX_SEED
+from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import InvalidSampling
 
 
@@ -100,3 +101,11 @@ def test_a_map_of_other_fields_is_refused(change: str) -> None:
         kept["beam_width"] = 4
     with pytest.raises(InvalidSampling):
         Sampling.from_map(kept)
+
+
+def test_what_was_given_is_what_is_named_a_default_that_is_handed_on_too() -> None:
+    assert Sampling(temperature=0.5, seed=0).named() == {"temperature": 0.5, "seed": 0}
+    assert Sampling().named() == {}
+    assert Sampling(top_p=Sampling().top_p).named() == {"top_p": 1.0}
+    assert Sampling(0.5, seed=3).changed(Sampling(temperature=0.0)) == Sampling(seed=3)
+    assert Sampling(0.5).changed(None) == Sampling(0.5)

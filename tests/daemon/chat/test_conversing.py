@@ -58,8 +58,8 @@ async def test_of_a_transcript_only_the_new_message_is_tokenised_and_computed(op
         messages = await talk(rig, 4, opening=[SYSTEM])
         held = ledger(rig)
         rendered: list[Any] = []
-        encode = rig.service._encoder.messages
-        rig.service._encoder.messages = lambda model, new, place: rendered.extend(new) or encode(model, new, place)
+        encode = rig.service.encoder.messages
+        rig.service.encoder.messages = lambda model, new, place: rendered.extend(new) or encode(model, new, place)
         reply_with(rig, "fine")
         result = await send(rig, [*messages, user("and now?")])
         new = rig.model.encode("\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n", opening=False)
@@ -233,7 +233,7 @@ async def test_the_sessions_own_system_text_stays_its_own_after_a_transcript_tha
             await rig.sleep("a")
             await rig.wake("a")
         reply_with(rig, "ok")
-        await rig.service.chat(session="a", message="two", max_tokens=3, emit=ignore)
+        await rig.service.chat(session="a", message="two", max_tokens=3, on_event=ignore)
         assert ledger(rig) == cold(rig, [*other, assistant("ok"), user("two"), assistant("ok")]), "it is not said now"
         with pytest.raises(TranscriptDiverged):
             await send(rig, other[1:])
@@ -247,7 +247,7 @@ async def test_the_sessions_own_system_text_opens_a_chat_whose_first_message_is_
         await rig.service.create(session="a", system=SYSTEM["content"])
         more = message_of("system", "The day is Monday.")
         reply_with(rig, "ok")
-        await rig.service.chat(session="a", message=more["content"], role="system", max_tokens=3, emit=ignore)
+        await rig.service.chat(session="a", message=more["content"], role="system", max_tokens=3, on_event=ignore)
         assert ledger(rig) == cold(rig, [SYSTEM, more, assistant("ok")])
         said = [more, assistant("ok"), user("next")]
         reply_with(rig, "ok")
@@ -262,14 +262,14 @@ async def test_a_template_that_takes_one_system_text_refuses_a_second_and_it_is_
     async with open_rig(with_template(own_tiny_model, f"{strict}{{% endfor %}}{KEEPING}"), endless=False) as rig:
         await rig.service.create(session="a", system=SYSTEM["content"])
         with pytest.raises(TemplateUnusable, match=r"One only.*default/a has a system text of its own") as refusal:
-            await rig.service.chat(session="a", message="It is Monday.", role="system", max_tokens=3, emit=ignore)
+            await rig.service.chat(session="a", message="It is Monday.", role="system", max_tokens=3, on_event=ignore)
         assert "Send a message of the user first" in str(refusal.value)
         assert ledger(rig) == []
         reply_with(rig, "ok")
-        await rig.service.chat(session="a", message="one", max_tokens=3, emit=ignore)
+        await rig.service.chat(session="a", message="one", max_tokens=3, on_event=ignore)
         assert ledger(rig) == cold(rig, [SYSTEM, user("one"), assistant("ok")])
         with pytest.raises(TemplateUnusable) as refusal:
-            await rig.service.chat(session="a", message="It is Monday.", role="system", max_tokens=3, emit=ignore)
+            await rig.service.chat(session="a", message="It is Monday.", role="system", max_tokens=3, on_event=ignore)
         assert "of its own" not in str(refusal.value)
 
 
@@ -278,7 +278,7 @@ async def test_the_sessions_own_system_text_is_said_again_where_a_cut_took_it_aw
     """Raw text stands before the chat, so no text map tells where that begins."""
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a", system=SYSTEM["content"])
-        await rig.service.append(session="a", tokens=tokens_of(1, 300), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(1, 300), on_event=ignore)
         await tell(rig, "question", max_tokens=3)
         await rig.sleep("a")
         for at, is_said in ((299, True), (300, True), (301, False)):
@@ -286,7 +286,7 @@ async def test_the_sessions_own_system_text_is_said_again_where_a_cut_took_it_aw
             if way == "wake":
                 await rig.wake("a", 1, at_token=at)
             else:
-                await rig.service.fork(session="a@1", name=name, at_token=at, emit=ignore)
+                await rig.service.fork(session="a@1", name=name, at_token=at, on_event=ignore)
             for message in ("other", "next"):
                 await tell(rig, message, name, max_tokens=3)
                 await rig.sleep(name)
@@ -432,7 +432,7 @@ async def test_a_chat_goes_on_at_the_end_of_any_of_its_turns_that_is_woken(open_
         await rig.service.create(session="a")
         messages = await talk(rig, 2)
         held = len(ledger(rig))
-        await rig.service.append(session="a", text="by the way", emit=ignore)
+        await rig.service.append(session="a", text="by the way", on_event=ignore)
         await rig.sleep("a")
         await rig.wake("a", at_token=held)
         reply_with(rig, "ok")
@@ -472,7 +472,7 @@ async def test_a_fork_at_the_token_that_a_refusal_names_takes_the_transcript(ope
                 await send(rig, changed)
             name = f"fork-{len(changed)}-{refusal.value.details['message_index']}"
             at = refusal.value.details["position"]
-            await rig.service.fork(session="a", name=name, at_token=at, emit=ignore)
+            await rig.service.fork(session="a", name=name, at_token=at, on_event=ignore)
             reply_with(rig, "ok")
             result = await send(rig, changed, name)
             assert result.rewound_to is None
@@ -559,7 +559,7 @@ async def test_a_chat_ends_at_a_stop_text_and_goes_on_behind_what_was_shown(open
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")
         reply_with(rig, "fine END more")
-        first = await rig.service.chat(session="a", message="and?", max_tokens=60, stop=["END"], emit=ignore)
+        first = await rig.service.chat(session="a", message="and?", max_tokens=60, stop=["END"], on_event=ignore)
         assert (first.text, first.finish_reason) == ("fine ", "stop")
         rig.network.reset()
         reply_with(rig, "ok")
@@ -574,7 +574,7 @@ async def test_a_transcript_that_leaves_an_earlier_version_goes_back_in_that_one
         await rig.service.create(session="a")
         messages = await talk(rig, 2)
         first = await rig.sleep("a")
-        await rig.service.append(session="a", text="Something else.", emit=ignore)
+        await rig.service.append(session="a", text="Something else.", on_event=ignore)
         await rig.sleep("a")
         await rig.wake("a", version=1)
         reply_with(rig, "ok")
@@ -588,7 +588,7 @@ async def test_a_look_whose_version_was_pruned_is_not_gone_back_in(open_rig: Any
         await rig.service.create(session="a")
         messages = await talk(rig, 2)
         await rig.sleep("a")
-        await rig.service.append(session="a", text="Something else.", emit=ignore)
+        await rig.service.append(session="a", text="Something else.", on_event=ignore)
         await rig.sleep("a")
         await rig.wake("a", version=1)
         held = ledger(rig)
@@ -605,7 +605,7 @@ async def test_a_going_back_from_a_look_that_fails_leaves_the_look_where_it_stoo
         await rig.service.create(session="a")
         messages = await talk(rig, 2)
         await rig.sleep("a")
-        await rig.service.append(session="a", text="Something else.", emit=ignore)
+        await rig.service.append(session="a", text="Something else.", on_event=ignore)
         await rig.sleep("a")
         look = (await rig.wake("a", version=1)).look
         held = ledger(rig)
@@ -623,7 +623,7 @@ async def test_text_that_was_appended_behind_a_chat_matches_no_transcript_qc7(op
         await rig.service.create(session="a")
         messages = await talk(rig, 2)
         held = ledger(rig)
-        await rig.service.append(session="a", text="by the way", emit=ignore)
+        await rig.service.append(session="a", text="by the way", on_event=ignore)
         reply_with(rig, "ok")
         with pytest.raises(TranscriptDiverged) as refusal:
             await send(rig, [*messages, user("next")])
@@ -641,10 +641,10 @@ async def test_a_message_behind_raw_text_does_not_make_the_text_map_true_again_q
         messages = await talk(rig, 1)
         known = rig.live("a").text_map
         if raw == "append":
-            await rig.service.append(session="a", text="by the way", emit=ignore)
+            await rig.service.append(session="a", text="by the way", on_event=ignore)
         else:
             reply_with(rig, "by the way")
-            await rig.service.generate(session="a", max_tokens=5, emit=ignore)
+            await rig.service.generate(session="a", max_tokens=5, on_event=ignore)
         reply_with(rig, "yes")
         await tell(rig, "hm?")
         assert rig.live("a").text_map == known
@@ -655,7 +655,7 @@ async def test_a_message_behind_raw_text_does_not_make_the_text_map_true_again_q
 async def test_raw_text_before_a_chat_matches_no_transcript_qc7(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")
-        await rig.service.append(session="a", text="A document.", emit=ignore)
+        await rig.service.append(session="a", text="A document.", on_event=ignore)
         with pytest.raises(TranscriptDiverged, match="new session") as refusal:
             await send(rig, [user("?")])
         assert refusal.value.details["position"] == 0
@@ -667,7 +667,7 @@ async def test_raw_text_that_is_what_the_template_writes_is_matched_by_tokens(op
         messages = [SYSTEM, user("one"), assistant("1"), user("two")]
         await rig.service.create(session="a")
         tokens = rig.model.encode(rig.model.render(messages, True), opening=False)
-        await rig.service.append(session="a", tokens=tokens[:50], emit=ignore)
+        await rig.service.append(session="a", tokens=tokens[:50], on_event=ignore)
         reply_with(rig, "2")
         result = await send(rig, messages)
         assert (result.prefilled_tokens, result.rewound_to) == (len(tokens) - 50, None)
@@ -745,7 +745,7 @@ async def test_a_map_that_cannot_be_kept_costs_no_answer_and_tells_of_none_qc10(
         monkeypatch.setattr(TextMap, "extended", failing)
         reply_with(rig, "hello")
         pieces: list[Any] = []
-        result = await rig.service.chat(session="a", messages=[user("hi")], max_tokens=9, emit=pieces.append)
+        result = await rig.service.chat(session="a", messages=[user("hi")], max_tokens=9, on_event=pieces.append)
         assert result.text == "hello" == "".join(getattr(piece, "text", "") for piece in pieces)
         assert rig.live("a").text_map.end < len(ledger(rig))
         reply_with(rig, "ok")
@@ -761,14 +761,14 @@ async def test_a_cancelled_answer_is_recognised_by_what_was_shown_of_it(open_rig
         gate = rig.network.hold_at(5)
         shown: list[Any] = []
         task = asyncio.ensure_future(
-            rig.service.chat(session="a", messages=[user("hi")], max_tokens=30, emit=shown.append)
+            rig.service.chat(session="a", messages=[user("hi")], max_tokens=30, on_event=shown.append)
         )
         await gate.reached()
         task.cancel()
         gate.open()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: not rig.service._residency.turns.in_use())
+        await until(lambda: not rig.service.residency.turns.in_use())
         text = "".join(getattr(event, "text", "") for event in shown)
         assert text
         assert rig.live("a").text_map.turns[-1].is_mark_of(assistant(text))
@@ -805,7 +805,7 @@ async def test_a_going_back_behind_which_nothing_was_read_is_undone(open_rig: An
                 return
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await until(lambda: not rig.service._residency.turns.in_use())
+            await until(lambda: not rig.service.residency.turns.in_use())
         rig.network.reset()
         await rig.wake("a")
         assert await rig.fingerprint("a") == was
@@ -862,4 +862,4 @@ async def test_either_a_message_or_a_transcript_is_given(open_rig: Any) -> None:
         await rig.service.create(session="a")
         for given in ({}, {"message": "hi", "messages": [user("hi")]}):
             with pytest.raises(InvalidTranscript):
-                await rig.service.chat(session="a", max_tokens=1, emit=ignore, **given)
+                await rig.service.chat(session="a", max_tokens=1, on_event=ignore, **given)

@@ -30,7 +30,7 @@ HEAD = [SYSTEM, user(REQUEST), assistant(SUMMARY)]
 
 async def fold(rig: Rigged, **order: Any) -> Any:
     asked = {"summary": SUMMARY, **order} if "summarise" not in order else order
-    return await rig.service.fold(session="a", name="b", emit=ignore, **asked)
+    return await rig.service.fold(session="a", name="b", on_event=ignore, **asked)
 
 
 @pytest.mark.parametrize(("turns", "slack"), [(0, 0), (1, 0), (2, 0), (2, 7), (3, 0)])
@@ -156,7 +156,7 @@ async def test_the_end_of_each_message_is_told_apart_from_control_tokens_that_wo
             assistant(""),
             user("x"),
         ]
-        encoder, first = rig.service._encoder, Place(0, None, turn_open=False)
+        encoder, first = rig.service.encoder, Place(0, None, turn_open=False)
         ids = await encoder.messages(rig.model, said, first)
         ends = [at + 1 for at, token in enumerate(ids) if token == END]
         lengths = [*[ends[2]] * 3, *[ends[4]] * 2, len(ids)]
@@ -179,8 +179,8 @@ async def test_what_a_template_does_not_tell_apart_has_no_end_of_its_own(
     async with open_rig(with_template(own_tiny_model, template), endless=False) as rig:
         said = [user("a"), assistant("b"), user("c")]
         first = Place(0, None, turn_open=False)
-        ids = await rig.service._encoder.messages(rig.model, said, first)
-        assert await rig.service._encoder.lengths(rig.model, said, first, ids) == ()
+        ids = await rig.service.encoder.messages(rig.model, said, first)
+        assert await rig.service.encoder.lengths(rig.model, said, first, ids) == ()
 
 
 async def test_a_session_that_is_durable_already_is_folded_from_that_version(open_rig: Any) -> None:
@@ -204,7 +204,7 @@ async def test_the_model_writes_the_summary_and_nothing_of_that_stays_in_the_ful
         was, known = await rig.fingerprint("a"), rig.live("a").text_map
         reply_with(rig, f"<think>hm</think>\n\n{SUMMARY}")
         pieces: list[Any] = []
-        result = await rig.service.fold(session="a", name="b", summarise=60, emit=pieces.append)
+        result = await rig.service.fold(session="a", name="b", summarise=60, on_event=pieces.append)
         assert result.summary == SUMMARY
         assert SUMMARY in "".join(getattr(piece, "text", "") for piece in pieces)
         asked = rig.model.encode(f"\n<|im_start|>user\n{REQUEST}<|im_end|>\n<|im_start|>assistant\n", opening=False)
@@ -261,7 +261,7 @@ async def test_one_summary_is_needed(open_rig: Any, order: dict[str, Any]) -> No
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 9))
         with pytest.raises(InvalidFold):
-            await rig.service.fold(session="a", name="b", emit=ignore, **order)
+            await rig.service.fold(session="a", name="b", on_event=ignore, **order)
         assert rig.is_awake("a")
 
 
@@ -270,12 +270,12 @@ async def test_a_fold_without_a_place_or_a_source_is_refused(open_rig: Any) -> N
         await rig.read("a", tokens_of(1, 9))
         await rig.service.create(session="empty")
         with pytest.raises(EmptyContext):
-            await rig.service.fold(session="empty", name="b", summary="x", emit=ignore)
+            await rig.service.fold(session="empty", name="b", summary="x", on_event=ignore)
         for name in ("a", "empty"):
             with pytest.raises(SessionExists):
-                await rig.service.fold(session="a", name=name, summary="x", emit=ignore)
+                await rig.service.fold(session="a", name=name, summary="x", on_event=ignore)
         with pytest.raises(SessionNotFound):
-            await rig.service.fold(session="nobody", name="b", summary="x", emit=ignore)
+            await rig.service.fold(session="nobody", name="b", summary="x", on_event=ignore)
 
 
 async def test_a_summary_that_is_none_makes_no_session(open_rig: Any) -> None:
@@ -298,7 +298,7 @@ async def test_a_fold_is_smaller_than_its_session_or_refused_before_anything_is_
         if is_chat:
             await talk(rig, 3)
         else:
-            await rig.service.append(session="a", tokens=tokens_of(1, 100), emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(1, 100), on_event=ignore)
         was, calls = await rig.fingerprint("a"), len(rig.network.calls)
         with pytest.raises(InvalidFold) as refusal:
             await fold(rig, summary="x" * 500)
@@ -351,7 +351,7 @@ async def test_a_context_without_room_for_the_summary_has_it_written_of_what_is_
             while context - len(ledger(rig)) > 260:
                 await tell(rig, "y" * 60)
         else:
-            await rig.service.append(session="a", tokens=tokens_of(1, context), emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(1, context), on_event=ignore)
         was, old = await rig.fingerprint("a"), ledger(rig)
         places = rig.live("a").text_map.places
         reply_with(rig, SUMMARY)
@@ -394,7 +394,7 @@ async def test_a_fold_that_does_not_come_to_its_end_leaves_no_session_and_the_ol
             gate.open()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await until(lambda: not rig.service._residency.turns.in_use())
+            await until(lambda: not rig.service.residency.turns.in_use())
         await require_as_before(rig, was)
         reply_with(rig, "ok")
         assert (await fold(rig)).folded_from.tokens == len(was.tokens)
@@ -415,7 +415,7 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
 ) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 600))
-        gate, real, written = Gate(), rig.service._store.write_bundle, []
+        gate, real, written = Gate(), rig.service.store.write_bundle, []
 
         def hold(**order: Any) -> Any:
             receipt = real(**order)
@@ -424,7 +424,7 @@ async def test_a_fold_that_is_given_up_when_it_has_just_become_durable_leaves_no
                 gate.pass_through()
             return receipt
 
-        monkeypatch.setattr(rig.service._store, "write_bundle", hold)
+        monkeypatch.setattr(rig.service.store, "write_bundle", hold)
         task = asyncio.create_task(fold(rig, tail=100))
         await gate.reached()
         task.cancel()
@@ -445,8 +445,8 @@ async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_
     """Whichever of its sessions waits: the full one for its summary, or the new one."""
     async with opened() as rig:
         await rig.service.create(session="a", model="one")
-        await rig.service.append(session="a", tokens=tokens_of(1, 100), emit=ignore)
-        residency, real = rig.service._residency, rig.service._residency.room_for
+        await rig.service.append(session="a", tokens=tokens_of(1, 100), on_event=ignore)
+        residency, real = rig.service.residency, rig.service.residency.room_for
         counted: list[int] = []
 
         async def wait_behind_another(use: Any, count: int, emit: Any) -> Any:
@@ -454,10 +454,10 @@ async def test_a_fold_that_waits_for_memory_keeps_no_weights_of_a_model_that_is_
                 await residency._give_way(residency.awake[use.uri])
                 await residency._unload("one", "pressure")
                 gc.collect()
-                counted.append(rig.service._shelf.weights_bytes())
+                counted.append(rig.service.shelf.weights_bytes())
             return await real(use, count, emit)
 
         monkeypatch.setattr(residency, "room_for", wait_behind_another)
-        result = await rig.service.fold(session="a", name="b", tail=10, emit=ignore, **wanted)
+        result = await rig.service.fold(session="a", name="b", tail=10, on_event=ignore, **wanted)
         assert counted == [0]
         assert result.tail_tokens == 10

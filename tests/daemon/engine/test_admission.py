@@ -79,7 +79,7 @@ async def held_up(rig: Rigged, name: str, **options: Any) -> AsyncIterator[async
 
 
 def reading(rig: Rigged, name: str, count: int, **options: Any) -> Any:
-    return rig.service.append(session=name, tokens=tokens_of(count, count), emit=ignore, **options)
+    return rig.service.append(session=name, tokens=tokens_of(count, count), on_event=ignore, **options)
 
 
 # --- order on the engine
@@ -245,7 +245,7 @@ async def test_one_that_is_in_a_hurry_gets_the_row_of_one_that_is_not(open_rig: 
         await gate.reached()
         begun = {name: len(rig.live(name).state.tokens) for name in NAMES}
         late = asyncio.ensure_future(writing(rig, "late", 40))
-        await until(lambda: rig.service._engine._inbox.qsize() == 1)
+        await until(lambda: rig.service.engine._inbox.qsize() == 1)
         before = len(rig.network.rows)
         rig.network.before = lambda *_: None
         gate.open()
@@ -275,7 +275,7 @@ async def test_a_row_that_comes_free_is_taken_by_one_that_was_in_another_batch(o
             pass
         await gate.reached()
         late = asyncio.ensure_future(writing(rig, "late", 100))
-        await until(lambda: rig.service._engine._inbox.qsize() == 1)
+        await until(lambda: rig.service.engine._inbox.qsize() == 1)
         before = len(rig.network.rows) + 1  # and what was left of the round
         rig.network.before = lambda *_: None
         gate.open()
@@ -310,7 +310,7 @@ async def test_background_sessions_on_another_model_wait_too(store: Path, tiny_m
             pass
         await gate.reached()
         normal = asyncio.ensure_future(writing(rig, "c", 50))
-        await until(lambda: rig.service._engine._inbox.qsize() == 1)
+        await until(lambda: rig.service.engine._inbox.qsize() == 1)
         order: list[str] = []
         rig.network.before = lambda *_: order.append("normal")
         other.before = lambda *_: order.append("background")
@@ -354,7 +354,7 @@ async def test_a_background_request_that_a_normal_one_waits_for_stands_back_no_m
         ]
         async with begun_together(rig, work) as tasks:
             behind = asyncio.ensure_future(note("behind", writing(rig, "a", 1)))
-            await until(lambda: rig.service._residency.turns.users(rig.service._resolve("a")) == 2)
+            await until(lambda: rig.service.residency.turns.users(rig.service.resolve("a")) == 2)
         await asyncio.gather(*tasks, behind)
         assert ended == ["background", "behind", "busy"]
 
@@ -376,7 +376,7 @@ async def test_who_makes_room_for_a_background_request_does_not_stand_back(
     open_tight: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_tight() as rig:
-        residency, asked = rig.service._residency, []
+        residency, asked = rig.service.residency, []
         put_away = residency.put_away
 
         async def watched(*args: Any) -> Any:
@@ -395,7 +395,7 @@ async def test_a_background_request_that_loads_what_a_normal_one_needs_stands_ba
             await rig.read(name, tokens_of(1, 50))
             await rig.sleep(name)
         await rig.service.unload_model(model="tiny")
-        loading, gate = rig.service._residency.models._loader, asyncio.Event()
+        loading, gate = rig.service.residency.models._loader, asyncio.Event()
         estimate = loading.estimate
 
         async def held(*args: Any) -> int:
@@ -403,7 +403,7 @@ async def test_a_background_request_that_loads_what_a_normal_one_needs_stands_ba
             return int(await estimate(*args))
 
         loading.estimate = held
-        place = rig.service._shelf.place("tiny")
+        place = rig.service.shelf.place("tiny")
         place.facts = None  # so that it has to be looked at
         first = asyncio.ensure_future(writing(rig, "a", 1, priority="background"))
         await until(lambda: bool(place.holders))
@@ -452,7 +452,7 @@ async def in_order(rig: Rigged) -> list[str]:
     async with held_up(rig, "a"):
         for at, (name, priority) in enumerate((("b", "background"), ("c", "normal")), start=1):
             tasks.append(asyncio.ensure_future(write(name, priority)))
-            await until(lambda at=at: rig.service._residency.memory.info().waiting == at)  # type: ignore[misc]
+            await until(lambda at=at: rig.service.residency.memory.info().waiting == at)  # type: ignore[misc]
     await asyncio.gather(*tasks)
     return ended
 
@@ -460,7 +460,7 @@ async def in_order(rig: Rigged) -> list[str]:
 async def test_memory_goes_to_normal_requests_first(open_tight: Any) -> None:
     async with open_tight() as rig:
         assert await in_order(rig) == ["c", "b"]
-        assert rig.service._residency.memory.info().reserved_bytes == 0
+        assert rig.service.residency.memory.info().reserved_bytes == 0
 
 
 async def test_memory_goes_by_the_order_of_coming_to_who_has_stood_back_for_long(
@@ -473,7 +473,7 @@ async def test_memory_goes_by_the_order_of_coming_to_who_has_stood_back_for_long
 
 async def test_a_wait_for_memory_counts_as_standing_back_from_when_somebody_is_put_before(open_tight: Any) -> None:
     async with open_tight() as rig:
-        claims: list[Any] = rig.service._residency.memory._waiting
+        claims: list[Any] = rig.service.residency.memory._waiting
         async with held_up(rig, "a"):
             tasks = [asyncio.ensure_future(rig.write("b", 3, priority="background"))]
             await until(lambda: len(claims) == 1)
@@ -493,10 +493,10 @@ async def test_who_has_the_memory_that_a_normal_request_waits_for_stands_back_no
     async with open_tight() as rig:
         held = []
         async with held_up(rig, "a", priority="background"):
-            held += rig.service._residency.turns._lines[rig.service._resolve("a")][1]
+            held += rig.service.residency.turns._lines[rig.service.resolve("a")][1]
             assert held[0].stands_back()
             waiting = asyncio.ensure_future(rig.write("b", 3))
-            await until(lambda: rig.service._residency.memory.info().waiting == 1)
+            await until(lambda: rig.service.residency.memory.info().waiting == 1)
             assert not held[0].stands_back()
         await waiting
 
@@ -539,18 +539,18 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
                 writing(rig, "b", 1),
                 writing(rig, "nobody", 1),
                 reading(rig, "b", 10),
-                rig.service.chat(session="b", message="hi", max_tokens=1, emit=ignore),
+                rig.service.chat(session="b", message="hi", max_tokens=1, on_event=ignore),
                 rig.wake("b"),
-                rig.service.fork(session="b", name="fork", emit=ignore),
-                rig.service.fold(session="b", name="fold", summary="s", emit=ignore),
-                rig.service.warm(sessions=["b"], emit=ignore),
+                rig.service.fork(session="b", name="fork", on_event=ignore),
+                rig.service.fold(session="b", name="fold", summary="s", on_event=ignore),
+                rig.service.warm(sessions=["b"], on_event=ignore),
                 rig.service.load_model(model="tiny"),
             ):
                 with pytest.raises(EngineBusy) as refusal:
                     await refused
                 assert refusal.value.details == {"waiting": 2, "limit": 2}
             assert not rig.is_awake("b")
-            assert rig.service._residency.memory.info().reserved_bytes > 0, "of the one that is served"
+            assert rig.service.residency.memory.info().reserved_bytes > 0, "of the one that is served"
             for name in ("new", "fork", "fold"):
                 with pytest.raises(SessionNotFound):
                     await rig.service.show(session=name)
@@ -558,7 +558,7 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
             assert (await rig.service.show(session="b")).info.token_count == 50, "who looks, or sleeps, is not counted"
             await rig.sleep("b")
         await asyncio.gather(*waiting)
-        assert rig.service._residency.memory.info().reserved_bytes == 0
+        assert rig.service.residency.memory.info().reserved_bytes == 0
         assert rig.service.queue.info().waiting == 0
         assert len(rig.live("a").state.tokens) == 50 + CHUNK + 2
 
@@ -571,7 +571,7 @@ async def test_who_was_served_and_waits_again_counts_again(open_rig: Any, tmp_pa
         for at, name in enumerate("abc"):
             await rig.read(name, tokens_of(at, 50))
             await rig.sleep(name)
-        memory = rig.service._residency.memory
+        memory = rig.service.residency.memory
         with memory.apart(-1) as somebody:
             assert memory.take_free(somebody, 500 * ROW)
             growing = asyncio.ensure_future(writing(rig, "b", 600))
@@ -580,10 +580,10 @@ async def test_who_was_served_and_waits_again_counts_again(open_rig: Any, tmp_pa
             assert rig.service.queue.info().waiting == 1
         await growing
     async with open_rig() as rig:
-        b = rig.service._resolve("b")
-        async with rig.service._residency.turn(b):
-            warming = asyncio.ensure_future(rig.service.warm(sessions=["a", "b"], emit=ignore))
-            await until(lambda: rig.service._residency.turns.users(b) == 2)
+        b = rig.service.resolve("b")
+        async with rig.service.residency.turn(b):
+            warming = asyncio.ensure_future(rig.service.warm(sessions=["a", "b"], on_event=ignore))
+            await until(lambda: rig.service.residency.turns.users(b) == 2)
             assert rig.service.queue.info().waiting == 1
         await warming
 
@@ -606,7 +606,7 @@ async def test_a_crowd_that_comes_at_once_is_bounded_too(open_rig: Any) -> None:
         for at in range(8):
             await rig.read(f"s{at}", tokens_of(at, 40))
         gate = Gate()
-        holding = asyncio.ensure_future(rig.service._engine.call(gate.pass_through))
+        holding = asyncio.ensure_future(rig.service.engine.call(gate.pass_through))
         await gate.reached()
         asking = [asyncio.ensure_future(writing(rig, f"s{at}", 2, text="x")) for at in range(8)]
         await until(lambda: sum(each.done() for each in asking) == 5)
@@ -647,7 +647,7 @@ async def test_who_stands_back_waits_and_so_does_a_text_while_another_is_read(op
         await gate.reached()
         assert rig.service.queue.info().waiting == 0
         reads = [asyncio.ensure_future(reading(rig, name, 3 * CHUNK)) for name in "bc"]
-        await until(lambda: rig.service._engine._inbox.qsize() == 2)
+        await until(lambda: rig.service.engine._inbox.qsize() == 2)
         second = rig.network.hold_at(8)  # the second chunk of the first of them
         gate.open()
         await second.reached()

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Rigged, ignore, tokens_of
-from torpor.daemon.api.results import Look, Progress, Token
+from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.session import Look
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.cancellation import LeftMidway
 from torpor.daemon.engine.decoding import decode_alone
@@ -63,7 +64,7 @@ async def test_a_model_that_fails_while_reading_leaves_the_session_as_it_was_qx7
         rig.network.reset()
         rig.network.fail_at(call, layers_grown=layers_grown)
         with pytest.raises(GenerationFailed, match="the model broke"):
-            await rig.service.append(session="a", tokens=LONG, emit=ignore)
+            await rig.service.append(session="a", tokens=LONG, on_event=ignore)
         await same_as_control(rig)
 
 
@@ -93,7 +94,7 @@ async def test_a_failure_changes_nothing_in_the_store_ms11(open_rig: Any) -> Non
         rig.network.reset()
         rig.network.fail_at(2)
         with pytest.raises(GenerationFailed):
-            await rig.service.append(session="a", tokens=LONG, emit=ignore)
+            await rig.service.append(session="a", tokens=LONG, on_event=ignore)
         assert not rig.live("a").dirty
         again = await rig.sleep("a")
         assert (again.bundle_id, again.bytes_written) == (slept.bundle_id, 0)
@@ -106,7 +107,7 @@ async def test_a_session_that_failed_can_sleep_and_wakes_as_the_control(open_rig
         rig.network.reset()
         rig.network.fail_at(3, layers_grown=2)
         with pytest.raises(GenerationFailed):
-            await rig.service.append(session="a", tokens=LONG, emit=ignore)
+            await rig.service.append(session="a", tokens=LONG, on_event=ignore)
         rig.network.reset()
         await rig.sleep("a")
         await rig.wake("a")
@@ -189,7 +190,7 @@ async def test_logits_that_are_nan_after_reading_leave_the_session_as_it_was(ope
         rig.network.reset()
         rig.network.after = lambda number, logits: spoiled(logits) if number == 2 else logits
         with pytest.raises(GenerationFailed, match="NaN"):
-            await rig.service.append(session="a", tokens=[1, 2, 3], emit=ignore)
+            await rig.service.append(session="a", tokens=[1, 2, 3], on_event=ignore)
         await same_as_control(rig)
 
 
@@ -218,7 +219,7 @@ async def cancelled_inside(rig: Rigged, work: Callable[[], Awaitable[Any]], call
 async def test_giving_up_while_reading_leaves_the_session_as_it_was_qx16(open_rig: Any, call: int) -> None:
     async with open_rig() as rig:
         await two_alike(rig)
-        await cancelled_inside(rig, lambda: rig.service.append(session="a", tokens=LONG, emit=ignore), call)
+        await cancelled_inside(rig, lambda: rig.service.append(session="a", tokens=LONG, on_event=ignore), call)
         assert len(rig.network.calls) == call, "nothing is computed after the step at which it was given up"
         await same_as_control(rig)
 
@@ -242,7 +243,7 @@ async def test_a_reading_that_was_complete_when_it_was_given_up_is_answered_as_d
         await rig.sleep("a")
         await rig.wake("a")
         appended = await asked_to_stop_inside(
-            rig, lambda: rig.service.append(session="a", tokens=[1, 2, 3], emit=ignore), 2
+            rig, lambda: rig.service.append(session="a", tokens=[1, 2, 3], on_event=ignore), 2
         )
         assert (appended.tokens_added, appended.token_count) == (3, 309)
         rig.network.reset()
@@ -250,7 +251,7 @@ async def test_a_reading_that_was_complete_when_it_was_given_up_is_answered_as_d
         assert rig.live("a").dirty
         assert (await rig.sleep("a")).token_count == 309
         await rig.wake("a")
-        await rig.service.append(session="control", tokens=[1, 2, 3], emit=ignore)
+        await rig.service.append(session="control", tokens=[1, 2, 3], on_event=ignore)
         await same_as_control(rig)
 
 
@@ -258,7 +259,7 @@ async def test_a_turn_that_was_complete_when_it_was_given_up_is_open(open_rig: A
     async with open_rig() as rig:
         await rig.read("a", tokens_of(8, 20))
         await cancelled_inside(
-            rig, lambda: rig.service.chat(session="a", message="hello", max_tokens=5, emit=ignore), 2
+            rig, lambda: rig.service.chat(session="a", message="hello", max_tokens=5, on_event=ignore), 2
         )
         assert rig.live("a").turn_open
 
@@ -268,7 +269,7 @@ async def test_a_generation_given_up_behind_its_reading_says_that_it_has_read_qx
     async with open_rig() as rig:
         await two_alike(rig)
         left = await cancelled_inside(
-            rig, lambda: rig.service.generate(session="a", text="four", max_tokens=5, emit=ignore), 2
+            rig, lambda: rig.service.generate(session="a", text="four", max_tokens=5, on_event=ignore), 2
         )
         assert isinstance(left, LeftMidway)
         assert (left.was_read, left.tokens, left.text) == (True, (), "")
@@ -301,7 +302,7 @@ async def test_a_generation_given_up_in_its_last_token_is_answered_as_done_qx16(
     async with open_rig() as rig:
         await two_alike(rig)
         written = await asked_to_stop_inside(
-            rig, lambda: rig.service.generate(session="a", max_tokens=4, emit=ignore), 4
+            rig, lambda: rig.service.generate(session="a", max_tokens=4, on_event=ignore), 4
         )
         assert (len(written.tokens), written.token_count, written.finish_reason) == (4, 310, "length")
         assert list(written.tokens) == list(rig.live("a").state.tokens[306:])
@@ -335,7 +336,7 @@ async def test_a_text_that_does_not_fit_is_refused_with_both_sizes_qc1_qc8(open_
         await two_alike(rig)
         rig.network.reset()
         with pytest.raises(ContextOverflow) as refusal:
-            await rig.service.append(session="a", tokens=tokens_of(1, 2048 - 306 + 1), emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(1, 2048 - 306 + 1), on_event=ignore)
         error = refusal.value
         assert (error.token_count, error.wanted_tokens, error.context_tokens) == (306, 1743, 2048)
         assert "1,742" in error.message
@@ -346,7 +347,7 @@ async def test_a_text_that_does_not_fit_is_refused_with_both_sizes_qc1_qc8(open_
 async def test_a_text_that_just_fits_is_read_and_the_full_session_still_answers(open_rig: Any) -> None:
     async with open_rig() as rig:
         await two_alike(rig)
-        await rig.service.append(session="a", tokens=tokens_of(1, 2048 - 306), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(1, 2048 - 306), on_event=ignore)
         with pytest.raises(ContextOverflow):
             await rig.write("a", 1)
         assert (await rig.sleep("a")).token_count == 2048
@@ -371,7 +372,7 @@ async def test_every_way_in_checks_the_room_before_it_computes_qx15(
         before = await rig.fingerprint("a")
         rig.network.reset()
         with pytest.raises(ContextOverflow):
-            await getattr(rig.service, verb)(session="a", sampling={"seed": 5}, emit=ignore, **options)
+            await getattr(rig.service, verb)(session="a", sampling=Sampling(seed=5), on_event=ignore, **options)
         assert rig.network.calls == []
         assert await rig.fingerprint("a") == before
         assert rig.live("a").sampling == SAMPLED, "a refusal changes nothing, the sampling included"
@@ -386,7 +387,7 @@ async def test_ids_outside_the_vocabulary_are_refused_before_they_are_read_threa
         await two_alike(rig)
         rig.network.reset()
         with pytest.raises(InvalidTokens):
-            await rig.service.append(session="a", tokens=tokens, emit=ignore)
+            await rig.service.append(session="a", tokens=tokens, on_event=ignore)
         assert rig.network.calls == []
         await same_as_control(rig)
 
@@ -404,17 +405,17 @@ async def test_reading_is_done_in_fixed_chunks_with_the_last_token_alone(open_ri
     async with open_rig() as rig:
         await rig.service.create(session="a")
         events: list[Any] = []
-        await rig.service.append(session="a", tokens=LONG, emit=events.append)
+        await rig.service.append(session="a", tokens=LONG, on_event=events.append)
         assert rig.network.calls == [CHUNK, CHUNK, CHUNK // 2, 1]
-        assert events == [Progress("prefill", done, len(LONG)) for done in (256, 512, 640, 641)]
+        assert events == [ProgressEvent("prefill", done, len(LONG)) for done in (256, 512, 640, 641)]
 
 
 async def test_every_committed_token_is_told_in_order(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 10))
         events: list[Any] = []
-        result = await rig.service.generate(session="a", max_tokens=12, emit=events.append)
-        told = [event.token for event in events if isinstance(event, Token) and event.token is not None]
+        result = await rig.service.generate(session="a", max_tokens=12, on_event=events.append)
+        told = [event.token for event in events if isinstance(event, TokenEvent) and event.token is not None]
         assert told == list(result.tokens)
         assert list(rig.live("a").state.tokens[10:]) == list(result.tokens)
         assert result.finish_reason == "length"
@@ -423,8 +424,8 @@ async def test_every_committed_token_is_told_in_order(open_rig: Any) -> None:
 async def test_proofs_change_no_token_lp7(open_rig: Any) -> None:
     async with open_rig() as rig:
         await two_alike(rig)
-        proved = await rig.service.generate(session="a", max_tokens=30, prove=True, emit=ignore)
-        plain = await rig.service.generate(session="control", max_tokens=30, emit=ignore)
+        proved = await rig.service.generate(session="a", max_tokens=30, prove=True, on_event=ignore)
+        plain = await rig.service.generate(session="control", max_tokens=30, on_event=ignore)
         assert (proved.tokens, proved.text) == (plain.tokens, plain.text)
         assert plain.logits_blake3 is None
         assert proved.logits_blake3 is not None
@@ -465,7 +466,7 @@ def endings(rig: Rigged, token: int) -> None:
 
     model = dataclasses.replace(rig.model, end_tokens=frozenset({token}))
     rig.model = model
-    for session in rig.service._residency.awake.values():
+    for session in rig.service.residency.awake.values():
         session.model = model
 
 
@@ -476,10 +477,10 @@ async def test_an_end_token_ends_the_generation_and_stays_out_of_the_ledger(open
         end = next(token for index, token in enumerate(tokens) if index >= 3 and token not in tokens[:index])
         at = tokens.index(end)
         endings(rig, end)
-        result = await rig.service.generate(session="a", max_tokens=10, emit=ignore)
+        result = await rig.service.generate(session="a", max_tokens=10, on_event=ignore)
         assert (result.tokens, result.finish_reason) == (tokens[:at], "stop")
         assert len(rig.live("a").state.tokens) == 306 + at
-        again = await rig.service.generate(session="a", max_tokens=10, emit=ignore)
+        again = await rig.service.generate(session="a", max_tokens=10, on_event=ignore)
         assert (again.tokens, again.finish_reason) == ((), "stop"), "an end that was not kept is drawn again"
 
 
@@ -498,7 +499,7 @@ async def test_a_stop_string_ends_the_generation_and_is_never_shown(open_rig: An
         rig.live("a").state.last_logits = (mx.arange(259) == ids[0]) * 50.0
         mx.eval(rig.live("a").state.last_logits)
         events: list[Any] = []
-        result = await rig.service.generate(session="a", max_tokens=100, stop=["; t", "never"], emit=events.append)
+        result = await rig.service.generate(session="a", max_tokens=100, stop=["; t", "never"], on_event=events.append)
         assert (result.text, result.finish_reason) == ("one, two", "stop")
         assert "".join(event.text for event in events) == "one, two"
         assert rig.model.decode(result.tokens) == "one, two; t", "the ledger has what was sampled (QX8)"
@@ -508,12 +509,12 @@ async def test_the_streamed_pieces_make_up_the_whole_text_even_when_its_end_had_
     """The last characters could be the beginning of the stop string, and no token comes after them to tell."""
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 10))
-        plain = await rig.service.generate(session="a", max_tokens=24, emit=ignore)
+        plain = await rig.service.generate(session="a", max_tokens=24, on_event=ignore)
         await rig.service.delete(session="a")
         await rig.read("a", tokens_of(1, 10))
         events: list[Any] = []
         stop = plain.text[-2:] + "never comes"
-        result = await rig.service.generate(session="a", max_tokens=24, stop=[stop], emit=events.append)
+        result = await rig.service.generate(session="a", max_tokens=24, stop=[stop], on_event=events.append)
         assert result.text == plain.text
         assert "".join(event.text for event in events) == result.text
         assert events[-1].token is None
@@ -534,7 +535,7 @@ async def test_steps_that_are_closed_between_two_pieces_truncate_the_caches(open
             steps.close()
             return int(grown)
 
-        assert await rig.service._engine.call(half) == 306 + CHUNK
+        assert await rig.service.engine.call(half) == 306 + CHUNK
         await same_as_control(rig)
 
 
@@ -552,7 +553,7 @@ async def test_what_was_written_is_known_when_the_steps_are_closed(open_rig: Any
                 asked = steps.send(decode_alone(asked))
             steps.close()
 
-        await rig.service._engine.call(some)
+        await rig.service.engine.call(some)
         assert session.state.tokens[306:] == array("I", written.tokens)
         await rig.write("control", 3)
         await same_as_control(rig)

@@ -8,7 +8,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from torpor.daemon.api.sampling import MAX_SEED, Sampling
+from torpor.daemon.api.limits import MAX_SEED
+from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.engine.sampler import PENALTY_WINDOW_TOKENS, draw, initial_key
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS

@@ -23,12 +23,12 @@ async def test_a_whole_story_is_told_with_true_figures_and_without_a_word_of_it(
     async with open_rig() as rig, listening(rig) as heard:
         service = rig.service
         await service.create(session="story", system=one, labels=["label-of-mine"])
-        chatted = await service.chat(session="story", message=f"{two} {three}", max_tokens=4, emit=ignore)
-        slept = await service.sleep(session="story", emit=ignore)
-        woken = await service.wake(session="story", emit=ignore)
-        appended = await service.append(session="story", text=four, emit=ignore)
-        again = await service.sleep(session="story", emit=ignore)
-        fork = await service.fork(session="story", name="branch", emit=ignore)
+        chatted = await service.chat(session="story", message=f"{two} {three}", max_tokens=4, on_event=ignore)
+        slept = await service.sleep(session="story", on_event=ignore)
+        woken = await service.wake(session="story", on_event=ignore)
+        appended = await service.append(session="story", text=four, on_event=ignore)
+        again = await service.sleep(session="story", on_event=ignore)
+        fork = await service.fork(session="story", name="branch", on_event=ignore)
         deleted = await service.delete(session="branch")
         await until(lambda: bool(heard.of("session_deleted")) and len(heard.of("request_finished")) == 8)
 
@@ -89,18 +89,18 @@ async def test_what_fails_is_told_by_the_code_of_its_error(
         await rig.service.create(session="a")
         with pytest.raises(EmptyContext):
             await rig.sleep("a")
-        await rig.service.append(session="a", tokens=tokens_of(1, 300), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(1, 300), on_event=ignore)
         rig.network.reset()
         rig.network.fail_at(2)
         with pytest.raises(GenerationFailed):
-            await rig.service.append(session="a", tokens=tokens_of(2, 300), emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(2, 300), on_event=ignore)
         rig.network.reset()
 
         def full(*_args: Any, **_options: Any) -> None:
             raise NoSpace("no room for xylophone")
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(rig.service._store), "write_bundle", full)
+            patch.setattr(type(rig.service.store), "write_bundle", full)
             with pytest.raises(NoSpace):
                 await rig.sleep("a")
         with pytest.raises(Exception, match="nobody"):
@@ -137,10 +137,10 @@ async def test_pressure_and_idling_and_a_stop_are_told_as_causes_of_sleeps(open_
         async with listening(rig) as heard:
             for name in ("a", "b", "c"):
                 await rig.read(name, tokens_of(1, 200))
-            await rig.service.append(session="a", tokens=[1], emit=ignore)
+            await rig.service.append(session="a", tokens=[1], on_event=ignore)
             await until(lambda: len(heard.of("request_finished")) == 7)
             with pytest.raises(MemoryBudgetExceeded):
-                await rig.service.generate(session="a", max_tokens=1800, emit=ignore)
+                await rig.service.generate(session="a", max_tokens=1800, on_event=ignore)
             assert heard.of("sleep_ended", "a")[0]["cause"] == "pressure"
             plan = heard.of("eviction_planned")[0]
             assert plan["wanted_bytes"] > plan["free_bytes"]
@@ -177,7 +177,7 @@ async def test_a_session_that_cannot_make_room_is_told(
             def full(*_args: Any, **_options: Any) -> None:
                 raise NoSpace("no room")
 
-            patch.setattr(type(rig.service._store), "write_bundle", full)
+            patch.setattr(type(rig.service.store), "write_bundle", full)
             with pytest.raises(MemoryBudgetExceeded):
                 await rig.read("b", tokens_of(2, 200))
         await until(lambda: bool(heard.of("request_failed")))
@@ -206,9 +206,9 @@ async def test_a_request_behind_another_is_told_to_wait(open_rig: Any) -> None:
         await rig.read("a", tokens_of(1, 10))
         rig.network.reset()
         gate = rig.network.hold_at(1)
-        first = asyncio.create_task(rig.service.append(session="a", tokens=[1], emit=ignore))
+        first = asyncio.create_task(rig.service.append(session="a", tokens=[1], on_event=ignore))
         await gate.reached()
-        second = asyncio.create_task(rig.service.append(session="a", tokens=[2], emit=ignore))
+        second = asyncio.create_task(rig.service.append(session="a", tokens=[2], on_event=ignore))
         await until(lambda: bool(heard.of("request_queued")))
         gate.open()
         await asyncio.gather(first, second)
@@ -220,11 +220,11 @@ async def test_a_prefix_that_is_taken_over_is_told_with_its_source(open_rig: Any
     async with open_rig(prefix_reuse="exact") as rig, listening(rig) as heard:
         await rig.read("a", text)
         await rig.service.create(session="b")
-        from_memory = await rig.service.append(session="b", tokens=text, emit=ignore)
+        from_memory = await rig.service.append(session="b", tokens=text, on_event=ignore)
         await rig.sleep("a")
         await rig.service.delete(session="b")
         await rig.service.create(session="c")
-        from_store = await rig.service.append(session="c", tokens=text, emit=ignore)
+        from_store = await rig.service.append(session="c", tokens=text, on_event=ignore)
         await until(lambda: len(heard.of("prefix_hit")) == 2 and len(heard.of("prefill_ended", "c")) == 1)
     for told, result, awake in zip(heard.of("prefix_hit"), (from_memory, from_store), (True, False), strict=True):
         assert told["source"] == "torpor://default/a"

@@ -46,12 +46,12 @@ def weights(tiny_model: Path) -> int:
 
 
 def loaded(rig: Rigged) -> list[str]:
-    return [model.name for model in rig.service._shelf.loaded()]
+    return [model.name for model in rig.service.shelf.loaded()]
 
 
 def resident_bytes(rig: Rigged) -> int:
-    sessions = tuple(rig.service._residency.awake.values())
-    return rig.service._shelf.weights_bytes() + sum(session.resident_bytes for session in sessions)
+    sessions = tuple(rig.service.residency.awake.values())
+    return rig.service.shelf.weights_bytes() + sum(session.resident_bytes for session in sessions)
 
 
 async def play(rig: Rigged, name: str, rounds: int = 3) -> list[Any]:
@@ -134,9 +134,9 @@ async def test_who_has_waited_for_a_load_is_at_work_as_soon_as_that_ends(
         ordered = asyncio.ensure_future(rig.service.load_model(model="two"))
         await until(begun.is_set)  # it has its memory: else the other could be before it
         joined = asyncio.ensure_future(rig.service.create(session="a", model="two"))
-        await until(lambda: len(rig.service._shelf.places["two"].holders) == 2)
+        await until(lambda: len(rig.service.shelf.places["two"].holders) == 2)
         other = asyncio.ensure_future(rig.service.create(session="b", model="one"))
-        await until(lambda: rig.service._residency.memory.info().waiting == 1)
+        await until(lambda: rig.service.residency.memory.info().waiting == 1)
         may_go_on.set()
         await asyncio.gather(ordered, joined, other)
         assert loaded(rig) == ["one"]
@@ -191,7 +191,7 @@ async def test_a_request_that_is_aborted_while_its_model_loads_leaves_a_model_th
         with pytest.raises(asyncio.CancelledError):
             await first
         await second
-        await rig.service.append(session="b", tokens=tokens_of(1, 20), emit=ignore)
+        await rig.service.append(session="b", tokens=tokens_of(1, 20), on_event=ignore)
         assert loads == ["two"], "what the first had begun was of use to the second"
         await rig.sleep("b")
         await rig.service.unload_model(model="two")
@@ -351,9 +351,9 @@ async def test_a_load_that_has_begun_is_answered_as_done_when_it_is_cancelled(
 async def test_what_nobody_uses_leaves_for_a_model_and_what_is_in_use_does_not(opened: Opened, weights: int) -> None:
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.read("a", tokens_of(1, 50), model="one")
-        async with rig.service._residency.turn(rig.live("a").uri):
+        async with rig.service.residency.turn(rig.live("a").uri):
             waiting = asyncio.ensure_future(rig.service.create(session="b", model="two"))
-            await until(lambda: bool(rig.service._residency.memory.info().waiting))
+            await until(lambda: bool(rig.service.residency.memory.info().waiting))
             assert loaded(rig) == ["one"]
             assert rig.is_awake("a")
         await waiting
@@ -441,8 +441,8 @@ async def test_a_model_that_takes_more_than_its_files_said_does_not_lie_in_memor
         await rig.read("a", tokens_of(1, 50), model="one")
         monkeypatch.setattr(loading, "estimate_bytes", lambda *_: 1000)
         monkeypatch.setattr(loading, "load_model", followed)
-        memory = rig.service._residency.memory
-        async with rig.service._residency.turn(rig.live("a").uri):
+        memory = rig.service.residency.memory
+        async with rig.service.residency.turn(rig.live("a").uri):
             waiting = asyncio.ensure_future(rig.service.create(session="b", model="two"))
             await until(lambda: memory.info().waiting == 1)
             assert (len(networks), networks[0]()) == (1, None)
@@ -465,7 +465,7 @@ async def test_a_model_that_takes_more_than_its_files_said_is_loaded_once_where_
     monkeypatch.setattr(loading, "estimate_bytes", lambda *_: 1000)
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.service.load_model(model="two")
-        memory = rig.service._residency.memory.info()
+        memory = rig.service.residency.memory.info()
         assert (begun, memory.reserved_bytes, memory.weights_bytes) == (["two"], 0, weights)
 
 
@@ -481,7 +481,7 @@ async def test_a_session_that_has_read_nothing_does_not_keep_its_model_and_gets_
         await rig.service.create(session="b", model="two")
         assert loaded(rig) == ["two"]
         assert (await rig.service.show(session="a")).info.token_count == 0
-        await rig.service.append(session="a", tokens=tokens_of(1, 20), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(1, 20), on_event=ignore)
         assert loaded(rig) == ["one"]
         assert await play(rig, "a") == solo
 
@@ -491,12 +491,12 @@ async def test_one_that_waits_gives_its_model_up_for_the_one_before_it(opened: O
         await rig.service.create(session="a", model="one")
         await rig.service.create(session="b", model="two")
         uris = [rig.live(name).uri for name in "ab"]
-        async with rig.service._residency.turns.take(uris[0]), rig.service._residency.turns.take(uris[1]):
+        async with rig.service.residency.turns.take(uris[0]), rig.service.residency.turns.take(uris[1]):
             both = [
-                asyncio.ensure_future(rig.service.append(session=n, tokens=tokens_of(1, 250), emit=ignore))
+                asyncio.ensure_future(rig.service.append(session=n, tokens=tokens_of(1, 250), on_event=ignore))
                 for n in "ab"
             ]
-            await until(lambda: all(len(rig.service._residency.turns._lines[uri][0]._waiters or ()) for uri in uris))
+            await until(lambda: all(len(rig.service.residency.turns._lines[uri][0]._waiters or ()) for uri in uris))
         await asyncio.wait_for(asyncio.gather(*both), 30)
 
 
@@ -505,8 +505,8 @@ async def test_one_that_lost_its_model_while_it_waited_loads_it_again(opened: Op
         for name in "bc":
             await rig.read(name, tokens_of(1, 20), model="two")
         await rig.sleep("b")
-        memory = rig.service._residency.memory
-        async with rig.service._residency.turn(rig.live("c").uri):
+        memory = rig.service.residency.memory
+        async with rig.service.residency.turn(rig.live("c").uri):
             first = asyncio.ensure_future(rig.service.create(session="a", model="one"))
             await until(lambda: memory.info().waiting == 1)
             second = asyncio.ensure_future(rig.wake("b"))
@@ -548,7 +548,7 @@ async def test_an_unload_puts_the_sessions_to_sleep_and_frees_the_weights(opened
 async def test_weights_that_somebody_still_has_count_until_they_are_gone(opened: Opened, weights: int) -> None:
     async with opened() as rig:
         await rig.service.load_model(model="two")
-        (held,) = rig.service._shelf.loaded()
+        (held,) = rig.service.shelf.loaded()
         await rig.service.unload_model(model="two")
         assert (await rig.service.status()).memory.weights_bytes == weights
         del held
@@ -559,9 +559,9 @@ async def test_weights_that_somebody_still_has_count_until_they_are_gone(opened:
 async def test_a_request_waits_for_weights_that_somebody_has_for_a_moment_still(opened: Opened, weights: int) -> None:
     async with opened(memory_budget=int(1.9 * weights)) as rig:
         await rig.service.load_model(model="two")
-        (held,) = rig.service._shelf.loaded()
+        (held,) = rig.service.shelf.loaded()
         asked = asyncio.ensure_future(rig.service.load_model(model="one"))
-        held_up = rig.service._residency.memory
+        held_up = rig.service.residency.memory
         await until(lambda: asked.done() or (not loaded(rig) and held_up._evicting is None))
         assert not asked.done()
         assert held_up.info().waiting == 1
@@ -580,9 +580,9 @@ async def test_each_time_weights_are_let_go_of_they_have_their_moment(
     monkeypatch.setattr(model_registry, "time", clock)
     async with opened(memory_budget=int(1.9 * weights)) as rig:
         await rig.service.load_model(model="two")
-        held_up = rig.service._residency.memory
+        held_up = rig.service.residency.memory
         for later, wanted in enumerate(("one", "two", "one"), 1):
-            (held,) = rig.service._shelf.loaded()
+            (held,) = rig.service.shelf.loaded()
             asked = asyncio.ensure_future(rig.service.load_model(model=wanted))
             await until(lambda asked=asked: asked.done() or (not loaded(rig) and held_up._evicting is None))  # type: ignore[misc]
             assert not asked.done()
@@ -598,7 +598,7 @@ async def test_weights_that_somebody_keeps_are_waited_for_no_longer_than_a_momen
     monkeypatch.setattr(memory, "MOST_LINGERING_S", 0.05)
     async with opened(memory_budget=int(1.9 * weights)) as rig:
         await rig.service.load_model(model="two")
-        (held,) = rig.service._shelf.loaded()
+        (held,) = rig.service.shelf.loaded()
         with pytest.raises(MemoryBudgetExceeded):
             await rig.service.load_model(model="one")
         del held
@@ -609,7 +609,7 @@ async def test_weights_that_somebody_keeps_are_waited_for_no_longer_than_a_momen
 async def test_what_is_in_use_is_not_unloaded_by_word(opened: Opened) -> None:
     async with opened() as rig:
         await rig.read("a", tokens_of(1, 50), model="two")
-        async with rig.service._residency.turn(rig.live("a").uri):
+        async with rig.service.residency.turn(rig.live("a").uri):
             with pytest.raises(ModelInUse) as refusal:
                 await rig.service.unload_model(model="two")
         assert refusal.value.sessions == ["torpor://default/a"]
@@ -624,13 +624,13 @@ async def test_a_model_that_nobody_uses_is_unloaded_after_its_time_and_a_pinned_
     async with opened(one={"ttl_s": 0.05, "pinned": True}, two={"ttl_s": 0.05}) as rig:
         await rig.service.load_model(model="one")
         await rig.read("a", tokens_of(1, 50), model="two", sampling=SAMPLED)
-        async with rig.service._residency.woken(rig.service._resolve("a"), ignore) as (_, live):
-            fingerprint = await rig.service._engine.call(lambda: fingerprint_of(live.state))
+        async with rig.service.residency.woken(rig.service.resolve("a"), ignore) as (_, live):
+            fingerprint = await rig.service.engine.call(lambda: fingerprint_of(live.state))
         await until(lambda: loaded(rig) == ["one"])
         assert not rig.is_awake("a")
-        async with rig.service._residency.woken(rig.service._resolve("a"), ignore) as (_, live):
+        async with rig.service.residency.woken(rig.service.resolve("a"), ignore) as (_, live):
             time.sleep(0.1)
-            assert await rig.service._engine.call(lambda: fingerprint_of(live.state)) == fingerprint
+            assert await rig.service.engine.call(lambda: fingerprint_of(live.state)) == fingerprint
             assert loaded(rig) == ["one", "two"], "it is in use"
         for _ in range(3):  # the pinned one has been unused for as long each time
             await until(lambda: loaded(rig) == ["one"])
@@ -647,17 +647,17 @@ async def test_the_same_files_under_two_names_are_one_identity_and_with_an_adapt
         tokens = tokens_of(1, 600)
         await rig.read("plain", tokens, model="one")
         await rig.service.create(session="adapted", model="two")
-        report = await rig.service.append(session="adapted", tokens=tokens, emit=ignore)
+        report = await rig.service.append(session="adapted", tokens=tokens, on_event=ignore)
         assert report.cached_tokens == 0, "an adapter changes what keys and values are"
         one, two = (await rig.service.status()).models
         assert one.identity != two.identity
         assert (one.adapter, str(two.adapter).split()[0]) == ("none", "lora")
         await rig.service.create(session="again", model="two")
-        assert (await rig.service.append(session="again", tokens=tokens, emit=ignore)).cached_tokens > 0
+        assert (await rig.service.append(session="again", tokens=tokens, on_event=ignore)).cached_tokens > 0
         await rig.sleep("plain")
-        rig.service._shelf.places["one"].choice, rig.service._shelf.places["two"].choice = (
-            rig.service._shelf.places["two"].choice,
-            rig.service._shelf.places["one"].choice,
+        rig.service.shelf.places["one"].choice, rig.service.shelf.places["two"].choice = (
+            rig.service.shelf.places["two"].choice,
+            rig.service.shelf.places["one"].choice,
         )
         await rig.service.unload_model(model="one")
         with pytest.raises(IdentityMismatch, match="adapter"):
@@ -668,7 +668,7 @@ async def test_sessions_that_wrote_in_one_batch_do_not_keep_their_model(opened: 
     async with opened(batch_rows=8) as rig:
         for name in "ab":
             await rig.read(name, tokens_of(1, 50), model="two")
-        writing = (rig.service.generate(session=name, max_tokens=20, emit=ignore) for name in "ab")
+        writing = (rig.service.generate(session=name, max_tokens=20, on_event=ignore) for name in "ab")
         await asyncio.gather(*writing)
         assert (await rig.service.status()).batched_tokens > 0
         network = weakref.ref(rig.live("a").model.network)
@@ -689,13 +689,13 @@ async def test_every_verb_copes_with_a_model_that_is_not_loaded(opened: Opened, 
         assert [info.model for info in await service.list_sessions()] == ["two", "two"]
         detail = await service.show(session="a")
         assert (detail.info.token_count, detail.tail_text) == (600, ""), "no tokenizer is there to tell its text"
-        assert (await service.fork(session="a", name="whole", emit=ignore)).tokens_prefilled == 0
-        assert (await service.analyse(session="a", emit=ignore)).token_count == 600
+        assert (await service.fork(session="a", name="whole", on_event=ignore)).tokens_prefilled == 0
+        assert (await service.analyse(session="a", on_event=ignore)).token_count == 600
         planned = await service.maintain(operation="quantise", session="b", bits=8, dry_run=True)
         assert planned.actions
-        assert (await service.sleep(session="a", emit=ignore)).blocks_new == 0, "it sleeps already"
+        assert (await service.sleep(session="a", on_event=ignore)).blocks_new == 0, "it sleeps already"
         assert loaded(rig) == [], "nothing of this needs the weights"
-        cut = await service.fork(session="a", name="cut", at_token=300, emit=ignore)
+        cut = await service.fork(session="a", name="cut", at_token=300, on_event=ignore)
         assert (cut.token_count, loaded(rig)) == (300, ["two"])
         await service.unload_model(model="two")
         await service.maintain(operation="quantise", session="b", bits=8)
@@ -721,8 +721,8 @@ async def test_who_gives_up_waiting_for_a_models_memory_leaves_the_load_to_the_n
 ) -> None:
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.read("a", tokens_of(1, 50), model="one")
-        memory = rig.service._residency.memory
-        async with rig.service._residency.turn(rig.live("a").uri):
+        memory = rig.service.residency.memory
+        async with rig.service.residency.turn(rig.live("a").uri):
             waiting = [asyncio.ensure_future(rig.service.load_model(model="two")) for _ in range(2)]
             await until(lambda: memory.info().waiting == 1 and len(memory._stalled) == 1)
             waiting[0].cancel()
@@ -742,7 +742,7 @@ async def test_a_cache_that_keeps_its_kv_otherwise_is_never_taken_over_ms1_gm9(
         tokens = tokens_of(1, 600)
         for name, model in (("plain", "one"), ("quantised", "two")):
             await rig.service.create(session=name, model=model)
-            report = await rig.service.append(session=name, tokens=tokens, emit=ignore)
+            report = await rig.service.append(session=name, tokens=tokens, on_event=ignore)
             assert report.cached_tokens == 0
         await rig.service.create(session="again", model="one")
-        assert (await rig.service.append(session="again", tokens=tokens, emit=ignore)).cached_tokens > 0
+        assert (await rig.service.append(session="again", tokens=tokens, on_event=ignore)).cached_tokens > 0

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from session_rig import Rigged, Writing, ignore, tokens_of, until
 from torpor.daemon import errors
-from torpor.daemon.api.results import Look
+from torpor.daemon.api.session import Look
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.models import estimate_bytes
@@ -53,7 +53,7 @@ async def held_up(rig: Rigged, working: Awaitable[Any]) -> AsyncIterator[None]:
     task = asyncio.ensure_future(working)
     await gate.reached()
     yield
-    await until(lambda: rig.service._residency.memory.info().waiting > 0)
+    await until(lambda: rig.service.residency.memory.info().waiting > 0)
     gate.open()
     await task
 
@@ -74,7 +74,7 @@ async def look(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
 async def look_of_which_a_new_session_takes_the_prefix(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     await rig.sleep("a")
     await rig.wake("a", at_token=290)
-    await rig.service.append(session="prefix", tokens=[*tokens_of(1, 300), 7], emit=ignore)
+    await rig.service.append(session="prefix", tokens=[*tokens_of(1, 300), 7], on_event=ignore)
     yield
 
 
@@ -83,15 +83,15 @@ async def look_that_is_put_to_sleep(rig: Rigged, monkeypatch: pytest.MonkeyPatch
     """It is looked at whether its version is there, while others ask."""
     await rig.sleep("a")
     await rig.wake("a", at_token=100)
-    kept, begun = rig.service._hibernation.require_kept, asyncio.Event()
+    kept, begun = rig.service.hibernation.require_kept, asyncio.Event()
 
     async def slowly(session: Any) -> None:
         begun.set()
-        await until(lambda: rig.service._residency.memory.info().waiting > 0)
+        await until(lambda: rig.service.residency.memory.info().waiting > 0)
         await kept(session)
 
-    monkeypatch.setattr(rig.service._hibernation, "require_kept", slowly)
-    away = asyncio.ensure_future(rig.service._residency._idled(rig.live("a").uri))
+    monkeypatch.setattr(rig.service.hibernation, "require_kept", slowly)
+    away = asyncio.ensure_future(rig.service.residency._idled(rig.live("a").uri))
     await begun.wait()
     yield
     await away
@@ -116,8 +116,8 @@ async def waiting(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """One that has memory waits for more, behind another that is at work."""
     await rig.read("b", tokens_of(2, 200))
     async with held_up(rig, rig.write("a", 5)):
-        growing = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 400), emit=ignore))
-        await until(lambda: rig.service._residency.memory.info().waiting == 1)
+        growing = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 400), on_event=ignore))
+        await until(lambda: rig.service.residency.memory.info().waiting == 1)
         yield
     assert (await growing).token_count == 600
 
@@ -129,8 +129,8 @@ async def waiting_with_a_look(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterat
     await rig.sleep("b")
     await rig.wake("b", at_token=100)
     async with held_up(rig, rig.write("a", 5)):
-        growing = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 500), emit=ignore))
-        await until(lambda: rig.service._residency.memory.info().waiting == 1)
+        growing = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 500), on_event=ignore))
+        await until(lambda: rig.service.residency.memory.info().waiting == 1)
         yield
     read = await growing
     assert (read.token_count, read.branched) == (600, Look(1, 100, 1, 200))
@@ -142,7 +142,7 @@ async def put_to_sleep(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     sleeping = asyncio.ensure_future(rig.sleep("a"))
     await writes.gate.reached()
     yield
-    await until(lambda: rig.service._residency.memory.info().waiting > 0)
+    await until(lambda: rig.service.residency.memory.info().waiting > 0)
     writes.gate.open()
     await sleeping
 
@@ -157,7 +157,7 @@ async def woken(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
 @asynccontextmanager
 async def forked(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     await rig.sleep("a")
-    async with held_up(rig, rig.service.fork(session="a", name="f", at_token=100, emit=ignore)):
+    async with held_up(rig, rig.service.fork(session="a", name="f", at_token=100, on_event=ignore)):
         yield
 
 
@@ -165,7 +165,7 @@ async def forked(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
 async def forked_from_a_look(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     await rig.sleep("a")
     await rig.wake("a", at_token=100)
-    async with held_up(rig, rig.service.fork(session="a", name="f", at_token=50, emit=ignore)):
+    async with held_up(rig, rig.service.fork(session="a", name="f", at_token=50, on_event=ignore)):
         yield
 
 
@@ -184,10 +184,12 @@ async def test_a_request_that_fits_alone_waits_for_whatever_is_in_memory_and_is_
         for name in ("asked", "prefix"):
             await rig.service.create(session=name)
         needed = rig.live("asked").growth_bytes(700, PREFILL_CHUNK_TOKENS)
-        await rig.service._residency.resize(rig.model.weights_bytes + needed)
+        await rig.service.residency.resize(rig.model.weights_bytes + needed)
         await rig.read("a", tokens_of(1, 300))
         async with resident(rig, monkeypatch):
-            asked = asyncio.ensure_future(rig.service.append(session="asked", tokens=tokens_of(4, 700), emit=ignore))
+            asked = asyncio.ensure_future(
+                rig.service.append(session="asked", tokens=tokens_of(4, 700), on_event=ignore)
+            )
             await asyncio.sleep(0)
         assert (await asked).token_count == 700
         assert not rig.is_awake("a")
@@ -200,7 +202,7 @@ async def test_a_smaller_budget_that_comes_while_a_session_leaves_is_kept_to_aft
     async with open_rig() as rig:
         for seed, name in enumerate("abc"):
             await rig.read(name, tokens_of(seed, 500))
-        memory, left = rig.service._residency.memory, asyncio.Event()
+        memory, left = rig.service.residency.memory, asyncio.Event()
         put_away, full = memory._put_away, memory.info().weights_bytes + memory.info().sessions_bytes
 
         async def slowly(uri: Any) -> None:
@@ -208,10 +210,10 @@ async def test_a_smaller_budget_that_comes_while_a_session_leaves_is_kept_to_aft
             await put_away(uri)
 
         monkeypatch.setattr(memory, "_put_away", slowly)
-        await rig.service._residency.resize(full + 1000)
+        await rig.service.residency.resize(full + 1000)
         asked = asyncio.ensure_future(rig.read("d", tokens_of(1, 100)))
         await until(lambda: memory._evicting is not None)
-        await rig.service._residency.resize(rig.model.weights_bytes + memory.info().sessions_bytes // 2)
+        await rig.service.residency.resize(rig.model.weights_bytes + memory.info().sessions_bytes // 2)
         asked.cancel()
         await asyncio.wait([asked])
         left.set()
@@ -280,12 +282,12 @@ class Trial:
     async def _append(self) -> None:
         name = self._some()
         if count := self._grow(name):
-            await self._rig.service.append(session=name, tokens=tokens_of(count, count), emit=ignore)
+            await self._rig.service.append(session=name, tokens=tokens_of(count, count), on_event=ignore)
 
     async def _generate(self) -> None:
         name = self._some()
         if count := min(self._grow(name), 8):
-            await self._rig.service.generate(session=name, max_tokens=count, emit=ignore)
+            await self._rig.service.generate(session=name, max_tokens=count, on_event=ignore)
 
     async def _sleep(self) -> None:
         await self._rig.sleep(self._some())
@@ -300,7 +302,7 @@ class Trial:
         await self._rig.wake(name, **self._draw.choice(({"at_token": 1 + self._draw.randrange(40)}, {"version": 1})))
 
     async def _warm(self) -> None:
-        await self._rig.service.warm(sessions=[self._some()], emit=ignore)
+        await self._rig.service.warm(sessions=[self._some()], on_event=ignore)
 
     async def _show(self) -> None:
         await self._rig.service.show(session=self._some())
@@ -308,7 +310,7 @@ class Trial:
     async def _fork(self, at_token: int | None = None) -> None:
         name, source = next(self._names), self._some()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._rig.service.fork(session=source, name=name, at_token=at_token, emit=ignore)
+            await self._rig.service.fork(session=source, name=name, at_token=at_token, on_event=ignore)
         self._most[name] = self._most.get(source, LONGEST)
 
     async def _cut_fork(self) -> None:
@@ -317,10 +319,10 @@ class Trial:
     async def _fold(self) -> None:
         name, source = next(self._names), self._some()
         self._most[name] = LONGEST
-        await self._rig.service.fold(session=source, name=name, summary="short", tail=50, emit=ignore)
+        await self._rig.service.fold(session=source, name=name, summary="short", tail=50, on_event=ignore)
 
     async def _clash(self) -> None:
-        await self._rig.service.fork(session=self._some(), name=self._some(), emit=ignore)
+        await self._rig.service.fork(session=self._some(), name=self._some(), on_event=ignore)
 
     async def _delete(self) -> None:
         name = self._some()

@@ -43,7 +43,7 @@ async def test_every_snapshot_says_what_computed_it(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 10))
         await rig.sleep("a")
-        with rig.service._store.open_session(SessionUri.parse("torpor://default/a")) as reader:
+        with rig.service.store.open_session(SessionUri.parse("torpor://default/a")) as reader:
             assert reader.manifest.session["backend"] == describe()
 
 
@@ -83,15 +83,15 @@ async def test_whoever_is_strict_is_refused_what_another_backend_computed(
     await sleep_elsewhere(open_rig, monkeypatch)
     async with open_rig() as rig:
         with pytest.raises(IdentityMismatch, match="device was metal and is cpu") as refusal:
-            await rig.service.wake(session="a", strict=True, emit=ignore)
+            await rig.service.wake(session="a", strict=True, on_event=ignore)
         assert not rig.is_awake("a")
         assert [(each["field"], each["stored"], each["live"]) for each in refusal.value.mismatched_fields] == DIFFERING
         await rig.wake("a")
         with pytest.raises(IdentityMismatch):
-            await rig.service.wake(session="a", strict=True, emit=ignore)
+            await rig.service.wake(session="a", strict=True, on_event=ignore)
         await rig.write("a", 1)
         await rig.sleep("a")
-        woken = await rig.service.wake(session="a", strict=True, emit=ignore)
+        woken = await rig.service.wake(session="a", strict=True, on_event=ignore)
     assert woken.differs == (), "it has slept here since"
 
 
@@ -103,27 +103,27 @@ async def test_what_another_backend_began_is_nobodys_prefix_however_it_goes_on(
     text = tokens_of(1, 300)
     await sleep_elsewhere(open_rig, monkeypatch)
     async with open_rig(prefix_reuse="exact") as rig:
-        await rig.service._reuse.learned()
+        await rig.service.reuse.learned()
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=[5, *tokens_of(2, 300)], emit=ignore)
+        await rig.service.append(session="a", tokens=[5, *tokens_of(2, 300)], on_event=ignore)
         if goes_on != "awake":
             await rig.sleep("a")
         if goes_on == "woken again":
             assert (await rig.wake("a")).differs == ()
         if goes_on == "forked":
-            await rig.service.fork(session="a", name="b", emit=ignore)
+            await rig.service.fork(session="a", name="b", on_event=ignore)
             await rig.service.delete(session="a")
             await rig.wake("b")
         if goes_on == "cut at a look":
             await rig.wake("a", at_token=280)
-            await rig.service.append(session="a", tokens=[6], emit=ignore)
+            await rig.service.append(session="a", tokens=[6], on_event=ignore)
             await rig.sleep("a")
         if goes_on == "healed":
             await asyncio.to_thread(damage, store, "a", span=-1)
-            await rig.service._healing.mend(SessionUri("default", "a"))
+            await rig.service.healing.mend(SessionUri("default", "a"))
             assert (await rig.service.show(session="a")).info.version == 3
         await rig.service.create(session="late")
-        read = await rig.service.append(session="late", tokens=[*text, 1, 2, 3], emit=ignore)
+        read = await rig.service.append(session="late", tokens=[*text, 1, 2, 3], on_event=ignore)
         assert read.cached_tokens == 0
 
 
@@ -134,11 +134,11 @@ async def test_what_is_computed_here_from_its_first_token_is_a_prefix_again(
     await sleep_elsewhere(open_rig, monkeypatch)
     damage(store, "a", span=0)
     async with open_rig(prefix_reuse="exact") as rig:
-        await rig.service._healing.mend(SessionUri("default", "a"))
+        await rig.service.healing.mend(SessionUri("default", "a"))
         await rig.wake("a")
         assert rig.live("a").elsewhere_tokens == 0
         await rig.service.create(session="late")
-        read = await rig.service.append(session="late", tokens=[*tokens_of(1, 300), 1], emit=ignore)
+        read = await rig.service.append(session="late", tokens=[*tokens_of(1, 300), 1], on_event=ignore)
         assert read.cached_tokens == 256
 
 
@@ -148,7 +148,7 @@ async def test_what_another_backend_began_is_not_said_to_be_computed_again_to_th
     await sleep_elsewhere(open_rig, monkeypatch)
     async with open_rig(recompute="exact") as rig:
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=[5], emit=ignore)
+        await rig.service.append(session="a", tokens=[5], on_event=ignore)
         await rig.sleep("a")
         teach(rig, slow_disk=True)
         plan = await rig.service.plan_wake(session="a")

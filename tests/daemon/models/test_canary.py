@@ -136,7 +136,7 @@ async def test_the_canary_leaves_no_trace_in_a_session_that_goes_on(open_kind: A
         session = rig.live("s")
         before = await rig.fingerprint("s")
         for _ in range(3):
-            await rig.service._engine.call(lambda: canary.take(session.model, session.state))
+            await rig.service.engine.call(lambda: canary.take(session.model, session.state))
         assert await rig.fingerprint("s") == before
         await rig.sleep("s")
         await rig.wake("s")
@@ -171,7 +171,7 @@ async def test_a_snapshot_without_a_canary_wakes_and_says_that_none_was_run(open
         await asleep(rig)
     async with open_kind(kind) as rig:
         assert (await rig.wake("s")).canary == "not_run"
-        await rig.service.append(session="s", tokens=[1], emit=ignore)
+        await rig.service.append(session="s", tokens=[1], on_event=ignore)
         await rig.sleep("s")
         assert (await rig.wake("s")).canary == "same_bits"
 
@@ -189,7 +189,7 @@ async def test_a_session_that_only_passes_through_another_place_wakes_in_both(op
         rig.live("s").dirty = True
         await rig.sleep("s")
         assert (await rig.wake("s")).canary in ("same_bits", "within_tolerance")
-        await rig.service.append(session="s", tokens=[1, 2], emit=ignore)
+        await rig.service.append(session="s", tokens=[1, 2], on_event=ignore)
         await rig.sleep("s")
         assert (await rig.wake("s")).canary == "same_bits"
         await rig.sleep("s")
@@ -210,12 +210,12 @@ async def test_a_ledger_that_follows_a_checkpoint_of_another_place_wakes(open_ki
         await asleep(rig, 1000)
         move(rig)
         await rig.wake("s")
-        await rig.service.append(session="s", tokens=[1, 2], emit=ignore)
+        await rig.service.append(session="s", tokens=[1, 2], on_event=ignore)
         await rig.sleep("s")
     async with open_kind(kind, stop_within_s=0) as rig:
         move(rig)
         await rig.wake("s", at_token=520)
-        await rig.service.append(session="s", tokens=[3, 4], emit=ignore)
+        await rig.service.append(session="s", tokens=[3, 4], on_event=ignore)
     async with open_kind(kind) as rig:
         move(rig)
         (info,) = await rig.service.list_sessions()

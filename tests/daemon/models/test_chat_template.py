@@ -17,7 +17,7 @@ from torpor.daemon.sessions.transcripts import spoken
 
 
 async def chat(rig: Rigged, message: str, **options: Any) -> Any:
-    return await rig.service.chat(session="a", message=message, emit=ignore, **({"max_tokens": 60} | options))
+    return await rig.service.chat(session="a", message=message, on_event=ignore, **({"max_tokens": 60} | options))
 
 
 def ledger(rig: Rigged) -> list[int]:
@@ -55,7 +55,7 @@ async def test_three_turns_are_the_tokens_of_a_cold_rendering_br28(open_rig: Any
 async def test_the_system_text_opens_the_chat_of_a_session_that_has_read_something_before(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a", system="Be brief.")
-        await rig.service.append(session="a", text="a document", emit=ignore)
+        await rig.service.append(session="a", text="a document", on_event=ignore)
         held = ledger(rig)
         for number in range(2):
             reply_with(rig, f"answer {number}")
@@ -103,7 +103,9 @@ async def test_a_conversation_goes_on_after_a_sleep_as_if_it_had_never_slept(ope
             await rig.service.create(session=name, system="Be brief.")
             for number in range(3):
                 reply_with(rig, f"reply {number}", end=number != 1)
-                await rig.service.chat(session=name, message=f"m{number}", max_tokens=7 + (number != 1), emit=ignore)
+                await rig.service.chat(
+                    session=name, message=f"m{number}", max_tokens=7 + (number != 1), on_event=ignore
+                )
                 if sleeps:
                     await rig.sleep(name)
                     await rig.wake(name)
@@ -115,7 +117,7 @@ async def test_the_end_token_is_kept_in_the_ledger_but_not_shown(open_rig: Any) 
         await rig.service.create(session="a")
         reply_with(rig, "yes")
         events: list[Any] = []
-        result = await rig.service.chat(session="a", message="?", max_tokens=9, emit=events.append)
+        result = await rig.service.chat(session="a", message="?", max_tokens=9, on_event=events.append)
         assert (result.tokens[-1], ledger(rig)[-1], result.text) == (END, END, "yes")
         assert "".join(getattr(event, "text", "") for event in events) == "yes"
 
@@ -123,7 +125,7 @@ async def test_the_end_token_is_kept_in_the_ledger_but_not_shown(open_rig: Any) 
 async def test_text_that_was_appended_in_between_closes_no_turn(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.service.create(session="a")
-        await rig.service.append(session="a", text="A document.", emit=ignore)
+        await rig.service.append(session="a", text="A document.", on_event=ignore)
         reply_with(rig, "ok")
         await chat(rig, "hello")
         assert rig.model.tokenizer.decode(ledger(rig)) == (
@@ -152,7 +154,7 @@ async def test_a_template_that_is_missing_or_raises_is_refused_and_the_session_s
         with pytest.raises(TemplateUnusable):
             await chat(rig, "hello")
         assert ledger(rig) == []
-        await rig.service.append(session="a", text="hello", emit=ignore)
+        await rig.service.append(session="a", text="hello", on_event=ignore)
         assert len((await rig.write("a", 3))[0]) == 3
         await rig.sleep("a")
 

@@ -393,11 +393,11 @@ async def test_a_service_serves_several_models_and_sessions_keep_theirs(
     try:
         for name, model in (("a", None), ("b", "two"), ("c", "one")):
             await service.create(session=name, model=model)
-            await service.append(session=name, tokens=[1, 2, 3], emit=ignore)
+            await service.append(session=name, tokens=[1, 2, 3], on_event=ignore)
         written = {}
         for name in "abc":
-            await service.sleep(session=name, emit=ignore)
-            written[name] = (await service.generate(session=name, max_tokens=8, emit=ignore)).tokens
+            await service.sleep(session=name, on_event=ignore)
+            written[name] = (await service.generate(session=name, max_tokens=8, on_event=ignore)).tokens
         assert [info.model for info in await service.list_sessions()] == ["one", "two", "one"]
         assert written["a"] == written["c"] != written["b"]
         assert len({model.identity for model in (await service.status()).models}) == 2

@@ -21,17 +21,17 @@ def measured(store: Path) -> Any:
 
 async def test_rates_are_measured_in_what_is_done_anyway(open_rig: Any) -> None:
     async with open_rig() as rig:
-        assert all(getattr(rig.service._measured.of(rig.model), name) is None for name in RATE_NAMES)
+        assert all(getattr(rig.service.measured.of(rig.model), name) is None for name in RATE_NAMES)
         await rig.read("a", tokens_of(1, 300))
-        after_reading = rig.service._measured.of(rig.model)
+        after_reading = rig.service.measured.of(rig.model)
         assert after_reading.prefill is not None
         assert (after_reading.prefill.samples, after_reading.decode) == (1, None)
         await rig.write("a", 5)
         await rig.sleep("a")
-        assert rig.service._measured.of(rig.model).fixed is None, "no wake, no rate"
+        assert rig.service.measured.of(rig.model).fixed is None, "no wake, no rate"
         for times in (1, 2):
             await rig.wake("a")
-            woken = rig.service._measured.of(rig.model)
+            woken = rig.service.measured.of(rig.model)
             assert woken.decode.samples == 1
             assert (woken.restore_verified.samples, woken.fixed.samples) == (times, times)
             assert woken.restore_trusting is None
@@ -43,7 +43,7 @@ async def test_what_is_not_hashed_has_a_rate_of_its_own(open_rig: Any) -> None:
         await rig.read("a", tokens_of(1, 300))
         await rig.sleep("a")
         await rig.wake("a")
-        rates = rig.service._measured.of(rig.model)
+        rates = rig.service.measured.of(rig.model)
         assert (rates.restore_trusting.samples, rates.restore_verified) == (1, None)
 
 
@@ -52,8 +52,8 @@ async def test_what_was_read_for_nothing_is_no_sample(open_rig: Any) -> None:
         await rig.service.create(session="a")
         rig.network.fail_at(1)
         with pytest.raises(Exception, match="the model broke"):
-            await rig.service.append(session="a", tokens=tokens_of(1, 300), emit=ignore)
-        assert rig.service._measured.of(rig.model).prefill is None
+            await rig.service.append(session="a", tokens=tokens_of(1, 300), on_event=ignore)
+        assert rig.service.measured.of(rig.model).prefill is None
 
 
 async def test_a_wake_that_computes_is_no_sample_of_what_a_wake_takes_beside_reading(open_rig: Any) -> None:
@@ -61,7 +61,7 @@ async def test_a_wake_that_computes_is_no_sample_of_what_a_wake_takes_beside_rea
         await rig.read("a", tokens_of(1, 300))
         await rig.sleep("a")
         await rig.wake("a", at_token=100)
-        rates = rig.service._measured.of(rig.model)
+        rates = rig.service.measured.of(rig.model)
         assert rates.fixed is None
         assert rates.restore_verified.samples == 1
 
@@ -69,13 +69,13 @@ async def test_a_wake_that_computes_is_no_sample_of_what_a_wake_takes_beside_rea
 async def test_the_next_daemon_knows_what_this_one_has_measured(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 300))
-        before = rig.service._measured.of(rig.model)
+        before = rig.service.measured.of(rig.model)
     async with open_rig() as rig:
-        after = rig.service._measured.of(rig.model)
+        after = rig.service.measured.of(rig.model)
         assert after.prefill.seconds == pytest.approx(before.prefill.seconds)
         assert (after.prefill.samples, after.decode) == (1, None)
         elsewhere = dataclasses.replace(rig.model, backend={**rig.model.backend, "processor": "another"})
-        assert rig.service._measured.of(elsewhere).prefill is None, "another machine's rates are not ours"
+        assert rig.service.measured.of(elsewhere).prefill is None, "another machine's rates are not ours"
 
 
 def test_one_sample_that_was_held_up_or_is_tiny_says_little(measured: Measured) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from session_rig import Gate, Rigged, ignore, tokens_of
-from torpor.daemon.api.why import explain
 from torpor.daemon.errors import ContextOverflow, TranscriptDiverged
 from torpor.daemon.prefixes import prefix_history
 from torpor.daemon.prefixes.prefix_history import MAX_REQUESTS
 from torpor.daemon.sessions.transcripts import message_of
+from torpor.daemon.sessions.why import explain
 
 SYSTEM = message_of("system", "It is 06:30. Be brief.")
 TOKENS = tokens_of(1, 600)
@@ -24,7 +24,7 @@ async def last(rig: Rigged, name: str = "a") -> Any:
 
 
 async def send(rig: Rigged, messages: Sequence[Any], name: str = "a", **options: Any) -> Any:
-    return await rig.service.chat(session=name, messages=messages, emit=ignore, **({"max_tokens": 3} | options))
+    return await rig.service.chat(session=name, messages=messages, on_event=ignore, **({"max_tokens": 3} | options))
 
 
 async def test_a_cold_store_a_foreign_session_and_an_early_divergence_ms8(open_rig: Any) -> None:
@@ -70,7 +70,7 @@ async def test_a_request_that_goes_on_is_a_hit_of_all_that_there_is(open_rig: An
     async with open_rig(endless=False) as rig:
         await rig.read("a", TOKENS[:50])
         await rig.write("a", 3)
-        await rig.service.chat(session="a", message="hi", max_tokens=1, emit=ignore)
+        await rig.service.chat(session="a", message="hi", max_tokens=1, on_event=ignore)
         told = (await rig.service.why(session="a")).requests
         assert [(each.verb, each.outcome, each.common_tokens) for each in told[:2]] == [
             ("append", "none", 0),
@@ -118,7 +118,7 @@ async def test_only_the_last_requests_of_the_last_sessions_are_remembered(
         for name in ("a", "b", "c"):
             await rig.service.create(session=name)
             for number in range(MAX_REQUESTS + 3):
-                await rig.service.append(session=name, tokens=[number], emit=ignore)
+                await rig.service.append(session=name, tokens=[number], on_event=ignore)
         assert [len((await rig.service.why(session=name)).requests) for name in "abc"] == [0, 16, 16]
         assert (await last(rig, "c")).common_tokens == MAX_REQUESTS + 2
 
@@ -184,7 +184,7 @@ async def test_no_text_of_a_session_that_goes_while_others_are_looked_at_is_told
         await rig.sleep("sleeping")
         await rig.read("a", [*TOKENS[:350], *tokens_of(6, 20)])
         reading, going = asyncio.Event(), asyncio.Event()
-        read = rig.service._reuse._stored_ledger
+        read = rig.service.reuse._stored_ledger
 
         async def read_slowly(uri: Any) -> Any:
             found = await read(uri)
@@ -192,7 +192,7 @@ async def test_no_text_of_a_session_that_goes_while_others_are_looked_at_is_told
             await going.wait()
             return found
 
-        monkeypatch.setattr(rig.service._reuse, "_stored_ledger", read_slowly)
+        monkeypatch.setattr(rig.service.reuse, "_stored_ledger", read_slowly)
         late = asyncio.ensure_future(rig.read("late", [*TOKENS[:350], *tokens_of(2, 50)]))
         await reading.wait()
         await rig.service.maintain(operation="forget", session="a")

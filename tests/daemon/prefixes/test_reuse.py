@@ -29,7 +29,7 @@ def open_kind(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Callable
 
 async def read(rig: Rigged, name: str, tokens: list[int], **create: Any) -> Any:
     await rig.service.create(session=name, **create)
-    return await rig.service.append(session=name, tokens=tokens, emit=ignore)
+    return await rig.service.append(session=name, tokens=tokens, on_event=ignore)
 
 
 async def control(open_kind: Callable[..., Any], kind: str, tokens: list[int]) -> tuple[Any, Any]:
@@ -58,7 +58,7 @@ async def test_a_session_that_found_a_prefix_is_to_the_bit_what_it_would_have_be
             await check(rig, other, expected, before)
     if where == "after a restart":
         async with open_kind(kind) as rig:
-            await rig.service._reuse.learned()
+            await rig.service.reuse.learned()
             await check(rig, other, expected, before)
 
 
@@ -96,7 +96,7 @@ async def test_what_was_read_in_other_calls_is_taken_over_only_where_that_was_as
     for policy, cached in (("exact", 256), ("longest", 1299), ("off", 0)):
         async with open_rig(prefix_reuse=policy) as rig:
             await rig.read(policy, TEXT[:300], labels=(policy,))
-            await rig.service.append(session=policy, tokens=TEXT[300:], emit=ignore)
+            await rig.service.append(session=policy, tokens=TEXT[300:], on_event=ignore)
             if asleep:
                 await rig.sleep(policy)
             assert (await read(rig, f"{policy}-2", TEXT)).cached_tokens == cached
@@ -118,7 +118,7 @@ async def test_a_session_that_is_gone_or_damaged_is_no_source_and_no_error(open_
         await rig.service.delete(session="a")
         assert (await read(rig, "b", TEXT)).cached_tokens == 0
         slept = await rig.sleep("b")
-        Path(rig.service._store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
+        Path(rig.service.store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
         assert (await read(rig, "c", TEXT)).cached_tokens == 0
         assert (await read(rig, "d", TEXT)).cached_tokens == 1299
 
@@ -130,11 +130,11 @@ async def test_qc9_a_reading_that_fails_behind_a_prefix_leaves_the_session_empty
         rig.network.reset()
         rig.network.fail_at(1)
         with pytest.raises(GenerationFailed):
-            await rig.service.append(session="b", tokens=TEXT, emit=ignore)
+            await rig.service.append(session="b", tokens=TEXT, on_event=ignore)
         rig.network.reset()
         assert not rig.live("b").state.tokens
         assert rig.live("b").state.is_consistent
-        assert (await rig.service.append(session="b", tokens=TEXT, emit=ignore)).cached_tokens == 1299
+        assert (await rig.service.append(session="b", tokens=TEXT, on_event=ignore)).cached_tokens == 1299
 
 
 async def test_a_request_that_is_given_up_while_a_prefix_is_read_waits_for_the_threads_that_fill_memory(
@@ -152,7 +152,7 @@ async def test_a_request_that_is_given_up_while_a_prefix_is_read_waits_for_the_t
         await rig.sleep("a")
         await rig.service.create(session="b")
         monkeypatch.setattr(Filling, "run", hold_then_fill)
-        asking = asyncio.ensure_future(rig.service.append(session="b", tokens=TEXT, emit=ignore))
+        asking = asyncio.ensure_future(rig.service.append(session="b", tokens=TEXT, on_event=ignore))
         await gate.reached()
         asking.cancel()
         await asyncio.sleep(0)
@@ -162,7 +162,7 @@ async def test_a_request_that_is_given_up_while_a_prefix_is_read_waits_for_the_t
         assert ended, "the file was closed under the thread that reads it"
         monkeypatch.undo()
         assert (rig.live("b").state.tokens.tolist(), rig.live("b").state.is_consistent) == ([], True)
-        assert (await rig.service.append(session="b", tokens=TEXT, emit=ignore)).cached_tokens == 1299
+        assert (await rig.service.append(session="b", tokens=TEXT, on_event=ignore)).cached_tokens == 1299
 
 
 async def test_ms11_what_a_failed_reading_had_is_not_given_to_others(open_rig: Any) -> None:
@@ -170,7 +170,7 @@ async def test_ms11_what_a_failed_reading_had_is_not_given_to_others(open_rig: A
         await rig.service.create(session="a")
         rig.network.fail_at(3)
         with pytest.raises(GenerationFailed):
-            await rig.service.append(session="a", tokens=TEXT, emit=ignore)
+            await rig.service.append(session="a", tokens=TEXT, on_event=ignore)
         rig.network.reset()
         assert (await read(rig, "b", TEXT)).cached_tokens == 0
 
@@ -246,8 +246,8 @@ async def test_what_is_deleted_while_its_ledger_is_learned_is_found_by_nobody(
         await gate.reached()
         assert len((await rig.service.clear(label="x")).sessions) == 1
         gate.open()
-        await rig.service._reuse.learned()
-        assert (len(rig.service._reuse._tree), rig.service._reuse._tree.node_count) == (0, 0)
+        await rig.service.reuse.learned()
+        assert (len(rig.service.reuse._tree), rig.service.reuse._tree.node_count) == (0, 0)
 
 
 @pytest.mark.parametrize("slept", [False, True])
@@ -290,7 +290,7 @@ async def test_a_source_that_is_gone_from_the_store_is_not_asked_again(open_rig:
     async with open_rig(prefix_reuse="exact") as rig:
         await rig.read("a", TEXT)
         await rig.sleep("a")
-        source = rig.service._resolve("a")
-        await asyncio.to_thread(rig.service._store.delete_session, source)
+        source = rig.service.resolve("a")
+        await asyncio.to_thread(rig.service.store.delete_session, source)
         assert (await read(rig, "b", TEXT)).cached_tokens == 0
-        assert source not in rig.service._reuse._tree
+        assert source not in rig.service.reuse._tree

@@ -16,11 +16,11 @@ ONE, TWO, THREE = tokens_of(1, 600), tokens_of(2, 600), tokens_of(3, 600)
 
 async def read(rig: Rigged, name: str, tokens: list[int], *labels: str) -> Any:
     await rig.service.create(session=name, labels=labels)
-    return await rig.service.append(session=name, tokens=tokens, emit=ignore)
+    return await rig.service.append(session=name, tokens=tokens, on_event=ignore)
 
 
 async def warm(rig: Rigged, *names: str, **options: Any) -> dict[str, Any]:
-    result = await rig.service.warm(sessions=names, emit=ignore, **options)
+    result = await rig.service.warm(sessions=names, on_event=ignore, **options)
     return {each.info.name: each for each in result.sessions}
 
 
@@ -70,7 +70,7 @@ async def test_a_warm_session_is_what_was_stored_and_the_second_warm_is_a_hit(op
         assert await rig.fingerprint("a") == before
         assert (await warm(rig, "a", label="kept"))["a"].hits == 2, "named twice, it is one"
         assert (await rig.service.stats(label="x")).total.hits == 2
-        woken = await rig.service.append(session="a", tokens=[1], emit=ignore)
+        woken = await rig.service.append(session="a", tokens=[1], on_event=ignore)
         assert woken.woken is None
         assert [each["cause"] for each in heard.of("wake_ended", "a")] == ["warm"]
 
@@ -160,7 +160,7 @@ async def test_what_is_cleared_is_nowhere_and_the_others_are_untouched(open_rig:
         assert (set(cleared.sessions), cleared.failed, cleared.problems) == (set(told.sessions), {}, ())
         assert (cleared.bytes_freed > 0) == (where != "awake")
         assert [info.name for info in await rig.service.list_sessions()] == ["c"]
-        assert not rig.service._residency.turns.in_use()
+        assert not rig.service.residency.turns.in_use()
         assert (await read(rig, "d", ONE)).cached_tokens == 0
         assert (await read(rig, "e", TWO)).cached_tokens == 0
         assert (await read(rig, "f", THREE)).cached_tokens > 0
@@ -187,10 +187,10 @@ async def test_a_session_in_use_is_cleared_when_its_turn_has_come(open_rig: Any)
         await read(rig, "a", [1, 2], "x")
         rig.network.reset()
         gate = rig.network.hold_at(1)
-        busy = asyncio.create_task(rig.service.append(session="a", tokens=[1], emit=ignore))
+        busy = asyncio.create_task(rig.service.append(session="a", tokens=[1], on_event=ignore))
         await gate.reached()
         clearing = asyncio.create_task(rig.service.clear(label="x"))
-        await until(lambda: rig.service._residency.turns.users(rig.service._resolve("a")) == 2)
+        await until(lambda: rig.service.residency.turns.users(rig.service.resolve("a")) == 2)
         gate.open()
         assert (await busy).token_count == 3
         assert (await clearing).sessions == ("torpor://default/a",)
@@ -201,7 +201,7 @@ async def test_what_cannot_be_deleted_is_told_and_stays(open_rig: Any, monkeypat
         for name in ("a", "b"):
             await read(rig, name, [1, 2], "x")
             await rig.sleep(name)
-        delete = type(rig.service._store).delete_session
+        delete = type(rig.service.store).delete_session
 
         def refuse(store: Any, uri: Any) -> Any:
             if uri.name == "a":
@@ -209,7 +209,7 @@ async def test_what_cannot_be_deleted_is_told_and_stays(open_rig: Any, monkeypat
             return delete(store, uri)
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(rig.service._store), "delete_session", refuse)
+            patch.setattr(type(rig.service.store), "delete_session", refuse)
             told = await rig.service.clear(label="x")
         assert (told.sessions, told.failed) == (
             ("torpor://default/b",),

@@ -49,9 +49,9 @@ async def test_a_session_on_disk_is_shown_as_the_index_knows_it(open_rig: Any) -
 async def test_awake_and_asleep_a_session_is_shown_the_same_in_full(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.service.create(session="a", sampling=SAMPLED)
-        await rig.service.append(session="a", text="What was said. " * 40, emit=ignore)
+        await rig.service.append(session="a", text="What was said. " * 40, on_event=ignore)
         await rig.sleep("a")
-        await rig.service.append(session="a", text="The end.", emit=ignore)
+        await rig.service.append(session="a", text="The end.", on_event=ignore)
         await rig.sleep("a")
         asleep = await rig.service.show(session="a")
         assert not rig.is_awake("a"), "showing wakes nobody"
@@ -71,7 +71,7 @@ async def test_the_end_of_a_long_text_begins_with_a_whole_character(open_rig: An
         for after in range(4):
             name = f"owls-{after}"
             await rig.service.create(session=name)
-            await rig.service.append(session=name, text="🦉" * 200 + "." * after, emit=ignore)
+            await rig.service.append(session=name, text="🦉" * 200 + "." * after, on_event=ignore)
             tail = (await rig.service.show(session=name)).tail_text
             assert tail.startswith("🦉")
             assert "\N{REPLACEMENT CHARACTER}" not in tail
@@ -120,7 +120,7 @@ async def test_what_a_session_takes_on_the_disk_is_the_files_of_all_its_versions
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 600))
         await rig.sleep("a")
-        await rig.service.append(session="a", tokens=[1], emit=ignore)
+        await rig.service.append(session="a", tokens=[1], on_event=ignore)
         await rig.sleep("a")
         files = sum(path.stat().st_size for path in store.rglob("*.mvb"))
         for state in ("asleep", "awake"):
@@ -136,7 +136,7 @@ async def test_text_is_decoded_by_the_very_model_that_read_it_or_not_at_all(
 ) -> None:
     async with open_rig(own_tiny_model) as rig:
         await rig.service.create(session="a")
-        await rig.service.append(session="a", text="my secret is 42", emit=ignore)
+        await rig.service.append(session="a", text="my secret is 42", on_event=ignore)
         await rig.sleep("a")
     other = shutil.copytree(own_tiny_model, own_tiny_model.parent / "other")
     described = json.loads((other / "tokenizer.json").read_text())
@@ -177,7 +177,7 @@ async def test_a_sound_bundle_that_this_version_did_not_write_is_refused_by_name
         if slots is not None:
             drafts = [SlotDraft(spec, [memoryview(bytes(spec.size_bytes))]) for spec in slots]
             blocks = [BlockDraft("span", 0, bytes(4), drafts)]
-        rig.service._store.write_bundle(
+        rig.service.store.write_bundle(
             uri=SessionUri("default", "a"),
             identity=rig.model.identity,
             parent=None,
@@ -199,7 +199,7 @@ async def test_slots_that_no_cache_of_the_model_has_are_refused_by_a_wake(open_r
     """Threat 14: they can be looked at, for there is nothing wrong with them but that they are not this model's."""
     async with open_rig() as rig:
         drafts = [SlotDraft(spec, [memoryview(bytes(spec.size_bytes))]) for spec in slots]
-        rig.service._store.write_bundle(
+        rig.service.store.write_bundle(
             uri=SessionUri("default", "a"),
             identity=rig.model.identity,
             parent=None,

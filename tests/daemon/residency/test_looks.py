@@ -13,7 +13,8 @@ from damage_rig import damage, mend
 from session_rig import Rigged, ignore, listening, reply_with, tokens_of, until
 from test_time_travel import KINDS, TOKENS, look_at_the_first_of_two_versions
 from torpor.daemon import errors
-from torpor.daemon.api.results import Look
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.session import Look
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.errors import TorporError
 from torpor.memvid import Store
@@ -29,10 +30,10 @@ Use = Callable[[Rigged], Awaitable[Any]]
 async def crowd_out(rig: Rigged, name: str = "s") -> None:
     """Another session takes all that the budget leaves beside the model."""
     await rig.service.create(session="other")
-    residency, needed = rig.service._residency, rig.live("other").growth_bytes(OTHERS, PREFILL_CHUNK_TOKENS)
+    residency, needed = rig.service.residency, rig.live("other").growth_bytes(OTHERS, PREFILL_CHUNK_TOKENS)
     before = residency.memory.budget
     await residency.resize(rig.model.weights_bytes + needed)
-    await rig.service.append(session="other", tokens=tokens_of(9, OTHERS), emit=ignore)
+    await rig.service.append(session="other", tokens=tokens_of(9, OTHERS), on_event=ignore)
     assert not rig.is_awake(name)
     await rig.service.delete(session="other")
     await residency.resize(before)
@@ -52,7 +53,7 @@ def receipt(slept: Any) -> Any:
 
 
 async def append(rig: Rigged) -> Any:
-    read = await rig.service.append(session="s", tokens=[7], emit=ignore)
+    read = await rig.service.append(session="s", tokens=[7], on_event=ignore)
     return read.token_count, read.branched, await rig.write("s", 5), receipt(await rig.sleep("s"))
 
 
@@ -61,24 +62,24 @@ async def generate(rig: Rigged) -> Any:
 
 
 async def chat(rig: Rigged) -> Any:
-    said = await rig.service.chat(session="s", message="And then?", max_tokens=5, prove=True, emit=ignore)
+    said = await rig.service.chat(session="s", message="And then?", max_tokens=5, prove=True, on_event=ignore)
     return said.tokens, said.logits_blake3, said.token_count, said.branched
 
 
 async def fork(rig: Rigged) -> Any:
-    made = await rig.service.fork(session="s", name="f", emit=ignore)
+    made = await rig.service.fork(session="s", name="f", on_event=ignore)
     await rig.wake("f")
     return made.token_count, made.forked_from.version, await rig.fingerprint("f"), (await rig.wake("s")).look
 
 
 async def fork_at_an_earlier_token(rig: Rigged) -> Any:
-    made = await rig.service.fork(session="s", name="f", at_token=100, emit=ignore)
+    made = await rig.service.fork(session="s", name="f", at_token=100, on_event=ignore)
     await rig.wake("f")
     return made.token_count, made.forked_from.version, await rig.fingerprint("f"), (await rig.wake("s")).look
 
 
 async def fold(rig: Rigged) -> Any:
-    made = await rig.service.fold(session="s", name="f", summary="A tale.", emit=ignore)
+    made = await rig.service.fold(session="s", name="f", summary="A tale.", on_event=ignore)
     return made.folded_from.version, made.folded_from.tokens, made.token_count, await rig.write("f", 5)
 
 
@@ -93,13 +94,13 @@ async def plan(rig: Rigged) -> Any:
 
 
 async def warm(rig: Rigged) -> Any:
-    (warmed,) = (await rig.service.warm(sessions=["s"], emit=ignore)).sessions
+    (warmed,) = (await rig.service.warm(sessions=["s"], on_event=ignore)).sessions
     return warmed.left, warmed.info.look, await rig.fingerprint("s")
 
 
 async def settings(rig: Rigged) -> Any:
     with pytest.raises(errors.SessionAwake) as refusal:
-        await rig.service.set(session="s", sampling={"temperature": 0.5}, emit=ignore)
+        await rig.service.set(session="s", sampling=Sampling(temperature=0.5), on_event=ignore)
     return refusal.value.message
 
 
@@ -151,7 +152,7 @@ async def test_a_look_of_each_kind_of_cache_gives_way_and_is_back_to_the_bit_qx1
             await crowd_out(rig)
             assert (await rig.wake("s")).look == look
             assert await rig.fingerprint("s") == before
-        await rig.service.fork(session="s", name="alone", emit=ignore)
+        await rig.service.fork(session="s", name="alone", on_event=ignore)
         await crowd_out(rig)
         went_on = await rig.write("s", 8)
         await rig.wake("alone")
@@ -176,7 +177,7 @@ async def test_a_look_that_nobody_uses_sleeps_and_comes_back_where_it_stood(open
     async with open_rig(idle_sleep_s=0.01) as rig:
         await look_at_the_first_of_two_versions(rig, 280)
         await until(lambda: not rig.is_awake("s"))
-        assert (await rig.service.append(session="s", tokens=[7], emit=ignore)).branched == Look(1, 280, 2, 350)
+        assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).branched == Look(1, 280, 2, 350)
 
 
 async def test_a_look_does_not_keep_its_model_from_being_unloaded(open_rig: Any) -> None:
@@ -262,17 +263,17 @@ async def test_what_needs_a_look_whose_version_was_pruned_is_refused_until_a_sle
         assert info.look == Look(1, at or 300, 2, 350)
         service = rig.service
         for ask in (
-            lambda: service.append(session="s", tokens=[7], emit=ignore),
-            lambda: service.generate(session="s", max_tokens=1, emit=ignore),
-            lambda: service.fork(session="s", name="f", emit=ignore),
-            lambda: service.fold(session="s", name="f", summary="A tale.", emit=ignore),
-            lambda: service.wake(session="s", emit=ignore),
+            lambda: service.append(session="s", tokens=[7], on_event=ignore),
+            lambda: service.generate(session="s", max_tokens=1, on_event=ignore),
+            lambda: service.fork(session="s", name="f", on_event=ignore),
+            lambda: service.fold(session="s", name="f", summary="A tale.", on_event=ignore),
+            lambda: service.wake(session="s", on_event=ignore),
             lambda: service.plan_wake(session="s"),
             lambda: service.show(session="s"),
         ):
             with pytest.raises(SessionNotFound, match=r"look at version 1, token \d+, which is not stored any more"):
                 await ask()
-        (warmed,) = (await service.warm(sessions=["s"], emit=ignore)).sessions
+        (warmed,) = (await service.warm(sessions=["s"], on_event=ignore)).sessions
         assert warmed.left == "session_not_found"
         slept = await rig.sleep("s")
         assert (slept.version, slept.token_count, slept.looked_at) == (2, 350, at or 300)
@@ -305,7 +306,7 @@ async def test_a_look_whose_version_was_damaged_since_is_refused_and_stays(open_
         await asyncio.to_thread(damage, store, "s", span=0)
         for _ in range(2):
             with pytest.raises(Corruption):
-                await rig.service.append(session="s", tokens=[7], emit=ignore)
+                await rig.service.append(session="s", tokens=[7], on_event=ignore)
         (info,) = await rig.service.list_sessions()
         assert info.look == Look(1, 300, 2, 350)
 
@@ -335,7 +336,7 @@ async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_ref
     async with open_rig(stop_within_s=0) as rig:
         await rig.read("s", tokens_of(1, 600))
         await rig.sleep("s")
-        await rig.service.append(session="s", tokens=tokens_of(2, 40), emit=ignore)
+        await rig.service.append(session="s", tokens=tokens_of(2, 40), on_event=ignore)
         assert (await rig.service.close()).ledgers
     async with open_rig() as rig:
         await rig.wake("s", at_token=550)
@@ -353,12 +354,12 @@ async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_ref
             assert await rig.fingerprint("s") == before
         else:
             with pytest.raises(NoSuchPosition, match=r"Put the session to sleep: that ends the look\. Then wake it"):
-                await rig.service.append(session="s", tokens=[7], emit=ignore)
+                await rig.service.append(session="s", tokens=[7], on_event=ignore)
             assert (await rig.sleep("s")).looked_at == 550
             assert (await rig.wake("s")).token_count == 640
             await rig.sleep("s")
             assert (await rig.wake("s", at_token=550)).token_count == 550
-        assert (await rig.service.append(session="s", tokens=[7], emit=ignore)).branched is not None
+        assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).branched is not None
 
 
 @pytest.mark.parametrize("how", ["wake", "look", "fork"])
@@ -372,15 +373,15 @@ async def test_an_early_token_takes_the_memory_of_what_is_read_for_it_where_all_
             await rig.wake("s", at_token=100)
             await crowd_out(rig)
         needed = rig.model.layout.most_bytes(600, PREFILL_CHUNK_TOKENS)
-        await rig.service._residency.resize(rig.model.weights_bytes + needed)
+        await rig.service.residency.resize(rig.model.weights_bytes + needed)
         if how == "wake":
             assert (await rig.service.plan_wake(session="s", at_token=100)).memory_bytes <= needed
             assert (await rig.wake("s", at_token=100)).token_count == 100
         elif how == "look":
-            assert (await rig.service.append(session="s", tokens=[7], emit=ignore)).token_count == 101
+            assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).token_count == 101
         else:
-            assert (await rig.service.fork(session="s", name="f", at_token=100, emit=ignore)).token_count == 100
-        assert sum(each.resident_bytes for each in rig.service._residency.awake.values()) <= needed
+            assert (await rig.service.fork(session="s", name="f", at_token=100, on_event=ignore)).token_count == 100
+        assert sum(each.resident_bytes for each in rig.service.residency.awake.values()) <= needed
 
 
 # --- a newer version comes back
@@ -396,7 +397,7 @@ async def test_where_a_session_goes_on_when_a_newer_version_comes_back_does_not_
     async with open_rig() as rig:
         await rig.read("s", TOKENS[:300])
         await rig.sleep("s")
-        await rig.service.append(session="s", tokens=TOKENS[300:600], emit=ignore)
+        await rig.service.append(session="s", tokens=TOKENS[300:600], on_event=ignore)
         newest = await rig.sleep("s")
     (file,) = store.rglob(f"{newest.bundle_id}.mvb")
     file.rename(tmp_path / "kept")
@@ -405,7 +406,7 @@ async def test_where_a_session_goes_on_when_a_newer_version_comes_back_does_not_
     async with open_rig() as rig:
         assert (await rig.wake("s")).token_count == 300
         if own:
-            await rig.service.append(session="s", tokens=[7], emit=ignore)
+            await rig.service.append(session="s", tokens=[7], on_event=ignore)
         (tmp_path / "kept").rename(file)
         await rig.service.maintain(operation="repair")
         if crowded:
@@ -414,11 +415,11 @@ async def test_where_a_session_goes_on_when_a_newer_version_comes_back_does_not_
         assert listed == dataclasses.replace((await rig.service.show(session="s")).info, sampling=listed.sampling)
         assert listed.token_count == (301 if own else 600)
         assert listed.state == ("awake" if own and not crowded else "asleep")
-        read = await rig.service.append(session="s", tokens=[8], emit=ignore)
+        read = await rig.service.append(session="s", tokens=[8], on_event=ignore)
         assert read.token_count == (302 if own else 601)
         assert read.branched == (Look(1, 300, 2, 600) if own and not crowded else None)
         assert (await rig.sleep("s")).version == (4 if own and crowded else 3)
-        assert (await rig.service.append(session="s", tokens=[9], emit=ignore)).branched is None
+        assert (await rig.service.append(session="s", tokens=[9], on_event=ignore)).branched is None
 
 
 # --- a fold that does not come to its end
@@ -433,14 +434,14 @@ async def test_a_look_stays_where_it_stood_when_its_fold_does_not_come_to_its_en
     async with open_rig(endless=False) as rig:
         await rig.read("s", tokens_of(1, 600))
         await rig.sleep("s")
-        await rig.service.append(session="s", tokens=tokens_of(2, 1448), emit=ignore)
+        await rig.service.append(session="s", tokens=tokens_of(2, 1448), on_event=ignore)
         await rig.sleep("s")
         look = (await rig.wake("s", 2, at_token=2000) if at == "no room" else await rig.wake("s", 1, at_token=500)).look
         assert look is not None
         before = await rig.fingerprint("s")
         order = {"summary": "A tale. " * 10} if at == "new session" else {"summarise": 100, "tail": 300}
         reply_with(rig, "")
-        folding = rig.service.fold(session="s", name="f", emit=ignore, **order)
+        folding = rig.service.fold(session="s", name="f", on_event=ignore, **order)
         if how == "is cancelled":
             gate = rig.network.hold_at(1)
             task = asyncio.ensure_future(folding)
@@ -449,7 +450,7 @@ async def test_a_look_stays_where_it_stood_when_its_fold_does_not_come_to_its_en
             gate.open()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await until(lambda: not rig.service._residency.turns.in_use())
+            await until(lambda: not rig.service.residency.turns.in_use())
         else:
             if at != "no summary":
                 rig.network.fail_at(1)
@@ -460,7 +461,7 @@ async def test_a_look_stays_where_it_stood_when_its_fold_does_not_come_to_its_en
         assert (info.state, info.look) == ("asleep", look)
         assert (await rig.wake("s")).look == look
         assert await rig.fingerprint("s") == before
-        assert (await rig.service.append(session="s", tokens=[7], emit=ignore)).branched == look
+        assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).branched == look
 
 
 def _timeless(answer: Any) -> Any:

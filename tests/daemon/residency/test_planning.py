@@ -39,7 +39,7 @@ async def test_a_plan_has_no_side_effect(open_rig: Any, store: Path) -> None:
         await rig.read("a", TEXT)
         await rig.sleep("a")
         rig.network.reset()
-        files, rates = all_files(store), rig.service._measured.of(rig.model)
+        files, rates = all_files(store), rig.service.measured.of(rig.model)
         before = await rig.service.status()
         async with listening(rig) as heard:
             for order in ({}, {"version": 1}, {"at_token": 300}, {"strict": True}):
@@ -49,7 +49,7 @@ async def test_a_plan_has_no_side_effect(open_rig: Any, store: Path) -> None:
         assert rig.network.calls == [], "nothing was computed"
         assert not rig.is_awake("a")
         assert all_files(store) == files
-        assert rig.service._measured.of(rig.model) == rates
+        assert rig.service.measured.of(rig.model) == rates
         after = await rig.service.status()
         assert dataclasses.replace(after, uptime_s=0, models=()) == dataclasses.replace(before, uptime_s=0, models=())
 
@@ -75,7 +75,7 @@ async def test_a_plan_names_the_files_that_hold_the_blocks(open_rig: Any) -> Non
     async with open_rig() as rig:
         await rig.read("a", TEXT)
         first = await rig.sleep("a")
-        await rig.service.append(session="a", tokens=tokens_of(2, 400), emit=lambda _: None)
+        await rig.service.append(session="a", tokens=tokens_of(2, 400), on_event=lambda _: None)
         second = await rig.sleep("a")
         plan = await rig.service.plan_wake(session="a")
         assert {each.bundle_id: each.blocks for each in plan.files} == {first.bundle_id: 2, second.bundle_id: 4}
@@ -118,15 +118,15 @@ async def test_a_plan_is_refused_as_the_wake_would_be(open_rig: Any, store: Path
         await rig.read("a", TEXT)
         receipt = await rig.sleep("a")
         damage: list[Any] = []
-        rig.service._hibernation.on_damage = damage.append
+        rig.service.hibernation.on_damage = damage.append
         with pytest.raises(SessionNotFound):
             await rig.service.plan_wake(session="b")
         with pytest.raises(NoSuchPosition):
             await rig.service.plan_wake(session="a", at_token=len(TEXT) + 1)
-        rig.service._shelf.places[MODEL].changed = ("weights",)
+        rig.service.shelf.places[MODEL].changed = ("weights",)
         with pytest.raises(ModelChanged):
             await rig.service.plan_wake(session="a")
-        rig.service._shelf.places[MODEL].changed = ()
+        rig.service.shelf.places[MODEL].changed = ()
         (path,) = store.rglob(f"{receipt.bundle_id}.mvb")
         path.unlink()
         with pytest.raises(BundleMissing):
@@ -141,7 +141,7 @@ async def test_a_plan_loads_no_model(open_rig: Any) -> None:
         await rig.service.unload_model(model=MODEL)
         plan = await rig.service.plan_wake(session="a")
         assert (plan.model_loaded, plan.blocks) == (False, 4)
-        place = rig.service._shelf.places[MODEL]
+        place = rig.service.shelf.places[MODEL]
         assert place.model is None
         place.facts = None
         with pytest.raises(ModelNotLoaded, match="torpor models load tiny"):
@@ -154,7 +154,7 @@ async def test_a_plan_counts_what_a_stop_had_no_time_to_write(open_one: Any, kin
         await rig.read("new", TEXT)
         await rig.read("more", TEXT)
         await rig.sleep("more")
-        await rig.service.append(session="more", tokens=tokens_of(2, 300), emit=lambda _: None)
+        await rig.service.append(session="more", tokens=tokens_of(2, 300), on_event=lambda _: None)
     async with open_one(kind) as rig:
         for name in ("new", "more"):
             plan = await rig.service.plan_wake(session=name)

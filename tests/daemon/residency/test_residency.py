@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Rigged, ignore, tokens_of, until
-from torpor.daemon.api.results import Look
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.session import Look
 from torpor.daemon.engine.buffers import CACHED_SHARE
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, MemoryBusy, ServiceClosed, SessionExists
 from torpor.daemon.memory.memory import DEFAULT_SHARE, default_budget
 from torpor.daemon.service import Service
+from torpor.daemon.verbs import forking as forking_verbs
 from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.store import Store
 from torpor.snapshot import memory as system_memory
@@ -50,7 +52,7 @@ def weights(tiny_model: Path, open_rig: Any, tmp_path: Path) -> int:
 
 def resident_bytes(rig: Rigged) -> int:
     """What models and sessions take, looked at anew."""
-    sessions = tuple(rig.service._residency.awake.values())
+    sessions = tuple(rig.service.residency.awake.values())
     return rig.model.weights_bytes + sum(session.resident_bytes for session in sessions)
 
 
@@ -60,7 +62,7 @@ async def info(rig: Rigged) -> Any:
 
 async def all_is_free(rig: Rigged) -> None:
     """Nothing is reserved any more, nobody waits and holds a turn, and what is counted is what is there."""
-    await until(lambda: not rig.service._residency.turns.in_use())
+    await until(lambda: not rig.service.residency.turns.in_use())
     told = await info(rig)
     assert (told.reserved_bytes, told.waiting) == (0, 0)
     assert told.weights_bytes + told.sessions_bytes == resident_bytes(rig)
@@ -101,7 +103,7 @@ async def test_what_is_reserved_for_a_request_is_never_less_than_what_it_takes(o
             live = rig.live("a")
             growth = live.growth_bytes(len(live.state.tokens) + count, PREFILL_CHUNK_TOKENS)
             before = live.resident_bytes
-            await rig.service.append(session="a", tokens=tokens_of(count, count), emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(count, count), on_event=ignore)
             assert live.resident_bytes - before <= growth
         layout, tokens = rig.live("a").model.layout, len(rig.live("a").state.tokens)
         await rig.sleep("a")
@@ -125,11 +127,11 @@ async def test_the_least_recently_used_sleeps_and_comes_back_when_it_is_asked_fo
     async with open_rig(memory_budget=weights + 2 * HELD + most(50)) as rig:
         for at, name in enumerate("abc"):
             await rig.read(name, tokens_of(at, 50))
-        await rig.service.append(session="a", tokens=[1], emit=ignore)
+        await rig.service.append(session="a", tokens=[1], on_event=ignore)
         await rig.read("d", tokens_of(4, 50))
         assert [rig.is_awake(name) for name in "abcd"] == [True, False, True, True]
         assert (await info(rig)).slept_by_pressure == 1
-        report = await rig.service.append(session="b", tokens=[1], emit=ignore)
+        report = await rig.service.append(session="b", tokens=[1], on_event=ignore)
         assert (report.token_count, report.woken.tokens_prefilled) == (51, 0)
         assert not rig.is_awake("c")
         await all_is_free(rig)
@@ -161,7 +163,7 @@ async def test_a_session_in_use_is_not_evicted_and_what_wants_its_memory_waits(o
         waking = asyncio.ensure_future(rig.wake("b"))
         await waits(rig, 1)
         assert rig.is_awake("a")
-        assert rig.service._residency.memory._evicting is None, "nobody waits for the turn of a session in use"
+        assert rig.service.residency.memory._evicting is None, "nobody waits for the turn of a session in use"
         gate.open()
         await writing
         await waking
@@ -188,7 +190,7 @@ async def test_an_eviction_whose_sleep_fails_leaves_the_session_awake_and_the_ne
         await rig.read("c", tokens_of(3, 50))
         assert [rig.is_awake(name) for name in "abc"] == [True, False, True]
         assert await rig.fingerprint("a") == before
-        await rig.service.append(session="a", tokens=[1], emit=ignore)
+        await rig.service.append(session="a", tokens=[1], on_event=ignore)
 
 
 async def test_a_refusal_says_why_nothing_could_make_room(
@@ -204,12 +206,12 @@ async def test_a_refusal_says_why_nothing_could_make_room(
         monkeypatch.setattr(Store, "write_bundle", full)
         await rig.service.create(session="c")
         with pytest.raises(MemoryBudgetExceeded) as refusal:
-            await rig.service.append(session="c", tokens=tokens_of(3, 50), emit=ignore)
+            await rig.service.append(session="c", tokens=tokens_of(3, 50), on_event=ignore)
         assert sorted(refusal.value.unslept) == ["torpor://default/a", "torpor://default/b"]
         assert "no_space: The disk is full." in refusal.value.message
         assert (refusal.value.wanted_bytes, refusal.value.held_bytes) == (most(50), weights + 2 * HELD)
         monkeypatch.undo()
-        await rig.service.append(session="c", tokens=tokens_of(3, 50), emit=ignore)
+        await rig.service.append(session="c", tokens=tokens_of(3, 50), on_event=ignore)
         await all_is_free(rig)
 
 
@@ -221,9 +223,9 @@ async def test_what_can_never_fit_is_refused_at_once_and_nothing_has_changed_qx1
         await rig.read("b", tokens_of(2, 50))
         before = await rig.fingerprint("a")
         for request in (
-            rig.service.append(session="a", tokens=tokens_of(3, 1000), emit=ignore),
-            rig.service.generate(session="a", max_tokens=1000, sampling={"seed": 3}, emit=ignore),
-            rig.service.chat(session="a", message="x", max_tokens=1000, emit=ignore),
+            rig.service.append(session="a", tokens=tokens_of(3, 1000), on_event=ignore),
+            rig.service.generate(session="a", max_tokens=1000, sampling=Sampling(seed=3), on_event=ignore),
+            rig.service.chat(session="a", message="x", max_tokens=1000, on_event=ignore),
         ):
             with pytest.raises(MemoryBudgetExceeded):
                 await request
@@ -244,10 +246,10 @@ async def test_who_wants_memory_beside_a_look_that_somebody_goes_on_from_waits_f
         await rig.service.create(session="b")
         rig.network.reset()
         gate = rig.network.hold_at(1)
-        going_on = asyncio.ensure_future(rig.service.append(session="a", tokens=tokens_of(2, 9), emit=ignore))
+        going_on = asyncio.ensure_future(rig.service.append(session="a", tokens=tokens_of(2, 9), on_event=ignore))
         await gate.reached()
-        other = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 449), emit=ignore))
-        await until(lambda: rig.service._residency.memory.info().waiting == 1 or other.done())
+        other = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 449), on_event=ignore))
+        await until(lambda: rig.service.residency.memory.info().waiting == 1 or other.done())
         gate.open()
         assert (await going_on).token_count == 29
         assert (await other).token_count == 449
@@ -284,7 +286,7 @@ async def held_up(rig: Rigged, name: str) -> AsyncIterator[asyncio.Task[Any]]:
 
 
 async def waits(rig: Rigged, count: int) -> None:
-    await until(lambda: rig.service._residency.memory.info().waiting == count)
+    await until(lambda: rig.service.residency.memory.info().waiting == count)
 
 
 async def test_a_waiter_that_is_given_up_gives_its_place_and_its_turn_back(open_rig: Any, weights: int) -> None:
@@ -378,25 +380,25 @@ async def test_two_that_hold_memory_and_want_more_do_not_wait_for_each_other(ope
         for name in "ab":
             await rig.read(name, texts[name], sampling=SAMPLED)
         encode = asyncio.Event()
-        plain = rig.service._residency.room_for
+        plain = rig.service.residency.room_for
 
         async def together(*arguments: Any) -> Any:
             await encode.wait()
             return await plain(*arguments)
 
-        rig.service._residency.room_for = together  # type: ignore[method-assign]
+        rig.service.residency.room_for = together  # type: ignore[method-assign]
         caches, bring_back = (
             [weakref.ref(rig.live(name).state.caches[0]) for name in "ab"],
-            rig.service._residency.bring_back,
+            rig.service.residency.bring_back,
         )
 
         async def looking(*arguments: Any) -> Any:
             assert None in [cache() for cache in caches], "the one that waits has nothing of what it gave up"
             return await bring_back(*arguments)
 
-        rig.service._residency.bring_back = looking  # type: ignore[method-assign]
+        rig.service.residency.bring_back = looking  # type: ignore[method-assign]
         writing = {name: asyncio.ensure_future(rig.write(name, 300)) for name in "ab"}
-        await until(lambda: len(rig.service._residency.turns.in_use()) == 2)
+        await until(lambda: len(rig.service.residency.turns.in_use()) == 2)
         encode.set()
         assert {name: await task for name, task in writing.items()} == alone
         await all_is_free(rig)
@@ -409,7 +411,7 @@ async def test_a_fork_that_waits_for_a_turn_whose_holder_waits_for_memory_is_no_
     async with open_rig(memory_budget=weights + most(100) + HELD) as rig:
         for at, name in enumerate("ab"):
             await rig.read(name, tokens_of(at, 50))
-        growing, plain, write = asyncio.Event(), rig.service._residency.room_for, Store.write_bundle
+        growing, plain, write = asyncio.Event(), rig.service.residency.room_for, Store.write_bundle
 
         async def held(*arguments: Any) -> Any:
             await growing.wait()
@@ -420,12 +422,12 @@ async def test_a_fork_that_waits_for_a_turn_whose_holder_waits_for_memory_is_no_
                 raise NoSpace("The disk is full.")
             return write(self, **options)
 
-        rig.service._residency.room_for = held  # type: ignore[method-assign]
+        rig.service.residency.room_for = held  # type: ignore[method-assign]
         monkeypatch.setattr(Store, "write_bundle", full_for_b)
         writing = asyncio.ensure_future(rig.write("a", 300))
-        await until(lambda: len(rig.service._residency.turns.in_use()) == 1)
-        forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", emit=ignore))
-        await until(lambda: len(rig.service._residency.turns.in_use()) == 2)
+        await until(lambda: len(rig.service.residency.turns.in_use()) == 1)
+        forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", on_event=ignore))
+        await until(lambda: len(rig.service.residency.turns.in_use()) == 2)
         growing.set()
         with pytest.raises(MemoryBudgetExceeded):
             await writing
@@ -443,8 +445,8 @@ async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_
         async with held_up(rig, "a"):
             growing = asyncio.ensure_future(rig.write("b", 300))
             await waits(rig, 1)
-            forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", emit=ignore))
-            await until(lambda: len(rig.service._residency.turns.in_use()) == 3)
+            forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", on_event=ignore))
+            await until(lambda: len(rig.service.residency.turns.in_use()) == 3)
         assert len((await growing)[0]) == 300
         assert (await forking).token_count == 50 + STEP
         await all_is_free(rig)
@@ -456,9 +458,9 @@ async def test_a_fork_to_a_name_that_is_taken_is_refused_while_others_use_both(o
             await rig.read(name, tokens_of(at, 50))
         async with held_up(rig, "a"):
             with pytest.raises(SessionExists):
-                await rig.service.fork(session="a", name="b", emit=ignore)
+                await rig.service.fork(session="a", name="b", on_event=ignore)
             with pytest.raises(SessionExists):
-                await rig.service.fork(session="b", name="a", emit=ignore)
+                await rig.service.fork(session="b", name="a", on_event=ignore)
 
 
 async def test_forks_that_wait_while_their_sources_are_deleted_are_no_circle(open_rig: Any) -> None:
@@ -468,17 +470,17 @@ async def test_forks_that_wait_while_their_sources_are_deleted_are_no_circle(ope
             await rig.read(name, tokens_of(at, 50))
             await rig.sleep(name)
         service = rig.service
-        turns, uris = service._residency.turns, [service._resolve(name) for name in "ab"]
+        turns, uris = service.residency.turns, [service.resolve(name) for name in "ab"]
         async with turns.take(uris[0]), turns.take(uris[1]):
             forks = []
             for source, name in ("ab", "ba"):
-                asking = service._residency.turn_with_name(service._resolve(source), service._resolve(name))
-                service._residency.require_new = lambda _: None  # type: ignore[method-assign]
+                asking = service.residency.turn_with_name(service.resolve(source), service.resolve(name))
+                service.residency.require_new = lambda _: None  # type: ignore[method-assign]
                 forks.append(asyncio.ensure_future(asking.__aenter__()))
             await until(lambda: all(turns.users(uri) == 2 for uri in uris))
-            del service._residency.require_new  # type: ignore[method-assign]
+            del service.residency.require_new  # type: ignore[method-assign]
             for uri in uris:
-                service._store.delete_session(uri)
+                service.store.delete_session(uri)
         answers = await asyncio.wait_for(asyncio.gather(*forks, return_exceptions=True), 10)
         assert [type(answer) for answer in answers] == [SessionNotFound, SessionNotFound]
 
@@ -487,7 +489,7 @@ async def test_a_fork_at_an_earlier_token_takes_its_memory_from_the_budget(open_
     async with open_rig(memory_budget=weights + most(300)) as rig:
         await rig.read("a", tokens_of(1, 300))
         await rig.read("b", tokens_of(2, 20))
-        await rig.service.fork(session="a", name="c", at_token=20, emit=ignore)
+        await rig.service.fork(session="a", name="c", at_token=20, on_event=ignore)
         assert not rig.is_awake("b"), "it made room"
         assert (await rig.wake("c")).token_count == 20
         await all_is_free(rig)
@@ -498,7 +500,7 @@ async def test_a_fork_at_an_earlier_token_has_its_source_make_room_if_nothing_el
 ) -> None:
     async with open_rig(memory_budget=weights + most(300)) as rig:
         await rig.read("a", tokens_of(1, 300))
-        assert (await rig.service.fork(session="a", name="c", at_token=20, emit=ignore)).token_count == 20
+        assert (await rig.service.fork(session="a", name="c", at_token=20, on_event=ignore)).token_count == 20
         assert not rig.is_awake("a")
         await all_is_free(rig)
 
@@ -511,7 +513,7 @@ async def test_a_fork_whose_source_cannot_sleep_to_make_room_is_refused_with_the
         await rig.read("a", tokens_of(1, 500))
         await rig.sleep("a")
         await rig.wake("a")
-        tried, order_of_fork = [], rig.service._order_of_fork
+        tried, order_of_fork = [], forking_verbs._order_of_fork
 
         async def unreadable(live: Any) -> bool:
             tried.append(live.uri.name)
@@ -519,19 +521,19 @@ async def test_a_fork_whose_source_cannot_sleep_to_make_room_is_refused_with_the
 
         async def then_the_disk_goes(*args: Any) -> Any:
             order = await order_of_fork(*args)
-            monkeypatch.setattr(rig.service._hibernation, "is_kept", unreadable)
+            monkeypatch.setattr(rig.service.hibernation, "is_kept", unreadable)
             return order
 
         with monkeypatch.context() as patch:
-            patch.setattr(rig.service, "_order_of_fork", then_the_disk_goes)
-            forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", at_token=400, emit=ignore))
+            patch.setattr(forking_verbs, "_order_of_fork", then_the_disk_goes)
+            forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", at_token=400, on_event=ignore))
             await until(lambda: forking.done() or len(tried) > 1)
         monkeypatch.undo()
         with pytest.raises(MemoryBudgetExceeded) as refusal:
             await forking
         assert (tried, list(refusal.value.unslept)) == (["a"], ["torpor://default/a"])
         assert "The disk is gone." in refusal.value.message
-        assert (await rig.service.fork(session="a", name="c", at_token=400, emit=ignore)).token_count == 400
+        assert (await rig.service.fork(session="a", name="c", at_token=400, on_event=ignore)).token_count == 400
         await all_is_free(rig)
 
 
@@ -560,7 +562,7 @@ async def play(rig: Rigged, name: str, turn: tuple[str, int, list[int]]) -> Any:
     if verb == "write":
         return await rig.write(name, count)
     if verb == "read":
-        read = await rig.service.append(session=name, tokens=tokens, emit=ignore)
+        read = await rig.service.append(session=name, tokens=tokens, on_event=ignore)
         return read.token_count, looked(read.branched)
     if verb == "sleep":
         slept = await rig.sleep(name)
@@ -611,7 +613,7 @@ async def test_more_sessions_than_fit_answer_as_each_would_alone_qx1_qx10(
         async def watch() -> None:
             while not done.is_set():
                 peaks.append(resident_bytes(rig))
-                told = rig.service._residency.memory.info()
+                told = rig.service.residency.memory.info()
                 peaks.append(told.weights_bytes + told.sessions_bytes + told.reserved_bytes)
                 await asyncio.sleep(0.002)
 
@@ -648,10 +650,10 @@ async def test_a_request_that_fails_gives_its_reservation_back(open_rig: Any, we
         rig.network.reset()
         rig.network.fail_at(1)
         with pytest.raises(GenerationFailed):
-            await rig.service.append(session="a", tokens=tokens_of(1, 300), emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(1, 300), on_event=ignore)
         rig.network.reset()
         await all_is_free(rig)
-        await rig.service.append(session="a", tokens=tokens_of(1, 300), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(1, 300), on_event=ignore)
 
 
 async def test_a_quantisation_takes_its_memory_from_the_budget_too(open_rig: Any, quantisable_model: Path) -> None:
@@ -678,7 +680,7 @@ async def test_a_session_that_nobody_uses_goes_to_sleep_and_comes_back(open_rig:
         await rig.read("a", tokens_of(1, 50), sampling=SAMPLED)
         before = await rig.fingerprint("a")
         await until(lambda: not rig.is_awake("a"))
-        await until(lambda: rig.service._residency.memory.slept_by_idling == 1)
+        await until(lambda: rig.service.residency.memory.slept_by_idling == 1)
         assert (await rig.wake("a")).tokens_prefilled == 0
         assert await rig.fingerprint("a") == before
 
@@ -688,7 +690,7 @@ async def test_a_session_in_use_is_not_idle(open_rig: Any) -> None:
         await rig.read("b", tokens_of(2, 5))
         await rig.read("a", tokens_of(1, 5))
         await rig.wake("a")
-        async with rig.service._residency.turn(rig.live("a").uri):
+        async with rig.service.residency.turn(rig.live("a").uri):
             await until(lambda: not rig.is_awake("b"))
             assert rig.is_awake("a")
         await until(lambda: not rig.is_awake("a"))
@@ -714,7 +716,7 @@ async def test_an_idle_session_that_cannot_sleep_stays_and_sleeps_when_it_can(
 
 async def test_without_an_idle_time_nothing_sleeps_by_itself(open_rig: Any) -> None:
     async with open_rig() as rig:
-        assert rig.service._residency._idling is None
+        assert rig.service.residency._idling is None
         assert isinstance(rig.service, Service)
 
 
@@ -729,8 +731,8 @@ async def test_what_the_budget_has_and_the_system_has_not_is_refused_before_it_i
             short.setattr(system_memory, "_told_available", lambda: 10_000)
             short.setattr(mx, "get_cache_memory", lambda: 0)
             with pytest.raises(NotEnoughMemory) as refusal:
-                await rig.service.append(session="a", tokens=tokens_of(2, 600), emit=ignore)
+                await rig.service.append(session="a", tokens=tokens_of(2, 600), on_event=ignore)
         assert refusal.value.details["available_bytes"] == 10_000
         assert await rig.fingerprint("a") == before
         assert (await rig.service.status()).memory.reserved_bytes == 0
-        await rig.service.append(session="a", tokens=tokens_of(2, 600), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(2, 600), on_event=ignore)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from session_rig import Rigged, ignore, tokens_of, until
-from torpor.daemon import service
 from torpor.daemon.engine import generation, pieces
 from torpor.daemon.engine.pieces import Pieces, in_pieces
 from torpor.daemon.errors import InvalidTokens
@@ -17,6 +16,7 @@ from torpor.daemon.prefixes import reuse
 from torpor.daemon.residency import labels, listing, roll
 from torpor.daemon.upkeep import scrubbing
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy
+from torpor.daemon.verbs import store as store_verbs
 from torpor.memvid.store import Store
 
 AT_ONCE = 1
@@ -64,9 +64,9 @@ async def beginning_anew(counts: list[int]) -> AsyncIterator[None]:
 async def fill(rig: Rigged) -> None:
     for name in (*ASLEEP, *AWAKE):
         await rig.service.create(session=name, labels=["x"])
-        await rig.service.append(session=name, tokens=tokens_of(1, 5), emit=ignore)
+        await rig.service.append(session=name, tokens=tokens_of(1, 5), on_event=ignore)
     for name in ASLEEP:
-        await rig.service.sleep(session=name, emit=ignore)
+        await rig.service.sleep(session=name, on_event=ignore)
 
 
 async def test_no_request_for_all_sessions_looks_at_more_than_a_few_in_one_turn_of_the_loop(
@@ -80,7 +80,7 @@ async def test_no_request_for_all_sessions_looks_at_more_than_a_few_in_one_turn_
         status = await rig.service.status()
         assert (status.sessions_asleep, status.sessions_awake) == (len(ASLEEP), len(AWAKE))
         for _ in range(2):  # the second finds all of them awake, and most of them as they slept
-            assert len((await rig.service.warm(label="x", emit=ignore)).sessions) == everybody
+            assert len((await rig.service.warm(label="x", on_event=ignore)).sessions) == everybody
         assert len((await rig.service.clear(label="x")).sessions) == everybody
     # `stats` counts a session for the whole and for its label; the turn of a last piece begins the next work.
     assert 0 < max(counts) <= 3 * AT_ONCE
@@ -103,7 +103,7 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
         await fill(rig)
         for name in AWAKE:
             await rig.sleep(name)
-    for module in (scrubbing, service, reuse):
+    for module in (scrubbing, store_verbs, reuse):
         monkeypatch.setattr(module, "NAMES_AT_ONCE", AT_ONCE)
     for name in ("iter_uris", "iter_sessions"):
         monkeypatch.setattr(Store, name, counting(getattr(Store, name)))
@@ -112,7 +112,7 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
     async with beginning_anew(counts), open_rig(scrub=often, prefix_reuse="exact") as rig:
         quantised = await rig.service.maintain(operation="quantise", bits=8, after_days=0, dry_run=True)
         assert len(quantised.actions) == everybody
-        await until(lambda: rig.service._scrub._sessions > everybody)
+        await until(lambda: rig.service.scrub._sessions > everybody)
     assert sum(counts) >= 3 * everybody, "the scrub, the quantising, and what is learnt of sessions that sleep"
     # Each of the three may have its turn in the same one, and the end of a page begins the next.
     assert max(counts) <= 3 * AT_ONCE
@@ -132,7 +132,7 @@ async def test_a_long_list_of_tokens_is_checked_a_few_in_one_turn_of_the_loop(
     async with open_rig() as rig, beginning_anew(counts):
         await rig.service.create(session="a")
         with pytest.raises(InvalidTokens):
-            await rig.service.append(session="a", tokens=[*map(Token, range(1, 100)), -1], emit=ignore)
+            await rig.service.append(session="a", tokens=[*map(Token, range(1, 100)), -1], on_event=ignore)
     assert sum(counts) == 99
     assert max(counts) <= 2 * AT_ONCE
 
@@ -143,8 +143,8 @@ async def test_a_clear_looks_at_each_session_a_few_times_however_many_there_are(
     async with open_rig() as rig:
         await fill(rig)
         looks = []
-        whole = rig.service._roll.infos
-        monkeypatch.setattr(rig.service._roll, "infos", lambda *args: looks.append(args) or whole(*args))
+        whole = rig.service.roll.infos
+        monkeypatch.setattr(rig.service.roll, "infos", lambda *args: looks.append(args) or whole(*args))
         assert len((await rig.service.clear(label="x")).sessions) == len(ASLEEP) + len(AWAKE)
         assert len(looks) == 2, "what is there, and whether more has come"
 
@@ -155,7 +155,7 @@ async def test_what_happens_between_two_pieces_is_seen_or_not_and_hides_no_other
     monkeypatch.setattr(roll, "SESSIONS_AT_ONCE", AT_ONCE)
     async with open_rig() as rig:
         await fill(rig)
-        looking = rig.service._roll.infos()
+        looking = rig.service.roll.infos()
         next(looking)
         await rig.wake("c")  # comes into memory
         await rig.sleep("f")  # sleeps for the first time
@@ -166,7 +166,7 @@ async def test_what_happens_between_two_pieces_is_seen_or_not_and_hides_no_other
         assert {name.removeprefix("torpor://").removeprefix("default/") for name in found} == kept
         assert list(found) == sorted(found)
         assert (found["torpor://default/c"].state, found["torpor://default/f"].state) == ("awake", "asleep")
-        within = await in_pieces(rig.service._roll.infos("lab"))
+        within = await in_pieces(rig.service.roll.infos("lab"))
         assert [info.name for info in within] == ["d", "j"]
 
 
@@ -176,7 +176,7 @@ async def test_a_count_of_the_sessions_asleep_takes_none_away_for_what_happens_b
     monkeypatch.setattr(roll, "NAMES_AT_ONCE", AT_ONCE)
     async with open_rig() as rig:
         await fill(rig)
-        pieces = rig.service._roll.count_asleep()
+        pieces = rig.service.roll.count_asleep()
         next(pieces)  # a and b
         for name in ("c", "lab/d", "lab/e"):
             await rig.service.delete(session=name)

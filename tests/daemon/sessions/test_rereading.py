@@ -117,15 +117,15 @@ async def test_what_was_just_found_good_is_not_read_again(
         if after == "a scrub":
             rig.live("a").last_read = LastRead()
             place = place_of(rig.live("a").uri)
-            rig.service._store.save_scrub_mark(ScrubMark(place[:1] + b"\xff", time.time_ns(), time.time_ns()))
+            rig.service.store.save_scrub_mark(ScrubMark(place[:1] + b"\xff", time.time_ns(), time.time_ns()))
         elif after == "a sleep":  # whose state stays in memory
-            await rig.service.append(session="a", tokens=tokens_of(2, 256), emit=ignore)
-            await rig.service._residency.keep(rig.live("a"), ignore, "client")
-        await rig.service.append(session="a", tokens=[1, 2, 3], emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(2, 256), on_event=ignore)
+            await rig.service.residency.keep(rig.live("a"), ignore, "client")
+        await rig.service.append(session="a", tokens=[1, 2, 3], on_event=ignore)
         asked: list[Any] = []
-        put = type(rig.service._store).write_bundle
+        put = type(rig.service.store).write_bundle
         monkeypatch.setattr(
-            type(rig.service._store),
+            type(rig.service.store),
             "write_bundle",
             lambda own, **order: asked.append(order["doubted"]) or put(own, **order),
         )

@@ -21,7 +21,7 @@ URI = SessionUri("default", "a")
 
 def compact_early(rig: Rigged) -> Compactor:
     """Let this service compact a session whose blocks lie in more than two other files."""
-    compactor = rig.service._hibernation._compactor
+    compactor = rig.service.hibernation._compactor
     compactor._policy = FEW
     return compactor
 
@@ -33,7 +33,7 @@ def holders(store: Store) -> int:
 
 async def sleep_often(rig: Rigged, count: int) -> None:
     for number in range(count):
-        await rig.service.append(session="a", tokens=tokens_of(number, 300), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(number, 300), on_event=ignore)
         await rig.sleep("a")
 
 
@@ -55,16 +55,16 @@ async def test_a_session_that_sleeps_often_is_woken_from_few_files_with_the_same
         compact_early(rig)
         await rig.service.create(session="a")
         await sleep_often(rig, 5)
-        await rig.service.append(session="a", tokens=tokens_of(5, 300), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(5, 300), on_event=ignore)
         fingerprint = await rig.fingerprint("a")
         await rig.sleep("a")
-        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
+        await until(lambda: holders(rig.service.store) <= FEW.max_holders)
         await rig.wake("a")
         assert await rig.fingerprint("a") == fingerprint
         for version in range(1, 7):
             await rig.sleep("a")
             assert (await rig.wake("a", version)).token_count == 300 * version
-    with Store.open(rig.service._store.path, writable=False) as store:
+    with Store.open(rig.service.store.path, writable=False) as store:
         assert store.verify(deep=True).ok
 
 
@@ -74,7 +74,7 @@ async def test_a_session_of_few_files_is_not_compacted(open_rig: Any, monkeypatc
         compact_early(rig)
         await rig.service.create(session="a")
         await sleep_often(rig, 3)
-        rig.service._hibernation._compactor._thread.submit(int).result()
+        rig.service.hibernation._compactor._thread.submit(int).result()
         assert threads == []
 
 
@@ -92,7 +92,7 @@ async def test_sleeps_and_wakes_go_on_while_it_runs_on_a_thread_of_its_own(
         await rig.read("b", tokens_of(1, 300))
         await rig.sleep("b")
         gate.open()
-        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
+        await until(lambda: holders(rig.service.store) <= FEW.max_holders)
         assert set(threads) == {"torpor-compact"}
 
 
@@ -106,11 +106,11 @@ async def test_a_session_that_is_awake_sleeps_again_after_its_files_were_written
         gate, _ = gated(monkeypatch)
         await sleep_often(rig, 4)
         await gate.reached()
-        await rig.service.append(session="a", tokens=tokens_of(9, 300), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(9, 300), on_event=ignore)
         before = {entry.bundle_id for entry in rig.live("a").durable.entries}
         gate.open()
-        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
-        with rig.service._store.open_session(URI) as reader:
+        await until(lambda: holders(rig.service.store) <= FEW.max_holders)
+        with rig.service.store.open_session(URI) as reader:
             assert {entry.bundle_id for entry in reader.entries} != before
         fingerprint = await rig.fingerprint("a")
         receipt = await rig.sleep("a")
@@ -134,7 +134,7 @@ async def test_what_fails_in_it_fails_no_sleep(
             await sleep_often(rig, 5)
             await until(lambda: "compacting torpor://default/a" in caplog.text)
         await sleep_often(rig, 1)
-        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
+        await until(lambda: holders(rig.service.store) <= FEW.max_holders)
 
 
 async def test_it_gives_way_to_a_sleep_and_goes_on_after_it(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +147,8 @@ async def test_it_gives_way_to_a_sleep_and_goes_on_after_it(open_rig: Any, monke
         with compactor.giving_way():
             gate.open()
             await until(lambda: bool(compactor._due))
-            assert holders(rig.service._store) == 3, "it stopped before its first step"
-        await until(lambda: holders(rig.service._store) <= FEW.max_holders)
+            assert holders(rig.service.store) == 3, "it stopped before its first step"
+        await until(lambda: holders(rig.service.store) <= FEW.max_holders)
         assert len(threads) == 2
 
 
@@ -162,7 +162,7 @@ async def test_a_daemon_that_ends_waits_for_no_more_than_the_step_that_has_begun
         await sleep_often(rig, 4)
         await gate.reached()
         closing = asyncio.ensure_future(rig.service.close())
-        await until(lambda: rig.service._hibernation._compactor._closing)
+        await until(lambda: rig.service.hibernation._compactor._closing)
         gate.open()
         await closing
     with Store.open(store, writable=True) as opened:

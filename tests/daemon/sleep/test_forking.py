@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Rigged, fingerprint_of, ignore, tokens_of
-from torpor.daemon.api.origin import Origin
+from torpor.daemon.api.session import Origin
 from torpor.daemon.errors import EmptyContext, SessionExists
+from torpor.daemon.sessions.origin import origin_in, origin_of
 from torpor.daemon.sleep.forking import ForkOrder
 from torpor.memvid.errors import BundleMissing, InvalidUri, SessionNotFound
 from torpor.memvid.store import Store
@@ -26,7 +28,7 @@ def open_kind(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Callable
 
 
 async def fork(rig: Rigged, session: str, name: str, at: int | None = None, **options: Any) -> Any:
-    return await rig.service.fork(session=session, name=name, at_token=at, emit=ignore, **options)
+    return await rig.service.fork(session=session, name=name, at_token=at, on_event=ignore, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +86,7 @@ async def test_br7_a_fork_writes_no_key_and_no_value(open_rig: Any, store: Path)
         assert first.blocks_new == 0
         assert first.blocks_reused == base.blocks_new
         assert first.bytes_written < 4096 + 100 * first.blocks_reused < base.bytes_written / 100
-        assert rig.service._store.statistics().file_bytes < base.bytes_written + 20 * 8192
+        assert rig.service.store.statistics().file_bytes < base.bytes_written + 20 * 8192
 
 
 async def test_a_fork_of_a_fork_costs_its_own_tail(open_rig: Any) -> None:
@@ -109,7 +111,7 @@ async def test_br14_a_fork_lives_on_when_its_source_is_deleted(open_rig: Any) ->
         await rig.service.maintain(operation="gc")
         await rig.wake("child")
         assert await rig.fingerprint("child") == expected
-        assert rig.service._store.verify(deep=True).ok
+        assert rig.service.store.verify(deep=True).ok
 
 
 async def test_a_fork_begins_with_what_an_awake_session_has_read_since_it_slept(open_rig: Any) -> None:
@@ -192,7 +194,7 @@ async def test_a_fork_whose_source_lost_its_file_is_refused(open_rig: Any) -> No
     async with open_rig() as rig:
         await rig.read("base", tokens_of(1, 300))
         slept = await rig.sleep("base")
-        Path(rig.service._store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
+        Path(rig.service.store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
         with pytest.raises(BundleMissing):
             await fork(rig, "base", "child")
         assert [each.name for each in await rig.service.list_sessions()] == ["base"]
@@ -235,9 +237,9 @@ async def test_an_origin_that_a_stranger_wrote_is_refused_by_name(open_rig: Any)
     async with open_rig() as rig:
         await rig.read("base", tokens_of(1, 300))
         await rig.sleep("base")
-        store: Store = rig.service._store
+        store: Store = rig.service.store
         row = next(store.iter_sessions())
-        sound = Origin.of(row, 300).to_map()
+        sound = asdict(origin_of(row, 300))
         for wrong in (
             "base",
             [],
@@ -247,8 +249,8 @@ async def test_an_origin_that_a_stranger_wrote_is_refused_by_name(open_rig: Any)
             {"session": "a"},
         ):
             with pytest.raises(ValueError, match="origin"):
-                Origin.from_map(wrong)
-        assert Origin.from_map(sound) == ForkOrder(row, row.uri).origin
+                origin_in(wrong)
+        assert origin_in(sound) == ForkOrder(row, row.uri).origin
 
 
 async def test_threat_37_what_was_acknowledged_by_a_clock_before_1970_wakes(
@@ -264,5 +266,5 @@ async def test_threat_37_what_was_acknowledged_by_a_clock_before_1970_wakes(
         for name, count in {"base": 600, "child": 600, "younger": 300}.items():
             woken = await rig.wake(name)
             assert woken.token_count == count
-            with rig.service._store.open_session(SessionUri("default", name)) as reader:
+            with rig.service.store.open_session(SessionUri("default", name)) as reader:
                 assert reader.manifest.session["created_ns"] == 0

@@ -116,7 +116,7 @@ async def test_a_session_sleeps_even_if_the_bundle_it_would_refer_to_is_damaged_
             await rig.read(name, tokens_of(1, 600))
         first = await rig.sleep("a")
         await rig.wake("a")
-        (path,) = Path(rig.service._store.path).rglob(f"{first.bundle_id}.mvb")
+        (path,) = Path(rig.service.store.path).rglob(f"{first.bundle_id}.mvb")
         if damage == "gone":
             path.unlink()
         elif damage in UNREADABLE:
@@ -160,12 +160,12 @@ async def test_what_an_unchanged_session_relies_on_is_looked_at_before_its_memor
         first = await rig.sleep("a")
         await rig.wake("a")
         live = rig.live("a")
-        assert await rig.service._hibernation.is_kept(live)
-        (path,) = Path(rig.service._store.path).rglob(f"{first.bundle_id}.mvb")
+        assert await rig.service.hibernation.is_kept(live)
+        (path,) = Path(rig.service.store.path).rglob(f"{first.bundle_id}.mvb")
         path.write_bytes(path.read_bytes()[:-1])
-        assert not await rig.service._hibernation.is_kept(live)
+        assert not await rig.service.hibernation.is_kept(live)
         path.unlink()
-        assert not await rig.service._hibernation.is_kept(live)
+        assert not await rig.service.hibernation.is_kept(live)
 
 
 async def test_a_session_that_is_being_written_is_held_until_it_is_durable(
@@ -204,7 +204,7 @@ async def test_a_cut_belongs_to_its_moment_even_if_the_cache_went_on_gm12(
             rig.model.extend([9] * 20, live.state)
             mx.eval([cache.state[:2] for cache in live.state.caches])
 
-        await rig.service._engine.call(go_on)
+        await rig.service.engine.call(go_on)
         gate.open()
         assert (await sleeping).token_count == 300
         await rig.wake("a")
@@ -227,7 +227,7 @@ async def test_memory_that_cannot_be_had_fails_the_wake_and_nothing_else_threat_
             await rig.wake("a")
         monkeypatch.undo()
         assert not rig.is_awake("a")
-        assert rig.service._store.statistics().bundles_pinned == 0, "the reader was closed"
+        assert rig.service.store.statistics().bundles_pinned == 0, "the reader was closed"
         assert await rig.write("b", 20) == await rig.write("control", 20)
         assert (await rig.wake("a")).token_count == 300
 
@@ -237,7 +237,7 @@ async def test_progress_is_told_on_the_event_loop(open_rig: Any) -> None:
         await rig.read("a", tokens_of(1, 600))
         threads = set()
         for verb in (rig.service.sleep, rig.service.wake):
-            await verb(session="a", emit=lambda _: threads.add(threading.current_thread().name))
+            await verb(session="a", on_event=lambda _: threads.add(threading.current_thread().name))
         assert threads == {"MainThread"}
 
 
@@ -248,15 +248,15 @@ async def test_a_wake_takes_no_turn_of_the_engine_but_two_short_ones(open_rig: A
             await rig.read(name, tokens_of(1, 600))
         await rig.sleep("a")
         calls = 0
-        run = rig.service._engine.run
+        run = rig.service.engine.run
 
         async def counting(steps: Any) -> Any:
             nonlocal calls
             calls += 1
             return await run(steps)
 
-        rig.service._engine.run = counting  # type: ignore[method-assign]
-        await rig.service.wake(session="a", emit=ignore)
+        rig.service.engine.run = counting  # type: ignore[method-assign]
+        await rig.service.wake(session="a", on_event=ignore)
         assert calls == 2
 
 
@@ -363,7 +363,7 @@ async def failing_append(rig: Rigged) -> None:
     rig.network.reset()
     rig.network.fail_at(1)
     with pytest.raises(GenerationFailed):
-        await rig.service.append(session="a", tokens=[1, 2, 3], emit=ignore)
+        await rig.service.append(session="a", tokens=[1, 2, 3], on_event=ignore)
     rig.network.reset()
 
 
@@ -377,7 +377,7 @@ async def failing_generation(rig: Rigged) -> None:
 
 async def refused_request(rig: Rigged) -> None:
     with pytest.raises(InvalidTokens):
-        await rig.service.append(session="a", tokens=[10**6], emit=ignore)
+        await rig.service.append(session="a", tokens=[10**6], on_event=ignore)
     with pytest.raises(ContextOverflow):
         await rig.write("a", 10**6)
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from damage_rig import damage
 from session_rig import SAMPLED, UNREADABLE, Gate, Rigged, ignore, listening, make_unreadable, tokens_of, until
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.session import Salvaged
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
 from torpor.daemon.sessions.sessions import Session
 from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of
@@ -17,7 +19,6 @@ from torpor.daemon.sessions.unprocessed_tail import Unread
 from torpor.daemon.sleep.hibernation import LastSleep
 from torpor.memvid.errors import Corruption, NoSpace
 from torpor.memvid.exchange.incoming import hand_over
-from torpor.memvid.format.salvaged import Salvaged
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot, NoSuchPosition
@@ -39,7 +40,7 @@ async def three(rig: Rigged) -> None:
     for name in ("more", "same"):
         await rig.sleep(name)
         await rig.wake(name)
-    await rig.service.append(session="more", tokens=tokens_of(4, 290), emit=ignore)
+    await rig.service.append(session="more", tokens=tokens_of(4, 290), on_event=ignore)
     await rig.write("more", 7)
     await rig.write("new", 5)
 
@@ -90,7 +91,7 @@ async def test_the_deepest_are_written_first_then_the_newest(open_rig: Any, monk
         await rig.read("kept", tokens_of(4, 900))
         await rig.sleep("kept")
         await rig.wake("kept")
-        await rig.service.append(session="kept", tokens=tokens_of(5, 50), emit=ignore)
+        await rig.service.append(session="kept", tokens=tokens_of(5, 50), on_event=ignore)
         monkeypatch.setattr(Store, "write_bundle", write)
         report = await rig.service.close()
         assert begun == ["deep", "new", "old", "kept"]
@@ -213,7 +214,7 @@ async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_res
             await rig.service.maintain(operation="prune", session="a", keep_last=1)
         elif gone == "set aside":
             _only_bundle(store).write_bytes(_only_bundle(store).read_bytes()[:64])
-            await rig.service._maintenance.run(rig.service._store.repair)  # as where nothing can be healed
+            await rig.service.maintenance.run(rig.service.store.repair)  # as where nothing can be healed
         else:
             (store / "index.sqlite").write_bytes(b"garbage")
         report = await rig.service.close()
@@ -262,7 +263,7 @@ async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(
         sleeping = asyncio.ensure_future(rig.sleep("a"))
         await gate.reached()
         closing = asyncio.ensure_future(rig.service.close())
-        await until(lambda: rig.service._hibernation.stopping is not None)
+        await until(lambda: rig.service.hibernation.stopping is not None)
         gate.open()
         assert list((await closing).ledgers) == [uri("a")]
         with pytest.raises(StopDeadline):
@@ -322,13 +323,13 @@ async def test_a_session_that_went_back_is_not_taken_for_what_a_new_one_would_re
     first = tokens_of(1, 600)
     async with open_rig(stop_within_s=0, prefix_reuse="exact") as rig:
         await rig.read("a", first[:40])
-        await rig.service.append(session="a", tokens=first[40:], emit=ignore)
+        await rig.service.append(session="a", tokens=first[40:], on_event=ignore)
         await rig.sleep("a")
         await rig.wake("a", at_token=300)
-        await rig.service.append(session="a", tokens=tokens_of(2, 40), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(2, 40), on_event=ignore)
         assert list((await rig.service.close()).ledgers) == [uri("a")]
     async with open_rig(prefix_reuse="exact") as rig:
-        await rig.service._reuse.learned()
+        await rig.service.reuse.learned()
         assert await cached(rig, "asleep", first[:290]) == 0
         await rig.wake("a")
         assert await cached(rig, "awake", first[:290]) == 0
@@ -339,7 +340,7 @@ async def test_a_session_that_went_back_is_not_taken_for_what_a_new_one_would_re
 async def cached(rig: Rigged, name: str, tokens: list[int]) -> int:
     """How much a new session takes over of what others have read."""
     await rig.service.create(session=name)
-    appended = await rig.service.append(session=name, tokens=tokens, emit=ignore)
+    appended = await rig.service.append(session=name, tokens=tokens, on_event=ignore)
     await rig.service.delete(session=name)
     return int(appended.cached_tokens)
 
@@ -350,7 +351,7 @@ async def test_trusting_takes_no_state_on_trust_that_no_canary_proves(open_rig: 
         await rig.read("a", tokens_of(1, 600))
         await rig.sleep("a")
         await rig.wake("a", at_token=512)
-        await rig.service.append(session="a", tokens=tokens_of(2, 40), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(2, 40), on_event=ignore)
         assert list((await rig.service.close()).ledgers) == [uri("a")]
     flip(store, 0.3)
     async with open_rig(trusting=True) as rig:
@@ -381,14 +382,14 @@ async def test_a_session_that_goes_back_behind_its_sleep_keeps_the_ledger_that_i
         await rig.read("a", tokens_of(1, 600))
         await rig.sleep("a")
         await rig.wake("a", at_token=300)
-        await rig.service.append(session="a", tokens=tokens_of(2, 40), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(2, 40), on_event=ignore)
         had = list(rig.live("a").state.tokens)
         await rig.service.close()
     async with open_rig() as rig:
         assert [(info.token_count, info.unread_tokens) for info in await rig.service.list_sessions()] == [(340, 84)]
         await rig.wake("a")
         assert list(rig.live("a").state.tokens) == had
-        await rig.service.fork(session="a@1", name="before", emit=ignore)
+        await rig.service.fork(session="a@1", name="before", on_event=ignore)
         assert (await rig.wake("before")).token_count == 600, "the version that it went back from is as it was"
 
 
@@ -398,7 +399,7 @@ async def test_a_ledger_is_read_before_whatever_is_asked_of_its_session(open_rig
         had = list(rig.live("a").state.tokens)
         await rig.service.close()
     async with open_rig(endless=False) as rig:
-        added = await rig.service.append(session="a", tokens=[7], emit=ignore)
+        added = await rig.service.append(session="a", tokens=[7], on_event=ignore)
         assert (added.token_count, added.prefilled_tokens) == (401, 1)
         assert added.woken is not None
         assert (added.woken.tokens_prefilled, added.woken.token_count) == (400, 400)
@@ -435,7 +436,7 @@ async def test_a_session_whose_wake_is_given_up_before_its_ledger_is_read_does_n
 ) -> None:
     tokens = await a_ledger(open_rig)
     async with open_rig() as rig:
-        asked = rig.wake("a") if verb == "wake" else rig.service.append(session="a", tokens=[5], emit=ignore)
+        asked = rig.wake("a") if verb == "wake" else rig.service.append(session="a", tokens=[5], on_event=ignore)
         task = asyncio.ensure_future(asked)
         await asyncio.sleep(0)  # what is in the snapshot comes back first, and that is not stopped
         task.cancel()
@@ -452,7 +453,7 @@ async def a_ledger(open_rig: Any, held: int = 600, more: int = 40) -> list[int]:
             await rig.read("a", tokens_of(1, held))
             await rig.sleep("a")
             await rig.wake("a")
-            await rig.service.append(session="a", tokens=tokens_of(2, more), emit=ignore)
+            await rig.service.append(session="a", tokens=tokens_of(2, more), on_event=ignore)
         else:
             await rig.read("a", tokens_of(2, more))
         tokens = list(rig.live("a").state.tokens)
@@ -468,7 +469,7 @@ def ledger(rig: Rigged, name: str) -> list[int]:
 async def test_a_fork_of_a_ledger_has_all_of_it_too(open_rig: Any, held: int) -> None:
     had = await a_ledger(open_rig, held)
     async with open_rig() as rig:
-        made = await rig.service.fork(session="a", name="b", emit=ignore)
+        made = await rig.service.fork(session="a", name="b", on_event=ignore)
         assert (made.token_count, made.forked_from.tokens) == (len(had), len(had))
         await rig.service.delete(session="a")
         assert (await rig.wake("b")).token_count == len(had)
@@ -481,13 +482,13 @@ async def test_a_fork_at_the_end_of_the_state_has_nothing_of_the_ledger_behind_i
     async with open_rig() as rig:
         if awake:
             await rig.wake("a", at_token=600)
-        made = await rig.service.fork(session="a", name="b", at_token=None if awake else 600, emit=ignore)
+        made = await rig.service.fork(session="a", name="b", at_token=None if awake else 600, on_event=ignore)
         assert (made.token_count, made.forked_from.tokens) == (600, 600)
         await rig.wake("b")
         assert ledger(rig, "b") == had[:600]
         for at in (0, 601, 641):
             with pytest.raises(NoSuchPosition, match="ledger alone"):
-                await rig.service.fork(session="a", name="c", at_token=at, emit=ignore)
+                await rig.service.fork(session="a", name="c", at_token=at, on_event=ignore)
 
 
 async def test_a_session_that_is_asked_for_at_the_end_of_its_state_stays_there(open_rig: Any) -> None:
@@ -507,13 +508,13 @@ async def test_a_system_text_that_was_said_in_a_ledger_is_said_again_only_where_
 ) -> None:
     async with open_rig(stop_within_s=0) as rig:
         await rig.service.create(session="s", system="Be brief.")
-        await rig.service.append(session="s", tokens=tokens_of(1, 300), emit=ignore)
+        await rig.service.append(session="s", tokens=tokens_of(1, 300), on_event=ignore)
         await rig.sleep("s")
-        await rig.service.chat(session="s", message="hello", max_tokens=3, emit=ignore)
+        await rig.service.chat(session="s", message="hello", max_tokens=3, on_event=ignore)
         await rig.service.close()
     async with open_rig() as rig:
         await rig.wake("s", at_token=at)
-        await rig.service.chat(session="s", message="other", max_tokens=3, emit=ignore)
+        await rig.service.chat(session="s", message="other", max_tokens=3, on_event=ignore)
         behind = rig.model.decode(rig.live("s").state.tokens[300:])
         assert (behind.count("Be brief."), "hello" in behind) == (1, at is None)
 
@@ -524,7 +525,7 @@ async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger
     had = await a_ledger(open_rig)
     async with open_rig() as rig:
         await rig.wake("a", at_token=600)
-        memory = rig.service._residency.memory
+        memory = rig.service.residency.memory
         reserve, calls = memory.reserve, []
 
         async def once(claim: Any, wanted: int, **options: Any) -> bool:
@@ -532,10 +533,10 @@ async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger
             return len(calls) > 1 and await reserve(claim, wanted, **options)
 
         monkeypatch.setattr(memory, "reserve", once)
-        await rig.service.append(session="a", tokens=[7, 8], emit=ignore)
+        await rig.service.append(session="a", tokens=[7, 8], on_event=ignore)
         assert len(calls) > 1
         assert ledger(rig, "a") == [*had[:600], 7, 8]
-        await rig.service.append(session="a", tokens=[9], emit=ignore)
+        await rig.service.append(session="a", tokens=[9], on_event=ignore)
         assert ledger(rig, "a") == [*had[:600], 7, 8, 9]
 
 
@@ -557,12 +558,12 @@ async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any
         await rig.read("a", tokens_of(1, 1300))
         await rig.sleep("a")
         await rig.wake("a", at_token=600)
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
     async with open_rig() as rig:
         assert (await rig.wake("a")).recomputed.damaged is False, "a stop had no time for it"
-        rig.service._residency.drop(SessionUri("default", "a"))
+        rig.service.residency.drop(SessionUri("default", "a"))
         await asyncio.to_thread(damage, store, "a", span=1)
-        await rig.service._healing.mend(SessionUri("default", "a"))
+        await rig.service.healing.mend(SessionUri("default", "a"))
         told = (await rig.wake("a")).recomputed
         assert (told.start, told.tokens, told.damaged) == (256, 384, True)
 
@@ -575,10 +576,10 @@ async def test_a_ledger_behind_what_a_repair_saved_goes_on_saying_so(open_rig: A
     with Store.open(store, writable=True) as opened:
         opened.repair()
     async with open_rig(stop_within_s=0) as rig:
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
     damage(store, "a", span=1)
     async with open_rig() as rig:
-        await rig.service._healing.mend(SessionUri("default", "a"))
+        await rig.service.healing.mend(SessionUri("default", "a"))
         assert (await rig.service.list_sessions())[0].unread_tokens > 40, "less of it is restored"
         assert (await rig.wake("a")).salvaged == Salvaged(1024, 1300)
         await rig.sleep("a")
@@ -591,7 +592,7 @@ async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig:
         await rig.sleep("a")
         await rig.wake("a")
         live = rig.live("a")
-        await rig.service._exchanges.change_sampling(live, {"seed": 77})
+        await rig.service.exchanges.change_sampling(live, Sampling(seed=77))
         had = await rig.fingerprint("a")
         assert list((await rig.service.close()).ledgers) == [uri("a")]
     async with open_rig() as rig:
@@ -604,8 +605,8 @@ async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig:
 async def test_a_wake_that_is_refused_memory_leaves_the_ledger_asleep(open_rig: Any) -> None:
     await a_ledger(open_rig, 0, 900)
     async with open_rig() as rig:
-        budget = rig.service._residency.memory.info()
-        await rig.service._residency.resize(budget.weights_bytes + 50_000)
+        budget = rig.service.residency.memory.info()
+        await rig.service.residency.resize(budget.weights_bytes + 50_000)
         with pytest.raises(MemoryBudgetExceeded):
             await rig.wake("a")
         assert not rig.is_awake("a")
@@ -623,7 +624,7 @@ async def test_what_was_read_again_to_the_bit_is_told_once(open_rig: Any) -> Non
 async def test_a_session_that_is_warmed_is_whole(open_rig: Any) -> None:
     had = await a_ledger(open_rig)
     async with open_rig() as rig:
-        await rig.service.warm(sessions=["a"], emit=ignore)
+        await rig.service.warm(sessions=["a"], on_event=ignore)
         assert ledger(rig, "a") == had
 
 

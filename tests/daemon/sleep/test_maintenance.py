@@ -134,7 +134,7 @@ async def test_a_compaction_stops_for_a_sleep_without_room_goes_on_after_it_and_
     async with open_rig() as rig:
         running = asyncio.ensure_future(rig.service.maintain(operation="compact"))
         await until(begun.is_set)
-        way = rig.service._maintenance._way
+        way = rig.service.maintenance._way
         with way.sleeping():
             before = way.ended()
             with way.claimed():
@@ -243,7 +243,7 @@ async def test_a_forgotten_session_is_gone_from_memory_and_disk(open_rig: Any, s
         result = await rig.service.maintain(operation="forget", session="a")
         assert result.problems == ()
         assert result.bytes_freed > 0
-        assert await rig.service.list_sessions() == []
+        assert not await rig.service.list_sessions()
         assert list((store / "bundles").rglob("*.mv?")) == []
 
 
@@ -288,14 +288,14 @@ async def test_a_forget_waits_for_the_sessions_turn(open_rig: Any, monkeypatch: 
     async with open_rig() as rig:
         await rig.read("a", [1, 2])
         await rig.sleep("a")
-        uri = rig.service._resolve("a")
+        uri = rig.service.resolve("a")
 
         def note(*_: Any, **__: Any) -> MaintenanceReport:
-            turn_held.append(uri in rig.service._residency.turns.in_use())
+            turn_held.append(uri in rig.service.residency.turns.in_use())
             return NOTHING
 
         monkeypatch.setattr(Store, "forget", note)
-        async with rig.service._residency.turns.take(uri):
+        async with rig.service.residency.turns.take(uri):
             asking = asyncio.ensure_future(rig.service.maintain(operation="forget", session="a"))
             await asyncio.sleep(0)
             assert turn_held == []
@@ -315,10 +315,10 @@ async def test_a_tagged_version_is_woken_by_its_tag(open_rig: Any) -> None:
         marked = await rig.service.mark(session="a@1", tag="before")
         assert (marked.version, marked.bundle_id, marked.tags) == (1, first.bundle_id, ("before",))
         for reference in ("a@before", "default/a@1", f"a@{first.bundle_id[:12]}"):
-            woken = await rig.service.wake(session=reference, emit=ignore)
+            woken = await rig.service.wake(session=reference, on_event=ignore)
             assert (woken.version, woken.token_count) == (1, 300), reference
         with pytest.raises(SessionNotFound):
-            await rig.service.wake(session="a@never", emit=ignore)
+            await rig.service.wake(session="a@never", on_event=ignore)
 
 
 async def test_marks_are_set_and_taken_off(open_rig: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import session_rig
 from session_rig import Rigged, crowded, ignore, tokens_of, until
-from torpor.daemon.api.results import Lossy
+from torpor.daemon.api.session import Lossy
 from torpor.daemon.errors import SessionAwake, SessionBusy
 from torpor.daemon.sleep.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
 from torpor.memvid import BLOCK_TOKENS
@@ -50,7 +50,7 @@ async def quantise(rig: Rigged, name: str | None = "s", bits: int = 8, **options
 
 
 def versions(rig: Rigged, name: str = "s") -> list[int]:
-    return [row.version for row in rig.service._store.versions(rig.service._resolve(name))]
+    return [row.version for row in rig.service.store.versions(rig.service.resolve(name))]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -76,7 +76,7 @@ async def test_a_request_that_wakes_a_lossy_session_tells_so(open_kind: Any, req
         await quantise(rig, bits=4)
         limit = {} if request_of == "append" else {"max_tokens": 1}
         words = {"message": "go on"} if request_of == "chat" else {"text": "go on"}
-        ask = partial(getattr(rig.service, request_of), session="s", **words, **limit, emit=ignore)
+        ask = partial(getattr(rig.service, request_of), session="s", **words, **limit, on_event=ignore)
         waking, awake = await ask(), await ask()
         assert (waking.woken.lossy, waking.woken.version, waking.woken.canary) == (Lossy(4, 512), 2, "same_bits")
         assert (waking.woken.token_count, waking.woken.tokens_prefilled) == (600, 0)
@@ -84,7 +84,7 @@ async def test_a_request_that_wakes_a_lossy_session_tells_so(open_kind: Any, req
 
 
 async def size_of_exact(rig: Rigged) -> int:
-    with rig.service._store.open_session(rig.service._resolve("s"), 1) as reader:
+    with rig.service.store.open_session(rig.service.resolve("s"), 1) as reader:
         return sum(entry.raw_bytes for entry in reader.entries)
 
 
@@ -106,7 +106,7 @@ async def test_what_is_not_keys_and_values_is_exact(open_kind: Any, kind: str) -
 
 
 async def fingerprint_at(rig: Rigged, version: int) -> Any:
-    rig.service._residency.awake.clear()
+    rig.service.residency.awake.clear()
     await rig.wake("s", version)
     return await rig.fingerprint("s")
 
@@ -116,11 +116,11 @@ async def test_the_exact_version_stays_as_it_was_until_a_prune(open_kind: Any, k
     async with open_kind(kind) as rig:
         await asleep(rig)
         before = await fingerprint_at(rig, 1)
-        rig.service._residency.awake.clear()
+        rig.service.residency.awake.clear()
         await quantise(rig)
         assert await fingerprint_at(rig, 1) == before
         assert rig.live("s").loss is None
-        rig.service._residency.awake.clear()
+        rig.service.residency.awake.clear()
         await rig.service.maintain(operation="prune", session="s", keep_last=1)
         assert versions(rig) == [2]
         assert (await rig.wake("s")).canary == "same_bits"
@@ -142,12 +142,12 @@ async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to
         await asleep(rig)
         await quantise(rig)
         await rig.wake("s")
-        await rig.service.append(session="s", tokens=tokens_of(2, 300), emit=ignore)
+        await rig.service.append(session="s", tokens=tokens_of(2, 300), on_event=ignore)
         await rig.write("s", 5)
         before = await rig.fingerprint("s")
         receipt = await rig.sleep("s")
         assert receipt.blocks_reused >= 2
-        with rig.service._store.open_session(rig.service._resolve("s")) as reader:
+        with rig.service.store.open_session(rig.service.resolve("s")) as reader:
             spans = [entry for entry in reader.entries if entry.kind == "span"]
             assert [entry.bundle_id == reader.bundle_id for entry in spans] == [False, False, True, True]
             assert spans[2].raw_bytes > spans[1].raw_bytes, "what is new is exact"
@@ -190,7 +190,7 @@ async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(o
             again = await rig.wake("s")
             assert (again.lossy, again.canary) == (woken.lossy, "same_bits")
             assert await rig.fingerprint("s") == before
-            rig.service._residency.awake.clear()
+            rig.service.residency.awake.clear()
         await rig.wake("s", 2)  # with the exact logits of what it was
         await rig.sleep("s")
         assert (await rig.wake("s")).canary == "same_bits"
@@ -206,7 +206,7 @@ async def test_checkpoints_go_on_serving_time_travel(open_kind: Any, kind: str) 
             woken = await rig.wake("s", at_token=at)
             assert woken.tokens_prefilled == at % CHECKPOINT_TOKENS
             assert woken.canary == "not_run", "that of the exact state would not agree"
-            rig.service._residency.awake.clear()
+            rig.service.residency.awake.clear()
 
 
 async def test_a_daemon_that_trusts_its_disk_hashes_what_it_quantises(open_kind: Any, store: Path) -> None:
@@ -228,11 +228,11 @@ async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(open_kind:
         await quantise(rig)
         [action] = (await quantise(rig)).actions
         assert (action.kind, action.reason) == ("keep", "its full blocks are kept in as few bits already")
-        await rig.service.append(session="s", tokens=tokens_of(2, 600), emit=ignore)
+        await rig.service.append(session="s", tokens=tokens_of(2, 600), on_event=ignore)
         await rig.sleep("s")
         [action] = (await quantise(rig)).actions
         assert (action.kind, action.version) == ("quantise", 4)
-        with rig.service._store.open_session(rig.service._resolve("s")) as reader:
+        with rig.service.store.open_session(rig.service.resolve("s")) as reader:
             spans = [entry for entry in reader.entries if entry.kind == "span"]
             assert [entry.bundle_id == reader.bundle_id for entry in spans] == [False, False, True, True, True]
             assert len({entry.raw_bytes for entry in spans[:4]}) == 1
@@ -267,7 +267,7 @@ async def test_a_plan_tells_what_is_then_written_but_for_heads(open_kind: Any, k
         await asleep(rig)
         planned = (await quantise(rig, bits=bits, dry_run=True)).bytes_written
         written = (await quantise(rig, bits=bits)).bytes_written
-        with rig.service._store.open_session(rig.service._resolve("s")) as reader:
+        with rig.service.store.open_session(rig.service.resolve("s")) as reader:
             own = [entry for entry in reader.entries if entry.bundle_id in (None, reader.bundle_id)]
         assert planned == sum(entry.raw_bytes for entry in own)
         assert planned < written < planned + 4096 * (len(own) + 1)
@@ -359,7 +359,7 @@ async def test_none_waits_for_the_turn_of_another_that_is_in_use(open_kind: Any)
     async with open_kind() as rig:
         for name in ("a", "b"):
             await asleep(rig, name)
-        async with rig.service._residency.turn(rig.service._resolve("a")):
+        async with rig.service.residency.turn(rig.service.resolve("a")):
             asked = asyncio.ensure_future(quantise(rig, None, after_days=0))
             await until(lambda: versions(rig, "b") == [1, 2])
         assert len((await asked).actions) == 2
@@ -445,7 +445,7 @@ async def test_what_is_saved_of_a_damaged_lossy_version_stays_marked_and_is_left
         await rig.service.maintain(operation="prune", session="s", keep_last=1)
         (path,) = store.rglob("*.mvb")
         data = bytearray(path.read_bytes())
-        with rig.service._store.open_session(rig.service._resolve("s")) as reader:
+        with rig.service.store.open_session(rig.service.resolve("s")) as reader:
             damaged = reader.read_slot(reader.entries[2], 0)
         data[data.index(bytes(damaged[:64]))] ^= 1
         path.write_bytes(data)
@@ -453,7 +453,7 @@ async def test_what_is_saved_of_a_damaged_lossy_version_stays_marked_and_is_left
         assert (await rig.service.show(session="s")).lossy == Lossy(8, 512)
         woken = await rig.wake("s")
         assert (woken.token_count, woken.lossy) == (512, Lossy(8, 512))
-        rig.service._residency.awake.clear()
+        rig.service.residency.awake.clear()
         [action] = (await quantise(rig, bits=4)).actions
         assert action.reason == "it is what a repair has saved of a damaged version"
         await rig.wake("s")
@@ -478,7 +478,7 @@ async def test_the_loss_is_of_the_size_that_bits_make(open_kind: Any) -> None:
         await rig.wake("s", at_token=599)
         exact = (await logits(rig)).tolist()
         for bits in (8, 4):
-            rig.service._residency.awake.clear()
+            rig.service.residency.awake.clear()
             await quantise(rig, bits=bits)
             await rig.wake("s", at_token=599)
             differences[bits] = max(abs(a - b) for a, b in zip(exact, (await logits(rig)).tolist(), strict=True))

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from recompute_rig import teach
 from session_rig import SAMPLED, Rigged, ignore, tokens_of
-from torpor.daemon.api.recomputed import Recomputed
+from torpor.daemon.api.session import Recomputed
 from torpor.snapshot.passes import UNREPEATABLE, Passes
 
 KINDS = ["plain", "gemma3_text", "lfm2", "quantised"]
@@ -27,7 +27,7 @@ async def slept(rig: Rigged, name: str = "a") -> Any:
     """A session that has read and written in several requests, asleep; and what it was."""
     await rig.read(name, TEXT, sampling=SAMPLED)
     await rig.write(name, 9)
-    await rig.service.append(session=name, tokens=tokens_of(2, 40), emit=ignore)
+    await rig.service.append(session=name, tokens=tokens_of(2, 40), on_event=ignore)
     await rig.write(name, 3)
     before = await rig.fingerprint(name)
     await rig.sleep(name)
@@ -35,7 +35,7 @@ async def slept(rig: Rigged, name: str = "a") -> Any:
 
 
 async def goes_on(rig: Rigged, name: str = "a") -> Any:
-    await rig.service.append(session=name, tokens=tokens_of(3, 30), emit=ignore)
+    await rig.service.append(session=name, tokens=tokens_of(3, 30), on_event=ignore)
     return await rig.write(name, 12)
 
 
@@ -45,7 +45,7 @@ async def test_a_session_that_is_recomputed_goes_on_to_the_bit_as_one_that_is_re
 ) -> None:
     async with open_one(kind, recompute="exact") as rig:
         before = await slept(rig)
-        await rig.service.fork(session="a", name="restored", emit=ignore)
+        await rig.service.fork(session="a", name="restored", on_event=ignore)
         teach(rig, slow_disk=True)
         plan = await rig.service.plan_wake(session="a")
         assert plan.way == "recompute"
@@ -79,7 +79,7 @@ async def test_the_same_calls_read_afresh_give_the_same(open_rig: Any) -> None:
         assert (await rig.wake("a")).tokens_prefilled > 0
         await rig.read("control", TEXT, sampling=SAMPLED)
         await rig.write("control", 9)
-        await rig.service.append(session="control", tokens=tokens_of(2, 40), emit=ignore)
+        await rig.service.append(session="control", tokens=tokens_of(2, 40), on_event=ignore)
         await rig.write("control", 3)
         assert await rig.fingerprint("a") == await rig.fingerprint("control")
         assert await goes_on(rig) == await goes_on(rig, "control")
@@ -105,10 +105,10 @@ async def test_a_request_that_wakes_a_session_chooses_too_and_nothing_else_does(
     async with open_rig(quantisable_model, recompute="fastest") as rig:
         await slept(rig)
         teach(rig, slow_disk=True)
-        result = await rig.service.generate(session="a", max_tokens=1, emit=ignore)
+        result = await rig.service.generate(session="a", max_tokens=1, on_event=ignore)
         assert result.woken.tokens_prefilled > 0
         await rig.sleep("a")
-        forked = await rig.service.fork(session="a", name="b", at_token=512, emit=ignore)
+        forked = await rig.service.fork(session="a", name="b", at_token=512, on_event=ignore)
         assert forked.tokens_prefilled <= 1, "a fork is of what is stored"
         teach(rig, slow_disk=True)
         rig.network.reset()
@@ -185,7 +185,7 @@ async def test_where_other_bits_are_let_pass_the_session_says_so_from_then_on(op
         other_bits(rig, 1e-4)
         await rig.wake("a")
         rig.network.reset()
-        await rig.service.append(session="a", tokens=tokens_of(5, 3), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(5, 3), on_event=ignore)
         await rig.sleep("a")
         teach(rig, slow_disk=False)
         assert (await rig.wake("a")).recomputed == woken.recomputed
@@ -221,7 +221,7 @@ async def test_blocks_with_other_bits_are_written_again(open_rig: Any) -> None:
         rig.network.reset()
         assert woken.recomputed is not None
         assert woken.recomputed.start == 256
-        await rig.service.append(session="a", tokens=tokens_of(5, 3), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(5, 3), on_event=ignore)
         slept_again = await rig.sleep("a")
         assert slept_again.blocks_reused == 1
         teach(rig, slow_disk=False)

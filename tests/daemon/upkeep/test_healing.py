@@ -26,7 +26,7 @@ A = SessionUri("default", "a")
 
 
 def newest(rig: Any, name: str = "a") -> tuple[int, int]:
-    row = rig.service._store.find_session(SessionUri("default", name))
+    row = rig.service.store.find_session(SessionUri("default", name))
     return row.version, row.token_count
 
 
@@ -42,24 +42,24 @@ def _full(**_order: Any) -> Any:
 @asynccontextmanager
 async def _no_memory(rig: Any, _patched: Any) -> Any:
     """The budget is cut down to the model and a few tokens."""
-    info = rig.service._residency.memory.info()
-    await rig.service._residency.resize(info.weights_bytes + 100_000)
+    info = rig.service.residency.memory.info()
+    await rig.service.residency.resize(info.weights_bytes + 100_000)
     yield
-    await rig.service._residency.resize(info.budget_bytes)
+    await rig.service.residency.resize(info.budget_bytes)
 
 
 @asynccontextmanager
 async def _no_space(rig: Any, patched: Any) -> Any:
-    patched.setattr(rig.service._store, "write_bundle", _full)
+    patched.setattr(rig.service.store, "write_bundle", _full)
     yield
     patched.undo()
 
 
 @asynccontextmanager
 async def _changed(rig: Any, _patched: Any) -> Any:
-    rig.service._shelf.places[MODEL].changed = ("weights",)
+    rig.service.shelf.places[MODEL].changed = ("weights",)
     yield
-    rig.service._shelf.places[MODEL].changed = ()
+    rig.service.shelf.places[MODEL].changed = ()
 
 
 # --- a repair that somebody asks for
@@ -146,7 +146,7 @@ async def test_a_session_of_a_model_that_is_not_served_is_repaired_when_that_is_
         def unknown(*_args: Any, **_options: Any) -> Any:
             raise kind("it is another model's")
 
-        monkeypatch.setattr(rig.service._residency, "room_to_wake", unknown)
+        monkeypatch.setattr(rig.service.residency, "room_to_wake", unknown)
         await mend(rig)
         assert newest(rig) == (1, 1300)
         result = await rig.service.maintain(operation="repair")
@@ -227,7 +227,7 @@ async def test_a_damaged_earlier_version_with_tokens_of_its_own_is_given_up_by_n
         if tagged:
             await rig.service.mark(session="a@1", tag="before")
         await rig.wake("a", at_token=100)
-        await rig.service.append(session="a", tokens=tokens_of(3, 10), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(3, 10), on_event=ignore)
         await rig.sleep("a")
         await asyncio.to_thread(damage_version, store, 1, 4)
         await mend(rig)
@@ -247,7 +247,7 @@ async def test_a_damaged_earlier_version_whose_tokens_a_sound_one_has_is_only_ke
         await rig.sleep("a")
         if tagged:
             await rig.service.mark(session="a@1", tag="before")
-        await rig.service.append(session="a", tokens=TEXT[300:], emit=ignore)
+        await rig.service.append(session="a", tokens=TEXT[300:], on_event=ignore)
         await rig.sleep("a")
         await asyncio.to_thread(damage_version, store, 1, 1)
         await mend(rig)
@@ -260,11 +260,11 @@ async def test_an_earlier_version_that_shares_the_damage_of_the_newest_is_not_gi
 ) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 40))
-        await rig.service.append(session="a", tokens=tokens_of(2, 560), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(2, 560), on_event=ignore)
         await rig.sleep("a")
         await rig.service.mark(session="a@1", tag="before")
         await rig.wake("a", at_token=270)
-        await rig.service.append(session="a", tokens=tokens_of(3, 10), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(3, 10), on_event=ignore)
         await rig.sleep("a")
         await asyncio.to_thread(damage, store, "a", span=0)
         await mend(rig)
@@ -277,7 +277,7 @@ async def test_an_earlier_version_that_nobody_can_compute_holds_no_repair_up(ope
         await rig.read("a", TEXT)
         await rig.sleep("a")
         await rig.wake("a", at_token=100)
-        await rig.service.append(session="a", tokens=tokens_of(3, 10), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(3, 10), on_event=ignore)
         await rig.sleep("a")
         await asyncio.to_thread(damage_version, store, 1, -1, "state")
         await mend(rig)
@@ -295,7 +295,7 @@ async def close_in_the_midst(rig: Any, gate: Gate) -> None:
     """Tell the daemon to stop, and only then let go on what the gate holds up."""
     await gate.reached()
     closing = asyncio.create_task(rig.service.close())
-    await until(lambda: rig.service._hibernation.stopping is not None)
+    await until(lambda: rig.service.hibernation.stopping is not None)
     gate.open()
     await closing
 
@@ -369,7 +369,7 @@ async def leave_a_ledger(opened: Any, tokens: int, *, bits: int | None = None) -
         if bits is not None:
             await rig.service.maintain(operation="quantise", session="a", bits=bits)
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
         had = list(rig.live("a").state.tokens)
         assert list((await rig.service.close()).ledgers)
     return had
@@ -448,12 +448,12 @@ async def test_a_planned_repair_tells_of_the_loss_where_this_daemon_heals_nothin
         await rig.read("a", TEXT)
         await rig.sleep("a")
         await asyncio.to_thread(damage, store, "a", span=1)
-        rig.service._shelf.places[MODEL].leaving = True
+        rig.service.shelf.places[MODEL].leaving = True
         plan = await rig.service.maintain(operation="repair", dry_run=True)
         assert {"salvage", "quarantine"} <= {each.kind for each in plan.actions}
         assert "heal" not in {each.kind for each in plan.actions}
         assert len(plan.problems) == 1
-        rig.service._shelf.places[MODEL].leaving = False
+        rig.service.shelf.places[MODEL].leaving = False
 
 
 async def test_a_planned_repair_tells_of_a_session_that_too_many_wait_for_and_of_the_others(
@@ -475,7 +475,7 @@ async def test_a_planned_repair_says_of_earlier_versions_that_they_may_come_back
     async with open_rig() as rig:
         await rig.read("a", TEXT)
         await rig.sleep("a")
-        await rig.service.append(session="a", tokens=tokens_of(3, 300), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(3, 300), on_event=ignore)
         await rig.sleep("a")
         await asyncio.to_thread(damage, store, "a", span=1)
         plan = await rig.service.maintain(operation="repair", dry_run=True)

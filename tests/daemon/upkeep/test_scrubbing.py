@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from damage_rig import TEXT, damage, mend, told
 from session_rig import SAMPLED, Writing, ignore, listening, tokens_of, until
-from torpor.daemon.api.recomputed import Recomputed
+from torpor.daemon.api.session import Recomputed
 from torpor.daemon.engine.admission import current
 from torpor.daemon.errors import RepairPutOff, SessionExists, UnknownModel
 from torpor.daemon.upkeep import healing
@@ -139,7 +139,7 @@ async def test_what_was_read_in_calls_that_no_block_begins_with_is_the_same_to_t
 ) -> None:
     async with open_rig() as rig:
         await rig.read("a", TEXT[:100])
-        await rig.service.append(session="a", tokens=TEXT[100:], emit=ignore)
+        await rig.service.append(session="a", tokens=TEXT[100:], on_event=ignore)
         before = await rig.fingerprint("a")
         await rig.sleep("a")
     damage(store, "a", span=3)
@@ -190,8 +190,8 @@ async def test_forks_that_share_the_damaged_block_are_healed_before_a_repair_cou
     async with open_rig() as rig:
         await rig.read("a", TEXT)
         await rig.sleep("a")
-        await rig.service.fork(session="a", name="b", emit=ignore)
-        await rig.service.append(session="b", tokens=[1, 2, 3], emit=ignore)
+        await rig.service.fork(session="a", name="b", on_event=ignore)
+        await rig.service.append(session="b", tokens=[1, 2, 3], on_event=ignore)
         before = await rig.fingerprint("b")
         await rig.sleep("b")
     damage(store, "a", span=1)
@@ -247,7 +247,7 @@ async def test_nothing_is_repaired_while_somebody_else_could_heal_it(
         def unknown(*_args: Any, **_options: Any) -> Any:
             raise UnknownModel("it is not served now")
 
-        monkeypatch.setattr(rig.service._residency, "room_to_wake", unknown)
+        monkeypatch.setattr(rig.service.residency, "room_to_wake", unknown)
         assert (await told(heard, "heal_failed", 2))[0]["code"] == "unknown_model", "it is tried again in each round"
         assert heard.of("store_repaired") == []
         assert file.exists()
@@ -323,11 +323,11 @@ async def test_an_awake_session_that_cannot_be_kept_puts_the_repair_off(
             raise NoSpace("the disk is full")
 
         with monkeypatch.context() as patched:
-            patched.setattr(rig.service._store, "write_bundle", full)
+            patched.setattr(rig.service.store, "write_bundle", full)
             await mend(rig)
         await until(lambda: len(heard.of("heal_failed")) == 1)
         assert heard.of("heal_failed")[0]["code"] == "no_space"
-        assert [row.version for row in rig.service._store.versions(SessionUri("default", "a"))] == [1]
+        assert [row.version for row in rig.service.store.versions(SessionUri("default", "a"))] == [1]
         await mend(rig)
         assert (await rig.service.show(session="a")).info.version == 2
 
@@ -344,7 +344,7 @@ async def test_where_there_is_no_room_for_what_was_computed_again_no_repair_give
             raise NoSpace("the disk is full")
 
         with monkeypatch.context() as patched:
-            patched.setattr(rig.service._store, "write_bundle", full)
+            patched.setattr(rig.service.store, "write_bundle", full)
             await mend(rig)
         await mend(rig)
         assert (await rig.wake("a")).token_count == 1300
@@ -365,7 +365,7 @@ async def test_the_full_session_behind_an_earlier_token_is_healed_and_stays_the_
         await mend(rig)
         await told(heard, "session_healed")
         assert len(rig.live("a").state.tokens) == 700 + 2 * writes
-        row = rig.service._store.find_session(SessionUri("default", "a"))
+        row = rig.service.store.find_session(SessionUri("default", "a"))
         assert (row.version, row.token_count) == (2, 1300)
         await rig.sleep("a")
         woken = await rig.wake("a", 2)
@@ -378,7 +378,7 @@ async def test_an_earlier_version_that_is_awake_does_not_stand_for_the_newest(op
     async with open_rig() as rig:
         await rig.read("a", TEXT[:300])
         await rig.sleep("a")
-        await rig.service.append(session="a", tokens=TEXT[300:], emit=ignore)
+        await rig.service.append(session="a", tokens=TEXT[300:], on_event=ignore)
         before = await rig.fingerprint("a")
         await rig.sleep("a")
         await rig.wake("a", 1)
@@ -424,7 +424,7 @@ async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
         rig.network.reset()
         await rig.read("b", [1, 2, 3])
         gate = rig.network.hold_at(len(rig.network.calls) + 1)
-        busy = asyncio.create_task(rig.service.append(session="b", tokens=[1], emit=ignore))
+        busy = asyncio.create_task(rig.service.append(session="b", tokens=[1], on_event=ignore))
         await gate.reached()
         heard.clear()
         before = (await rig.service.status()).scrub.sessions
@@ -452,8 +452,8 @@ async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -
         seen += [str(notice.event.session)[-2:] for notice in heard[1:]]
     async with open_rig(scrub=slow) as rig, listening(rig, names=["session_scrubbed"]) as heard:
         await until(lambda: {*seen, *(str(notice.event.session)[-2:] for notice in heard[1:])} == set(names))
-        assert not rig.service._scrub._left
-        assert not rig.service._scrub._round_is_due(), "the round is done, and the next one is not due"
+        assert not rig.service.scrub._left
+        assert not rig.service.scrub._round_is_due(), "the round is done, and the next one is not due"
     assert len(seen) + len(heard) - 1 <= 7
 
 
@@ -480,10 +480,10 @@ async def test_a_stop_waits_for_no_slow_reading(open_rig: Any) -> None:
         await rig.read("a", TEXT)
         await rig.sleep("a")
     async with open_rig(scrub=ScrubPolicy(1, idle_s=0.0, round_s=0.0, look_s=0.01)) as rig:
-        await until(lambda: rig.service._scrub._mark.begun_ns > 0 and not rig.service._scrub._left)
+        await until(lambda: rig.service.scrub._mark.begun_ns > 0 and not rig.service.scrub._left)
         async with asyncio.timeout(20):
             await rig.service.close()
-        assert rig.service._scrub._sessions == 0, "it would have taken days"
+        assert rig.service.scrub._sessions == 0, "it would have taken days"
 
 
 async def test_without_a_policy_nothing_is_read(open_rig: Any) -> None:
@@ -500,7 +500,7 @@ async def test_damage_before_a_ledger_of_a_session_that_went_back_becomes_part_o
         await rig.read("a", TEXT)
         await rig.sleep("a")
         await rig.wake("a", at_token=600)
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
         had = list(rig.live("a").state.tokens)
         assert list((await rig.service.close()).ledgers)
     await asyncio.to_thread(damage, store, "a", span=1)
@@ -524,7 +524,7 @@ async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_h
         await rig.read("a", TEXT)
         await rig.sleep("a")
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), emit=ignore)
+        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
         assert list((await rig.service.close()).ledgers)
     async with open_rig() as rig, listening(rig) as heard:
         assert (await rig.wake("a", at_token=1300)).token_count == 1300
@@ -532,9 +532,9 @@ async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_h
         await mend(rig)
         assert rig.live("a").is_mere_look, "no version holds just that"
         assert heard.of("session_healed")[0]["tokens"] == 1340, "those that a wake gives"
-        made = await rig.service.fork(session="a", name="b", emit=ignore)
+        made = await rig.service.fork(session="a", name="b", on_event=ignore)
         assert made.token_count == 1300
-        assert (await rig.service.append(session="a", tokens=[7], emit=ignore)).token_count == 1301
+        assert (await rig.service.append(session="a", tokens=[7], on_event=ignore)).token_count == 1301
 
 
 async def test_a_repair_that_somebody_asks_for_heals_before_it_gives_anything_up(open_rig: Any, store: Path) -> None:
@@ -542,7 +542,7 @@ async def test_a_repair_that_somebody_asks_for_heals_before_it_gives_anything_up
         await rig.read("a", TEXT)
         before = await rig.fingerprint("a")
         await rig.sleep("a")
-        await rig.service.fork(session="a", name="b", emit=ignore)
+        await rig.service.fork(session="a", name="b", on_event=ignore)
         await asyncio.to_thread(damage, store, "a", span=1)
         dry = await rig.service.maintain(operation="repair", dry_run=True)
         assert not [action for action in dry.actions if action.kind == "salvage"]
@@ -570,11 +570,11 @@ async def test_no_new_session_takes_the_name_of_one_whose_versions_are_set_aside
         bundle.chmod(0o600)
         bundle.write_bytes(whole[:64])
         await rig.service.maintain(operation="repair")
-        assert await rig.service.list_sessions() == []
+        assert not await rig.service.list_sessions()
         await rig.read("other", [1, 2])
         for begin in (
             rig.service.create(session="a"),
-            rig.service.fork(session="other", name="a", emit=ignore),
+            rig.service.fork(session="other", name="a", on_event=ignore),
         ):
             with pytest.raises(SessionExists, match="cannot be woken now"):
                 await begin

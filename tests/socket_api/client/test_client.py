@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import signal
 import socket
@@ -15,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.daemon.api.results import PartDiffers, Reuse
+from pydantic import TypeAdapter
+from torpor.daemon.api.events import ProgressEvent
+from torpor.daemon.api.process import StatusResult
+from torpor.daemon.api.reading import Reuse
+from torpor.daemon.api.session import ShowRequest
+from torpor.daemon.api.verbs import VERBS
+from torpor.daemon.api.waking import PartDiffers
 from torpor.socket_api import AsyncClient, Client, Sampling, TokenEvent
 from torpor.socket_api.errors import (
     ApiError,
@@ -31,9 +38,8 @@ from torpor.socket_api.errors import (
     SocketPathTooLong,
     UnsupportedProtocol,
 )
+from torpor.socket_api.wire.checking import load_request
 from torpor.socket_api.wire.framing import encode_frame
-from torpor.socket_api.wire.methods import METHODS
-from torpor.socket_api.wire.results import ProgressEvent, StatusResult
 
 from ..conftest import ServerThread
 from ..fake_service import FakeBusy
@@ -70,13 +76,13 @@ def test_arguments_reach_the_service_as_they_were_given(client: Client, server_t
     assert client.chat("s", messages=said, on_divergence="rewind", max_tokens=2).tokens
     assert list(client.stream_chat("s", messages=said, max_tokens=1))
     transcripts = [given for method, given in server_thread.service.calls if "messages" in given]
-    assert [(given["messages"], given["on_divergence"]) for given in transcripts] == [
+    assert [(list(given["messages"]), given.get("on_divergence")) for given in transcripts] == [
         (said, "rewind"),
-        (said, "refuse"),
+        (said, None),
     ]
     calls = dict(each for each in server_thread.service.calls if "messages" not in each[1])
     assert calls["create"]["system"] == "be brief"
-    assert calls["append"] == {"session": "s", "text": None, "tokens": (0, 7, 2**32 - 1)}
+    assert calls["append"] == {"session": "s", "tokens": (0, 7, 2**32 - 1)}
     assert calls["generate"]["stop"] == ("END",)
     assert calls["generate"]["prove"] is True
     assert calls["generate"]["sampling"] == {"top_k": 3}
@@ -185,14 +191,13 @@ def test_the_store_is_looked_after_through_the_daemon(client: Client, server_thr
     assert client.maintain("gc").actions[0].session is None
     client.maintain("compact", session="s", cold_after_days=30)
     asked = [arguments for method, arguments in server_thread.service.calls if method == "maintain"]
-    nothing = dict.fromkeys(("session", "keep_last", "keep_days", "cold_after_days"))
     assert asked == [
-        {**nothing, "operation": "prune", "session": "s", "dry_run": True, "keep_last": 3, "keep_days": 7.5},
-        {**nothing, "operation": "gc", "dry_run": False},
-        {**nothing, "operation": "compact", "session": "s", "dry_run": False, "cold_after_days": 30.0},
+        {"operation": "prune", "session": "s", "dry_run": True, "keep_last": 3, "keep_days": 7.5},
+        {"operation": "gc"},
+        {"operation": "compact", "session": "s", "cold_after_days": 30.0},
     ]
     client.maintain("forget", session="s")
-    assert client.list_sessions() == ()
+    assert not client.list_sessions()
 
 
 def test_a_version_is_analysed_under_a_kind_and_labels_that_may_be_named(
@@ -208,7 +213,7 @@ def test_a_version_is_analysed_under_a_kind_and_labels_that_may_be_named(
     client.wake("s")
     assert client.analyse("s@1", kind="probe", labels=["a", "b"]).awake_tokens == 2
     assert [arguments for method, arguments in server_thread.service.calls if method == "analyse"] == [
-        {"session": "s", "kind": None, "labels": None},
+        {"session": "s"},
         {"session": "s@1", "kind": "probe", "labels": ("a", "b")},
     ]
     for wrong in ({"kind": ""}, {"kind": "x" * 65}, {"labels": [""]}, {"labels": "text"}, {"labels": ["x"] * 65}):
@@ -226,10 +231,10 @@ def test_sessions_are_counted_warmed_and_cleared_by_label(client: Client, server
     assert client.clear("y", dry_run=True).sessions == ("torpor://default/t",)
     assert client.clear("x", namespace="default").bytes_freed == 2048
     assert [arguments for method, arguments in server_thread.service.calls if method in ("warm", "clear")] == [
-        {"sessions": ("s",), "label": None, "namespace": None},
+        {"sessions": ("s",)},
         {"sessions": ("s",), "label": "y", "namespace": "default"},
-        {"label": "y", "namespace": None, "dry_run": True},
-        {"label": "x", "namespace": "default", "dry_run": False},
+        {"label": "y", "dry_run": True},
+        {"label": "x", "namespace": "default"},
     ]
     for wrong in ({}, {"namespace": "n"}, {"sessions": [""]}, {"sessions": ["s"], "namespace": "n"}):
         with pytest.raises(InvalidRequest):
@@ -282,8 +287,8 @@ def test_a_session_is_folded_into_a_smaller_one(client: Client, server_thread: S
     assert (made.session, made.tail_tokens, made.summary) == ("torpor://default/t", 2, "short")
     assert client.fold("s", "u", summarise=9).folded_from.tokens == 3
     assert [given for method, given in server_thread.service.calls if method == "fold"] == [
-        {"session": "s", "name": "t", "summary": "short", "summarise": None, "tail": 2, "labels": ("x",)},
-        {"session": "s", "name": "u", "summary": None, "summarise": 9, "tail": 0, "labels": None},
+        {"session": "s", "name": "t", "summary": "short", "tail": 2, "labels": ("x",)},
+        {"session": "s", "name": "u", "summarise": 9},
     ]
     for wrong in (
         {},
@@ -304,7 +309,7 @@ def test_a_session_is_forked_at_a_token_under_labels_of_its_own(client: Client, 
     assert (made.session, made.token_count, made.forked_from.tokens) == ("torpor://default/whole", 2, 2)
     assert client.fork("s@1", "part", at_token=1, labels=["x"]).forked_from.tokens == 1
     assert [arguments for method, arguments in server_thread.service.calls if method == "fork"] == [
-        {"session": "s", "name": "whole", "at_token": None, "labels": None},
+        {"session": "s", "name": "whole"},
         {"session": "s@1", "name": "part", "at_token": 1, "labels": ("x",)},
     ]
     for wrong in ({"at_token": 0}, {"labels": "text"}, {"labels": [""]}):
@@ -417,7 +422,7 @@ def test_a_wake_tells_what_differs_and_may_be_strict(client: Client, server_thre
     server_thread.service.differs = (PartDiffers("mlx", None, "1.2"),)
     (told,) = client.wake("s").differs
     assert (told.field, told.stored, told.live) == ("mlx", None, "1.2")
-    assert server_thread.service.calls[-1][1]["strict"] is False
+    assert server_thread.service.calls[-1][1] == {"session": "s"}
     client.wake("s", strict=True)
     assert server_thread.service.calls[-1][1]["strict"] is True
 
@@ -433,7 +438,7 @@ def test_a_stream_keeps_its_result(client: Client) -> None:
 
 def test_results_are_frozen(client: Client) -> None:
     info = client.create("s")
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(dataclasses.FrozenInstanceError):
         info.name = "other"  # type: ignore[misc]
 
 
@@ -568,9 +573,9 @@ def test_a_process_id_that_would_mean_a_group_or_everything_is_no_status(pid: in
     counts = ("sessions_bytes", "reserved_bytes", "waiting", "slept_by_pressure", "slept_by_idling")
     fields |= {"memory": {"budget_bytes": 2, "weights_bytes": 1, **dict.fromkeys(counts, 0)}}
     fields |= {"queue": {"waiting": 0, "background": 0, "limit": 1}}
-    StatusResult.model_validate({**fields, "uptime_s": 0.0, "pid": 4711})
+    TypeAdapter(StatusResult).validate_python({**fields, "uptime_s": 0.0, "pid": 4711})
     with pytest.raises(ValueError, match="pid"):
-        StatusResult.model_validate({**fields, "uptime_s": 0.0, "pid": pid})
+        TypeAdapter(StatusResult).validate_python({**fields, "uptime_s": 0.0, "pid": pid})
 
 
 def test_the_daemons_failure_is_a_remote_error_with_its_code(client: Client) -> None:
@@ -674,12 +679,12 @@ def test_what_a_request_that_failed_had_in_hand_is_let_go_of_without_a_garbage_c
     """A session's memory, say; an error that is raised where it is answered holds that frame, and so itself."""
     had: list[weakref.ref[Box]] = []
 
-    async def fail(**_params: object) -> None:
+    async def fail(_request: object) -> None:
         held = Box()
         had.append(weakref.ref(held))
         raise FakeBusy("No.")
 
-    server_thread.service.show = fail  # type: ignore[assignment,method-assign]
+    server_thread.service.answers[ShowRequest] = fail
     gc.collect()
     gc.disable()
     try:
@@ -739,14 +744,14 @@ class Impostor:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(1)
-        self._answers = answers
+        self.answers = answers
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def _serve(self) -> None:
         connected, _ = self._listener.accept()
         with connected:
-            for answer in self._answers:
+            for answer in self.answers:
                 connected.recv(65536)
                 connected.sendall(answer)
 
@@ -813,6 +818,6 @@ def test_a_daemon_of_another_protocol_is_refused(short_path: Path) -> None:
 def test_a_transcript_that_is_none_is_refused_in_our_words(field: str, messages: list[Any], problem: str) -> None:
     raw = {"session": "a", "max_tokens": 1, "messages": tuple(messages)}
     with pytest.raises(InvalidRequest) as caught:
-        METHODS["chat"].load_params(raw)
+        load_request(VERBS["chat"], raw)
     assert str(caught.value) == f"chat: {field}: {problem}"
     assert caught.value.details["field"] == field

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from torpor.daemon.api.events import NoticeEvent, TokenEvent
 from torpor.socket_api.client import inbox as module
 from torpor.socket_api.client.inbox import Inbox
 from torpor.socket_api.wire.messages import EventMessage, ServerMessage
-from torpor.socket_api.wire.results import NoticeEvent, TokenEvent
 
 
 def notice(number: int, name: str = "first_token", **facts: int) -> EventMessage:

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.client import link as link_module
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import ConnectionLost
 from torpor.socket_api.limits import REQUEST_LIMITS
-from torpor.socket_api.wire import calls
+from torpor.socket_api.wire.asking import Call
 from torpor.socket_api.wire.framing import FrameDecoder
 from torpor.socket_api.wire.messages import ResultMessage
 
 from .test_client import HELLO, frame
 
+LIST = Call(VERBS["list"], {})
 EVICTION = frame(
     {"type": "error", "id": None, "error": {"code": "connection_evicted", "message": "Gone.", "details": {}}}
 )
@@ -91,7 +93,7 @@ def test_an_interrupt_in_the_pause_after_a_refusal_loses_no_request(
     assert main is not None
     monkeypatch.setattr(link_module, "pause_s", pause_s)
     with greeted(short_path / "t.sock", refuse_the_second_once) as (link, asked):
-        one, other = link.begin(calls.list_sessions(None)), link.begin(calls.list_sessions(None))
+        one, other = link.begin(LIST), link.begin(LIST)
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         with pytest.raises(KeyboardInterrupt):
@@ -108,7 +110,7 @@ def test_the_pause_after_a_refusal_holds_up_no_answer_of_another_request(
     monkeypatch.setattr(link_module, "pause_s", lambda _attempt: 5.0)
     said = {(1, 2): refusal(2) + answer(1), (1, 2, 2): answer(2)}
     with greeted(short_path / "t.sock", lambda asked: said.get(tuple(asked), b"")) as (link, asked):
-        one, other = link.begin(calls.list_sessions(None)), link.begin(calls.list_sessions(None))
+        one, other = link.begin(LIST), link.begin(LIST)
         assert isinstance(link.wait_for(one), ResultMessage)
         assert asked == [one, other], "the other was not sent again yet"
 
@@ -129,7 +131,7 @@ def test_an_interrupt_while_an_evicted_connection_is_made_anew_loses_no_request(
         lambda asked: evict.get(tuple(asked), b""),
         lambda asked: b"".join(map(answer, asked[2:])) if len(asked) == 4 else b"",
     ) as (link, asked):
-        one, other = link.begin(calls.list_sessions(None)), link.begin(calls.list_sessions(None))
+        one, other = link.begin(LIST), link.begin(LIST)
         with pytest.raises(KeyboardInterrupt):
             link.wait_for(one)
         assert isinstance(link.wait_for(other), ResultMessage)
@@ -148,7 +150,7 @@ def test_what_was_sent_again_when_an_interrupt_came_is_not_sent_once_more(
         raise KeyboardInterrupt
 
     with greeted(short_path / "t.sock", refuse_the_second_once) as (link, asked):
-        one, other = link.begin(calls.list_sessions(None)), link.begin(calls.list_sessions(None))
+        one, other = link.begin(LIST), link.begin(LIST)
         monkeypatch.setattr(Link, "_send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             link.wait_for(one)

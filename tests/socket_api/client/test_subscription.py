@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.api.events import NoticeEvent
 from torpor.daemon.events.events import Event, FirstToken, PrefillProgress, SleepEnded
 from torpor.memvid.uri import SessionUri
 from torpor.socket_api.client import inbox
@@ -18,7 +19,6 @@ from torpor.socket_api.errors import InvalidRequest, LocalProtocolError, RemoteE
 from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.server.server import ApiServer
 from torpor.socket_api.wire.messages import EventMessage
-from torpor.socket_api.wire.results import NoticeEvent
 
 from ..conftest import ServerThread, poll
 from ..fake_service import FakeService
@@ -54,7 +54,7 @@ def test_a_client_is_told_what_it_asked_for(client: Client, server_thread: Serve
     client.events("sleep_ended").close()
     assert [arguments for method, arguments in server_thread.service.calls if method == "subscribe"] == [
         {"names": ("sleep_ended",), "session": "a", "namespace": "lab"},
-        {"names": ("sleep_ended",), "session": None, "namespace": None},
+        {"names": ("sleep_ended",)},
     ]
     with pytest.raises(RemoteError) as caught:
         client.events(["nothing_like_it"])

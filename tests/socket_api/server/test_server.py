@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.api.process import StatusRequest, SubscribeResult
 from torpor.errors import TorporError
 from torpor.socket_api.limits import REPLY_LIMITS, ServerLimits
 from torpor.socket_api.server import served
@@ -806,10 +807,10 @@ def test_a_result_that_is_not_what_the_protocol_says_is_a_fault_of_the_daemon_an
     async def story(state: Running) -> None:
         client = await state.connect()
 
-        async def drifted() -> object:
-            return {"version": 5}
+        async def drifted(_request: object) -> object:
+            return SubscribeResult(-5, 0)
 
-        state.service.status = drifted  # type: ignore[assignment,method-assign]
+        state.service.answers[StatusRequest] = drifted
         client.ask(1, "status")
         assert (await client.answer(1))["error"]["code"] == "internal_error"
 

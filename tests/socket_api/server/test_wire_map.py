@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from torpor.daemon.api import results as daemon
+from torpor.daemon.api.process import StatusRequest
+from torpor.daemon.api.records import Result
 from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.session import ListResult, SessionInfo
+from torpor.daemon.api.verb import Verb
+from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.engine.pieces import SESSIONS_AT_ONCE, Pieces
 from torpor.socket_api.errors import LocalProtocolError
 from torpor.socket_api.server.wire_map import wire_map
-from torpor.socket_api.wire import results
 from torpor.socket_api.wire.framing import encode_frame, encode_in_pieces
 
 
-def session(number: int, **fields: Any) -> daemon.SessionInfo:
+def session(number: int, **fields: Any) -> SessionInfo:
     given: dict[str, Any] = {"state": "awake", "model": "m", "token_count": number, "version": None, "bundle_id": None}
     given |= {"resident_bytes": 1, "stored_bytes": 2, "dirty": True, "labels": ("x",), "slept_ns": None}
-    return daemon.SessionInfo(f"torpor://d/s{number}", "d", f"s{number}", **given, sampling=Sampling(), **fields)
+    return SessionInfo(f"torpor://d/s{number}", "d", f"s{number}", **given, sampling=Sampling(), **fields)
 
 
 def counted(pieces: Pieces[Any]) -> tuple[Any, int]:
@@ -36,9 +39,8 @@ def counted(pieces: Pieces[Any]) -> tuple[Any, int]:
 @pytest.mark.parametrize("sessions", [0, 1, SESSIONS_AT_ONCE, SESSIONS_AT_ONCE + 1, 1_000])
 def test_a_long_list_is_made_and_encoded_in_pieces_and_is_what_it_would_be_at_once(sessions: int) -> None:
     infos = [session(number) for number in range(sessions)]
-    made, pauses = counted(wire_map(results.ListResult, {"sessions": infos}))
-    whole = results.ListResult.model_validate({"sessions": tuple(map(asdict, infos))}, strict=False).model_dump()
-    assert made == whole
+    made, pauses = counted(wire_map(VERBS["list"], ListResult(tuple(infos))))
+    assert made == asdict(ListResult(tuple(infos)))
     assert pauses == (0 if sessions <= SESSIONS_AT_ONCE else -(-sessions // SESSIONS_AT_ONCE))
     message = {"type": "result", "id": 1, "result": made}
     encoded, pauses = counted(encode_in_pieces(message, max_frame_bytes=2**24))
@@ -46,7 +48,8 @@ def test_a_long_list_is_made_and_encoded_in_pieces_and_is_what_it_would_be_at_on
     assert sessions // 256 <= pauses <= sessions // 64
 
 
-class Numbers(results.Reply):
+@dataclass(frozen=True)
+class Numbers(Result):
     """A result with nothing else."""
 
     tokens: tuple[int, ...]
@@ -54,7 +57,7 @@ class Numbers(results.Reply):
 
 def test_a_million_numbers_take_no_piece_for_each() -> None:
     numbers = {"tokens": tuple(range(1_000_000))}
-    made, pauses = counted(wire_map(Numbers, numbers))
+    made, pauses = counted(wire_map(Verb(StatusRequest, Numbers), Numbers(**numbers)))
     assert made == numbers
     assert 100 < pauses < 1_000
     encoded, pauses = counted(encode_in_pieces({"result": numbers}, max_frame_bytes=2**24))
@@ -67,7 +70,7 @@ def test_a_field_that_is_none_of_the_protocol_is_found_in_a_long_list_too() -> N
     infos[90] = session(90)
     object.__setattr__(infos[90], "token_count", "many")
     with pytest.raises(ValidationError):
-        counted(wire_map(results.ListResult, {"sessions": infos}))
+        counted(wire_map(VERBS["list"], ListResult(tuple(infos))))
 
 
 def test_what_is_too_large_or_cannot_be_expressed_is_refused_in_pieces_too() -> None:

@@ -57,7 +57,7 @@ def test_every_kind_of_message_crosses_both_ways() -> None:
     assert pair.client.hello is not None
     assert (pair.client.hello.pid, pair.client.hello.limits.max_in_flight) == (7, 4)
     asked = pair.ask("generate", session="s", max_tokens=2)
-    assert asked.method.name == "generate"
+    assert asked.verb.name == "generate"
     token = pair.to_client(pair.server.send_event(asked.id, {"kind": "token", "token": 5, "text": "é"}))
     assert isinstance(token, EventMessage)
     assert token.event.text == "é"
@@ -370,7 +370,7 @@ def test_a_large_request_is_decoded_and_checked_in_pieces(method: str, params: d
     assert isinstance(accepted, AcceptedRequest)
     for name in ("tokens", "messages"):
         if name in params:
-            found = accepted.params.model_dump()[name]
+            found = getattr(accepted.asked, name)
             assert list(found) == params[name]
     assert (count > at_least) if at_least else (count == 0)
 

@@ -11,11 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-Cause = Literal[
-    "goes_on", "tokenisation", "thinking", "clock", "reordered", "template", "system_text", "message", "other_text"
-]
+from ..api.reading import Cause
 
 BEFORE_TOKENS: Final = 8
 BEHIND_TOKENS: Final = 16

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torpor.daemon.api.recomputed import Recomputed
+from torpor.daemon.api.session import Recomputed
+from torpor.daemon.sessions.recomputed import map_of_recomputed, recomputed_in
 
 TOLD = Recomputed(3, 512, 88, True)
 
 
 def test_it_is_kept_as_it_is() -> None:
-    assert Recomputed.from_map(TOLD.to_map()) == TOLD
-    assert Recomputed.from_map(None) is None
-    assert "damaged" not in TOLD.to_map(), "as it was kept before there was another reason"
+    assert recomputed_in(map_of_recomputed(TOLD)) == TOLD
+    assert recomputed_in(None) is None
+    assert "damaged" not in map_of_recomputed(TOLD), "as it was kept before there was another reason"
     chosen = Recomputed(3, 512, 88, True, damaged=False)
-    assert Recomputed.from_map(chosen.to_map()) == chosen
+    assert recomputed_in(map_of_recomputed(chosen)) == chosen
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,10 @@ def test_it_is_kept_as_it_is() -> None:
 )
 def test_what_nobody_wrote_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="recomputed"):
-        Recomputed.from_map({**TOLD.to_map(), **change})
+        recomputed_in({**map_of_recomputed(TOLD), **change})
 
 
 @pytest.mark.parametrize("stored", [[], "x", {"version": 1}])
 def test_other_shapes_are_refused(stored: object) -> None:
     with pytest.raises(ValueError, match="recomputed"):
-        Recomputed.from_map(stored)
+        recomputed_in(stored)

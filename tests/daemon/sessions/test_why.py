@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from torpor.daemon.api.why import BEFORE_TOKENS, BEHIND_TOKENS, REMEDIES, Explanation, Words, explain
 from torpor.daemon.prefixes.prefixes import tokens_in_common
+from torpor.daemon.sessions.why import BEFORE_TOKENS, BEHIND_TOKENS, REMEDIES, Explanation, Words, explain
 
 CONTROLS = {"\1": 1, "\2": 2, "\3": 3}
 WORDS = Words(lambda tokens: "".join(map(chr, tokens)), frozenset(CONTROLS.values()))

@@ -1,0 +1,77 @@
+"""What is told on the way to an answer: how far a request is, and what happens in the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import Field, PlainValidator
+
+from .records import Count, Result, TokenId
+
+Stage = Literal["prefill", "sleep", "wake", "analyse"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent(Result):
+    """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for wake and analyse."""
+
+    stage: Stage
+    done: Count
+    total: Count
+    kind: Literal["progress"] = "progress"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent(Result):
+    """One token that has been committed to the ledger; `text` is what it adds to the text, and may be empty.
+
+    `token` is None at most once, at the end, when there is text left that had been held back: a beginning of a stop
+    string, or half a character. So the pieces make up the whole.
+    """
+
+    token: TokenId | None
+    text: str
+    kind: Literal["token"] = "token"
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeEvent(Result):
+    """Something that happened in the daemon: an event of a subscription. docs/reference/protocol.md has the names, and
+    the facts of each; there may be more of either than a client knows.
+
+    number: grows by one with each event that a subscriber could be told. monotonic_s, time_ns: when, by the daemon's
+    monotonic clock and by the Unix clock. request: what it was done for, the same number for all that one request did;
+    None where nobody asked. session: a URI; None where it is about none.
+    """
+
+    name: str
+    number: Count
+    monotonic_s: float
+    time_ns: int
+    request: int | None
+    session: str | None
+    facts: dict[str, str | int | float | bool | None]
+    kind: Literal["notice"] = "notice"
+
+
+WorkEvent = ProgressEvent | TokenEvent
+"""What a request for a session tells of itself."""
+
+Event = Annotated[ProgressEvent | TokenEvent | NoticeEvent, Field(discriminator="kind")]
+
+OnEvent = Callable[[WorkEvent], None]
+"""Called with each event of a request, in their order: on the daemon's event loop, or by the client that waits."""
+
+
+def ignore(_event: object) -> None:
+    """For work that nobody watches."""
+
+
+def _refuse(_value: Any) -> NoReturn:
+    raise ValueError("there is no such field; leave it out")
+
+
+Listener = Annotated[OnEvent | None, PlainValidator(_refuse)]
+"""Who is told of the events of a request. It is the caller's own, and never crosses the wire."""

@@ -1,0 +1,227 @@
+"""What a session reads and writes, and what became of the prefixes of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler
+
+from .events import Listener
+from .limits import MAX_APPENDED_TOKENS, MAX_GENERATED_TOKENS, MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_TEXT_CHARS
+from .records import Count, Listed, Priority, Record, Request, Result, Seconds, SessionText, Text, TokenId
+from .sampling import NamedSampling
+from .session import Look
+from .waking import WakeResult
+
+FinishReason = Literal["stop", "length"]
+ReadingVerb = Literal["append", "generate", "chat"]
+PrefixOutcome = Literal["hit", "diverged", "none"]
+Cause = Literal[
+    "goes_on", "tokenisation", "thinking", "clock", "reordered", "template", "system_text", "message", "other_text"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult(Result):
+    """What reading new text or tokens did. woken: the report of the wake that this request was the cause of.
+
+    cached_tokens: what a session that had read nothing took over from another that begins alike, and did not prefill.
+    branched: the look that it ended, where the session goes on from there; None else.
+    """
+
+    session: str
+    tokens_added: Count
+    token_count: Count
+    prefilled_tokens: Count
+    seconds: Seconds
+    woken: WakeResult | None = None
+    cached_tokens: Count = 0
+    branched: Look | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateResult(Result):
+    """What a generation produced, whole. With `prove`, `logits_blake3` has one digest per token: of the float32 logits
+    from which it was drawn; `final_logits_blake3` is that of the logits from which the next one would be.
+
+    prefilled_tokens: what the model read, also to go back, for a transcript that had diverged.
+    rewound_to: at which token the session went on, where it went back for such a transcript; None else.
+    woken: the report of the wake that this request was the cause of, None where the session was awake.
+    branched: the look that it ended, where the session goes on from there; None else.
+    """
+
+    session: str
+    text: str
+    tokens: tuple[TokenId, ...]
+    finish_reason: FinishReason
+    token_count: Count
+    prefilled_tokens: Count
+    time_to_first_token_s: Seconds | None
+    seconds: Seconds
+    logits_blake3: tuple[str, ...] | None = None
+    final_logits_blake3: str | None = None
+    woken: WakeResult | None = None
+    cached_tokens: Count = 0
+    rewound_to: Count | None = None
+    branched: Look | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse(Result):
+    """What became of the prefix of one request.
+
+    outcome: `hit`, all that was there could be kept; `diverged`, only the first `common_tokens` of `stored_tokens`;
+        `none`, nothing like it was there. source: the session that has it, this or another; None where none does.
+    position: the token at which they part, and message_index the first message of a transcript that is another, both
+        None unless it diverged; the texts, the cause and the remedy likewise. cause: one of `Cause`, or what a newer
+        daemon knows.
+    became: of a transcript that diverged from its own session: `refused`, and nothing was changed, or `rewound`, the
+        session went back to `position` and read the rest; None if it is neither, or failed for another reason.
+    cached_tokens: how many of those in common with another session were taken over from it, and not read.
+    """
+
+    verb: str
+    at_ns: int
+    outcome: PrefixOutcome
+    source: str | None = None
+    common_tokens: Count = 0
+    stored_tokens: Count = 0
+    position: Count | None = None
+    message_index: Count | None = None
+    expected_text: str | None = None
+    found_text: str | None = None
+    cause: str | None = None
+    remedy: str | None = None
+    became: Literal["refused", "rewound"] | None = None
+    cached_tokens: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WhyResult(Result):
+    """What became of the prefixes of the last requests for a session, the latest last; of those before the daemon began
+    nothing is known."""
+
+    session: str
+    requests: tuple[Reuse, ...]
+
+
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_GENERATED_TOKENS)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[Sequence[Stop], Listed(or_one=True), Field(max_length=MAX_STOPS)]
+Role = Literal["user", "system", "tool"]
+OnDivergence = Literal["refuse", "rewind"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message(Record):
+    """The fields of a message of a transcript, which is given and handled as a map of them."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+
+
+class _AsMessage:
+    """A map that is checked as a `Message`, and stays a map."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler.generate_schema(Annotated[Message, AfterValidator(_map_of)])
+
+
+def _map_of(message: Message) -> dict[str, str]:
+    # There may be thousands, and `asdict` of each would take the loop several times as long.
+    return {"role": message.role, "content": message.content}
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest(Request):
+    """Let the session read text, or token ids, to the end of what it has: all, or nothing if it fails or is cancelled.
+    Never sent twice, whatever fails.
+
+    create: make the session, on the default model, if there is none of that name.
+    """
+
+    session: SessionText
+    _: KW_ONLY
+    text: Text | None = None
+    tokens: (
+        Annotated[Sequence[TokenId], Listed(at_once=4096), Field(min_length=1, max_length=MAX_APPENDED_TOKENS)] | None
+    ) = None
+    create: bool = False
+    priority: Priority = "normal"
+    on_event: Listener = None
+
+    def require(self) -> None:
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError("give either text or tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest(Request):
+    """Continue the session's text, after reading `text` if there is some.
+
+    max_tokens: at most so many; if None, 512, or what fits. prove: with the digests of the logits.
+    sampling: what is given of it overrides the session's, for this request; a seed begins random numbers of its own.
+    create: make the session, on the default model, if there is none of that name.
+    """
+
+    session: SessionText
+    _: KW_ONLY
+    max_tokens: MaxTokens | None = None
+    text: Text | None = None
+    sampling: NamedSampling | None = None
+    stop: Stops = ()
+    prove: bool = False
+    create: bool = False
+    priority: Priority = "normal"
+    on_event: Listener = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest(Request):
+    """One turn of a chat: a new message, or `messages`, the whole transcript up to what is to be answered (maps of role
+    and content); the daemon renders the template, and reads what is new of it.
+
+    on_divergence: what becomes of a transcript that is not what the session has: refused, or the session goes back to
+        where they part, and its present state stays as an earlier version. role: that of `message`. max_tokens,
+        sampling, prove, create: as for `generate`.
+    """
+
+    session: SessionText
+    message: Text | None = None
+    _: KW_ONLY
+    max_tokens: MaxTokens | None = None
+    role: Role = "user"
+    messages: (
+        Annotated[
+            Sequence[Annotated[Mapping[str, str], _AsMessage()]],
+            Listed(at_once=128),
+            Field(min_length=1, max_length=MAX_MESSAGES),
+        ]
+        | None
+    ) = None
+    on_divergence: OnDivergence = "refuse"
+    sampling: NamedSampling | None = None
+    stop: Stops = ()
+    prove: bool = False
+    create: bool = False
+    priority: Priority = "normal"
+    on_event: Listener = None
+
+    def require(self) -> None:
+        if (self.message is None) == (self.messages is None):
+            raise ValueError("give either message or messages")
+        if self.messages is None and self.on_divergence != "refuse":
+            raise ValueError("on_divergence is for messages; one new message cannot diverge")
+        if self.messages is not None and self.role != "user":
+            raise ValueError("role is that of message; messages have theirs")
+        if self.messages is not None and self.messages[-1]["role"] == "assistant":
+            raise ValueError("the last of messages is the assistant's, so there is nothing to answer")
+
+
+@dataclass(frozen=True, slots=True)
+class WhyRequest(Request):
+    """What became of the prefixes of the session's last requests: what was kept, where one diverged, and why."""
+
+    session: SessionText

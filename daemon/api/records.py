@@ -1,0 +1,93 @@
+"""What every record of a verb is built on: strict fields, and the kinds of value that several of them have.
+
+Owns the rules by which a record is read from a map. A request knows no field but its own; of a result a reader passes
+over what it does not know, so that an older client goes on with a newer daemon. Does not read: `socket_api` does, where
+a map crosses the wire. In the process a record is a plain value that nobody checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import GenericAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler
+
+from .limits import (
+    MAX_LABEL_CHARS,
+    MAX_LABELS,
+    MAX_MODEL_CHARS,
+    MAX_NUMBER,
+    MAX_SESSION_CHARS,
+    MAX_TEXT_CHARS,
+    MAX_TOKEN_ID,
+)
+
+FORBIDDING: Final = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+IGNORING: Final = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Marks a list of any kind: once it has crossed the wire it is a tuple. or_one: a single text stands for a list of
+    it. at_once: how many items are checked in about a millisecond, of a list that may be too long to be checked whole
+    while others wait."""
+
+    or_one: bool = False
+    at_once: int | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        (item,) = get_args(source)
+        return handler.generate_schema(GenericAlias(tuple, (item, ...)))
+
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+ProcessId = Annotated[int, Field(gt=1, lt=2**31)]
+"""Something may be done to the process of that id, so it is never 0, 1 or a group."""
+
+SessionText = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)]
+ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]
+Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+Labels = Annotated[Sequence[Label], Listed(), Field(max_length=MAX_LABELS)]
+Version = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Position = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+Priority = Literal["normal", "background"]
+"""`background` gives way to what is `normal`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Base of all: no conversion, no NaN."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = FORBIDDING
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Fields are strict, and yet a record is read from a map, where pydantic would take nothing but a record."""
+        schema = handler(source)
+        itself: Any = handler.resolve_ref_schema(schema)
+        itself["strict"] = False
+        return schema
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Record):
+    """Base of everything that comes from the daemon."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = IGNORING
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Record):
+    """Base of everything that a client asks."""
+
+    def require(self) -> None:
+        """Refuse fields that do not go together.
+
+        Raises:
+            ValueError: a sentence on what to give, without its full stop.
+        """

@@ -1,0 +1,190 @@
+"""A session as answers show it: where it stands, what it has lost, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal
+
+from .events import Listener
+from .records import Count, Labels, ModelName, Request, Result, SessionText, Text
+from .sampling import NamedSampling, Sampling
+
+SessionState = Literal["awake", "asleep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lossy(Result):
+    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and what
+    was read behind them was computed from those."""
+
+    bits: Count
+    tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged(Result):
+    """What a repair saved of a session: the first `tokens` tokens `of` so many, which is None where nothing tells. What
+    stood behind them is lost, whatever was read there since."""
+
+    tokens: Count
+    of: Count | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed(Result):
+    """What of `version` was computed again from the stored tokens: `tokens` tokens from position `start`. same_logits:
+    whether the logits behind them are to the bit those that were stored. damaged: whether they were lost with damaged
+    blocks; if not, a stop had not written them, or computing them was the faster way and gave other bits."""
+
+    version: int
+    start: Count
+    tokens: Count
+    same_logits: bool
+    damaged: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Origin(Result):
+    """Where a fork or a fold comes from: the version of the other session, and how many of its tokens it began with, or
+    with a summary of."""
+
+    session: str
+    version: int
+    bundle_id: str
+    tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Look(Result):
+    """Where a session was woken before its end: at `version`, with `token_count` tokens. The newest version, with
+    `newest_tokens`, stays the newest until something is read or written; then history branches here."""
+
+    version: Count
+    token_count: Count
+    newest_version: Count
+    newest_tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo(Result):
+    """A session as a listing shows it; `session` is its URI.
+
+    stored_bytes: the bundle files of all its versions together. slept_ns: when its last version became durable, None if
+        none has. sampling: None for a session that sleeps and whose bundle was not read for it.
+    salvaged: None unless a repair saved its beginning out of a damaged version. unread_tokens: how many of its tokens
+        have no state in its last version, and are computed again at the next use. lossy: None for one that is exact.
+    look: None unless it was woken before its end, with nothing read or written there; it may have left memory since.
+    """
+
+    session: str
+    namespace: str
+    name: str
+    state: SessionState
+    model: str
+    token_count: Count
+    version: int | None
+    bundle_id: str | None
+    resident_bytes: Count
+    stored_bytes: Count
+    dirty: bool
+    labels: tuple[str, ...]
+    slept_ns: int | None
+    sampling: Sampling | None
+    salvaged: Salvaged | None = None
+    unread_tokens: Count = 0
+    lossy: Lossy | None = None
+    look: Look | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo(Result):
+    """One sleep of a session, with its marks."""
+
+    version: int
+    bundle_id: str
+    parent: str | None
+    token_count: Count
+    bundle_bytes: Count
+    logical_bytes: Count
+    created_ns: int
+    tags: tuple[str, ...] = ()
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDetail(Result):
+    """Everything that `show` knows of one session. backend: what computes it, or computed it last; those parts of the
+    identity that may differ. lossy: None for one that is exact. forked_from: None for one that is no fork; folded_from:
+    None for one that did not begin with a summary of another."""
+
+    info: SessionInfo
+    versions: tuple[VersionInfo, ...]
+    tail_text: str
+    layers: tuple[str, ...]
+    lineage: tuple[str, ...]
+    identity: dict[str, str]
+    backend: dict[str, str] = field(default_factory=dict)
+    lossy: Lossy | None = None
+    forked_from: Origin | None = None
+    folded_from: Origin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListResult(Result):
+    """The sessions of a namespace, or all, by name. Iterates over them."""
+
+    sessions: tuple[SessionInfo, ...]
+
+    def __iter__(self) -> Iterator[SessionInfo]:
+        return iter(self.sessions)
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def __getitem__(self, at: int) -> SessionInfo:
+        return self.sessions[at]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest(Request):
+    """Make a session, which is empty and in memory only until its first sleep.
+
+    system: opens its chat. model: the daemon's first if None.
+    """
+
+    session: SessionText
+    _: KW_ONLY
+    model: ModelName | None = None
+    labels: Labels = ()
+    sampling: NamedSampling | None = None
+    system: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetRequest(Request):
+    """Change how the session draws its tokens, from now on: what is given of `sampling`, and nothing else. A seed that
+    is given begins its random numbers anew. One that sleeps is woken, and its next sleep keeps the change."""
+
+    session: SessionText
+    _: KW_ONLY
+    sampling: NamedSampling
+    on_event: Listener = None
+
+    def require(self) -> None:
+        if not self.sampling.named():
+            raise ValueError("name at least one of the sampling's parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class ListRequest(Request):
+    """All sessions, or those of one namespace: this one, else the client's."""
+
+    namespace: SessionText | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowRequest(Request):
+    """Everything that can be seen of one session; one that sleeps is read from its bundle and stays asleep."""
+
+    session: SessionText

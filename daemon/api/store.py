@@ -1,0 +1,267 @@
+"""Looking after the store: operations on it, marks, figures of labels, and what is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .events import Listener
+from .limits import MAX_DAYS, MAX_KIND_CHARS, MAX_NUMBER, MAX_TAG_CHARS
+from .records import Count, Label, Labels, Request, Result, Seconds, SessionText
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFigures(Result):
+    """All sessions of a label together; `label` is None for all that were looked at, with a label or without.
+
+    stored_bytes: the bundle files of all their versions. hits: how often one of them was awake when it was to be
+        warmed, or another session took over what it had read, since the daemon began.
+    """
+
+    label: str | None
+    sessions: Count
+    awake: Count
+    tokens: Count
+    resident_bytes: Count
+    stored_bytes: Count
+    hits: Count
+
+
+@dataclass(frozen=True, slots=True)
+class StatsResult(Result):
+    """Figures of all sessions, and of those of each label. One with several labels counts in each."""
+
+    total: LabelFigures
+    labels: tuple[LabelFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisResult(Result):
+    """What a stored version holds. artifact: the document of figures, as JSON.
+
+    awake_tokens: how many tokens the session has in memory, where more or others may be than were analysed; None for
+        one that sleeps.
+    """
+
+    session: str
+    version: int
+    bundle_id: str
+    token_count: Count
+    awake_tokens: Count | None
+    artifact: str
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceProblem(Result):
+    """Something that an operation could not put right: where, the code of the error it is, and a sentence."""
+
+    path: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult(Result):
+    """What a delete removed. problems: files in quarantine that it could not mark as deleted, and bundles beside which
+    nothing could be removed, and what to do; problems_left_out counts what was cut off at their end."""
+
+    session: str
+    versions_deleted: Count
+    bundles_deleted: Count
+    bytes_freed: Count
+    problems: tuple[MaintenanceProblem, ...] = ()
+    problems_left_out: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClearResult(Result):
+    """What a clear removed, or with `dry_run` would remove: URIs, and what those sessions were together.
+
+    bytes_freed: on the disk; less than stored_bytes where others share some, and 0 of a dry run. failed: URI to reason.
+    problems: as of `DeleteResult`, of all of them.
+    """
+
+    label: str
+    dry_run: bool
+    sessions: tuple[str, ...]
+    tokens: Count
+    resident_bytes: Count
+    stored_bytes: Count
+    bytes_freed: Count
+    failed: dict[str, str]
+    problems: tuple[MaintenanceProblem, ...] = ()
+    problems_left_out: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceAction(Result):
+    """One thing that an operation on the store did, or with `dry_run` would do; `keep` says why something stays."""
+
+    kind: str
+    path: str
+    session: str | None
+    version: int | None
+    size_bytes: Count
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceResult(Result):
+    """What an operation on the store did, or with `dry_run` would do.
+
+    The lists are bounded; `actions_left_out` and `problems_left_out` count what was cut off at their ends.
+    """
+
+    operation: str
+    dry_run: bool
+    actions: tuple[MaintenanceAction, ...]
+    actions_left_out: Count
+    bytes_freed: Count
+    bytes_written: Count
+    problems: tuple[MaintenanceProblem, ...]
+    problems_left_out: Count
+
+
+@dataclass(frozen=True, slots=True)
+class MarksResult(Result):
+    """The marks of one version: it stays whatever a prune keeps while it has any."""
+
+    session: str
+    version: int | None
+    bundle_id: str
+    tags: tuple[str, ...]
+    pinned: bool
+
+
+Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARS)]
+Days = Annotated[float, Field(ge=0, le=MAX_DAYS)]
+DaysKept = Annotated[float, Field(gt=0, le=MAX_DAYS)]
+Operation = Literal["gc", "empty_quarantine", "compact", "repair", "rebuild_index", "prune", "forget", "quantise"]
+Bits = Literal[8, 4]
+
+# What an operation may be told beside `dry_run`; all of it is optional but for what `MaintainRequest` asks for.
+OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "gc": frozenset(),
+        "empty_quarantine": frozenset(),
+        "compact": frozenset({"session", "cold_after_days"}),
+        "repair": frozenset(),
+        "rebuild_index": frozenset(),
+        "prune": frozenset({"session", "keep_last", "keep_days"}),
+        "forget": frozenset({"session"}),
+        "quantise": frozenset({"session", "bits", "after_days"}),
+    }
+)
+_ALL_OPTIONS = frozenset().union(*OPERATION_OPTIONS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MaintainRequest(Request):
+    """Have the daemon look after its store: gc, empty_quarantine, compact, repair, rebuild_index, prune, forget or
+    quantise, with what that one takes; anything else is refused rather than passed over.
+
+    It reports no progress and may take long; `dry_run` tells what it would do and changes nothing. Operations run one
+    after the other; sessions are served meanwhile.
+    """
+
+    operation: Operation
+    _: KW_ONLY
+    session: SessionText | None = None
+    dry_run: bool = False
+    keep_last: Annotated[int, Field(ge=1, le=MAX_NUMBER)] | None = None
+    keep_days: DaysKept | None = None
+    cold_after_days: Days | None = None
+    bits: Bits | None = None
+    after_days: Days | None = None
+
+    def require(self) -> None:
+        given = {name for name in _ALL_OPTIONS if getattr(self, name) is not None}
+        if strange := sorted(given - OPERATION_OPTIONS[self.operation]):
+            raise ValueError(f"{self.operation} takes no {' and no '.join(strange)}")
+        if self.operation == "forget" and self.session is None:
+            raise ValueError("forget needs the session to forget")
+        if self.operation == "prune" and self.keep_last is None and self.keep_days is None:
+            raise ValueError("prune needs keep_last, keep_days or both; without them every version stays")
+        if self.operation == "quantise" and self.bits is None:
+            raise ValueError("quantise needs bits, 8 or 4")
+        if self.operation == "quantise" and self.session is None and self.after_days is None:
+            raise ValueError("quantise needs a session, or after how many days of sleep it takes all: after_days")
+
+
+@dataclass(frozen=True, slots=True)
+class MarkRequest(Request):
+    """Put one mark on a version (`NAME@3`; the latest of a bare name), or take one off: `tag`, `untag` or `pinned`.
+
+    move: take the tag from the version that has it. With `untag`, `session` names a session only: which version has the
+    tag, the tag says.
+    """
+
+    session: SessionText
+    _: KW_ONLY
+    tag: Tag | None = None
+    untag: Tag | None = None
+    pinned: bool | None = None
+    move: bool = False
+
+    def require(self) -> None:
+        if [self.tag, self.untag, self.pinned].count(None) != 2:
+            raise ValueError("give exactly one of tag, untag and pinned")
+        if self.move and self.tag is None:
+            raise ValueError("only a tag can be moved")
+        if self.untag is not None and "@" in self.session:
+            raise ValueError("untag takes a session without a version: the tag says which one has it")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest(Request):
+    """Adopt a bundle that was put into the store's folder `incoming` under its id: as its own session, or another."""
+
+    bundle_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    _: KW_ONLY
+    session: SessionText | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyseRequest(Request):
+    """Figures of a stored version (`NAME@3`; the newest of a bare name), as a JSON document in `artifact`.
+
+    kind, labels: what the artifact is called; by default `kv-analysis`, and the session's labels, its model and the
+        version.
+    """
+
+    session: SessionText
+    _: KW_ONLY
+    kind: Annotated[str, Field(min_length=1, max_length=MAX_KIND_CHARS)] | None = None
+    labels: Labels | None = None
+    on_event: Listener = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRequest(Request):
+    """Figures of all sessions, or of those of a label or namespace: together, and by label."""
+
+    label: Label | None = None
+    namespace: SessionText | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRequest(Request):
+    """Remove the session and all its versions, from memory and from disk. Bytes that others share stay."""
+
+    session: SessionText
+
+
+@dataclass(frozen=True, slots=True)
+class ClearRequest(Request):
+    """Delete all sessions of a label, in one `namespace` or all, from memory and disk; `dry_run` tells which, and
+    changes nothing."""
+
+    label: Label
+    _: KW_ONLY
+    namespace: SessionText | None = None
+    dry_run: bool = False

@@ -1,0 +1,141 @@
+"""What a verb is: one row of the table `Verbs`, and the method that each caller has of it.
+
+A row names the record of what is asked and that of the answer; the parameters of the method are the fields of the
+first. Whose `ask` blocks has a method that gives the answer, whose `ask` is awaited one to await; type checkers infer
+either from the same row, and `help` shows its parameters.
+
+Does not know which verbs there are, nor how one is asked or answered.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from functools import cached_property
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, get_type_hints, overload
+
+from .records import Request, Result
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Result)
+T = TypeVar("T")
+
+
+class Blocking(ABC):
+    """Who asks, and waits for the answer."""
+
+    @abstractmethod
+    def ask(self, verb: Verb[Any, R], request: Request) -> R:
+        """Ask what a row says."""
+
+
+class Awaiting(ABC):
+    """Whose answer is awaited."""
+
+    @abstractmethod
+    async def ask(self, verb: Verb[Any, R], request: Request) -> R:
+        """Ask what a row says."""
+
+
+class Verb(Generic[P, R]):
+    """One row. As an attribute of a class it is the method of that name.
+
+    name: on the wire, if it is not that of the attribute.
+    leaves: a sentence on what a cancel message, or the end of the connection, leaves of the work that it stops. None:
+        it stops nothing, for the work is short or must not be left half done, and runs to its end.
+    always: also taken while the daemon stops, and on the connections that are held in reserve: who looks after the
+        daemon must get through.
+    watches: it goes on until it is cancelled or the service has ended, so a stop neither cancels it nor waits for it.
+    """
+
+    def __init__(
+        self,
+        request: Callable[P, Request],
+        result: type[R],
+        *,
+        name: str = "",
+        leaves: str | None = None,
+        always: bool = False,
+        watches: bool = False,
+    ) -> None:
+        self.request = cast("type[Request]", request)
+        self.result = result
+        self.name = name
+        self.leaves = leaves
+        self.always = always
+        self.watches = watches
+        self.attribute = name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.attribute = name
+        self.name = self.name or name
+
+    @property
+    def cancellable(self) -> bool:
+        """Whether a request can be stopped."""
+        return self.leaves is not None
+
+    @overload
+    def __get__(self, caller: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, caller: Blocking, owner: type) -> Callable[P, R]: ...
+
+    @overload
+    def __get__(self, caller: Awaiting, owner: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
+
+    def __get__(self, caller: Any, owner: type) -> Any:
+        """A bound method; of the class, a documented function that takes the caller first."""
+        return self._method if caller is None else self._method.__get__(caller)
+
+    @cached_property
+    def _method(self) -> Callable[..., Any]:
+        request = self.request
+
+        def ask(caller: Any, /, *args: Any, **options: Any) -> Any:
+            return caller.ask(self, request(*args, **options))
+
+        return documented(ask, self.attribute, request, self.result)
+
+
+class Opened(Generic[P, T]):
+    """Another way to ask the same: a method with the fields of a request, which gives what answers piece by piece.
+
+    opens: makes that, for a caller and its request. said: the method's docstring; that of the request if empty.
+    """
+
+    def __init__(self, request: Callable[P, Request], opens: Callable[[Any, Any], T], said: str = "") -> None:
+        self._request = cast("type[Request]", request)
+        self._opens = opens
+        self._said = said
+        self._attribute = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, caller: Any, owner: type) -> Callable[P, T]:
+        method: Callable[P, T] = self._method if caller is None else self._method.__get__(caller)
+        return method
+
+    @cached_property
+    def _method(self) -> Any:
+        request, opens = self._request, self._opens
+
+        def ask(caller: Any, /, *args: Any, **options: Any) -> Any:
+            return opens(caller, request(*args, **options))
+
+        found = documented(ask, self._attribute, request, get_type_hints(opens).get("return", Any))
+        found.__doc__ = self._said or found.__doc__
+        return found
+
+
+def documented(ask: Callable[..., Any], name: str, request: type[Request], result: object) -> Callable[..., Any]:
+    """The function with the name, the parameters and the docstring by which `help` knows it."""
+    plain, own = get_type_hints(request), inspect.signature(request)
+    caller = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = [each.replace(annotation=plain[each.name]) for each in own.parameters.values()]
+    ask.__signature__ = own.replace(parameters=[caller, *taken], return_annotation=result)  # type: ignore[attr-defined]
+    ask.__name__ = ask.__qualname__ = name
+    ask.__doc__ = request.__doc__
+    return ask

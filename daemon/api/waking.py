@@ -1,0 +1,222 @@
+"""Sleep and wake: a session put into the store, brought back, and what either came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from .events import Listener
+from .limits import MAX_NAMED_SESSIONS
+from .records import Count, Label, Listed, Position, Request, Result, Seconds, SessionText, Version
+from .session import Look, Lossy, Recomputed, Salvaged, SessionInfo
+
+RecomputePolicy = Literal["off", "exact", "fastest"]
+RECOMPUTE_POLICIES: Final[tuple[RecomputePolicy, ...]] = ("off", "exact", "fastest")
+WakeWay = Literal["restore", "recompute"]
+CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class SleepResult(Result):
+    """The receipt of a sleep: it exists only once the state is durable, and tells what the next wake gives.
+
+    already_asleep: it slept already. looked_at: the token at which the session was only looked at; it sleeps as the
+        version that goes on behind it. None else.
+    """
+
+    session: str
+    version: int
+    bundle_id: str
+    parent: str | None
+    token_count: Count
+    bytes_written: Count
+    logical_bytes: Count
+    blocks_new: Count
+    blocks_reused: Count
+    seconds: Seconds
+    already_asleep: bool = False
+    looked_at: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartDiffers(Result):
+    """A part of the identity that may differ, and does; None where the snapshot, or what serves it, has none."""
+
+    field: str
+    stored: str | None
+    live: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WakeResult(Result):
+    """The report of a wake. tokens_prefilled: what the model computed to come to the state; zero, for nothing is read
+    again, unless an earlier token was asked for, the snapshot had been salvaged, or the daemon computes what it can
+    compute faster. differs: what computed the snapshot otherwise than what computes now.
+
+    verified: whether every byte was hashed, as it is unless the daemon was told to trust its store.
+    canary: what proved that the state computes what the slept one did, and in how many seconds.
+    lossy: None where all of it is exact. salvaged: None unless a repair saved its beginning out of a damaged version.
+    recomputed: None unless some of it was computed again, and is not sure to be what it was.
+    look: None unless it is awake at an earlier token or version than its last, with nothing read or written there.
+    """
+
+    session: str
+    version: int | None
+    bundle_id: str | None
+    token_count: Count
+    tokens_prefilled: Count
+    bytes_read: Count
+    seconds: Seconds
+    already_awake: bool
+    differs: tuple[PartDiffers, ...] = ()
+    verified: bool = True
+    canary: CanaryVerdict = "not_run"
+    canary_seconds: Seconds = 0.0
+    lossy: Lossy | None = None
+    salvaged: Salvaged | None = None
+    recomputed: Recomputed | None = None
+    look: Look | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile(Result):
+    """A bundle's file, and what a wake would read of it. bytes_to_read: of state, as it is once it is decoded."""
+
+    bundle_id: str
+    blocks: Count
+    bytes_to_read: Count
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRate(Result):
+    """What a daemon has measured on its machine. value: per second, or seconds, as the name says; None where nothing
+    has been. samples: how many it rests on."""
+
+    name: str
+    value: Seconds | None
+    samples: Count
+
+
+@dataclass(frozen=True, slots=True)
+class WakePlanResult(Result):
+    """What a wake would do; nothing was done.
+
+    way: whether the state is restored from the disk or computed again from the stored tokens, None where there is
+        nothing to do; reason: why, a sentence.
+    bytes_to_read, blocks, files, restored_tokens, computed_tokens: what restoring reads, and leaves to the model.
+    memory_bytes: what the wake reserves. model_loaded: if not, it is loaded first, which is in none of the seconds.
+    restore_seconds, recompute_seconds: how long either would take by the rates; None where one is not measured.
+    recompute: the policy of the daemon.
+    """
+
+    session: str
+    version: int | None
+    bundle_id: str | None
+    token_count: Count
+    already_awake: bool
+    model: str
+    model_loaded: bool
+    way: WakeWay | None
+    reason: str
+    bytes_to_read: Count = 0
+    blocks: Count = 0
+    files: tuple[PlannedFile, ...] = ()
+    files_left_out: Count = 0
+    restored_tokens: Count = 0
+    computed_tokens: Count = 0
+    verified: bool = True
+    memory_bytes: Count = 0
+    restore_seconds: Seconds | None = None
+    recompute_seconds: Seconds | None = None
+    recompute: RecomputePolicy = "off"
+    rates: tuple[MeasuredRate, ...] = ()
+    differs: tuple[PartDiffers, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed(Result):
+    """What became of one session that was to be warmed. hit: it was awake already. left: why it still sleeps, which is
+    `no_room`, `model_not_loaded`, or the code of an error; None for one that is awake. hits: as of `LabelFigures`."""
+
+    info: SessionInfo
+    hit: bool
+    left: str | None
+    hits: Count
+
+
+@dataclass(frozen=True, slots=True)
+class WarmResult(Result):
+    """What became of all that were to be warmed, in the order in which they were tried."""
+
+    sessions: tuple[Warmed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SleepRequest(Request):
+    """Put the session to sleep: when this returns, its state is durable, and its memory free. Asking again tells the
+    same, with nothing written."""
+
+    session: SessionText
+    _: KW_ONLY
+    on_event: Listener = None
+
+
+@dataclass(frozen=True, slots=True)
+class WakeRequest(Request):
+    """Wake the session at its last version, or at an earlier one; nothing is prefilled again.
+
+    version: which one, if it does not stand behind an `@` of `session`: by number, tag, or digits of its bundle id.
+    at_token: with only so many of its tokens, all if None. Where its caches can be cut back to them, one token is
+        computed for their logits; else what lies behind the nearest record is.
+    strict: refuse it too if another device, library or version computed it, which may differ in the last bits.
+    """
+
+    session: SessionText
+    _: KW_ONLY
+    version: Version | None = None
+    at_token: Position | None = None
+    strict: bool = False
+    on_event: Listener = None
+
+    def require(self) -> None:
+        _require_one_version(self.session, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWakeRequest(Request):
+    """What `wake` would do if it were asked the same, and how long that would take there; nothing is done."""
+
+    session: SessionText
+    _: KW_ONLY
+    version: Version | None = None
+    at_token: Position | None = None
+    strict: bool = False
+
+    def require(self) -> None:
+        _require_one_version(self.session, self.version)
+
+
+def _require_one_version(session: str, version: int | None) -> None:
+    if version is not None and "@" in session:
+        raise ValueError("name the version once: behind the @ of session, or in version")
+
+
+@dataclass(frozen=True, slots=True)
+class WarmRequest(Request):
+    """Wake sessions ahead of need, by name, by label (in one `namespace`, or all) or both, as far as memory is free:
+    none other goes to sleep for it, and no model is loaded. One that is awake already counts as a hit."""
+
+    sessions: Annotated[Sequence[SessionText], Listed(or_one=True), Field(max_length=MAX_NAMED_SESSIONS)] = ()
+    _: KW_ONLY
+    label: Label | None = None
+    namespace: SessionText | None = None
+    on_event: Listener = None
+
+    def require(self) -> None:
+        if not self.sessions and self.label is None:
+            raise ValueError("name sessions, or a label")
+        if self.namespace is not None and self.label is None:
+            raise ValueError("a namespace is for a label")

@@ -1,0 +1,233 @@
+"""What a service is made of, put together, and what all its verbs share: names, turns, new sessions.
+
+Owns the wiring alone. The verbs are `verbs/`, life and death `service.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from ..memvid.format.manifest import require_session_map
+from ..memvid.store import Store
+from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ..snapshot.canary import Policy
+from ..snapshot.digests import FileCheck
+from .api.events import OnEvent
+from .api.process import ShutdownResult
+from .api.sampling import Sampling
+from .api.session import Look
+from .api.store import DeleteResult
+from .api.waking import RecomputePolicy
+from .chat.conversing import Conversing
+from .chat.folds import Folds
+from .chat.prompt_io import Exchanges
+from .config.configuring import Configuring
+from .engine.admission import MAX_WAITING, Queue
+from .engine.buffers import Buffers
+from .engine.engine import Engine
+from .engine.sampler import initial_key
+from .errors import (
+    ServiceClosed,
+)
+from .events.bus import Bus
+from .events.events import SessionCreated, SessionDeleted
+from .memory.claims import Use
+from .memory.loading import Loader
+from .memory.memory import default_budget
+from .memory.model_registry import Shelf
+from .memory.watching import ChangePolicy
+from .models.rates import Measured
+from .prefixes.prefix_history import Reasons
+from .prefixes.reuse import PrefixReuse, ReusePolicy
+from .prefixes.reuse_counts import Hits
+from .residency import listing
+from .residency.labels import Labels
+from .residency.planning import Planning
+from .residency.residency import Keeping, Residency
+from .residency.roll import Roll
+from .sessions.encoding import Encoder
+from .sessions.sessions import Session
+from .sleep.disk_space import Way
+from .sleep.forking import Forking
+from .sleep.hibernation import Hibernation, LastSleep
+from .sleep.ledgers import Ledgers
+from .sleep.maintenance import (
+    MAX_PROBLEMS_TOLD,
+    Maintenance,
+    problems_told,
+)
+from .sleep.quantising import Ageing, Quantising
+from .sleep.recomputing import Recomputing
+from .upkeep.analyst import Analyst
+from .upkeep.healing import Healing
+from .upkeep.scrubbing import Scrub
+
+
+class Parts:
+    """The parts of one service, over one store and the models of one process."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        shelf: Shelf,
+        loader: Loader,
+        bus: Bus,
+        *,
+        changed_unseen: Sequence[FileCheck] = (),
+        canary: Policy = "always",
+        trusting: bool = False,
+        memory_budget: int | None = None,
+        idle_sleep_s: float | None = None,
+        prefix_reuse: ReusePolicy = "exact",
+        recompute: RecomputePolicy = "off",
+        on_model_change: ChangePolicy = "refuse",
+        stop_within_s: float | None = None,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self.store = store
+        self.last_sleep: LastSleep | None = None
+        self.changed_unseen = tuple(changed_unseen)
+        self.engine = engine
+        self.shelf = shelf
+        self.loader = loader
+        self.bus = bus
+        self.queue = Queue(max_waiting)
+        way = Way()
+        self.measured = Measured(store)
+        recomputing = Recomputing(engine, self.measured, recompute)
+        self.hibernation = Hibernation(store, engine, way, self.bus, recomputing, canary=canary, trusting=trusting)
+        self.maintenance = Maintenance(store, way)
+        self.analyst = Analyst(store)
+        self.forking = Forking(store, self.hibernation)
+        self.quantising = Quantising(store, engine, self.hibernation)
+        self.ageing: Ageing | None = None
+        self.config: Configuring | None = None
+        self.hits = Hits()
+        self.reuse = PrefixReuse(store, engine, self.hibernation, self.bus, self.hits, prefix_reuse)
+        self.encoder = Encoder()
+        self.buffers = Buffers(engine)
+        self.residency = Residency(
+            store,
+            self.hibernation,
+            Ledgers(store, self.hibernation, engine, bus),
+            shelf,
+            loader,
+            self.require_working,
+            default_budget(shelf.weights_bytes()) if memory_budget is None else memory_budget,
+            self.buffers,
+            self.bus,
+            idle_sleep_s,
+            on_model_change,
+            stop_within_s,
+        )
+        self.planning = Planning(self.hibernation, self.residency, shelf)
+        self.reasons = Reasons(self.encoder, self.reuse, self.residency.awake.get)
+        self.conversing = Conversing(self.encoder, self.residency, engine, bus)
+        self.exchanges = Exchanges(engine, self.residency, self.reuse, self.reasons, self.measured, bus)
+        self.folds = Folds(
+            store,
+            self.hibernation,
+            self.residency,
+            self.encoder,
+            self.conversing,
+            self.exchanges,
+            self.forget_words,
+            bus,
+        )
+        self.healing = Healing(store, engine, self.hibernation, self.maintenance, self.residency, self.bus)
+        self.roll = Roll(store, self.residency.awake, self.residency.looks)
+        self.labels = Labels(self.residency, self.hits, self.roll, self.delete_session)
+        self.scrub: Scrub | None = None
+        self.started = time.monotonic()
+        self.preparing: asyncio.Task[ShutdownResult] | None = None
+        self.keeping: asyncio.Task[Keeping] | None = None
+        self.closing: asyncio.Task[ShutdownResult] | None = None
+
+    async def begin(
+        self,
+        use: Use,
+        uri: SessionUri,
+        model: str,
+        settings: Sampling,
+        labels: tuple[str, ...] = (),
+        system: str | None = None,
+    ) -> Session:
+        """A new session, whose turn is held."""
+        self.residency.require_new(uri)
+        async with self.residency.models.using(model, use) as chosen:
+            state = await self.hibernation.begin(chosen, lambda: initial_key(settings))
+            created = Session(uri, chosen, state, settings, labels=labels, system=system)
+            require_session_map(created.to_map())
+            self.residency.admit(created)
+            self.bus.publish(SessionCreated(uri, chosen.name))
+            return created
+
+    def woken(
+        self, session: str, emit: OnEvent, *, create: bool
+    ) -> contextlib.AbstractAsyncContextManager[tuple[Use, Session]]:
+        """Hold a session alone, awake; a new one on the default model where there is none and `create` says so."""
+        if not create:
+            return self.residency.woken(self.resolve(session), emit)
+        self.require_open()
+        uri, model = parse_reference(session), self.shelf.place(None).name
+        return self.residency.woken(uri, emit, lambda use: self.begin(use, uri, model, Sampling()))
+
+    def look(self, live: Session) -> Look | None:
+        """Where a session stands that is only looked at."""
+        return listing.look_of(live, self.store.find_session(live.uri))
+
+    def resolve(self, name: str) -> SessionUri:
+        self.require_open()
+        return self.store.resolve(name, also=self.residency.awake)
+
+    async def version_of(self, session: str, version: int | None) -> tuple[SessionUri, int | None]:
+        """The session, and which version of it is meant: that behind an `@` of its name, or `version`."""
+        if VERSION_MARK not in session:
+            return self.resolve(session), version
+        self.require_open()
+        row = await self.hibernation.on_io(lambda: self.store.resolve_version(session))
+        return self.resolve(str(row.uri)), row.version
+
+    async def delete_session(self, uri: SessionUri) -> DeleteResult:
+        if not self.store.can_be_deleted(uri):
+            if uri not in self.residency.awake:
+                self.residency.require_row(uri)  # raises
+            self.residency.drop(uri)
+            self.forget_words(uri)
+            self.bus.publish(SessionDeleted(uri, 0, 0))
+            return DeleteResult(str(uri), 0, 0, 0)
+        report = await self.hibernation.on_writer(lambda: self.store.delete_session(uri))
+        # Only now: what cannot be removed from the disk must not be lost from memory.
+        self.residency.drop(uri)
+        self.forget_words(uri)
+        self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
+        return DeleteResult(
+            session=str(uri),
+            versions_deleted=report.versions_deleted,
+            bundles_deleted=report.bundles_deleted,
+            bytes_freed=report.bytes_freed,
+            problems=problems_told(report.problems),
+            problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
+        )
+
+    def forget_words(self, uri: SessionUri) -> None:
+        """Know no token of a session that is gone, nor any text of it."""
+        self.reuse.forget(uri)
+        self.reasons.forget(uri)
+        self.hits.forget(uri)
+        self.hibernation.forget(uri)
+
+    def require_working(self) -> None:
+        self.require_open()
+        if self.keeping is not None:
+            raise ServiceClosed("The daemon is stopping; try again when it is back.")
+        if self.preparing is not None:
+            raise ServiceClosed("The daemon was told to stop, and puts its sessions to sleep; try again in a moment.")
+
+    def require_open(self) -> None:
+        if self.closing is not None:
+            raise ServiceClosed("The daemon is stopping; try again when it is back.")

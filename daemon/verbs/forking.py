@@ -1,0 +1,94 @@
+"""New sessions that begin as another stands, or with a summary of it."""
+
+from __future__ import annotations
+
+import time
+
+from ...memvid.store import IndexRow
+from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ..api.events import OnEvent, ignore
+from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
+from ..chat.folds import FoldOrder
+from ..engine.cancellation import to_the_end
+from ..events.events import SessionForked
+from ..parts import Parts
+from ..residency import listing
+from ..sleep.forking import ForkOrder
+from .answering import answers
+
+
+@answers(ForkRequest, queued=True)
+async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
+    """See `ForkRequest`.
+
+    Raises:
+        SessionExists: there is a session of that name.
+        SessionNotFound, AmbiguousVersion, EmptyContext, NoSuchPosition, what a sleep raises, and, at
+        an earlier token, what a wake raises; then there is no fork, and the other session is as it was.
+    """
+    emit = request.on_event or ignore
+    started = time.monotonic()
+    parts.require_open()
+    wanted = parse_reference(request.name)
+    source, row = parts.resolve(request.session.partition(VERSION_MARK)[0]), None
+    if VERSION_MARK in request.session:
+        row = await parts.hibernation.on_io(lambda: parts.store.resolve_version(request.session))
+    async with parts.residency.turn_with_name(source, wanted) as use:
+        kept = None if request.labels is None else tuple(request.labels)
+        order = await to_the_end(_order_of_fork(parts, source, row, wanted, request.at_token, kept, emit))
+        if order.at_token not in (None, order.row.token_count):
+            async with parts.residency.room_to_wake(use, order.row, order.at_token) as model:
+                forked = await to_the_end(parts.forking.cut_off(order, model, emit))
+        else:
+            forked = await to_the_end(parts.forking.refer_to_all(order))
+    result = listing.result_of_fork(order, forked, seconds=time.monotonic() - started)
+    parts.bus.publish(
+        SessionForked(
+            wanted,
+            source=order.row.uri,
+            tokens=result.token_count,
+            tokens_prefilled=result.tokens_prefilled,
+            bytes_written=result.bytes_written,
+            blocks_reused=result.blocks_reused,
+            seconds=result.seconds,
+        )
+    )
+    return result
+
+
+@answers(FoldRequest, queued=True)
+async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
+    """See `FoldRequest`.
+
+    Raises:
+        InvalidFold, SessionExists, SessionNotFound, EmptyContext, TemplateUnusable, ContextOverflow,
+        GenerationFailed, and what a sleep or a wake raises. Then there is no new session, and the other one has
+        lost nothing.
+    """
+    emit = request.on_event or ignore
+    order = FoldOrder(
+        request.summary, request.summarise, request.tail, None if request.labels is None else tuple(request.labels)
+    )
+    wanted = parse_reference(request.name)
+    return await parts.folds.make(parts.resolve(request.session), wanted, order, emit)
+
+
+async def _order_of_fork(
+    parts: Parts,
+    source: SessionUri,
+    row: IndexRow | None,
+    uri: SessionUri,
+    at_token: int | None,
+    labels: tuple[str, ...] | None,
+    emit: OnEvent,
+) -> ForkOrder:
+    """Which version is to be forked: what an awake session has not slept is put to sleep for it."""
+    if row is None:
+        live = parts.residency.live(source)
+        if live is None:
+            row, held = parts.residency.standing(source)
+        else:
+            row = await parts.residency.keep_changed(live, emit, "fork")
+            held = len(live.state.tokens) if live.is_cut_short else None
+        at_token = held if at_token is None else at_token
+    return ForkOrder(row, uri, at_token, labels)

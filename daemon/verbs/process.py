@@ -1,0 +1,72 @@
+"""The daemon as a whole: what it is doing, and its models."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from ... import __version__
+from ...snapshot.blas import library_in_use
+from ..api.process import LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
+from ..engine.pieces import in_pieces
+from ..memory.model_registry import Place
+from ..parts import Parts
+from ..residency import listing
+from .answering import answers
+
+
+@answers(StatusRequest, told=False)
+async def status(parts: Parts, request: StatusRequest) -> StatusResult:
+    """See `StatusRequest`."""
+    parts.require_open()
+    asleep = await in_pieces(parts.roll.count_asleep())
+    return StatusResult(
+        version=__version__,
+        pid=os.getpid(),
+        store=str(parts.store.path),
+        models=tuple(_info_of(parts, place) for place in parts.shelf.places.values()),
+        sessions_awake=len(parts.residency.awake),
+        sessions_asleep=asleep,
+        memory=parts.residency.memory.info(),
+        blas=library_in_use() or "the BLAS that MLX ships",
+        uptime_s=time.monotonic() - parts.started,
+        queue=parts.queue.info(),
+        prefix_hits=parts.reuse.hits,
+        prefix_misses=parts.reuse.misses,
+        cached_tokens=parts.reuse.cached_tokens,
+        batched_tokens=parts.engine.batched_tokens,
+        scrub=parts.scrub.info(parts.healing.healed, parts.healing.failed) if parts.scrub is not None else None,
+        config=None if parts.config is None else parts.config.info(),
+    )
+
+
+@answers(LoadModelRequest, queued=True)
+async def load_model(parts: Parts, request: LoadModelRequest) -> ModelInfo:
+    """See `LoadModelRequest`.
+
+    Raises:
+        UnknownModel, MemoryBudgetExceeded, and what loading it raises.
+    """
+    try:
+        await parts.residency.load(request.model)
+    except asyncio.CancelledError:
+        if parts.shelf.place(request.model).model is None:
+            raise  # else what had begun ran to its end
+    return _info_of(parts, parts.shelf.place(request.model))
+
+
+@answers(UnloadModelRequest)
+async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
+    """See `UnloadModelRequest`.
+
+    Raises:
+        UnknownModel. ModelInUse: a request needs it. What a sleep raises.
+    """
+    await parts.residency.unload(request.model)
+    return _info_of(parts, parts.shelf.place(request.model))
+
+
+def _info_of(parts: Parts, place: Place) -> ModelInfo:
+    residency = parts.residency
+    return listing.model_info(place, residency.last_use(place.name), residency.sessions_on(place.name))

@@ -1,0 +1,167 @@
+"""What a session reads and writes: append, generate, chat; and why it had to read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ..api.events import ignore
+from ..api.reading import (
+    AppendRequest,
+    AppendResult,
+    ChatRequest,
+    GenerateRequest,
+    GenerateResult,
+    WhyRequest,
+    WhyResult,
+)
+from ..api.session import Look
+from ..chat.conversing import require_transcript
+from ..engine import generation
+from ..engine.generation import WriteOrder
+from ..engine.pieces import in_pieces
+from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
+from ..parts import Parts
+from ..sessions.sessions import Session
+from ..sessions.transcripts import message_of
+from .answering import answers
+
+
+@answers(AppendRequest, queued=True)
+async def append(parts: Parts, request: AppendRequest) -> AppendResult:
+    """See `AppendRequest`.
+
+    Raises:
+        InvalidTokens, ContextOverflow, GenerationFailed, and what a wake raises.
+    """
+    emit = request.on_event or ignore
+    if (request.text is None) == (request.tokens is None):
+        raise InvalidTokens("Give either text or tokens to append.")
+    started = time.monotonic()
+    async with parts.woken(request.session, emit, create=request.create) as (use, live):
+        look = _branch(parts, live)
+        ids = list(request.tokens) if request.tokens is not None else await parts.encoder.text(live, request.text or "")
+        await in_pieces(generation.require_valid(live.model, ids))
+        await parts.reasons.note(live, "append", ids)
+        live = await parts.exchanges.room_for(use, live, len(ids), emit)
+        cached = await parts.exchanges.read(live, ids, emit, turn_open=False)
+        return AppendResult(
+            session=str(live.uri),
+            tokens_added=len(ids),
+            token_count=len(live.state.tokens),
+            prefilled_tokens=len(ids) - cached,
+            cached_tokens=cached,
+            seconds=time.monotonic() - started,
+            woken=use.woken,
+            branched=look,
+        )
+
+
+@answers(GenerateRequest, queued=True)
+async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
+    """See `GenerateRequest`.
+
+    Raises:
+        InvalidSampling, EmptyContext, ContextOverflow, GenerationFailed, and what a wake raises.
+    """
+    emit = request.on_event or ignore
+    started = time.monotonic()
+    async with parts.woken(request.session, emit, create=request.create) as (use, live):
+        drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
+        ids = await parts.encoder.text(live, request.text) if request.text else []
+        if not ids and not live.state.tokens:
+            raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
+        await parts.reasons.note(live, "generate", ids)
+        count = generation.count_to_write(live.model, len(live.state.tokens) + len(ids), request.max_tokens)
+        live = await parts.exchanges.room_for(use, live, len(ids) + count, emit)
+        cached = await parts.exchanges.read(live, ids, emit, turn_open=False) if ids else 0
+        order = WriteOrder(
+            count, drawing, tuple(request.stop), request.prove, alone=request.prove, seeded=_names_seed(request)
+        )
+        read = (len(ids), cached)
+        return await parts.exchanges.write(live, order, emit, read=read, started=started, woken=use.woken, look=look)
+
+
+@answers(ChatRequest, queued=True)
+async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
+    """See `ChatRequest`.
+
+    Raises:
+        InvalidSampling, InvalidTranscript, TranscriptDiverged; TemplateUnusable, ContextOverflow, GenerationFailed,
+        and what a wake raises.
+    """
+    emit = request.on_event or ignore
+    if (request.message is None) == (request.messages is None):
+        raise InvalidTranscript("Give either a message or messages, the whole transcript.")
+    if request.messages is not None:
+        require_transcript(request.messages)
+    started = time.monotonic()
+    async with parts.woken(request.session, emit, create=request.create) as (use, live):
+        drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
+        if request.messages is None:
+            turn = await parts.conversing.message(live, message_of(request.role, request.message or ""))
+        else:
+            turn = await parts.conversing.transcript(live, request.messages)
+        refusing = request.messages is not None and request.on_divergence == "refuse"
+        await parts.reasons.note(live, "chat", turn.ids, turn.at, turn.common, refusing=refusing)
+        if request.messages is not None and refusing:
+            parts.conversing.require_no_divergence(live, turn, request.messages)
+        count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens)
+        parts.conversing.require_room(live, turn, count)
+        rewinds, computed = turn.at < len(live.state.tokens), 0
+        before = live if rewinds else None
+        try:
+            if rewinds:
+                live = await parts.conversing.go_back(use, live, turn, emit)
+                computed = live.state.computed_tokens
+            live = await parts.exchanges.room_for(use, live, len(turn.ids) + count, emit)
+            cached = await parts.exchanges.read_turn(live, turn, emit)
+            if rewinds:
+                parts.reasons.went_back(live.uri)
+            order = WriteOrder(
+                count,
+                drawing,
+                tuple(request.stop),
+                request.prove,
+                keep_end=True,
+                alone=request.prove,
+                seeded=_names_seed(request),
+            )
+            read = (len(turn.ids), cached)
+            result = await parts.exchanges.write(
+                live, order, emit, read=read, started=started, woken=use.woken, look=look
+            )
+        except BaseException:
+            if before is not None:
+                parts.conversing.leave_asleep(before)
+            raise
+        if rewinds:
+            prefilled = result.prefilled_tokens + computed
+            result = replace(result, rewound_to=turn.at, prefilled_tokens=prefilled)
+        return result
+
+
+@answers(WhyRequest)
+async def why(parts: Parts, request: WhyRequest) -> WhyResult:
+    """See `WhyRequest`.
+
+    Raises:
+        SessionNotFound.
+    """
+    uri = parts.resolve(request.session)
+    return WhyResult(str(uri), parts.reasons.of(uri))
+
+
+def _branch(parts: Parts, live: Session) -> Look | None:
+    """What a session leaves behind that goes on from a look; or that has gone on, and behind whose version a newer
+    one has come back since: that is told until a sleep has made the branch a version."""
+    newest = parts.store.find_session(live.uri)
+    if newest is None or live.durable is None or not live.dirty or live.rewound:
+        return parts.look(live)
+    if not live.stands_behind(newest, parts.store.versions):
+        return None
+    return Look(live.durable.version, live.unchanged_tokens, newest.version, newest.ledger_tokens)
+
+
+def _names_seed(request: GenerateRequest | ChatRequest) -> bool:
+    return request.sampling is not None and "seed" in request.sampling.named()

@@ -1,0 +1,78 @@
+"""Sessions as such: made, listed, shown, and how they draw."""
+
+from __future__ import annotations
+
+from ...memvid.uri import parse_reference
+from ..api.events import ignore
+from ..api.sampling import Sampling
+from ..api.session import CreateRequest, ListRequest, ListResult, SessionDetail, SessionInfo, SetRequest, ShowRequest
+from ..engine.pieces import in_pieces
+from ..errors import SessionAwake
+from ..parts import Parts
+from ..residency import listing
+from .answering import answers
+
+
+@answers(CreateRequest, queued=True)
+async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
+    """See `CreateRequest`.
+
+    Raises:
+        InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for what could never be slept; what
+        loading the model raises.
+    """
+    uri = parse_reference(request.session)
+    name = parts.shelf.place(request.model).name
+    settings = request.sampling or Sampling()
+    async with parts.residency.turn(uri) as use:
+        return listing.info_of_awake(await parts.begin(use, uri, name, settings, tuple(request.labels), request.system))
+
+
+@answers(SetRequest, queued=True)
+async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
+    """See `SetRequest`.
+
+    Raises:
+        InvalidSampling, and what a wake raises. SessionAwake: it is only looked at.
+    """
+    emit = request.on_event or ignore
+    async with parts.residency.woken(parts.resolve(request.session), emit) as (_, live):
+        if (look := parts.look(live)) is not None:
+            raise SessionAwake(
+                f"{live.uri} is awake for a look at version {look.version}, token {look.token_count}, which a look "
+                "leaves as it is. Put it to sleep and set again, for the session as its newest version has it; or "
+                "fork it, and set the fork.",
+                session=str(live.uri),
+                version=look.version,
+            )
+        await parts.exchanges.change_sampling(live, request.sampling)
+        stored_bytes = sum(row.bundle_bytes for row in parts.store.versions(live.uri))
+        return listing.info_of_awake(live, parts.store.find_session(live.uri), stored_bytes)
+
+
+@answers(ListRequest, told=False)
+async def list_sessions(parts: Parts, request: ListRequest) -> ListResult:
+    """See `ListRequest`."""
+    parts.require_open()
+    return ListResult(tuple(await in_pieces(parts.roll.infos(request.namespace))))
+
+
+@answers(ShowRequest, told=False)
+async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
+    """See `ShowRequest`.
+
+    Raises:
+        SessionNotFound, and what a damaged bundle raises.
+    """
+    uri = parts.resolve(request.session)
+    async with parts.residency.turn(uri):
+        versions = parts.store.versions(uri)
+        marks = await parts.hibernation.on_io(lambda: listing.marks_to_show(parts.store, uri))
+        live = parts.residency.live(uri)
+        if live is not None:
+            return listing.detail_of_awake(live, versions, marks)
+        parts.residency.require_row(uri)
+        models, look = list(parts.shelf.loaded()), parts.residency.looks.find(uri)
+        return await parts.hibernation.on_io(
+            lambda: listing.detail_of_asleep(parts.store, versions, marks, models, look)
+        )

@@ -1,0 +1,255 @@
+"""The store and what is in it: operations, marks, imports, analyses, figures, and what is removed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from functools import partial
+
+from ...errors import TorporError
+from ...memvid.errors import SessionNotFound
+from ...memvid.exchange.incoming import owner_of
+from ...memvid.operations import Order, set_mark
+from ...memvid.store import IndexRow
+from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ..api.events import ignore
+from ..api.store import (
+    AnalyseRequest,
+    AnalysisResult,
+    ClearRequest,
+    ClearResult,
+    DeleteRequest,
+    DeleteResult,
+    ImportRequest,
+    MaintainRequest,
+    MaintenanceResult,
+    MarkRequest,
+    MarksResult,
+    StatsRequest,
+    StatsResult,
+)
+from ..api.waking import SleepResult
+from ..config.foresight import healed_first
+from ..engine.cancellation import to_the_end
+from ..engine.pieces import NAMES_AT_ONCE
+from ..errors import SessionAwake, SessionBusy, SessionExists
+from ..memory.claims import Use
+from ..models.models import LoadedModel
+from ..parts import Parts
+from ..residency import listing
+from ..sleep.maintenance import marks_of, nothing_done, result_of, with_awake
+from ..sleep.quantising import QuantiseOrder, Tally, order_of
+from .answering import answers
+
+
+@answers(MaintainRequest)
+async def maintain(parts: Parts, request: MaintainRequest) -> MaintenanceResult:
+    """See `MaintainRequest`.
+
+    Raises:
+        SessionNotFound, InvalidPolicy, CorruptMarks, and what else the store refuses.
+        SessionAwake: the session is to be quantised, and is awake.
+        RepairPutOff: what is damaged can be computed again, only not now; nothing was changed.
+    """
+    parts.require_open()
+    if request.operation == "quantise":
+        return await quantise(
+            parts, request.session, order_of(request.session, request.bits, request.after_days, dry_run=request.dry_run)
+        )
+    if request.operation == "forget" and request.session is not None:
+        uri = parse_reference(
+            request.session
+        )  # one that is gone may have left bytes, which a cut off forget still owes
+        async with parts.residency.turn(uri):
+            return await to_the_end(_forget(parts, uri, dry_run=request.dry_run))
+    uri_or_all = None if request.session is None else parts.store.resolve(request.session)
+    order = Order(
+        request.operation, uri_or_all, request.dry_run, request.keep_last, request.keep_days, request.cold_after_days
+    )
+    if request.operation == "repair":
+        parts.require_working()
+        if request.dry_run:
+            foreseen = await parts.healing.foresee()
+            plan = await to_the_end(parts.maintenance.run(partial(parts.store.repair, dry_run=True)))
+            return result_of(healed_first(plan, foreseen))
+        await parts.healing.heal()
+    return await to_the_end(parts.maintenance.carry_out(order))
+
+
+@answers(MarkRequest)
+async def mark(parts: Parts, request: MarkRequest) -> MarksResult:
+    """See `MarkRequest`.
+
+    Raises:
+        SessionNotFound, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks.
+    """
+    parts.require_open()
+    marking = partial(
+        set_mark,
+        parts.store,
+        request.session,
+        tag=request.tag,
+        untag=request.untag,
+        pinned=request.pinned,
+        move=request.move,
+    )
+    return marks_of(await to_the_end(parts.hibernation.on_writer(marking)))
+
+
+@answers(ImportRequest)
+async def import_bundle(parts: Parts, request: ImportRequest) -> SleepResult:
+    """See `ImportRequest`.
+
+    Raises:
+        SessionExists: a session of that name is awake.
+        NameTaken: another session has that name, which has nothing to do with it.
+        Corruption, and what else the store refuses; the store is then as it was.
+    """
+    started = time.monotonic()
+    parts.require_open()
+    handed = bytes.fromhex(request.bundle_id)
+    wanted = None if request.session is None else parse_reference(request.session)
+    owner = wanted if wanted is not None else await parts.hibernation.on_io(partial(owner_of, parts.store.path, handed))
+    async with parts.residency.turn(owner):
+        if owner in parts.residency.awake:
+            raise SessionExists(
+                f"{owner} is awake; put it to sleep first, or import under another name.", session=str(owner)
+            )
+        adopting = partial(parts.store.adopt_incoming, handed, as_uri=wanted, only_kin=True)
+        receipt = await to_the_end(parts.maintenance.run(adopting))
+    return listing.receipt_of_sleep(receipt, seconds=time.monotonic() - started)
+
+
+@answers(AnalyseRequest)
+async def analyse(parts: Parts, request: AnalyseRequest) -> AnalysisResult:
+    """See `AnalyseRequest`.
+
+    Raises:
+        SessionNotFound: also of a session that is awake and has never slept. AmbiguousVersion.
+        MalformedSnapshot, and what a damaged bundle raises.
+    """
+    emit = request.on_event or ignore
+    started = time.monotonic()
+    name, _, _ = request.session.partition(VERSION_MARK)
+    uri = parts.resolve(name)
+    if uri in parts.residency.awake and parts.store.find_session(uri) is None:
+        raise SessionNotFound(
+            f"{uri} is awake and has never slept, and what is analysed is what is stored; put it to sleep first.",
+            session=str(uri),
+        )
+    found = await parts.analyst.analyse(request.session, kind=request.kind, labels=request.labels, emit=emit)
+    live = parts.residency.awake.get(found.row.uri)
+    return AnalysisResult(
+        session=str(found.row.uri),
+        version=found.row.version,
+        bundle_id=found.row.bundle_id.hex(),
+        token_count=found.row.token_count,
+        awake_tokens=len(live.state.tokens) if live is not None else None,
+        artifact=found.artifact,
+        seconds=time.monotonic() - started,
+    )
+
+
+@answers(StatsRequest, told=False)
+async def stats(parts: Parts, request: StatsRequest) -> StatsResult:
+    """See `StatsRequest`."""
+    parts.require_open()
+    return await parts.labels.stats(request.label, request.namespace)
+
+
+@answers(DeleteRequest)
+async def delete(parts: Parts, request: DeleteRequest) -> DeleteResult:
+    """See `DeleteRequest`.
+
+    Raises:
+        SessionNotFound.
+    """
+    uri = _resolve_to_delete(parts, request.session)
+    async with parts.residency.turn(uri):
+        return await to_the_end(parts.delete_session(uri))
+
+
+@answers(ClearRequest)
+async def clear(parts: Parts, request: ClearRequest) -> ClearResult:
+    """See `ClearRequest`."""
+    parts.require_open()
+    return await parts.labels.clear(request.label, request.namespace, dry_run=request.dry_run)
+
+
+async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> MaintenanceResult:
+    try:
+        result = await parts.maintenance.carry_out(Order("forget", uri, dry_run))
+    except SessionNotFound:
+        if uri not in parts.residency.awake:
+            raise
+        result = nothing_done("forget", dry_run=dry_run)  # it has never slept
+    live = parts.residency.awake.get(uri)
+    if not dry_run:
+        parts.residency.drop(uri)  # only now, as in `delete_session`
+        parts.forget_words(uri)
+    if live is None:
+        return result
+    return with_awake(result, str(uri), len(live.state.tokens))
+
+
+async def quantise(parts: Parts, session: str | None, order: QuantiseOrder) -> MaintenanceResult:
+    """Keep one session in fewer bits, or all that are old enough, one after the other, each in its turn; those that
+    are in use at first come last."""
+    tally = Tally(order)
+    if session is not None:
+        uri = parts.resolve(session)
+        async with parts.residency.turn(uri) as use:
+            if uri in parts.residency.awake:
+                raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
+            await _quantise_one(parts, use, parts.residency.require_row(uri), order, tally)
+        return tally.report()
+    in_use = []
+    for uri in itertools.chain.from_iterable(parts.store.iter_uris(NAMES_AT_ONCE)):
+        if parts.residency.turns.users(uri):
+            in_use.append(uri)  # so that the others need not wait for its turn
+        else:
+            await _quantise_in_turn(parts, uri, order, tally)
+    for uri in in_use:
+        await _quantise_in_turn(parts, uri, order, tally)
+    return tally.report()
+
+
+async def _quantise_in_turn(parts: Parts, uri: SessionUri, order: QuantiseOrder, tally: Tally) -> None:
+    try:
+        async with parts.residency.turn(uri) as use:
+            row = parts.store.find_session(uri)
+            if row is not None:  # else it was deleted meanwhile
+                await _quantise_one(parts, use, row, order, tally)
+    except SessionBusy as error:
+        tally.fail(uri, error)
+
+
+async def _quantise_one(parts: Parts, use: Use, row: IndexRow, order: QuantiseOrder, tally: Tally) -> None:
+    try:
+        plan = await parts.quantising.leave(row, order, is_awake=row.uri in parts.residency.awake)
+        plan = plan or await parts.quantising.plan(row, order, await _facts(parts, row.model, use))
+        if plan.left is not None or order.dry_run:
+            tally.add(plan, None)
+            return
+        async with parts.residency.room_to_wake(use, row, times=2) as model:
+            tally.add(plan, await to_the_end(parts.quantising.carry_out(plan, order.bits, model)))
+    except TorporError as error:
+        tally.fail(row.uri, error)
+
+
+async def _facts(parts: Parts, name: str, use: Use) -> LoadedModel | None:
+    """What is known of a model, which is loaded for that if it never was; None if it is not served."""
+    if name not in parts.shelf:
+        return None
+    known = parts.shelf.facts(name)
+    if known is None:
+        async with parts.residency.models.using(name, use) as known:
+            pass
+    return known
+
+
+def _resolve_to_delete(parts: Parts, name: str) -> SessionUri:
+    """As `_resolve`; but a session of which nothing is listed may have versions that repair has set aside."""
+    parts.require_open()
+    uri = parse_reference(name)
+    return uri if parts.store.can_be_deleted(uri) else parts.resolve(name)

@@ -1,0 +1,119 @@
+"""Sleep and wake, one session or many."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from ...memvid.store import Receipt
+from ...memvid.uri import SessionUri
+from ..api.events import OnEvent, ignore
+from ..api.waking import (
+    PlanWakeRequest,
+    SleepRequest,
+    SleepResult,
+    WakePlanResult,
+    WakeRequest,
+    WakeResult,
+    WarmRequest,
+    WarmResult,
+)
+from ..engine.cancellation import to_the_end
+from ..memory.claims import Use
+from ..parts import Parts
+from ..residency import listing
+from ..residency.planning import require_as_ordered
+from ..sessions.sessions import Durable
+from ..sleep.hibernation import WakeOrder
+from .answering import answers
+
+
+@answers(SleepRequest)
+async def sleep(parts: Parts, request: SleepRequest) -> SleepResult:
+    """See `SleepRequest`.
+
+    Raises:
+        EmptyContext, NoSpace and what else a store refuses; the session then stays awake.
+    """
+    emit = request.on_event or ignore
+    started = time.monotonic()
+    async with parts.residency.turn(parts.resolve(request.session)) as use:
+        return await to_the_end(_sleep(parts, use.uri, emit, started))
+
+
+@answers(WakeRequest, queued=True)
+async def wake(parts: Parts, request: WakeRequest) -> WakeResult:
+    """See `WakeRequest`.
+
+    Raises:
+        AmbiguousVersion: several versions fit what is behind the `@`.
+        SessionAwake: another version or position was asked for while the session is awake.
+        NoSuchPosition: the version has fewer tokens than are wanted.
+        CanaryFailed: the state does not compute what it did when it slept.
+        IdentityMismatch, OwnerMismatch, CorruptBlock, ...: why it was refused; nothing live has changed.
+    """
+    emit = request.on_event or ignore
+    started = time.monotonic()
+    uri, version = await parts.version_of(request.session, request.version)
+    async with parts.residency.turn(uri) as use:
+        order = WakeOrder(version, request.at_token, request.strict)
+        live = parts.residency.live(use.uri)
+        if live is None:
+            return await _wake(parts, use, order, emit, started)
+        require_as_ordered(live, order, parts.residency.find_row(use.uri, version))
+        newest = parts.store.find_session(use.uri)
+        return listing.wake_result(
+            live, newest, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
+        )
+
+
+@answers(PlanWakeRequest, told=False)
+async def plan_wake(parts: Parts, request: PlanWakeRequest) -> WakePlanResult:
+    """See `PlanWakeRequest`.
+
+    Raises:
+        What `wake` would raise before it reads a block. ModelNotLoaded: the model never was, so nobody can tell.
+    """
+    uri, version = await parts.version_of(request.session, request.version)
+    async with parts.residency.turn(uri):
+        return await parts.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
+
+
+@answers(WarmRequest, queued=True)
+async def warm(parts: Parts, request: WarmRequest) -> WarmResult:
+    """See `WarmRequest`.
+
+    Raises:
+        SessionNotFound: of one that is named; nothing is woken then.
+    """
+    emit = request.on_event or ignore
+    parts.require_open()
+    uris = [parts.resolve(session) for session in request.sessions]
+    return await parts.labels.warm(uris, request.label, request.namespace, emit)
+
+
+async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started: float) -> WakeResult:
+    try:
+        return await parts.residency.bring_back(use, order, emit, started)
+    except asyncio.CancelledError:
+        if use.woken is None or use.uri not in parts.residency.awake:
+            raise
+        return use.woken  # what had begun ran to its end
+
+
+async def _sleep(parts: Parts, uri: SessionUri, emit: OnEvent, started: float) -> SleepResult:
+    live = parts.residency.live(uri)
+    if live is None:
+        row, look = parts.residency.require_row(uri), parts.residency.looks.end(uri)
+        durable = await parts.hibernation.on_io(lambda: listing.durable_of_asleep(parts.store, row))
+        return listing.receipt_of_kept(
+            durable, uri, already_asleep=look is None, looked_at=look.token_count if look else None
+        )
+    looked_at = len(live.state.tokens) if live.is_mere_look else None
+    kept: Receipt | Durable = await parts.residency.put_away(live, emit, "asked")
+    if isinstance(kept, Durable):
+        row = parts.residency.require_row(uri)
+        if row.bundle_id != kept.bundle_id:
+            kept = await parts.hibernation.on_io(lambda: listing.durable_of_asleep(parts.store, row))
+        return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
+    return listing.receipt_of_sleep(kept, seconds=time.monotonic() - started)

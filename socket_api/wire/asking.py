@@ -1,0 +1,87 @@
+"""A request of a client on its way: what of it is sent, and what its answer means.
+
+Owns the translation that both clients have in common, so that they differ only in how they wait. Does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
+
+from ...daemon.api.records import Request, Result
+from ...daemon.api.sampling import Sampling
+from ...daemon.api.verb import Verb
+from ..errors import RemoteError
+from .checking import listed, load_request, load_result
+from .messages import ErrorBody
+
+R = TypeVar("R", bound=Result)
+_NAMING = frozenset({"session", "name"})  # the fields of requests that name a session
+NEVER_SENT = frozenset({"on_event"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R]):
+    """One request that is ready to be sent: its verb, and the fields that are not as they are left out."""
+
+    verb: Verb[Any, R]
+    params: Mapping[str, Any]
+
+    def load_result(self, raw: Mapping[str, Any]) -> R:
+        """Type the answer. Raises MalformedMessage: it is none that this client knows."""
+        return load_result(self.verb, raw)
+
+
+def call_of(verb: Verb[Any, R], request: Request, namespace: str | None) -> Call[R]:
+    """Check a request on this side first: the same rules as in the daemon, and the error comes before anything is sent.
+
+    namespace: the one that it is made in: bare names are names of it, and what asks about many sessions asks about its
+        own. None: in none.
+
+    Raises:
+        InvalidRequest, InvalidSampling: what is wrong with it.
+    """
+    lists = listed(verb)
+    params: dict[str, Any] = {}
+    for each in fields(request):
+        value = getattr(request, each.name)
+        if each.name in lists:
+            value = (value,) if isinstance(value, str) and lists[each.name].or_one else _plain(value)
+        if each.name not in NEVER_SENT and value != each.default:
+            params[each.name] = value.named() if isinstance(value, Sampling) else value
+    load_request(verb, params)
+    return Call(verb, params if namespace is None else within(namespace, type(request), params))
+
+
+def within(namespace: str, request: type[Request], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request as it is made in a namespace."""
+    named = dict(params)
+    for field in _NAMING & named.keys():
+        named[field] = name_in(namespace, named[field])
+    if "sessions" in named:
+        named["sessions"] = tuple(name_in(namespace, each) for each in named["sessions"])
+    known = {each.name for each in fields(request)}
+    names_others = "session" in named or ("sessions" in known and "label" not in named)
+    if "namespace" in known and not names_others:
+        named.setdefault("namespace", namespace)
+    return named
+
+
+def name_in(namespace: str, session: str) -> str:
+    """What names a session wherever it is asked for: a bare name (perhaps with a version) is one of the namespace."""
+    return session if "/" in session else f"{namespace}/{session}"
+
+
+def remote_error(body: ErrorBody) -> RemoteError:
+    """The daemon's failure as an exception of this side."""
+    return RemoteError(body.code, body.message, **body.details)
+
+
+def committed_of(body: ErrorBody) -> dict[str, Any]:
+    """What a cancelled generation leaves: the details of the daemon's answer (docs/reference/protocol.md)."""
+    return dict(body.details)
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value

@@ -1,0 +1,148 @@
+"""A verb without a domain of its own costs a record, a handler and a command, each with its row: then both clients have
+it, the wire, the help and the reference."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("memvid", "snapshot", "daemon", "socket_api", "cli")
+
+RECORD = '''
+
+@dataclass(frozen=True, slots=True)
+class EchoResult(Result):
+    """What was said."""
+
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class EchoRequest(Request):
+    """Say a text again, some times over."""
+
+    text: ModelName
+    _: KW_ONLY
+    times: Annotated[int, Field(ge=1, le=3)] = 1
+'''
+ROW = "    echo = Verb(EchoRequest, EchoResult)\n"
+HANDLER = '''
+
+@answers(EchoRequest)
+async def echo(parts: Parts, request: EchoRequest) -> EchoResult:
+    """See `EchoRequest`."""
+    return EchoResult(request.text * request.times)
+'''
+COMMAND = '''"""`torpor echo`: say a text again."""
+
+from __future__ import annotations
+
+from ..reach.daemon_link import connect
+from ..reach.options import SocketOption
+
+
+def echo(text: str, socket: SocketOption = None) -> None:
+    """Say a text twice."""
+    with connect(socket) as client:
+        print(client.echo(text, times=2).said)
+'''
+PROGRAM = """
+import asyncio, pydoc, subprocess, sys
+from torpor.daemon.api.reference import reference
+from torpor.socket_api import AsyncClient, Client, InvalidRequest
+from torpor.socket_api.client.link import Link
+from torpor.socket_api.wire.asking import Call
+from torpor.daemon.api.verbs import VERBS
+from pathlib import Path
+
+socket = Path(sys.argv[1])
+with Client(socket) as client:
+    assert client.echo("hi", times=3).said == "hihihi"
+    try:
+        client.echo("hi", times=4)
+    except InvalidRequest as refusal:
+        assert refusal.message == "echo: times: Input should be less than or equal to 3.", refusal.message
+
+async def awaited():
+    async with AsyncClient(socket) as client:
+        return await client.echo("hi")
+
+assert asyncio.run(awaited()).said == "hi"
+link = Link(socket, timeout_s=20)
+assert link.wait_for(link.begin(Call(VERBS["echo"], {"text": "raw"}))).result == {"said": "raw"}
+assert link.wait_for(link.begin(Call(VERBS["echo"], {"text": "raw", "more": 1}))).error.code == "invalid_request"
+link.close()
+help_text = pydoc.render_doc(Client.echo, renderer=pydoc.plaintext)
+assert "echo(self, text: str, *, times: int = 1)" in help_text and "some times over" in help_text, help_text
+assert "## `echo`" in reference() and "| `times` | whole number (1 to 3) | `1` |" in reference()
+said = subprocess.run([sys.executable, "-m", "torpor.cli.main", "echo", "hi", "--socket", socket], capture_output=True)
+assert said.stdout == b"hihi\\n", said
+print("a verb once")
+"""
+
+
+def put(file: Path, *, before: str = "", what: str) -> None:
+    """Write something into a file: before a line of it, or at its end."""
+    text = file.read_text()
+    if not before:
+        file.write_text(text + what)
+        return
+    assert text.count(before) == 1, before
+    file.write_text(text.replace(before, what + before))
+
+
+def test_a_verb_is_added_by_a_record_a_handler_and_a_command_and_answers_everywhere(tmp_path: Path) -> None:
+    package = tmp_path / "torpor"
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(ROOT / name, package)
+
+    put(package / "daemon" / "api" / "process.py", what=RECORD)
+    put(package / "daemon" / "api" / "verbs.py", before="    load_model = Verb(", what=ROW)
+    put(
+        package / "daemon" / "api" / "verbs.py",
+        before="    LoadModelRequest,\n",
+        what="    EchoRequest,\n    EchoResult,\n",
+    )
+    put(package / "daemon" / "verbs" / "process.py", what=HANDLER)
+    put(
+        package / "daemon" / "verbs" / "process.py",
+        before="from ..engine",
+        what="from ..api.process import EchoRequest, EchoResult\n",
+    )
+    (package / "cli" / "commands" / "echo.py").write_text(COMMAND)
+    row = '    Command(_SYSTEM, "echo", "commands.echo.echo", "Say a text twice."),\n'
+    put(package / "cli" / "command_list.py", before='    Command(_SYSTEM, "stats"', what=row)
+
+    homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
+    environment = {**os.environ, **homes, "PYTHONPATH": str(tmp_path)}
+    socket = tmp_path / "t.sock"
+    program = [
+        sys.executable,
+        "-m",
+        "torpor.socket_api.main",
+        "--store",
+        str(tmp_path / "store"),
+        "--socket",
+        str(socket),
+    ]
+    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert "serves" in daemon.stdout.readline()
+            asked = subprocess.run(
+                [sys.executable, "-c", PROGRAM, str(socket)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            daemon.terminate()
+            daemon.wait(timeout=60)
+    assert asked.stdout == "a verb once\n", asked.stderr
