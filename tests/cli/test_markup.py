@@ -143,8 +143,8 @@ def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
 @pytest.mark.parametrize("field", ["kind", "path", "session", "reason"])
 def test_no_field_of_an_action_is_markup(field: str, hostile: str) -> None:
     facts: dict[str, Any] = {"kind": "remove", "path": "p", "session": "s", "version": 1, "reason": "r"}
-    action = MaintenanceAction.model_construct(size_bytes=1, **{**facts, field: hostile})
-    made = MaintenanceResult.model_construct(operation="gc", dry_run=True, actions=(action,))
+    action = MaintenanceAction(size_bytes=1, **{**facts, field: hostile})
+    made = MaintenanceResult("gc", True, (action,), 0, 0, 0, (), 0)
     expected = shown(hostile).rpartition("/")[2] if field == "path" else shown(hostile)
     assert expected in drawn(render_actions(made))
 

@@ -17,6 +17,7 @@ from cli_rig import FakeDaemon, Torpor
 from torpor.daemon.api.reading import Reuse
 from torpor.daemon.api.session import Look, Lossy, Origin, Recomputed, Salvaged
 from torpor.daemon.api.store import DeleteRequest, MaintenanceProblem
+from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.api.waking import PartDiffers, SleepRequest
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.errors import TorporError
@@ -577,12 +578,13 @@ def test_a_look_and_the_branch_that_ends_it_are_said_with_the_way_back(
     torpor("sleep", "notes")
     look = Look(1, 300, 2, 5000)
     for verb, field in (("wake", "look"), ("append", "branched"), ("generate", "branched"), ("chat", "branched")):
-        real = getattr(daemon.service, verb)
+        request = VERBS[verb].request
+        real = daemon.service.answers[request]
 
-        async def told(real: Any = real, field: str = field, **asked: Any) -> Any:
-            return dataclasses.replace(await real(**asked), **{field: look})
+        async def told(asked: Any, real: Any = real, field: str = field) -> Any:
+            return dataclasses.replace(await real(asked), **{field: look})
 
-        monkeypatch.setattr(daemon.service, verb, told)
+        monkeypatch.setitem(daemon.service.answers, request, told)
     said = " ".join(torpor("wake", "notes").err.split())
     assert "a look at version 1, token 300: version 2, with 5,000 tokens, stays the newest, unless" in said
     assert "To have it: torpor sleep notes, then torpor wake notes" in said, "a wake of what is awake changes nothing"
