@@ -1,5 +1,5 @@
-"""The wire of Torpor and its clients. What is exported here imports without MLX and without the daemon; the server
-half (`server`, `serving`, `main`) is imported by name.
+"""The wire of Torpor and its clients. What is exported here imports without MLX, and of the daemon only the records of
+its verbs; the server half (`server`, `serving`, `main`) is imported by name.
 
 The modules are imported when a name of theirs is first asked for here: who imports `errors` or `wire.address` by name
 does not wait for the whole protocol.

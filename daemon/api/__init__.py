@@ -1,1 +1,4 @@
-"""The requests' and results' records. Knows no MLX: clients and the wire may import it."""
+"""What the daemon can be asked and what it answers: a record each, by family, and the table of verbs.
+
+Knows no MLX and no engine, and imports nothing of the daemon but its errors: clients and the wire share it.
+"""

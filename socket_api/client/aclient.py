@@ -1,7 +1,7 @@
 """The asynchronous client: the same verbs as `client.py`, for many requests at once on one connection.
 
-Owns nothing but the verbs and the stream of a generation; the connection is `alink.py`'s. Imports neither MLX nor the
-daemon (tests/socket_api/test_imports.py).
+Owns how a verb is asked, and the stream of a generation; the connection is `alink.py`'s. Imports no MLX, and of the
+daemon the records of its verbs (tests/socket_api/test_imports.py).
 
 Rules: as for the synchronous client, nothing is ever sent twice. A request whose awaiting task is cancelled is
 cancelled in the daemon. An instance belongs to the event loop on which it was connected.

@@ -1,7 +1,7 @@
-"""The synchronous client: the verbs of the daemon as blocking methods.
+"""The synchronous client: the verbs of the daemon as blocking methods, which it has from the table `Verbs`.
 
-Owns nothing but the verbs and the stream of a generation; the connection is `link.py`'s. Imports neither MLX nor the
-daemon (tests/socket_api/test_imports.py).
+Owns how a verb is asked, and the stream of a generation; the connection is `link.py`'s. Imports no MLX, and of the
+daemon the records of its verbs (tests/socket_api/test_imports.py).
 
 Rules: nothing is ever sent twice. If a connection ends while a request is in flight, whether the daemon carried it out
 is unknown, and the caller is told so (`ConnectionLost`). A client is for one thread; requests on it may overlap only in
