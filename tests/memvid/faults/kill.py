@@ -115,13 +115,15 @@ def _say(writer: int) -> None:
     os.write(writer, b".")
 
 
-def sweep(scenario: Scenario, base: Path, *, torn: bool, stride: int = 1, second_stride: int = 0) -> Swept:
+def sweep(
+    scenario: Scenario, base: Path, *, torn: bool, stride: int = 1, first: int = 0, second_stride: int = 0
+) -> Swept:
     """Kill at every `stride`-th point; during the recovery from each, again at every `second_stride`-th (0: never)."""
     original, work, again = base / "original" / "store", base / "work" / "store", base / "again" / "store"
     world = prepare(scenario, original)
     worlds = events_of(scenario, original, work, world)
     result = Swept(scenario.name)
-    point = 1
+    point = 1 + first % stride
     while len(result.failures) < _MOST_FAILURES:
         fresh(original, work)
         survived, events = run_and_kill(scenario, work, world, _Killer(point, torn))

@@ -2,8 +2,9 @@
 
     python tests/memvid/faults/run.py [SWEEP ...] [--only SCENARIO] [--full] [--json FILE]
 
-Without --full each sweep does a share that is different work for each scenario but the same each time; with it,
-everything. `--only` names scenarios. Ends with status 3 if anything was found, or if a mutant was not caught.
+Without --full each sweep does a share, another one for each scenario and at each commit (`shares.py` has how to choose
+it); with it, everything. `--only` names scenarios. Ends with status 3 if anything was found, or if a mutant was not
+caught.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from faults.mutants import EQUIVALENT, SWAPS, all_mutants
 from faults.recording import record
 from faults.scenarios import SCENARIOS, Scenario
 from faults.worlds import Tape
+from shares import share
 
 Report = dict[str, Any]
 FOUND: Final = 3
@@ -41,10 +43,11 @@ _MUTANT_EFFORT: Final = power.Effort(subsets=2, tears=0)
 def run_kill(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     """T1, in process: a kill before each call that changes something, and with the write before it torn."""
     jobs = []
-    for number, scenario in enumerate(scenarios):
-        strides = {"stride": 1 if full else 9, "second_stride": 4 if full else 50}
+    for number, scenario in enumerate(scenarios, start=share()):
+        strides = {"stride": 1 if full else 9, "second_stride": 4 if full else 100, "first": number}
         jobs.append(partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, **strides))
-        jobs.append(partial(kill.sweep, scenario, base / f"{number}-torn", torn=True, stride=1 if full else 17))
+        strides = {"stride": 1 if full else 17, "first": number}
+        jobs.append(partial(kill.sweep, scenario, base / f"{number}-torn", torn=True, **strides))
     return _report(_side_by_side(jobs), ("points", "second_points"))
 
 
@@ -65,7 +68,7 @@ def run_power(scenarios: list[Scenario], base: Path, full: bool) -> Report:
         recording = record(scenario.run, path, Tape(kill.prepare(scenario, path)))
         settings: dict[str, Any] = {"effort": _FULL_EFFORT, "recoveries_every": 500}
         if not full:
-            settings = {"effort": _SHARE_EFFORT, "one_in": 48}
+            settings = {"effort": _SHARE_EFFORT, "one_in": 48, "seed": share()}
         replayed = power.replay(
             scenario.name, recording, base / "work", workers=_workers(), sees=scenario.sees, **settings
         )
@@ -83,7 +86,7 @@ def run_mutants(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     """T3."""
     mutants = list(all_mutants().values())
     if not full:
-        mutants = list(SWAPS)[::2]  # most die within a second
+        mutants = list(SWAPS)[share() % 2 :: 2]  # most die within a second
     verdicts = mutant_runs.judge_all(mutants, base, _MUTANT_EFFORT, _workers())
     wrong = [f"{verdict.mutant}: {verdict.error or verdict.caught_by or 'survived'}" for verdict in verdicts
              if not verdict.as_it_should]  # fmt: skip
@@ -101,7 +104,7 @@ def run_errno(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     """T4."""
     jobs = []
     limits = range(0, 45_000, 512 if full else 8192)
-    for number, scenario in enumerate(scenarios):
+    for number, scenario in enumerate(scenarios, start=share()):
         folder = base / str(number)
         jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=1 if full else 149, first=number))
         jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", limits))
@@ -114,7 +117,7 @@ def run_moments(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     """Files of one moment beside the index of another."""
     jobs = [
         partial(moments.sweep, scenario, base / str(number), stride=1 if full else 67, first=number)
-        for number, scenario in enumerate(scenarios)
+        for number, scenario in enumerate(scenarios, start=share())
     ]
     return _report(_side_by_side(jobs), ("mixed", "awake"))
 
@@ -161,6 +164,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write what was done to this file")
     wanted = parser.parse_args()
     scenarios = [SCENARIOS[name] for name in wanted.only or SCENARIOS]
+    if not wanted.full:
+        print(f"a share: TORPOR_SHARE={share()} does it again")
     memory = Path("/dev/shm")
     reports: Report = {}
     for name in wanted.sweeps or SWEEPS:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import store_making as making
+from faults.states import Seen, state_of
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.recovery.repair import LOST
@@ -201,8 +202,14 @@ def require_allowed(found: World, allowed: Allowed) -> None:
             raise Broken(f"{gone} left before {older[0]}")
 
 
+_SEEN: Final = Seen[World]()
+
+
 def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_ELSE) -> None:
-    """Open a store after a fault, as a daemon would, and require all that it promises. Raises Broken, StoreError."""
+    """Open a store after a fault, as a daemon would, and require all that it promises. Raises Broken, StoreError.
+
+    One that was opened in a state which was checked before is closed and, if `thorough`, opened once more.
+    """
     once = set(sees.files(path)) if sees.files else set()
     if sees.meanwhile is not None:
         sees.meanwhile(path)
@@ -212,20 +219,29 @@ def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_
             allowed = Allowed(allowed.before | sees.finished, allowed.after | sees.finished)
         elif store.opening.unreadable:
             raise Broken(f"opening reports {store.opening.unreadable[0].message}", lost=True)
-        found = observe(store, allowed.before | allowed.after, sees)
+        state = state_of(store)
+        checked_for = state, allowed.before | allowed.after, thorough, sees
+        seen = None if thorough and sees.again else _SEEN.find(checked_for)
+        found = observe(store, allowed.before | allowed.after, sees) if seen is None else seen
         require_allowed(found | once, allowed)
-        require_clean(store, path, deep=thorough)  # every block of every version was read above
-        if thorough:
-            found = require_usable(store, found)
-    if thorough:
+        if seen is None:
+            require_clean(store, path, deep=thorough)  # every block of every version was read above
+            after = require_usable(store, found) if thorough else found
+    if thorough and seen is None:
         with Store.open(path, writable=False) as store:
-            require_allowed(observe(store, found, sees), Allowed(found, found))
+            require_allowed(observe(store, after, sees), Allowed(after, after))
+    if thorough:
         with Store.open(path, writable=True) as store:
-            require_allowed(observe(store, found, sees), Allowed(found, found))
+            if seen is None:
+                require_allowed(observe(store, after, sees), Allowed(after, after))
+            elif state_of(store) != state:
+                raise Broken("the next opening found the store in another state")
             if store.opening.index_rebuilt is not None:
                 raise Broken(f"the index had to be made again at the second open: {store.opening.index_rebuilt}")
             if sees.again is not None:
                 sees.again(store)
+    if seen is None:
+        _SEEN.add(checked_for, found)
 
 
 def require_clean(store: Store, path: Path, *, deep: bool) -> None:
