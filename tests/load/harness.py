@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.api.sampling import Sampling as WireSampling
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
@@ -272,8 +271,7 @@ class Load:
 
     def _begin(self, client: Client, number: int) -> None:
         plan, name = self.plan, self.plan.name(number)
-        sampling = WireSampling(**asdict(Sampling(**plan.sampling(number))))
-        client.create(name, model=plan.model(number), sampling=sampling)
+        client.create(name, model=plan.model(number), sampling=Sampling(**plan.sampling(number)))
         read = client.append(name, tokens=plan.beginning(number))
         self._note(number, 0, (), read.token_count, is_turn=False)
 
