@@ -15,7 +15,7 @@ ifneq ($(shell cat "$(VENV)/.installed" 2>/dev/null),$(HOME_OF_VENV))
 .PHONY: $(VENV)/.installed
 endif
 
-.PHONY: demo test test-all check bench cache-kinds reference install blas clean help
+.PHONY: demo test test-quick test-all check bench cache-kinds reference install blas clean help
 
 help: ## say what the targets are
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -27,6 +27,16 @@ demo: install ## an agent reads, sleeps, loses its process to SIGKILL, wakes, an
 # sweeps in full take memory and cores of their own, and run alone.
 test: install check ## style, types and the tests, with a bounded share of each heavy sweep
 	@$(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# What starts programs with models, sweeps, or waits for the clock is left out: for every edit.
+QUICK := tests/memvid tests/socket_api/wire tests/socket_api/test_imports.py tests/socket_api/test_protocol_doc.py \
+	tests/cli/view tests/cli/reach tests/cli/commands tests/cli/test_main.py tests/cli/test_commands_doc.py \
+	tests/cli/test_exit_codes.py tests/cli/test_hygiene.py tests/test_layers.py tests/test_errors.py
+NOT_QUICK := faults fuzz test_exhaustive_damage.py test_index_damage.py test_state_machine.py test_concurrency.py \
+	test_fuzz.py test_moments.py test_full_disk.py
+
+test-quick: install ## the tests of the store, the wire and the commands that take little, for every edit
+	@$(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2 $(addprefix --ignore=tests/memvid/,$(NOT_QUICK)) $(QUICK)
 
 test-all: install check ## the tests with every heavy sweep in full
 	@$(BIN)/python -m pytest -q

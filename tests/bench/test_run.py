@@ -1,4 +1,7 @@
-"""`make bench`, and the wake's benchmark in tiny: what is measured, not how fast it is."""
+"""`make bench`, and its benchmarks in tiny: what is measured, not how fast it is.
+
+All but two are heavy: each loads models in several processes, and proves nothing of the store or the daemon.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -42,6 +47,7 @@ def run(name: str, *arguments: str, out: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.heavy
 def test_wake_measures_every_way_in_each_round(tmp_path: Path) -> None:
     shapes = ("Qwen3-0.6B", "Gemma-3-1B")
     found = run("wake", "--shapes", *shapes, "--mib", "14", "--rounds", "1", out=tmp_path / "out")
@@ -81,6 +87,7 @@ def test_reuse_reads_the_new_message_of_each_turn_alone(tmp_path: Path) -> None:
     assert all(turn["behind_the_common_prefix"] > turn["prefilled_tokens"] for turn in thinking[1:])
 
 
+@pytest.mark.heavy
 def test_agents_are_measured_beside_the_peer_and_after_a_restart(tmp_path: Path) -> None:
     """Both give as many tokens for the same chats: like is compared with like."""
     found = run("agents", "--agents", "1", "--rounds", "1", out=tmp_path / "out")
@@ -94,6 +101,7 @@ def test_agents_are_measured_beside_the_peer_and_after_a_restart(tmp_path: Path)
     assert load["throughput_ratio"]["runs"] == load["restart_ratio"]["runs"] == 1
 
 
+@pytest.mark.heavy
 def test_a_start_is_measured_to_its_first_woken_token(tmp_path: Path) -> None:
     found = run("start", "--rounds", "1", out=tmp_path / "out")
     seconds = found["seconds"]
@@ -102,6 +110,7 @@ def test_a_start_is_measured_to_its_first_woken_token(tmp_path: Path) -> None:
     assert all(each["module"] and each["own_ms"] > 0 for each in found["imported_beyond_mlx_lm"])
 
 
+@pytest.mark.heavy
 def test_a_stream_is_measured_beside_requests_for_all_sessions_and_beside_long_reads(tmp_path: Path) -> None:
     found = run("loop", "--seconds", "0.5", out=tmp_path / "out")["beside"]
     assert found.keys() >= {"nothing", "list", "stats", "status", "clear", "large", "1 long reads", "3 long reads"}
@@ -109,6 +118,7 @@ def test_a_stream_is_measured_beside_requests_for_all_sessions_and_beside_long_r
     assert all(each["asked"] > 0 for what, each in found.items() if what != "nothing")
 
 
+@pytest.mark.heavy
 def test_a_soak_notes_what_the_daemon_takes_and_how_long_turns_take(tmp_path: Path) -> None:
     found = run("soak", "--minutes", "0.15", out=tmp_path / "out")
     assert found["turns"] > 0
@@ -118,6 +128,7 @@ def test_a_soak_notes_what_the_daemon_takes_and_how_long_turns_take(tmp_path: Pa
         assert found[each]["growth"] > -1
 
 
+@pytest.mark.heavy
 def test_a_soak_of_two_models_has_them_leave_memory_for_each_other(tmp_path: Path) -> None:
     found = run("soak", "--models", "2", "--minutes", "0.15", out=tmp_path / "out")
     assert (found["models"], found["model_loads"] > 4) == (2, True)
