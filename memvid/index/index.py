@@ -1216,8 +1216,11 @@ def _new_file(root_fd: int, store_path: str) -> Iterator[TempFile]:
 
 def _begin_log(temp: TempFile) -> None:
     """Say in an index's first page that it has a log. SQLite would do so once the file is in its place, and write a
-    journal of it first, for which a full disk has no room."""
-    first = bytearray(os.pread(temp.fd, PAGE_BYTES, 0))
+    journal of it first, for which a full disk has no room. Raises NoSpace, StoreIoError."""
+    try:
+        first = bytearray(os.pread(temp.fd, PAGE_BYTES, 0))
+    except OSError as error:
+        raise io_error(error, "read", temp.path) from error
     first[JOURNAL_MODES] = WITH_LOG
     temp.rewrite_start(bytes(first))
 
