@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import os
 import random
@@ -34,7 +35,7 @@ from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index import index as index_module
 from torpor.memvid.index import index_image
 from torpor.memvid.index.index import LIVE, SHADOWED, Index, IndexedBundle
-from torpor.memvid.index.page_sums import SUMS_FILE
+from torpor.memvid.index.page_sums import PAGE_BYTES, SUMS_FILE
 from torpor.memvid.limits import MAX_VERSION
 from torpor.memvid.recovery import reindexing
 from torpor.memvid.writing import rewriting
@@ -893,6 +894,24 @@ def test_a_rebuild_that_is_asked_for_says_that_the_index_has_no_file(
     assert (problem.code, problem.path) == ("index_failed", store.index.path)
     assert "No room for the index." in problem.message
     assert store.rebuild_index().problems == ()
+
+
+def test_a_store_whose_new_index_cannot_be_read_back_goes_on_with_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = os.pread
+
+    def failing(fd: int, count: int, offset: int) -> bytes:
+        if (count, offset) == (PAGE_BYTES, 0):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(fd, count, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", failing)
+        with Store.open(tmp_path / "new", writable=True) as store:
+            sleep(store, 300)
+    with Store.open(tmp_path / "new", writable=True) as store:
+        require_awake(store, 300)
 
 
 # --- many sessions
