@@ -106,7 +106,7 @@ def build_app() -> typer.Typer:
 def load_command(name: str) -> Any:
     """The command of that name, with its options and all of its help. Imports its module."""
     command = next(command for command in COMMANDS if command.name == name)
-    function = _function_of(command)
+    function = function_of(command)
     app = _app(add_completion=False)
     text = f"{command.summary}\n\n{inspect.cleandoc(function.__doc__ or '')}"
     app.command(name, cls=_Command, help=_flowing(text))(_interruptible(function))
@@ -123,7 +123,8 @@ def _listed() -> None:
     """Stands for a command in the list of all."""
 
 
-def _function_of(command: Command) -> Callable[..., Any]:
+def function_of(command: Command) -> Callable[..., Any]:
+    """The function that carries a command out. Imports its module."""
     module, _, name = command.function.rpartition(".")
     function: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __package__), name)
     return function

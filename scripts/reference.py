@@ -8,7 +8,6 @@ A page keeps its own words. A table stands between `<!-- generated: NAME -->` an
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import sys
@@ -25,7 +24,9 @@ import torpor.socket_api.errors  # noqa: F401 - imported for their classes, as t
 from torpor.cli import exit_codes
 from torpor.cli.command_list import COMMANDS, Command
 from torpor.cli.reach.options import NAMESPACE_PARAMETER, takes_namespace
+from torpor.cli.registry import function_of
 from torpor.daemon.api.reference import reference
+from torpor.daemon.api.verb import Verb
 from torpor.daemon.config.configuration import Configuration, ModelTable
 from torpor.daemon.events import events
 from torpor.errors import TorporError
@@ -82,7 +83,7 @@ def _panels() -> list[str]:
 
 def _command(name: str) -> list[str]:
     command = COMMAND_OF_NAME[name]
-    told, _, examples = inspect.cleandoc(_function_of(command).__doc__ or "").partition("[bold]Example")
+    told, _, examples = inspect.cleandoc(function_of(command).__doc__ or "").partition("[bold]Example")
     parameters = _parameters_of(command)
     usage = " ".join(["torpor", name, *(each.usage for each in parameters if each.is_argument), "[OPTIONS]"])
     lines = ["", f"    {usage}", ""]
@@ -104,14 +105,8 @@ def _bold_of(text: str) -> str:
     return re.sub(r"\[/?[a-z]*\]", "", text)
 
 
-def _function_of(command: Command) -> Callable[..., Any]:
-    module, _, name = command.function.rpartition(".")
-    function: Callable[..., Any] = getattr(importlib.import_module(f"torpor.cli.{module}"), name)
-    return function
-
-
 def _parameters_of(command: Command) -> list[_Parameter]:
-    signature = inspect.signature(_function_of(command), eval_str=True)
+    signature = inspect.signature(function_of(command), eval_str=True)
     more = [NAMESPACE_PARAMETER] if takes_namespace(signature) else []
     return [_Parameter(each) for each in (*signature.parameters.values(), *more)]
 
@@ -272,9 +267,10 @@ def _causes() -> list[str]:
 
 
 def _client() -> list[str]:
+    """What is no verb; those are a page of their own."""
     rows = []
     for name, method in inspect.getmembers(Client, callable):
-        if not name.startswith("_"):
+        if not name.startswith("_") and not isinstance(inspect.getattr_static(Client, name), Verb):
             rows.append((f"`{name}({_parameters(method)})`", _code_of(_first_sentences(method.__doc__))))
     return _table(("call", "what it does"), rows)
 

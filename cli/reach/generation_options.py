@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...daemon.api.limits import MAX_STOP_CHARS, MAX_STOPS
+from ...daemon.api.limits import MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from ...daemon.api.records import Priority
 from ...daemon.api.sampling import Sampling
 from ...daemon.errors import InvalidSampling
@@ -18,7 +18,7 @@ MaxTokensOption = Annotated[
         "--max-tokens",
         "-n",
         min=1,
-        max=1_000_000,
+        max=MAX_GENERATED_TOKENS,
         metavar="N",
         show_default=False,
         help="Write at most N tokens. Default: 512, or what still fits into the context.",

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ...memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, parse_reference, parse_version_reference
+from ...socket_api.wire.naming import name_in
 from ..errors import InvalidUsage
 
 _HINTS = {
@@ -64,11 +65,7 @@ def _require_version(context: typer.Context, value: str) -> str:
 
 def _name_in(context: typer.Context, text: str) -> str:
     namespace = namespace_of(context)
-    if namespace is None:
-        return text
-    from ...socket_api.wire.asking import name_in  # with all of the protocol, which few command lines need for this
-
-    return name_in(namespace, text)
+    return text if namespace is None else name_in(namespace, text)
 
 
 JsonOption = Annotated[

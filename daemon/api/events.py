@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal, NoReturn, Self
 
 from pydantic import Field, PlainValidator
 
-from .records import Count, Result, TokenId
+from .records import Count, Request, Result, TokenId
 
 Stage = Literal["prefill", "sleep", "wake", "analyse"]
 
@@ -66,7 +66,7 @@ OnEvent = Callable[[WorkEvent], None]
 
 
 def ignore(_event: object) -> None:
-    """For work that nobody watches."""
+    """Take an event that no caller asked to be told of."""
 
 
 def _refuse(_value: Any) -> NoReturn:
@@ -75,3 +75,23 @@ def _refuse(_value: Any) -> NoReturn:
 
 Listener = Annotated[OnEvent | None, PlainValidator(_refuse)]
 """Who is told of the events of a request. It is the caller's own, and never crosses the wire."""
+
+NEVER_SENT: Final = frozenset({"on_event"})
+"""The fields of that kind."""
+
+
+class Reporting(Request):
+    """A request that tells how far it is. Each declares `on_event` itself, as the last of its fields."""
+
+    __slots__ = ()
+    on_event: Listener
+
+    @property
+    def emit(self) -> OnEvent:
+        """Who carries the request out calls this with its events."""
+        return self.on_event or ignore
+
+    def told_to(self, listener: OnEvent) -> Self:
+        """The same, with another listener."""
+        changed: dict[str, Any] = {"on_event": listener}  # a field of those that are built on this
+        return replace(self, **changed)

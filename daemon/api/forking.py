@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .events import Listener
+from .events import Listener, Reporting
 from .limits import MAX_NUMBER
 from .reading import MaxTokens
-from .records import Count, Labels, Position, Priority, Request, Result, Seconds, SessionText, Text
+from .records import Count, Labels, Position, Priority, Result, Seconds, SessionText, Text
 from .session import Origin
 
 
@@ -54,7 +54,7 @@ class FoldResult(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class ForkRequest(Request):
+class ForkRequest(Reporting):
     """Make a session `name` that begins as `session` stands, or as a version of it behind an `@`: it sleeps, is
     durable, and has all blocks in common with it. What an awake session has not slept is put to sleep for it.
 
@@ -71,7 +71,7 @@ class ForkRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class FoldRequest(Request):
+class FoldRequest(Reporting):
     """Make `session` durable as it stands and free its memory, and begin a smaller session `name` with its system text,
     a summary of it and its last tokens. The new one is awake, and durable as well.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler
 
-from .events import Listener
+from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_GENERATED_TOKENS, MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_TEXT_CHARS
 from .records import Count, Listed, Priority, Record, Request, Result, Seconds, SessionText, Text, TokenId
 from .sampling import NamedSampling
@@ -135,7 +135,7 @@ def _map_of(message: Message) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendRequest(Request):
+class AppendRequest(Reporting):
     """Let the session read text, or token ids, to the end of what it has: all, or nothing if it fails or is cancelled.
     Never sent twice, whatever fails.
 
@@ -158,7 +158,21 @@ class AppendRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateRequest(Request):
+class WritingRequest(Request):
+    """Base of what lets the model write."""
+
+    session: SessionText
+    _: KW_ONLY
+    max_tokens: MaxTokens | None = None
+    sampling: NamedSampling | None = None
+    stop: Stops = ()
+    prove: bool = False
+    create: bool = False
+    priority: Priority = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest(WritingRequest, Reporting):
     """Continue the session's text, after reading `text` if there is some.
 
     max_tokens: at most so many; if None, 512, or what fits. prove: with the digests of the logits.
@@ -166,20 +180,13 @@ class GenerateRequest(Request):
     create: make the session, on the default model, if there is none of that name.
     """
 
-    session: SessionText
     _: KW_ONLY
-    max_tokens: MaxTokens | None = None
     text: Text | None = None
-    sampling: NamedSampling | None = None
-    stop: Stops = ()
-    prove: bool = False
-    create: bool = False
-    priority: Priority = "normal"
     on_event: Listener = None
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRequest(Request):
+class ChatRequest(WritingRequest, Reporting):
     """One turn of a chat: a new message, or `messages`, the whole transcript up to what is to be answered (maps of role
     and content); the daemon renders the template, and reads what is new of it.
 
@@ -188,10 +195,8 @@ class ChatRequest(Request):
         sampling, prove, create: as for `generate`.
     """
 
-    session: SessionText
     message: Text | None = None
     _: KW_ONLY
-    max_tokens: MaxTokens | None = None
     role: Role = "user"
     messages: (
         Annotated[
@@ -202,11 +207,6 @@ class ChatRequest(Request):
         | None
     ) = None
     on_divergence: OnDivergence = "refuse"
-    sampling: NamedSampling | None = None
-    stop: Stops = ()
-    prove: bool = False
-    create: bool = False
-    priority: Priority = "normal"
     on_event: Listener = None
 
     def require(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from .events import NEVER_SENT
 from .reading import Message
 from .records import Record, Request
 from .sampling import Sampling
@@ -27,7 +28,6 @@ _WORDS: Final[Mapping[object, str]] = {
     dict: "map",
 }
 _BOUNDS: Final = ("ge", "gt", "le", "min_length", "max_length", "pattern")
-_OWN: Final = frozenset({"on_event"})  # the caller's own, and never sent
 
 _INTRODUCTION = """Each verb is a method of `Client` (blocking) and of
 `AsyncClient` (awaited), and a request of that name on the wire ([protocol.md](protocol.md)). What stands before `*` may
@@ -59,7 +59,7 @@ def _of_record(record: type[Record]) -> str:
 
 def _parameters(request: type[Request]) -> Iterator[str]:
     starred = False
-    for each in fields(request):
+    for each in _fields(request):
         if each.kw_only and not starred:
             starred = True
             yield "*"
@@ -70,10 +70,16 @@ def _table(record: type[Record]) -> list[str]:
     declared = get_type_hints(record, include_extras=True)
     rows = [
         f"| `{each.name}` | {_kind(declared[each.name])} | {_left_out(each)} |"
-        for each in fields(record)
-        if each.name not in _OWN
+        for each in _fields(record)
+        if each.name not in NEVER_SENT
     ]
     return ["| field | kind | left out |", "|---|---|---|", *rows, ""] if rows else []
+
+
+def _fields(record: type[Record]) -> list[Field[Any]]:
+    """In the order of the record's parameters: a field of a base that is given by name alone stands behind its own that
+    may be given by their places."""
+    return sorted(fields(record), key=lambda each: each.kw_only is True)
 
 
 def _left_out(field: Field[Any]) -> str:

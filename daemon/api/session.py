@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from .events import Listener
+from .events import Listener, Reporting
 from .records import Count, Labels, ModelName, Request, Result, SessionText, Text
 from .sampling import NamedSampling, Sampling
 
@@ -162,7 +162,7 @@ class CreateRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class SetRequest(Request):
+class SetRequest(Reporting):
     """Change how the session draws its tokens, from now on: what is given of `sampling`, and nothing else. A seed that
     is given begins its random numbers anew. One that sleeps is woken, and its next sleep keeps the change."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .events import Listener
+from .events import Listener, Reporting
 from .limits import MAX_DAYS, MAX_KIND_CHARS, MAX_NUMBER, MAX_TAG_CHARS
 from .records import Count, Label, Labels, Request, Result, Seconds, SessionText
 
@@ -227,7 +227,7 @@ class ImportRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class AnalyseRequest(Request):
+class AnalyseRequest(Reporting):
     """Figures of a stored version (`NAME@3`; the newest of a bare name), as a JSON document in `artifact`.
 
     kind, labels: what the artifact is called; by default `kv-analysis`, and the session's labels, its model and the

@@ -1,6 +1,6 @@
 """The table of verbs: what the daemon can be asked, a row each.
 
-Both clients, the service and its double have these methods; the server and the documents read the rows.
+Both clients, the service and its double have their methods from here; the server and the documents read the rows.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from .waking import (
 
 
 class Verbs:
-    """The methods of whoever asks the daemon."""
+    """What a service answers."""
 
     status = Verb(StatusRequest, StatusResult, always=True)
     create = Verb(CreateRequest, SessionInfo)
@@ -94,6 +94,11 @@ class Verbs:
     import_bundle = Verb(ImportRequest, SleepResult)
     load_model = Verb(LoadModelRequest, ModelInfo, leaves="The model was not loaded.")
     unload_model = Verb(UnloadModelRequest, ModelInfo)
+
+
+class DaemonVerbs(Verbs):
+    """What a client may ask: of the service, and beside that for the end of the process around it."""
+
     shutdown = Verb(ShutdownRequest, ShutdownResult, always=True)
 
 
@@ -101,6 +106,6 @@ SUBSCRIBE = Verb(SubscribeRequest, SubscribeResult, name="subscribe", leaves="No
 """No method, for its answer is the end of the daemon: clients open it and read what comes before."""
 
 VERBS: Mapping[str, Verb[Any, Any]] = MappingProxyType(
-    {row.name: row for row in [*vars(Verbs).values(), SUBSCRIBE] if isinstance(row, Verb)}
+    {row.name: row for row in [*vars(Verbs).values(), *vars(DaemonVerbs).values(), SUBSCRIBE] if isinstance(row, Verb)}
 )
 """By their names on the wire, in the order in which they are declared."""

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from .events import Listener
+from .events import Listener, Reporting
 from .limits import MAX_NAMED_SESSIONS
 from .records import Count, Label, Listed, Position, Request, Result, Seconds, SessionText, Version
 from .session import Look, Lossy, Recomputed, Salvaged, SessionInfo
@@ -155,7 +155,7 @@ class WarmResult(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class SleepRequest(Request):
+class SleepRequest(Reporting):
     """Put the session to sleep: when this returns, its state is durable, and its memory free. Asking again tells the
     same, with nothing written."""
 
@@ -165,7 +165,22 @@ class SleepRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class WakeRequest(Request):
+class WakingRequest(Request):
+    """Base of what names a state to be woken."""
+
+    session: SessionText
+    _: KW_ONLY
+    version: Version | None = None
+    at_token: Position | None = None
+    strict: bool = False
+
+    def require(self) -> None:
+        if self.version is not None and "@" in self.session:
+            raise ValueError("name the version once: behind the @ of session, or in version")
+
+
+@dataclass(frozen=True, slots=True)
+class WakeRequest(WakingRequest, Reporting):
     """Wake the session at its last version, or at an earlier one; nothing is prefilled again.
 
     version: which one, if it does not stand behind an `@` of `session`: by number, tag, or digits of its bundle id.
@@ -174,38 +189,17 @@ class WakeRequest(Request):
     strict: refuse it too if another device, library or version computed it, which may differ in the last bits.
     """
 
-    session: SessionText
     _: KW_ONLY
-    version: Version | None = None
-    at_token: Position | None = None
-    strict: bool = False
     on_event: Listener = None
 
-    def require(self) -> None:
-        _require_one_version(self.session, self.version)
-
 
 @dataclass(frozen=True, slots=True)
-class PlanWakeRequest(Request):
+class PlanWakeRequest(WakingRequest):
     """What `wake` would do if it were asked the same, and how long that would take there; nothing is done."""
 
-    session: SessionText
-    _: KW_ONLY
-    version: Version | None = None
-    at_token: Position | None = None
-    strict: bool = False
-
-    def require(self) -> None:
-        _require_one_version(self.session, self.version)
-
-
-def _require_one_version(session: str, version: int | None) -> None:
-    if version is not None and "@" in session:
-        raise ValueError("name the version once: behind the @ of session, or in version")
-
 
 @dataclass(frozen=True, slots=True)
-class WarmRequest(Request):
+class WarmRequest(Reporting):
     """Wake sessions ahead of need, by name, by label (in one `namespace`, or all) or both, as far as memory is free:
     none other goes to sleep for it, and no model is loaded. One that is awake already counts as a hit."""
 

@@ -18,13 +18,11 @@ import asyncio
 import contextvars
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Final, ParamSpec, TypeVar
 
 from ..api.process import QueueInfo
+from ..api.records import Priority
 from ..errors import EngineBusy
-
-Priority = Literal["normal", "background"]
-PRIORITIES: Final[tuple[Priority, ...]] = get_args(Priority)
 
 MAX_WAITING: Final = 512
 """Requests that may wait for a turn, memory or the engine, unless told otherwise. The next is told so, and nothing has

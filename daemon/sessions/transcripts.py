@@ -17,15 +17,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from blake3 import blake3
 
 from ...memvid.limits import MAX_TOKENS
 from ..models.chat_template import Message
-
-OnDivergence = Literal["refuse", "rewind"]
-"""What becomes of a transcript that is not what the session has: refused, or the session goes back to there."""
 
 TEXT_MAP: Final = "text_map"
 """Under which the session map keeps it."""

@@ -6,7 +6,7 @@ import time
 
 from ...memvid.store import IndexRow
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
-from ..api.events import OnEvent, ignore
+from ..api.events import OnEvent
 from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from ..chat.folds import FoldOrder
 from ..engine.cancellation import to_the_end
@@ -26,7 +26,6 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
         SessionNotFound, AmbiguousVersion, EmptyContext, NoSuchPosition, what a sleep raises, and, at
         an earlier token, what a wake raises; then there is no fork, and the other session is as it was.
     """
-    emit = request.on_event or ignore
     started = time.monotonic()
     parts.require_open()
     wanted = parse_reference(request.name)
@@ -35,10 +34,10 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
         row = await parts.hibernation.on_io(lambda: parts.store.resolve_version(request.session))
     async with parts.residency.turn_with_name(source, wanted) as use:
         kept = None if request.labels is None else tuple(request.labels)
-        order = await to_the_end(_order_of_fork(parts, source, row, wanted, request.at_token, kept, emit))
+        order = await to_the_end(_order_of_fork(parts, source, row, wanted, request.at_token, kept, request.emit))
         if order.at_token not in (None, order.row.token_count):
             async with parts.residency.room_to_wake(use, order.row, order.at_token) as model:
-                forked = await to_the_end(parts.forking.cut_off(order, model, emit))
+                forked = await to_the_end(parts.forking.cut_off(order, model, request.emit))
         else:
             forked = await to_the_end(parts.forking.refer_to_all(order))
     result = listing.result_of_fork(order, forked, seconds=time.monotonic() - started)
@@ -65,12 +64,11 @@ async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
         GenerationFailed, and what a sleep or a wake raises. Then there is no new session, and the other one has
         lost nothing.
     """
-    emit = request.on_event or ignore
     order = FoldOrder(
         request.summary, request.summarise, request.tail, None if request.labels is None else tuple(request.labels)
     )
     wanted = parse_reference(request.name)
-    return await parts.folds.make(parts.resolve(request.session), wanted, order, emit)
+    return await parts.folds.make(parts.resolve(request.session), wanted, order, request.emit)
 
 
 async def _order_of_fork(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from ..api.events import ignore
 from ..api.reading import (
     AppendRequest,
     AppendResult,
@@ -34,17 +33,16 @@ async def append(parts: Parts, request: AppendRequest) -> AppendResult:
     Raises:
         InvalidTokens, ContextOverflow, GenerationFailed, and what a wake raises.
     """
-    emit = request.on_event or ignore
     if (request.text is None) == (request.tokens is None):
         raise InvalidTokens("Give either text or tokens to append.")
     started = time.monotonic()
-    async with parts.woken(request.session, emit, create=request.create) as (use, live):
+    async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
         look = _branch(parts, live)
         ids = list(request.tokens) if request.tokens is not None else await parts.encoder.text(live, request.text or "")
         await in_pieces(generation.require_valid(live.model, ids))
         await parts.reasons.note(live, "append", ids)
-        live = await parts.exchanges.room_for(use, live, len(ids), emit)
-        cached = await parts.exchanges.read(live, ids, emit, turn_open=False)
+        live = await parts.exchanges.room_for(use, live, len(ids), request.emit)
+        cached = await parts.exchanges.read(live, ids, request.emit, turn_open=False)
         return AppendResult(
             session=str(live.uri),
             tokens_added=len(ids),
@@ -64,22 +62,23 @@ async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
     Raises:
         InvalidSampling, EmptyContext, ContextOverflow, GenerationFailed, and what a wake raises.
     """
-    emit = request.on_event or ignore
     started = time.monotonic()
-    async with parts.woken(request.session, emit, create=request.create) as (use, live):
+    async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
         ids = await parts.encoder.text(live, request.text) if request.text else []
         if not ids and not live.state.tokens:
             raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
         await parts.reasons.note(live, "generate", ids)
         count = generation.count_to_write(live.model, len(live.state.tokens) + len(ids), request.max_tokens)
-        live = await parts.exchanges.room_for(use, live, len(ids) + count, emit)
-        cached = await parts.exchanges.read(live, ids, emit, turn_open=False) if ids else 0
+        live = await parts.exchanges.room_for(use, live, len(ids) + count, request.emit)
+        cached = await parts.exchanges.read(live, ids, request.emit, turn_open=False) if ids else 0
         order = WriteOrder(
             count, drawing, tuple(request.stop), request.prove, alone=request.prove, seeded=_names_seed(request)
         )
         read = (len(ids), cached)
-        return await parts.exchanges.write(live, order, emit, read=read, started=started, woken=use.woken, look=look)
+        return await parts.exchanges.write(
+            live, order, request.emit, read=read, started=started, woken=use.woken, look=look
+        )
 
 
 @answers(ChatRequest, queued=True)
@@ -90,13 +89,12 @@ async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
         InvalidSampling, InvalidTranscript, TranscriptDiverged; TemplateUnusable, ContextOverflow, GenerationFailed,
         and what a wake raises.
     """
-    emit = request.on_event or ignore
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
         require_transcript(request.messages)
     started = time.monotonic()
-    async with parts.woken(request.session, emit, create=request.create) as (use, live):
+    async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
         if request.messages is None:
             turn = await parts.conversing.message(live, message_of(request.role, request.message or ""))
@@ -112,10 +110,10 @@ async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
         before = live if rewinds else None
         try:
             if rewinds:
-                live = await parts.conversing.go_back(use, live, turn, emit)
+                live = await parts.conversing.go_back(use, live, turn, request.emit)
                 computed = live.state.computed_tokens
-            live = await parts.exchanges.room_for(use, live, len(turn.ids) + count, emit)
-            cached = await parts.exchanges.read_turn(live, turn, emit)
+            live = await parts.exchanges.room_for(use, live, len(turn.ids) + count, request.emit)
+            cached = await parts.exchanges.read_turn(live, turn, request.emit)
             if rewinds:
                 parts.reasons.went_back(live.uri)
             order = WriteOrder(
@@ -129,7 +127,7 @@ async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
             )
             read = (len(turn.ids), cached)
             result = await parts.exchanges.write(
-                live, order, emit, read=read, started=started, woken=use.woken, look=look
+                live, order, request.emit, read=read, started=started, woken=use.woken, look=look
             )
         except BaseException:
             if before is not None:

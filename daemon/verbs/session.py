@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...memvid.uri import parse_reference
-from ..api.events import ignore
 from ..api.sampling import Sampling
 from ..api.session import CreateRequest, ListRequest, ListResult, SessionDetail, SessionInfo, SetRequest, ShowRequest
 from ..engine.pieces import in_pieces
@@ -35,8 +34,7 @@ async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
     Raises:
         InvalidSampling, and what a wake raises. SessionAwake: it is only looked at.
     """
-    emit = request.on_event or ignore
-    async with parts.residency.woken(parts.resolve(request.session), emit) as (_, live):
+    async with parts.residency.woken(parts.resolve(request.session), request.emit) as (_, live):
         if (look := parts.look(live)) is not None:
             raise SessionAwake(
                 f"{live.uri} is awake for a look at version {look.version}, token {look.token_count}, which a look "

@@ -12,7 +12,6 @@ from ...memvid.exchange.incoming import owner_of
 from ...memvid.operations import Order, set_mark
 from ...memvid.store import IndexRow
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
-from ..api.events import ignore
 from ..api.store import (
     AnalyseRequest,
     AnalysisResult,
@@ -128,7 +127,6 @@ async def analyse(parts: Parts, request: AnalyseRequest) -> AnalysisResult:
         SessionNotFound: also of a session that is awake and has never slept. AmbiguousVersion.
         MalformedSnapshot, and what a damaged bundle raises.
     """
-    emit = request.on_event or ignore
     started = time.monotonic()
     name, _, _ = request.session.partition(VERSION_MARK)
     uri = parts.resolve(name)
@@ -137,7 +135,7 @@ async def analyse(parts: Parts, request: AnalyseRequest) -> AnalysisResult:
             f"{uri} is awake and has never slept, and what is analysed is what is stored; put it to sleep first.",
             session=str(uri),
         )
-    found = await parts.analyst.analyse(request.session, kind=request.kind, labels=request.labels, emit=emit)
+    found = await parts.analyst.analyse(request.session, kind=request.kind, labels=request.labels, emit=request.emit)
     live = parts.residency.awake.get(found.row.uri)
     return AnalysisResult(
         session=str(found.row.uri),

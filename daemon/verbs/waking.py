@@ -7,7 +7,7 @@ import time
 
 from ...memvid.store import Receipt
 from ...memvid.uri import SessionUri
-from ..api.events import OnEvent, ignore
+from ..api.events import OnEvent
 from ..api.waking import (
     PlanWakeRequest,
     SleepRequest,
@@ -35,10 +35,9 @@ async def sleep(parts: Parts, request: SleepRequest) -> SleepResult:
     Raises:
         EmptyContext, NoSpace and what else a store refuses; the session then stays awake.
     """
-    emit = request.on_event or ignore
     started = time.monotonic()
     async with parts.residency.turn(parts.resolve(request.session)) as use:
-        return await to_the_end(_sleep(parts, use.uri, emit, started))
+        return await to_the_end(_sleep(parts, use.uri, request.emit, started))
 
 
 @answers(WakeRequest, queued=True)
@@ -52,14 +51,13 @@ async def wake(parts: Parts, request: WakeRequest) -> WakeResult:
         CanaryFailed: the state does not compute what it did when it slept.
         IdentityMismatch, OwnerMismatch, CorruptBlock, ...: why it was refused; nothing live has changed.
     """
-    emit = request.on_event or ignore
     started = time.monotonic()
     uri, version = await parts.version_of(request.session, request.version)
     async with parts.residency.turn(uri) as use:
         order = WakeOrder(version, request.at_token, request.strict)
         live = parts.residency.live(use.uri)
         if live is None:
-            return await _wake(parts, use, order, emit, started)
+            return await _wake(parts, use, order, request.emit, started)
         require_as_ordered(live, order, parts.residency.find_row(use.uri, version))
         newest = parts.store.find_session(use.uri)
         return listing.wake_result(
@@ -86,10 +84,9 @@ async def warm(parts: Parts, request: WarmRequest) -> WarmResult:
     Raises:
         SessionNotFound: of one that is named; nothing is woken then.
     """
-    emit = request.on_event or ignore
     parts.require_open()
     uris = [parts.resolve(session) for session in request.sessions]
-    return await parts.labels.warm(uris, request.label, request.namespace, emit)
+    return await parts.labels.warm(uris, request.label, request.namespace, request.emit)
 
 
 async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started: float) -> WakeResult:

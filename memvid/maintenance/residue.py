@@ -33,7 +33,6 @@ from ..index.page_sums import SUMS_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 
-_OWN_FOLDERS: Final = (BUNDLES, INCOMING, QUARANTINE)
 _OWN_FILES: Final = frozenset({STORE_FILE, LOCK_NAME, MARKS_FILE, RATES_FILE, SCRUB_FILE, SUMS_FILE, *INDEX_FILES})
 _SET_ASIDE_TEXT: Final = re.compile(rf"({re.escape(MARKS_FILE)}|{re.escape(STORE_FILE)})\.[0-9]+", re.ASCII)
 _CHUNK_BYTES: Final = 1 << 20

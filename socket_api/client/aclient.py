@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ...daemon.api.events import NoticeEvent, OnEvent, TokenEvent
+from ...daemon.api.events import NoticeEvent, OnEvent, Reporting, TokenEvent, ignore
 from ...daemon.api.process import SubscribeRequest
 from ...daemon.api.reading import ChatRequest, GenerateRequest, GenerateResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Awaiting, Opened, Verb
-from ...daemon.api.verbs import SUBSCRIBE, VERBS, Verbs
+from ...daemon.api.verbs import SUBSCRIBE, VERBS, DaemonVerbs
 from ..errors import ApiError, LocalProtocolError
 from ..wire.address import default_socket_path
 from ..wire.asking import Call, R, call_of, committed_of, remote_error
@@ -32,18 +32,18 @@ from .subscription import AsyncSubscription
 
 
 def _stream_generate(client: AsyncClient, request: GenerateRequest) -> AsyncTextStream:
-    return AsyncTextStream(client._link, client.call(VERBS["generate"], request), request.on_event)
+    return AsyncTextStream(client._link, client._call(VERBS["generate"], request), request.on_event)
 
 
 def _stream_chat(client: AsyncClient, request: ChatRequest) -> AsyncTextStream:
-    return AsyncTextStream(client._link, client.call(VERBS["chat"], request), request.on_event)
+    return AsyncTextStream(client._link, client._call(VERBS["chat"], request), request.on_event)
 
 
 def _events(client: AsyncClient, request: SubscribeRequest) -> AsyncSubscription:
-    return AsyncSubscription(client._link, client.call(SUBSCRIBE, request))
+    return AsyncSubscription(client._link, client._call(SUBSCRIBE, request))
 
 
-class AsyncClient(Verbs, Awaiting):
+class AsyncClient(DaemonVerbs, Awaiting):
     """A connection to the daemon: `async with AsyncClient() as torpor`, or `connect` and `close`.
 
     Args and errors are those of `Client`; the connection is made by `connect`.
@@ -88,15 +88,16 @@ class AsyncClient(Verbs, Awaiting):
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
         """Ask what a row of the table of verbs says; each of the methods does this with its record."""
-        call, on_event = self.call(verb, request), getattr(request, "on_event", None)
+        call = self._call(verb, request)
+        emit = request.emit if isinstance(request, Reporting) else ignore
         request_id = self._link.begin(call)
         try:
             await self._link.flush()
             while True:
                 message = await self._link.wait_for(request_id)
                 if isinstance(message, EventMessage):
-                    if on_event is not None:
-                        on_event(message.event)
+                    if not isinstance(message.event, NoticeEvent):
+                        emit(message.event)
                 elif isinstance(message, ResultMessage):
                     return call.load_result(message.result)
                 else:
@@ -105,7 +106,7 @@ class AsyncClient(Verbs, Awaiting):
         finally:
             self._link.abandon(request_id)
 
-    def call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
+    def _call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
         """What is sent of a request: checked, and with names as this client's namespace has them."""
         return call_of(verb, request, self.namespace)
 

@@ -1,4 +1,4 @@
-"""The synchronous client: the verbs of the daemon as blocking methods, which it has from the table `Verbs`.
+"""The synchronous client: the verbs of the daemon as blocking methods, which it has from the table `DaemonVerbs`.
 
 Owns how a verb is asked, and the stream of a generation; the connection is `link.py`'s. Imports no MLX, and of the
 daemon the records of its verbs (tests/socket_api/test_imports.py).
@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ...daemon.api.events import NoticeEvent, OnEvent, TokenEvent
+from ...daemon.api.events import NoticeEvent, OnEvent, Reporting, TokenEvent, ignore
 from ...daemon.api.process import SubscribeRequest
 from ...daemon.api.reading import ChatRequest, GenerateRequest, GenerateResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Blocking, Opened, Verb
-from ...daemon.api.verbs import SUBSCRIBE, VERBS, Verbs
+from ...daemon.api.verbs import SUBSCRIBE, VERBS, DaemonVerbs
 from ..errors import ApiError, LocalProtocolError
 from ..wire.address import default_socket_path
 from ..wire.asking import Call, R, call_of, committed_of, remote_error
@@ -32,18 +32,18 @@ from .subscription import Subscription
 
 
 def _stream_generate(client: Client, request: GenerateRequest) -> TextStream:
-    return TextStream(client._link, client.call(VERBS["generate"], request), request.on_event)
+    return TextStream(client._link, client._call(VERBS["generate"], request), request.on_event)
 
 
 def _stream_chat(client: Client, request: ChatRequest) -> TextStream:
-    return TextStream(client._link, client.call(VERBS["chat"], request), request.on_event)
+    return TextStream(client._link, client._call(VERBS["chat"], request), request.on_event)
 
 
 def _events(client: Client, request: SubscribeRequest) -> Subscription:
-    return Subscription(client._link, client.call(SUBSCRIBE, request))
+    return Subscription(client._link, client._call(SUBSCRIBE, request))
 
 
-class Client(Verbs, Blocking):
+class Client(DaemonVerbs, Blocking):
     """A connection to the daemon.
 
     Args:
@@ -95,14 +95,15 @@ class Client(Verbs, Blocking):
 
     def ask(self, verb: Verb[Any, R], request: Request) -> R:
         """Ask what a row of the table of verbs says; each of the methods does this with its record."""
-        call, on_event = self.call(verb, request), getattr(request, "on_event", None)
+        call = self._call(verb, request)
+        emit = request.emit if isinstance(request, Reporting) else ignore
         request_id = self._link.begin(call)
         try:
             while True:
                 message = self._link.wait_for(request_id)
                 if isinstance(message, EventMessage):
-                    if on_event is not None:
-                        on_event(message.event)
+                    if not isinstance(message.event, NoticeEvent):
+                        emit(message.event)
                 elif isinstance(message, ResultMessage):
                     return call.load_result(message.result)
                 else:
@@ -111,7 +112,7 @@ class Client(Verbs, Blocking):
         finally:
             self._link.abandon(request_id)
 
-    def call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
+    def _call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
         """What is sent of a request: checked, and with names as this client's namespace has them."""
         return call_of(verb, request, self.namespace)
 

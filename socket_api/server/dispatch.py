@@ -7,10 +7,9 @@ what is told until then. Server half. Does not know frames or sockets.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import fields, replace
 from typing import Any, Protocol
 
-from ...daemon.api.events import OnEvent, TokenEvent, WorkEvent
+from ...daemon.api.events import OnEvent, Reporting, TokenEvent, WorkEvent
 from ...daemon.api.process import (
     ShutdownRequest,
     ShutdownResult,
@@ -76,8 +75,9 @@ async def call(
     elif isinstance(request, SubscribeRequest):
         result = await _subscribe(backend, request, tell)
     else:
-        heard = {"on_event": emit} if any(each.name == "on_event" for each in fields(request)) else {}
-        result = await backend.ask(verb, replace(request, **heard))
+        if isinstance(request, Reporting):
+            request = request.told_to(emit)
+        result = await backend.ask(verb, request)
     return await in_pieces(wire_map(verb, result))
 
 

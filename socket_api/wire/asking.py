@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
+from ...daemon.api.events import NEVER_SENT
 from ...daemon.api.records import Request, Result
 from ...daemon.api.sampling import Sampling
 from ...daemon.api.verb import Verb
 from ..errors import RemoteError
 from .checking import listed, load_request, load_result
 from .messages import ErrorBody
+from .naming import within
 
 R = TypeVar("R", bound=Result)
-_NAMING = frozenset({"session", "name"})  # the fields of requests that name a session
-NEVER_SENT = frozenset({"on_event"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +52,6 @@ def call_of(verb: Verb[Any, R], request: Request, namespace: str | None) -> Call
             params[each.name] = value.named() if isinstance(value, Sampling) else value
     load_request(verb, params)
     return Call(verb, params if namespace is None else within(namespace, type(request), params))
-
-
-def within(namespace: str, request: type[Request], params: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request as it is made in a namespace."""
-    named = dict(params)
-    for field in _NAMING & named.keys():
-        named[field] = name_in(namespace, named[field])
-    if "sessions" in named:
-        named["sessions"] = tuple(name_in(namespace, each) for each in named["sessions"])
-    known = {each.name for each in fields(request)}
-    names_others = "session" in named or ("sessions" in known and "label" not in named)
-    if "namespace" in known and not names_others:
-        named.setdefault("namespace", namespace)
-    return named
-
-
-def name_in(namespace: str, session: str) -> str:
-    """What names a session wherever it is asked for: a bare name (perhaps with a version) is one of the namespace."""
-    return session if "/" in session else f"{namespace}/{session}"
 
 
 def remote_error(body: ErrorBody) -> RemoteError:

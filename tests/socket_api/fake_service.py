@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from torpor.daemon.api.events import OnEvent, ProgressEvent, TokenEvent, ignore
+from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, TokenEvent
 from torpor.daemon.api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from torpor.daemon.api.process import (
     LoadModelRequest,
@@ -207,45 +207,40 @@ class FakeService(Verbs, Awaiting):
         return info
 
     async def _append(self, request: AppendRequest) -> AppendResult:
-        emit = request.on_event or ignore
-        found, woken = await self._find_awake(request.session, emit, create=request.create)
+        found, woken = await self._find_awake(request.session, request.emit, create=request.create)
         added = (
             list(request.tokens) if request.tokens is not None else [len(word) for word in (request.text or "").split()]
         )
         for done in range(0, len(added), 2):
             await self._step()
-            emit(ProgressEvent("prefill", min(done + 2, len(added)), len(added)))
+            request.emit(ProgressEvent("prefill", min(done + 2, len(added)), len(added)))
         found.tokens += added
         return AppendResult(found.info.session, len(added), len(found.tokens), len(added), 0.25, woken)
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
-        emit = request.on_event or ignore
-        found, woken = await self._find_awake(request.session, emit, create=request.create)
+        found, woken = await self._find_awake(request.session, request.emit, create=request.create)
         if request.text is not None:
             found.tokens += [len(word) for word in request.text.split()]
         return await self._write(
-            found, request.max_tokens or 4, request.prove, emit, woken, was_read=request.text is not None
+            found, request.max_tokens or 4, request.prove, request.emit, woken, was_read=request.text is not None
         )
 
     async def _chat(self, request: ChatRequest) -> GenerateResult:
-        emit = request.on_event or ignore
-        found, woken = await self._find_awake(request.session, emit, create=request.create)
-        emit(ProgressEvent("prefill", 1, 1))
+        found, woken = await self._find_awake(request.session, request.emit, create=request.create)
+        request.emit(ProgressEvent("prefill", 1, 1))
         found.tokens.append(len(request.message or ""))
-        return await self._write(found, request.max_tokens or 4, request.prove, emit, woken, was_read=True)
+        return await self._write(found, request.max_tokens or 4, request.prove, request.emit, woken, was_read=True)
 
     async def _set(self, request: SetRequest) -> SessionInfo:
-        emit = request.on_event or ignore
-        found, _ = await self._find_awake(request.session, emit)
+        found, _ = await self._find_awake(request.session, request.emit)
         found.info = replace(found.info, sampling=(found.info.sampling or Sampling()).changed(request.sampling))
         return found.info
 
     async def _sleep(self, request: SleepRequest) -> SleepResult:
-        emit = request.on_event or ignore
         found = self._find(request.session)
         await self._step()
         size = 4 * len(found.tokens)
-        emit(ProgressEvent("sleep", size, size))
+        request.emit(ProgressEvent("sleep", size, size))
         version = len(found.versions) + 1
         parent = found.versions[-1].bundle_id if found.versions else None
         made = VersionInfo(version, f"{version:064x}", parent, len(found.tokens), size, size, version)
@@ -256,8 +251,7 @@ class FakeService(Verbs, Awaiting):
         )
 
     async def _wake(self, request: WakeRequest) -> WakeResult:
-        emit = request.on_event or ignore
-        return await self._wake_found(self._find(request.session), request.version, emit)
+        return await self._wake_found(self._find(request.session), request.version, request.emit)
 
     async def _plan_wake(self, request: PlanWakeRequest) -> WakePlanResult:
         found = self._find(request.session)
@@ -405,11 +399,10 @@ class FakeService(Verbs, Awaiting):
         return replace(self.model, name=request.model, resident=False)
 
     async def _analyse(self, request: AnalyseRequest) -> AnalysisResult:
-        emit = request.on_event or ignore
         name, _, at = request.session.partition("@")
         found = self._find(name)
         await self._step()
-        emit(ProgressEvent("analyse", 1, 1))
+        request.emit(ProgressEvent("analyse", 1, 1))
         made = found.versions[int(at or len(found.versions)) - 1]
         awake = len(found.tokens) if found.info.state == "awake" else None
         return AnalysisResult(
@@ -534,5 +527,5 @@ class FakeService(Verbs, Awaiting):
 def given(request: Request) -> dict[str, object]:
     """What of a request is not as it is left out."""
     found = {each.name: (getattr(request, each.name), each.default) for each in fields(request)}
-    named = {name: value for name, (value, default) in found.items() if name != "on_event" and value != default}
+    named = {name: value for name, (value, default) in found.items() if name not in NEVER_SENT and value != default}
     return {name: value.named() if isinstance(value, Sampling) else value for name, value in named.items()}

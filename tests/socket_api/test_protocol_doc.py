@@ -14,6 +14,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from torpor.daemon.api import events, forking, process, reading, session, store, waking
 from torpor.daemon.api import limits as api_limits
+from torpor.daemon.api.events import NEVER_SENT
 from torpor.daemon.api.reading import Message
 from torpor.daemon.api.records import Record, Result
 from torpor.daemon.api.sampling import LOWEST_TEMPERATURE, NamedSampling, Sampling
@@ -22,7 +23,6 @@ from torpor.daemon.events.events import EVENTS, Event
 from torpor.socket_api import errors, limits
 from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.wire import messages
-from torpor.socket_api.wire.asking import NEVER_SENT
 
 TEXT = Path(__file__).parents[2].joinpath("docs", "reference", "protocol.md").read_text()
 

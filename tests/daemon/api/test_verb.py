@@ -7,11 +7,12 @@ import pydoc
 from typing import Any
 
 import pytest
-from torpor.daemon.api.process import StatusResult
+from torpor.daemon.api.process import ShutdownRequest, StatusResult
 from torpor.daemon.api.records import Request
 from torpor.daemon.api.verb import Awaiting, Blocking, Opened, R, Verb
-from torpor.daemon.api.verbs import SUBSCRIBE, VERBS, Verbs
+from torpor.daemon.api.verbs import SUBSCRIBE, VERBS, DaemonVerbs, Verbs
 from torpor.daemon.api.waking import WakeRequest, WakeResult
+from torpor.daemon.verbs import HANDLERS
 
 
 class Asking(Verbs, Blocking):
@@ -67,3 +68,10 @@ def test_the_table_has_each_verb_under_its_name_on_the_wire() -> None:
     assert VERBS["status"].result is StatusResult
     assert all(name == verb.name for name, verb in VERBS.items())
     assert len({verb.request for verb in VERBS.values()}) == len(VERBS), "each has a record of its own"
+
+
+def test_a_service_has_a_handler_for_each_of_its_verbs_and_no_method_without_one() -> None:
+    """The end of the process is the server's, so only clients can ask for it."""
+    assert {verb.request for verb in vars(Verbs).values() if isinstance(verb, Verb)} == HANDLERS.keys()
+    assert not hasattr(Verbs, "shutdown")
+    assert DaemonVerbs.shutdown(Asking(), force=True) == (VERBS["shutdown"], ShutdownRequest(force=True))  # type: ignore[call-arg, arg-type]

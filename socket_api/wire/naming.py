@@ -1,0 +1,33 @@
+"""Names of sessions as a client in a namespace means them. Imports nothing of the protocol, so that a command line can
+be read without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...daemon.api.records import Request
+
+_NAMING = frozenset({"session", "name"})  # the fields of requests that name a session
+
+
+def within(namespace: str, request: type[Request], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request as it is made in a namespace."""
+    named = dict(params)
+    for field in _NAMING & named.keys():
+        named[field] = name_in(namespace, named[field])
+    if "sessions" in named:
+        named["sessions"] = tuple(name_in(namespace, each) for each in named["sessions"])
+    known = {each.name for each in fields(request)}
+    names_others = "session" in named or ("sessions" in known and "label" not in named)
+    if "namespace" in known and not names_others:
+        named.setdefault("namespace", namespace)
+    return named
+
+
+def name_in(namespace: str, session: str) -> str:
+    """What names a session wherever it is asked for: a bare name (perhaps with a version) is one of the namespace."""
+    return session if "/" in session else f"{namespace}/{session}"
