@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -73,13 +73,8 @@ def run_power(scenarios: list[Scenario], base: Path, full: bool) -> Report:
             scenario.name, recording, base / "work", workers=_workers(), sees=scenario.sees, **settings
         )
         found.append(replayed)
-        _tell_progress(f"power, {scenario.name}: {replayed.states} states, {len(replayed.failures)} wrong")
+        _tell_progress(replayed)
     return _report(found, ("states", "beyond_temps", "checks", "lost"))
-
-
-def _tell_progress(text: str) -> None:
-    """A full sweep takes an hour: what has been done is told at once, for one that is ended early."""
-    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def run_mutants(scenarios: list[Scenario], base: Path, full: bool) -> Report:
@@ -145,7 +140,18 @@ def _workers() -> int:
 def _side_by_side(jobs: list[partial[Any]]) -> list[Any]:
     """What each job gives, in their order. The last begins first: the longest scenarios come last."""
     with ProcessPoolExecutor(_workers(), multiprocessing.get_context("fork")) as pool:
-        return [running.result() for running in reversed([pool.submit(job) for job in reversed(jobs)])]
+        running = [pool.submit(job) for job in reversed(jobs)]
+        for done in as_completed(running):
+            _tell_progress(done.result())
+        return [one.result() for one in reversed(running)]
+
+
+def _tell_progress(swept: Any) -> None:
+    """A full sweep takes an hour: what has been done is told at once, for one that is ended early."""
+    told = dataclasses.asdict(swept)
+    name, failures = told.pop("scenario"), told.pop("failures")
+    counts = ", ".join(f"{count} {what}" for what, count in told.items())
+    print(f"  {name}: {counts}, {len(failures)} wrong", *failures, sep="\n  ", file=sys.stderr, flush=True)
 
 
 def _report(found: Iterable[Any], counts: tuple[str, ...]) -> Report:
