@@ -248,7 +248,7 @@ class Service(Parts, Verbs, Awaiting):
         """Take no more work, put every changed session to sleep, and let the store go.
 
         Callers cancel what is running first. A session that cannot be kept is in the report, with why. It runs to its
-        end even when the caller is cancelled; whoever asks again waits for the same end, and has the same report. No
+        end even when the caller is cancelled; who asks again waits for the same end, and has the same report. No
         budget of the store's size or of the day costs a session its last sleep; what the disk must keep free may.
         """
         if self.closing is None:

@@ -559,7 +559,7 @@ class Store:
 
         Nothing that a version holds changes, nor any id; no sleep or wake waits for it, and what is in use is left for
         the next compaction. Damaged bundles, and a disk or budget without room, are `problems`: what depends on them
-        stays as it was. `should_stop` is asked between steps, each of which leaves a sound store; running it again
+        stays as it was. `should_stop` is asked between steps; each leaves a sound store, and running it again
         finishes what was begun. A dry run also works in a store that was opened for reading.
 
         Raises:

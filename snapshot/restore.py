@@ -55,7 +55,7 @@ class WakePlan:
     resumed_tokens: how much of the session the caches hold once they are filled and cut back.
     target_tokens: how much of it is wanted; what lies between has to be computed.
     tokens: the ledger's bytes up to the target; passes: how it was read, as far as it is known; held_passes: how that
-        was of which the caches are filled.
+        was read with which the caches are filled.
     checkpoints: positions of the records in between that stay usable.
     has_canary: whether the record has a slot for the canary's logits.
     """

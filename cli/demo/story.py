@@ -1,4 +1,4 @@
-"""The demo itself: what is asked of which daemon, in which order, and what is written down about it.
+"""The demo itself: what it asks each daemon, in order, and what it writes down.
 
 The experiment: one session reads a document and writes, sleeps, and loses its daemon to SIGKILL. A second daemon wakes
 it, and it goes on. Beside it stands a control that read and wrote the same straight through in the first daemon and

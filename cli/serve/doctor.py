@@ -207,7 +207,7 @@ def _describe_config(config: dict[str, Any] | None) -> str:
     if config["problem"]:
         return f"; [yellow]its configuration was not taken over: {plain(config['problem'])}[/]"
     waits = [
-        f", of which {plain(', '.join(config[what]))} {until}"
+        f"; {plain(', '.join(config[what]))} {until}"
         for what, until in (
             ("waits_for_restart", "waits for a restart"),
             ("waits_for_disuse", "waits until no request uses what is in memory"),

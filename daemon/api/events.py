@@ -43,7 +43,7 @@ class NoticeEvent(Result):
 
     number: grows by one with each event that a subscriber could be told. monotonic_s, time_ns: when, by the daemon's
     monotonic clock and by the Unix clock. request: what it was done for, the same number for all that one request did;
-    None where nobody asked. session: a URI; None where it is about none.
+    None where no request did. session: a URI; None where it is about none.
     """
 
     name: str

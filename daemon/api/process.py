@@ -18,7 +18,7 @@ class ModelInfo(Result):
 
     adapter: as its identity has it. loading: whether a load is under way; loads: how many there were. ttl_s: after how
     many seconds without use it is unloaded; weights_bytes: the memory that it takes now; sessions_awake: how many are
-    on it. idle_s: how long nobody has used it. problem: why it could not be loaded when that was last tried.
+    on it. idle_s: how long it has not been used. problem: why it could not be loaded when that was last tried.
     changed: the parts that its files say otherwise than when they were loaded.
     """
 
@@ -47,7 +47,7 @@ class MemoryInfo(Result):
 
     sessions_bytes: what sessions took when they were last let go of; reserved_bytes: what requests under way may take
         beyond. waiting: requests that wait for memory. slept_by_pressure, slept_by_idling: how often a session has gone
-        to sleep to make room, and because nobody used it, since the daemon began.
+        to sleep to make room, and because it was not used, since the daemon began.
     """
 
     budget_bytes: Count
@@ -88,7 +88,7 @@ class ScrubInfo(Result):
 class ConfigInfo(Result):
     """A configuration file. reloads: how often it was taken over since the start. problem: why it was not when it was
     last read, so that what stood there before holds. waits_for_restart: what a running daemon cannot change.
-    waits_for_disuse: models that are still in memory as they were before, until nobody uses them."""
+    waits_for_disuse: models that are still in memory as they were before, until no request uses them."""
 
     path: str
     reloads: Count

@@ -2,7 +2,7 @@
 
 Owns the rules by which a record is read from a map. A request knows no field but its own; of a result a reader passes
 over what it does not know, so that an older client goes on with a newer daemon. Does not read: `socket_api` does, where
-a map crosses the wire. In the process a record is a plain value that nobody checks.
+a map crosses the wire. In the process a record is a plain value, and not checked.
 """
 
 from __future__ import annotations

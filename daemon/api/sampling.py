@@ -19,7 +19,7 @@ LOWEST_TEMPERATURE = 1e-6
 
 
 class _LeftFraction(float):
-    """A default that whoever made the record did not name."""
+    """A default that was not named when the record was made."""
 
 
 class _LeftWhole(int):

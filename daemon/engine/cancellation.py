@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class LeftMidway(asyncio.CancelledError):
-    """The cancellation of a request, a part of which was done and stays. was_read: whether the session has read what
+    """The cancellation of a request that was done in part; that part stays. was_read: whether the session has read what
     the request had for it; tokens, text: what was written; token_count: what the session holds now; branched: the look
     that it ended."""
 

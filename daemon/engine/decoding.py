@@ -54,7 +54,7 @@ _MOST_FAILURES: Final = 3
 
 MOST_PADDING: Final = 0.25
 """How much of what the rows of a batch hold may be added to make them equally long, and which part of the rows may be
-nobody's. A session that is much shorter or longer than those of a batch decodes in another one, or alone."""
+empty. A session that is much shorter or longer than those of a batch decodes in another one, or alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

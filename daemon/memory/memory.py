@@ -430,7 +430,7 @@ class Memory:
         slept = ", put sessions to sleep" if self._sessions() else ""
         return MemoryBudgetExceeded(
             f"{use.what or use.uri} needs {format_bytes(wanted)} of memory more. The budget is "
-            f"{format_bytes(self._budget)}, of which {format_bytes(held)} are taken, {format_bytes(weights)} by the "
+            f"{format_bytes(self._budget)}; {format_bytes(held)} of it is taken, {format_bytes(weights)} by the "
             f"models.{why} Ask for fewer tokens{slept}, or give the daemon a larger memory budget.",
             session=None if use.uri is None else str(use.uri),
             wanted_bytes=wanted,

@@ -27,7 +27,7 @@ class Disuse:
     """Looks at the loaded models whenever one of them may be due, until it is closed.
 
     last_use: when a model was last used; unload: frees its memory unless somebody uses it, and tells whether it did.
-    What cannot be unloaded is tried again after the same time; what is to go whoever used it when, ever less often.
+    What cannot be unloaded is tried again after the same time; what is to go in any case, ever less often.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class _Window:
         self.seen += 1
 
     def rate(self) -> Rate:
-        """The median of the samples, each of which counts by its amount: one that was held up says nothing, and a small
+        """The median of the samples; each counts by its amount. One that was held up says nothing, and a small
         one, mostly overhead, says little of what a large one takes."""
         ordered = sorted((seconds / amount, amount) for amount, seconds in self.samples)
         half, passed = sum(amount for _, amount in ordered) / 2, 0.0

@@ -21,7 +21,7 @@ def map_of_recomputed(told: Recomputed) -> dict[str, Any]:
 
 
 def recomputed_in(stored: object) -> Recomputed | None:
-    """Read what `map_of_recomputed` made; None for a session of which nothing was computed again.
+    """Read what `map_of_recomputed` made; None where nothing of the session was computed again.
 
     Raises:
         ValueError: it is no such map.

@@ -27,7 +27,7 @@ _GONE: Final = "its parent is not in the store any more"
 
 @dataclass(frozen=True, slots=True)
 class Analysed:
-    """Of which version an artifact is, and the artifact, as JSON."""
+    """The version that an artifact is of, and the artifact, as JSON."""
 
     row: IndexRow
     artifact: str

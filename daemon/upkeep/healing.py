@@ -460,7 +460,7 @@ def _refusal(uri: SessionUri, versions: Sequence[int]) -> RepairPutOff:
     told = ", ".join(map(str, versions[:_MAX_TOLD])) + (", ..." if len(versions) > _MAX_TOLD else "")
     return RepairPutOff(
         f"Nothing is repaired unasked: that would give up earlier versions of {uri} ({told}), which are damaged, and "
-        "of which all tokens are there. Put back their files from a backup, prune them, or ask for a repair.",
+        "have all their tokens. Put back their files from a backup, prune them, or ask for a repair.",
         session=str(uri),
     )
 

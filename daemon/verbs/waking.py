@@ -70,7 +70,7 @@ async def plan_wake(parts: Parts, request: PlanWakeRequest) -> WakePlanResult:
     """See `PlanWakeRequest`.
 
     Raises:
-        What `wake` would raise before it reads a block. ModelNotLoaded: the model never was, so nobody can tell.
+        What `wake` would raise before it reads a block. ModelNotLoaded: the model never was, so nothing tells.
     """
     uri, version = await parts.version_of(request.session, request.version)
     async with parts.residency.turn(uri):

@@ -127,8 +127,8 @@ def _is_within(folder_fd: int, path: str, root_fd: int) -> bool:
 
 
 def _require_usable(folder_fd: int, name: str, path: str, *, replacing: bool) -> None:
-    """Say at once, and not after hours of copying, that the name is taken; by something else than a file, whoever
-    asked."""
+    """Say at once, and not after hours of copying, that the name is taken. What is no file is never
+    replaced."""
     if name in ("", ".", ".."):
         raise _taken(path, replaceable=False)
     try:

@@ -9,8 +9,9 @@ that was cut off goes on where it was.
 
 Rules:
 - Nothing in the store is written, and no request waits for it.
-- Nothing goes from the backup, with its marks: what was deleted in the store stays there. A session of which it has
-  versions that would stand in the place of those that are to come, or before them, is told and left as it is.
+- Nothing goes from the backup, with its marks: what was deleted in the store stays there. Where it has
+  versions of a session that would stand in the place of those that are to come, or before them, that session is told
+  and left as it is.
 - What cannot be read is told, and the rest is copied. A version of the backup is never replaced by a damaged one.
 """
 

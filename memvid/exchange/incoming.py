@@ -1,8 +1,8 @@
 """STORE/incoming: where a client of a running daemon puts a bundle for the daemon to take.
 
 Owns the folder's name and the putting in. A client hands over an id and never a path, so nothing that it says is ever
-joined to a folder. Needs no lock: a file gets its name only once it is complete, flushed and checked, and whoever takes
-it checks it again.
+joined to a folder. Needs no lock: a file gets its name only once it is complete, flushed and checked, and the store
+checks it again when it takes it.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class BundleWriter:
         self.frames: dict[bytes, Frame] = {}
 
     def each(self, items: Iterable[T], frame_bytes: Callable[[T], int]) -> Iterator[T]:
-        """The items, each of which is to be added before the next is asked for. Where the disk is full in between, the
-        rest is taken to be measured by `frame_bytes`, and the refusal tells how long the whole file was to be."""
+        """The items; each is to be added before the next is asked for. Where the disk is full in between, the rest
+        is taken to be measured by `frame_bytes`, and the refusal tells how long the whole file was to be."""
         rest = iter(items)
         self._temp.whole_bytes = lambda: self._frames_end() + sum(map(frame_bytes, rest))
         yield from rest

@@ -152,8 +152,8 @@ def _verdict(fd: int, path: str, uri: SessionUri) -> tuple[bool, str]:
 
 
 def _mentions(fd: int, uri: SessionUri) -> tuple[bool, str]:
-    """As `_verdict`, of marks, or a store.json, that were set aside: text that may name sessions, and that nobody can
-    take apart."""
+    """As `_verdict`, of marks, or a store.json, that were set aside: text that may name sessions, and that cannot be
+    taken apart."""
     name, tail = uri.name.encode(), b""
     try:
         while chunk := os.read(fd, _CHUNK_BYTES):

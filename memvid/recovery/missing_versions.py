@@ -87,7 +87,7 @@ def deleted_sessions(
 ) -> set[SessionUri]:
     """The sessions whose newest version is retired, so that a delete of all of it was cut off, if it was.
 
-    The index may be behind. So what it has no row for counts too: `found`, files under bundles/, be it that they cannot
+    The index may be behind. So what it has no row for counts too: `found`, files under bundles/, also those that cannot
     be read, and what only quarantine or marks tell of. Beside a file that may be of any session it is unknown.
     """
     newest: dict[SessionUri, int] = {}

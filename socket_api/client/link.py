@@ -151,7 +151,7 @@ class Link:
 
     def drop(self, request_id: int) -> None:
         """As `abandon`, from a finaliser: in any thread and at any point of the program, so it only leaves a note. The
-        request is cancelled here if nobody uses the client, and with its next use otherwise."""
+        request is cancelled here if the client is not in use, and with its next use otherwise."""
         self._dropped.append(request_id)
         with contextlib.suppress(ApiError), self._alone():
             pass

@@ -30,7 +30,7 @@ class RequestBudget:
     def __init__(self, limit_bytes: int, *, largest_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._for_halves_bytes = limit_bytes - largest_bytes
-        self._coming: set[Held] = set()  # frames of which not all has come
+        self._coming: set[Held] = set()  # frames that have come in part
         self._last_room: Held | None = None  # whose the room is that halves leave
         self._waiting: deque[tuple[Held, int, asyncio.Future[None]]] = deque()
         self.used_bytes = 0
@@ -74,7 +74,7 @@ class RequestBudget:
             self._last_room = None
 
     def _may_take(self, held: Held, wanted: int, *, before: Collection[object]) -> bool:
-        """Whether there is room, and nobody before it that waits. Who has the last room need not wait for its turn."""
+        """Whether there is room, and none before it that waits. Who has the last room need not wait for its turn."""
         if self.used_bytes + wanted > self._limit_bytes:
             return False
         if before or self._last_room is held:

@@ -61,7 +61,7 @@ class Outbox:
             await self._room.wait()
 
     async def wait_for_quiet(self) -> None:
-        """Return once few events wait: whoever tells of what goes on for ever leaves the room to generations."""
+        """Return once few events wait: a subscription, which goes on for ever, leaves the room to generations."""
         while self._event_bytes >= self._limits.max_waiting_notice_bytes and not self._finished:
             self._room.clear()
             await self._room.wait()

@@ -212,7 +212,7 @@ class ServedConnection:
 
     async def _take(self, size_bytes: int, come_bytes: int) -> None:
         """The client's own budget is its own affair, and the frame is taken from it whole: so that what it does not
-        read on for want of that keeps nobody else's from being read to the end."""
+        read on for want of that keeps no other client's from being read to the end."""
         own, shared = self._held
         if not own.size_bytes:
             await self._own_budget.take(own, size_bytes)
@@ -342,7 +342,7 @@ class ServedConnection:
         if not self._gone:
             self._outbox.put_reply(await in_pieces(self._answer_frame(request, work)))
         elif not work.cancelled():
-            work.exception()  # seen; nobody is left to tell
+            work.exception()  # seen; there is no client left to tell
         self._gave_way.discard(request.id)
 
     def _answer_frame(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> Pieces[bytes]:

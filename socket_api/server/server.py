@@ -81,7 +81,7 @@ class ApiServer:
         """The first half of a stop: accept no more, remove the socket, cancel generations, wait for work in flight.
 
         Connections stay open, so that those who asked for the stop hear how it went (`announce`). The socket goes
-        first: a client that comes now is told at once that nobody is there.
+        first: a client that comes now is told at once that no daemon is there.
         """
         self._stopping = True
         if self._listener is not None:

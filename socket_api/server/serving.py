@@ -37,7 +37,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class ClosableBackend(Backend, Protocol):
-    """A service that whoever opened it closes."""
+    """A service that is closed where it was opened."""
 
     async def reload_config(self) -> None: ...
 

@@ -3,8 +3,8 @@
 Owns the file and its folder. Does not accept connections.
 
 Order (each step has a test): the path fits → the folder is there (made with mode 0700), ours,
-and writable by nobody else → nobody else may put another in the place of it or of a folder above it → the folder is
-locked, so that two starting daemons take turns → what stands at the path is a socket that nobody answers on, and is
+and writable by no other user → no other user may put another in the place of it or of a folder above it → the folder is
+locked, so that two starting daemons take turns → what stands at the path is a socket that no process answers on, and is
 removed, or nothing → bind under a umask that leaves 0600 → listen → unlock. Listening before unlocking matters: a
 socket that is bound and does not listen yet looks like one that a dead daemon left behind.
 """

@@ -64,7 +64,7 @@ def peer_pid(connected: CredentialSocket, *, platform: str = sys.platform) -> in
 
 
 def has_left(connected: PollableSocket) -> bool:
-    """Whether the other end has closed one direction at least, even behind bytes that nobody has read yet."""
+    """Whether the other end has closed one direction at least, even behind bytes that were not read yet."""
     descriptor = connected.fileno()
     if descriptor < 0:
         return True
@@ -74,7 +74,7 @@ def has_left(connected: PollableSocket) -> bool:
 
 
 def require_own_peer(connected: CredentialSocket, path: str, find_peer_uid: FindPeerUid) -> None:
-    """Check, from a client, that the daemon belongs to this user: prompts must not go to whoever made a socket here.
+    """Check, from a client, that the daemon belongs to this user: prompts must not go to another that listens here.
 
     Raises:
         PeerRefused: it belongs to somebody else.
