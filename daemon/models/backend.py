@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,13 +18,18 @@ from ... import __version__
 from ...snapshot.blas import library_in_use
 from ...snapshot.identity import MAX_CIRCUMSTANCE_CHARS
 
+# Wheels of CUDA 12 have names that end in -cu12; those of CUDA 13 have, or have not, another end.
+_NVIDIA_LIBRARY = re.compile(r"nvidia-(?:cuda-)?(cublas|cudnn|nvrtc)(?:-cu\d+)?")
+
 
 def describe(adapter: Path | None = None) -> dict[str, str]:
     """The facts, as text, under the names of their parts. adapter: the folder of the model's, if it has one."""
+    device = _device()
+    on_cuda = device == "cuda"
     facts = {
-        "device": _device(),
-        "blas": library_in_use() or "as shipped",
-        "processor": _processor()[:MAX_CIRCUMSTANCE_CHARS],
+        "device": device,
+        "blas": (_nvidia_libraries() if on_cuda else library_in_use()) or "as shipped",
+        "processor": (_gpu() if on_cuda else _processor())[:MAX_CIRCUMSTANCE_CHARS],
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
         "torpor": __version__,
@@ -38,6 +44,22 @@ def _device() -> str:
     if mx.default_device().type == mx.DeviceType.cpu:
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
+
+
+def _gpu() -> str:
+    """The GPU as its driver names it, and its architecture: kernels are chosen by it, as on a CPU by the processor."""
+    info = mx.device_info()
+    return ", ".join(str(info[key]) for key in ("device_name", "architecture") if key in info) or "not named"
+
+
+def _nvidia_libraries() -> str:
+    """Those that compute for MLX on CUDA, with their versions; empty where they are in no Python package."""
+    versions = {}
+    for package in importlib.metadata.distributions():
+        name = str(package.metadata["Name"]).lower().replace("_", "-")
+        if match := _NVIDIA_LIBRARY.fullmatch(name):
+            versions[match[1]] = package.version
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
 
 
 def _processor() -> str:

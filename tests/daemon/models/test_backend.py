@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,30 @@ def test_the_device_is_named_by_its_kind(
     monkeypatch.setattr(backend.mx, "default_device", lambda: mx.Device(device))
     monkeypatch.setattr(backend.mx.metal, "is_available", lambda: has_metal)
     assert describe()["device"] == kind
+
+
+LIBRARIES = {"nvidia-cublas": "13.1.0.3", "nvidia-cudnn-cu13": "9.15.1.9", "nvidia_cuda_nvrtc_cu12": "12.9.86"}
+OTHERS = {"nvidia-nccl-cu13": "2.28", "nvidia-cublas-tools": "1", "numpy": "2"}
+
+
+def on_cuda(monkeypatch: pytest.MonkeyPatch, gpu: str, libraries: dict[str, str]) -> dict[str, str]:
+    """The facts on a GPU of that name, with only these packages installed."""
+    packages = [SimpleNamespace(metadata={"Name": name}, version=version) for name, version in libraries.items()]
+    with monkeypatch.context() as there:
+        there.setattr(backend, "_device", lambda: "cuda")
+        there.setattr(backend.mx, "device_info", lambda: {"device_name": gpu, "architecture": "sm_90", "uuid": "x"})
+        there.setattr(backend.importlib.metadata, "distributions", lambda: packages)
+        return describe()
+
+
+def test_on_cuda_the_facts_name_the_gpu_and_what_computes_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A canary is to give the same bits where all facts are equal, so another GPU must not pass for this one."""
+    facts = on_cuda(monkeypatch, "NVIDIA H200", {**OTHERS, **LIBRARIES})
+    assert facts["processor"] == "NVIDIA H200, sm_90"
+    assert facts["blas"] == "cublas 13.1.0.3, cudnn 9.15.1.9, nvrtc 12.9.86"
+    assert set(facts) == CIRCUMSTANCES - {"adapter_path"}
+    assert on_cuda(monkeypatch, "NVIDIA L4", LIBRARIES)["processor"] != facts["processor"]
+    assert on_cuda(monkeypatch, "NVIDIA H200", OTHERS)["blas"] == "as shipped"
 
 
 async def test_every_snapshot_says_what_computed_it(open_rig: Any) -> None:
