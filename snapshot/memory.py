@@ -172,7 +172,22 @@ def available_bytes() -> int:
 
 
 def _told_available() -> int | None:
-    """What the kernel says could be taken without swapping; None where it does not say."""
+    """What could be taken without swapping; None where nobody says. On a GPU with memory of its own the lesser of both:
+    there MLX moves an array to the system's memory when its bytes are looked at, and back when it is computed with."""
+    told = [each for each in (_told_by_kernel(), _told_by_gpu()) if each is not None]
+    return min(told, default=None)
+
+
+def _told_by_gpu() -> int | None:
+    """What is free on the GPU. MLX says so of CUDA alone: on Metal the memory is the system's."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return None
+    free = mx.device_info().get("free_memory")
+    return free if isinstance(free, int) else None
+
+
+def _told_by_kernel() -> int | None:
+    """What the system has; None where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

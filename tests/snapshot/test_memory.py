@@ -127,6 +127,28 @@ def test_what_was_granted_and_let_go_of_is_not_counted(monkeypatch: pytest.Monke
     assert refusal.value.message.endswith("are available. Put other sessions to sleep.")
 
 
+@pytest.mark.parametrize(
+    ("info", "bound"),
+    [
+        ({"device_name": "NVIDIA L4", "free_memory": 1000, "total_memory": 1 << 60}, 1000),
+        ({"device_name": "NVIDIA H200", "free_memory": 1 << 60}, None),
+        ({"device_name": "Apple M3", "memory_size": 1000}, None),
+    ],
+)
+def test_what_is_available_is_what_the_gpu_has_if_that_is_less(
+    monkeypatch: pytest.MonkeyPatch, info: dict[str, str | int], bound: int | None
+) -> None:
+    """MLX says of CUDA what is free there; on Metal the memory is the system's."""
+    monkeypatch.setattr(memory.mx, "device_info", lambda: info)
+    monkeypatch.setattr(memory, "_told_by_kernel", lambda: 50_000)
+    assert memory.available_bytes() == 50_000, "computing on a CPU"
+    monkeypatch.setattr(memory.mx, "default_device", lambda: mx.Device(mx.gpu))
+    assert memory.available_bytes() == (bound or 50_000)
+    if bound:
+        with pytest.raises(NotEnoughMemory):
+            memory.grant(bound + 1)
+
+
 def test_growing_a_cache_in_unfilled_memory_writes_in_place() -> None:
     array = memory.as_dtype(memory.unfilled((1, 2, 8, 4), mx.float32), mx.float32)
     memory.writable(array.view(mx.uint32))[:] = bytes(array.nbytes)
