@@ -55,7 +55,7 @@ def examine() -> dict[str, Any]:
             "gflops_lowest": round(min(rates), 1),
             "gflops_highest": round(max(rates), 1),
             "product": f"{PRODUCT_SIZE}x{PRODUCT_SIZE}x{PRODUCT_SIZE} float32",
-            "advice": None if fast or not on_linux_cpu else _advice(library),
+            "advice": _wheel_advice() or (None if fast or not on_linux_cpu else _advice(library)),
         },
     }
 
@@ -78,6 +78,16 @@ def _measure() -> tuple[str, list[float]]:
         mx.eval(left @ right)
         rates.append(2 * PRODUCT_SIZE**3 / (time.perf_counter() - started) / 1e9)
     return str(mx.default_device()), rates
+
+
+def _wheel_advice() -> str | None:
+    wheel = blas.replaced_cuda_wheel()
+    if wheel is None:
+        return None
+    return (
+        f"{wheel} is installed, but another wheel of MLX was installed over it, and the GPU is not used. Put it back:"
+        f" pip install --force-reinstall --no-deps {wheel}=={_version('mlx')}."
+    )
 
 
 def _advice(library: str | None) -> str:

@@ -15,10 +15,12 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 # In order of preference. NumPy's and SciPy's own OpenBLAS have prefixed symbols and do not serve.
 _CANDIDATES = ("libopenblas.so.0", "libopenblasp.so.0", "libopenblaso.so.0", "libmkl_rt.so.2", "libblis.so.4")
 _CUDA_WHEELS = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
+_MLX_LIBRARY = "libmlx.so"
 OVERRIDE_VARIABLE = "TORPOR_BLAS"
 HOW_TO_GET_IT = {
     "apt-get": "apt-get install libopenblas0-pthread",
@@ -108,10 +110,30 @@ def _provides_cblas(library: str) -> bool:
 
 
 def _has_cuda_wheel() -> bool:
+    """Whether MLX computes with the library of a CUDA wheel."""
+    return any(is_in_place for _, is_in_place in _cuda_wheels())
+
+
+def replaced_cuda_wheel() -> str | None:
+    """The name of an installed CUDA wheel whose library another wheel has replaced."""
+    found = list(_cuda_wheels())
+    return None if any(is_in_place for _, is_in_place in found) else next((name for name, _ in found), None)
+
+
+def _cuda_wheels() -> Iterator[tuple[str, bool]]:
+    """Each installed CUDA wheel, and whether its library is in place. That of the CPU wheel has the same path, so of
+    two wheels the one that was installed last computes."""
     for name in _CUDA_WHEELS:
         try:
-            importlib.metadata.distribution(name)
+            files = importlib.metadata.files(name) or ()
         except importlib.metadata.PackageNotFoundError:
             continue
-        return True
-    return False
+        yield name, all(_is_in_place(file) for file in files if file.name == _MLX_LIBRARY)
+
+
+def _is_in_place(file: importlib.metadata.PackagePath) -> bool:
+    """Whether a wheel's file has the size that it was installed with; one that tells none is believed."""
+    try:
+        return file.size is None or Path(str(file.locate())).stat().st_size == file.size
+    except OSError:
+        return False

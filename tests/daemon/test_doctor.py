@@ -62,5 +62,11 @@ def test_a_gpu_is_not_judged_by_its_blas(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (facts["library"], facts["advice"]) == (None, None)
 
 
+def test_a_cuda_wheel_that_lies_under_another_is_told_though_the_blas_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.blas, "replaced_cuda_wheel", lambda: "mlx-cuda-13")
+    advice = examined(monkeypatch, "Device(cpu, 0)", [90.0], [])["advice"]
+    assert f"--no-deps mlx-cuda-13=={doctor._version('mlx')}." in advice
+
+
 def test_a_package_that_is_not_installed_has_no_version() -> None:
     assert doctor._version("no-such-package-as-this") is None

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,40 @@ def test_nothing_is_done_where_it_is_not_needed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(blas, "_has_cuda_wheel", lambda: True)
     assert "CUDA" in blas._choose().reason
+
+
+@pytest.fixture
+def install_cuda_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Installs a CUDA wheel, aside, with these bytes where its library was."""
+
+    def install(library: bytes) -> None:
+        facts, lib = tmp_path / "mlx_cuda_13-0.32.4.dist-info", tmp_path / "mlx" / "lib"
+        for folder in (facts, lib):
+            folder.mkdir(parents=True)
+        (lib / "libmlx.so").write_bytes(library)
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-cuda-13\nVersion: 0.32.4\n")
+        (facts / "RECORD").write_text(f"mlx/lib/libmlx.so,sha256=x,{len(OF_CUDA_WHEEL)}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    return install
+
+
+OF_CUDA_WHEEL = b"the library that computes on a GPU"
+
+
+@linux_cpu
+def test_a_cuda_wheel_in_place_needs_no_blas(install_cuda_wheel: Callable[[bytes], None]) -> None:
+    install_cuda_wheel(OF_CUDA_WHEEL)
+    assert "CUDA" in blas._choose().reason
+    assert blas.replaced_cuda_wheel() is None
+
+
+@linux_cpu
+def test_a_cuda_wheel_whose_library_the_cpu_wheel_has_replaced_is_told(
+    install_cuda_wheel: Callable[[bytes], None],
+) -> None:
+    """pip puts both libraries at one path, and Torpor depends on the CPU wheel."""
+    assert blas.replaced_cuda_wheel() is None
+    install_cuda_wheel(b"another")
+    assert "CUDA" not in blas._choose().reason
+    assert blas.replaced_cuda_wheel() == "mlx-cuda-13"
